@@ -29,7 +29,7 @@ from journal.core.walk_vocabulary import (
     SurveySegment,
     WalkDone,
 )
-from journal.limits import answers_wait_s, late_answer_tries
+from journal.limits import answers_wait_s, late_answer_tries, listing_tries_max
 from journal.ports import ClaimPort, DirectoryViewPort, StorePort
 from journal.reading import ChainSource, find_snapshot, read_start, survey
 from journal.scratch import Scratch
@@ -114,10 +114,20 @@ async def _inspect_once(
     store: StorePort, directory: str, chain: str, *, measured: bool, floor: int | None
 ) -> tuple[ChainState, DirectoryViewPort]:
     """Return the committed part of a chain as the members that answer now can prove it."""
-    view = await store.inspect(directory)
-    claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
-    walk = ReadWalk(chain, store.record, view.answers, claims, view.filled, measured=measured, floor=floor)
-    return await _walk(walk, store, directory), view
+    tries = listing_tries_max
+    while True:
+        view = await store.inspect(directory)
+        claims = {member: epoch for member, (epoch, _) in view.epochs.items()}
+        walk = ReadWalk(
+            chain, store.record, view.answers, claims, view.filled, measured=measured, floor=floor
+        )
+        try:
+            return await _walk(walk, store, directory), view
+        except NotFoundError:
+            # A segment that was listed is gone: its writer trimmed the chain meanwhile. A new list shows it.
+            tries -= 1
+            if not tries:
+                raise
 
 
 async def inspect_committed(store: StorePort, directory: str, chain: str) -> ChainState:

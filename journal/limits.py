@@ -52,6 +52,9 @@ late_answer_tries: Final = 4
 second in all. That member may hold what the proof needs: the start of the newest segment is on a quorum only.
 """
 
+listing_tries_max: Final = 10
+"""How often a reader lists the segments of a chain that is trimmed while it reads."""
+
 file_path_bytes_max: Final = 4096
 file_path_part_bytes_max: Final = 255
 """Of a path in a journal: the limits of Linux."""

@@ -30,6 +30,7 @@ from journal import (
     take_over,
 )
 from journal.core.decoder import decode_all
+from journal.core.segment import parse_segment_name
 from journal.limits import record_body_bytes_max
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 
@@ -159,6 +160,34 @@ async def test_a_roll_continues_in_a_new_segment_of_the_same_epoch(bench: Bench)
     _, state = await bench.take_over(2)
     assert [span.base for span in state.segments] == [0, before.size]
     assert await bench.read(state) == ["a", "b", "c"]
+
+
+async def test_a_chain_that_is_trimmed_while_it_is_inspected_is_listed_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = await bench.write(1, ["gone"])
+    await writer.roll()
+    begin = parse_segment_name(writer.segment)
+    assert begin is not None
+    await writer.wait_synced(writer.append(note("kept")))
+    views, listed = [], bench.store.inspect
+
+    async def is_deleted() -> bool:
+        names = [name for answer in (await listed(bench.directory)).answers.values() for name in answer]
+        return all(parse_segment_name(name).order >= begin.order for name in names)  # type: ignore[union-attr]
+
+    async def trimmed_after_the_list(directory: str) -> Any:
+        views.append(await listed(directory))
+        if len(views) == 1:
+            await writer.release(begin.order)
+            with trio.fail_after(30):
+                while not await is_deleted():  # noqa: ASYNC110 - from outside
+                    await trio.sleep(0.01)
+        return views[-1]
+
+    monkeypatch.setattr(bench.store, "inspect", trimmed_after_the_list)
+    assert await bench.inspect() == ["kept"]
+    assert len(views) == 2
 
 
 async def test_a_finished_snapshot_is_where_a_replay_begins(bench: Bench) -> None:

@@ -22,9 +22,9 @@ from tests.sim.test_membership import SEEDS as OF_CHANGING_STORES
 from tests.sim.test_regions import BATCHED as OF_REGIONS
 from tests.sim.test_visitors import SEEDS as OF_VISITORS
 
-BATCH = 50
+BATCH = 25
 BATCHES = 40
-"""Many batches, so that all test processes have work until the end."""
+"""Many batches, so that all test processes have work until the end. `./run sim --seeds N` runs more seeds."""
 TROUBLED = list(islice((seed for seed in count(1) if has_troubles(RandomStreams(seed))), 40))
 OF_OTHER_TESTS = {
     *OF_CHANGING_STORES, *OF_REGIONS, *OF_VISITORS, *TROUBLED, *(once.seed for once in REGRESSIONS)

@@ -2,7 +2,7 @@
 time.
 
 `python -m tests.support.class_archive` makes it, once for each version of Java and PySpark; `./run test` does
-so before a run of all tests. A JVM checks by itself that an archive fits its own version and class path, and
+so before a run of all tests. A JVM checks that an archive fits its own version and class path, and
 loads classes from the JAR files if it does not: this cannot change what a test sees.
 """
 
