@@ -112,17 +112,10 @@ class Driver:
         self.host.signal("KILL", "tests.hosts.driver")
         self.host.signal("KILL", "org.apache.spark.deploy.SparkSubmit")
         self.process.wait(END_S_MAX)
-
-    def stop(self) -> None:
-        """Let the driver stop its session and end."""
+        self._reader.join(END_S_MAX)
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
-        try:
-            self.process.wait(END_S_MAX)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self._reader.join()
 
 
 class Region:
@@ -301,9 +294,9 @@ class Cluster:
         return counts
 
     def close(self) -> None:
-        """Stop the driver, end every host with its processes, and reap them."""
+        """End every host with its processes, and reap them."""
         if self._running is not None and not self.driver.ended:
-            self._running.stop()
+            self._running.kill()  # after the loss of a host, Spark would take a minute to end its session
         for host in self.network.hosts.values():
             host.end()
         for process in self._processes:
