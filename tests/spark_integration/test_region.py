@@ -229,15 +229,21 @@ def test_checkpoints_and_resets_can_be_asked_for(start: Start, tmp_path: Path, s
 
 # EVIDENCE-OF: P-4
 def test_a_newer_driver_fences_the_older_one(start: Start, tmp_path: Path, store: str) -> None:
-    graph = word_count(tmp_path, passes=150, function=split_slowly)
+    hurry = tmp_path / "hurry"
+
+    def split_until_hurried(batch: Any) -> Any:
+        return split(batch) if hurry.exists() else split_slowly(batch)
+
+    graph = word_count(tmp_path, passes=1_500, function=split_until_hurried)
     older = start(graph, store=store, checkpoint_interval=0.2)
     wait_until(cuts(older, 1), older)
     newer = start(graph, store=store, checkpoint_interval=0.2)
     with pytest.raises(RegionFencedError):
         older.awaitTermination(PATIENCE_S)
     assert older.status.state is RegionState.FENCED
+    hurry.touch()
     assert newer.awaitTermination(PATIENCE_S)
-    assert_right(tmp_path, passes=150)
+    assert_right(tmp_path, passes=1_500)
 
 
 def fail_at_three(row: dict[str, str]) -> list[str]:
