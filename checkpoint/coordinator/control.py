@@ -131,9 +131,13 @@ class RegionControl:
         return store.members() if store is not None else []
 
     def request_checkpoint(self) -> int:
-        """Request a checkpoint. Return the lowest number that it can have, for `wait_checkpoint`."""
+        """Request a checkpoint. Return the lowest number that it can have, for `wait_checkpoint`.
+
+        If a checkpoint is under way, the number may be that one's; `checkpoint` waits for a later one.
+        """
         with self._lock:
-            number = self._status.last_checkpoint + 1
+            # the status is updated after the commit is reported
+            number = max(self._cut, self._status.last_checkpoint) + 1
         self._post(CheckpointWanted())
         return number
 
@@ -224,13 +228,15 @@ class RegionControl:
         self._listeners.wait_ended(listeners_end_s)
 
     def checkpoint(self, timeout: float | None = None) -> int:
-        """Commit a checkpoint now; return its number. Raises RegionFailedError after `timeout` seconds."""
+        """Commit a checkpoint now; return its number. It contains everything that was read before the call:
+        one that is under way does not count. Raises RegionFailedError after `timeout` seconds.
+        """
         self._need_checkpoints()
         begun = time.monotonic()
         deadline = math.inf if timeout is None else begun + timeout
-        while not self.wait_checkpoint(
-            self.request_checkpoint(), min(_CUT_RETRY_S, deadline - time.monotonic())
-        ):
+        number = self._next_number(timeout)
+        self.request_checkpoint()
+        while not self.wait_checkpoint(number, min(_CUT_RETRY_S, deadline - time.monotonic())):
             # Request again: a request is lost if the region was not running yet or was reset.
             status, now = self.status(), time.monotonic()
             if status.state.is_end or now >= deadline:
@@ -238,8 +244,25 @@ class RegionControl:
                     f"region {self.spec.name} committed no checkpoint in {now - begun:.1f} s"
                     f" (it is {status.state.value}; {status.reason})"
                 )
+            self.request_checkpoint()
         with self._lock:
             return self._cut
+
+    def _next_number(self, timeout: float | None) -> int:
+        """Return the lowest number of a checkpoint that is requested from now on."""
+        found: list[int] = []
+
+        def note() -> None:
+            assert self._shell is not None
+            with self._lock:
+                found.append(self._shell.core.next_number)
+                self._lock.notify_all()
+
+        self._on_loop(note)
+        with self._lock:
+            if self._shell is not None:
+                self._lock.wait_for(lambda: found or self._over, timeout)
+            return found[0] if found else self._cut + 1
 
     def savepoint(self, name: str, checkpoint: int = 0, timeout: float | None = None) -> int:
         """Create a savepoint: keep a checkpoint (0: the last) restorable under a name until

@@ -140,6 +140,15 @@ class Coordinator:
         due = self.state.timers.next()
         return min([*launches, *([] if due is None else [due])], default=None)
 
+    @property
+    def next_number(self) -> int:
+        """The lowest number of a checkpoint that is requested from now on: one that is under way may lack
+        input that was read before now.
+        """
+        state = self.state
+        under_way = state.pending is not None or state.appending is not None
+        return state.last_number + (2 if under_way else 1)
+
     def status(self) -> RegionStatus:
         """Return a snapshot of what users see."""
         return self._reporter.status()
