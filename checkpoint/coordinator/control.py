@@ -235,18 +235,18 @@ class RegionControl:
         begun = time.monotonic()
         deadline = math.inf if timeout is None else begun + timeout
         number = self._next_number(timeout)
-        self.request_checkpoint()
-        while not self.wait_checkpoint(number, min(_CUT_RETRY_S, deadline - time.monotonic())):
-            # Request again: a request is lost if the region was not running yet or was reset.
+        while True:
+            self._post(CheckpointWanted())
+            if self.wait_checkpoint(number, min(_CUT_RETRY_S, deadline - time.monotonic())):
+                with self._lock:
+                    return self._cut
+            # Request again: a request is lost if the region could take no checkpoint, or was reset.
             status, now = self.status(), time.monotonic()
             if status.state.is_end or now >= deadline:
                 raise RegionFailedError(
                     f"region {self.spec.name} committed no checkpoint in {now - begun:.1f} s"
                     f" (it is {status.state.value}; {status.reason})"
                 )
-            self.request_checkpoint()
-        with self._lock:
-            return self._cut
 
     def _next_number(self, timeout: float | None) -> int:
         """Return the lowest number of a checkpoint that is requested from now on."""

@@ -84,8 +84,8 @@ class JournaledFileWriter(SinkWriter):
         found = {number: name for name, number in numbers.items() if number is not None}
         self._sizes = {number: (directory.path / found[number]).stat().st_size for number in sorted(found)}
         name, expected = self._expected
-        newest = self._name(max(found, default=0))
-        size = self._sizes[max(found)] if found else 0
+        number, size = self._newest
+        newest = self._name(number)
         if (newest, size) != (name, expected):
             raise CorruptDataError(
                 f"journaled file {name!r}",
@@ -106,11 +106,8 @@ class JournaledFileWriter(SinkWriter):
         return ()
 
     def _append(self, directory: OperatorDirectory, texts: Sequence[memoryview]) -> None:
-        number = max(self._sizes, default=0)
-        if (
-            self._bytes_max is not None
-            and self._sizes.get(number, 0) >= self._bytes_max / _FILES_OF_MAX_BYTES
-        ):
+        number, size = self._newest
+        if self._bytes_max is not None and size >= self._bytes_max / _FILES_OF_MAX_BYTES:
             number += 1
         for text in texts:
             for begin in range(0, len(text), limits.journaled_append_bytes):
@@ -118,12 +115,16 @@ class JournaledFileWriter(SinkWriter):
                 directory.append(self._name(number), bytes(piece))
                 self._sizes[number] = self._sizes.get(number, 0) + len(piece)
                 self._written += len(piece)
-        while self._bytes_max is not None and sum(self._sizes.values()) > self._bytes_max:
-            oldest = min(self._sizes)
-            if oldest == number:
-                break
-            directory.remove(self._name(oldest))
-            del self._sizes[oldest]
+        if self._bytes_max is not None:
+            while len(self._sizes) > 1 and sum(self._sizes.values()) > self._bytes_max:
+                oldest = min(self._sizes)
+                directory.remove(self._name(oldest))
+                del self._sizes[oldest]
+
+    @property
+    def _newest(self) -> tuple[int, int]:
+        """The number and the size of the newest file; before the first row, of the first one."""
+        return max(self._sizes.items(), default=(0, 0))
 
     def _name(self, number: int) -> str:
         """Return the name of a file. The first one has the name that it has without `max_bytes`, so that the
@@ -152,8 +153,8 @@ class JournaledFileWriter(SinkWriter):
 
     def prepare(self, checkpoint: int) -> Any:
         del checkpoint
-        newest = max(self._sizes, default=0)
-        return {"file": self._name(newest), "bytes": self._sizes.get(newest, 0), "written": self._written}
+        number, size = self._newest
+        return {"file": self._name(number), "bytes": size, "written": self._written}
 
     def sync(self) -> None:
         """Do nothing: the vote waits for the chain of the directory."""
