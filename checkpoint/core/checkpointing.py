@@ -66,7 +66,7 @@ class Checkpointing:
         state = self._state
         number = state.last_number + 1
         state.pending = PendingCut(number, state.incarnation, len(state.roster), final, now)
-        state.cut_overdue = False
+        state.cut_overdue = state.checkpoint_wanted = False
         state.timers.set("drain", now + state.spec.drain_timeout_s)
         self.set_cut_time(now)
         state.send_all(
@@ -86,7 +86,8 @@ class Checkpointing:
             self._state.timers.set("cut", now + spec.checkpoint_interval_s)
 
     def cut_if_overdue(self, now: float) -> None:
-        if self.cut_is_due and self.can_cut and self._state.has_new_steps:
+        """Request a checkpoint if one is wanted, or is due and there is something to commit."""
+        if self._state.checkpoint_wanted or (self.cut_is_due and self._state.has_new_steps):
             self.request_checkpoint(now)
 
     def cut_timer_expired(self, now: float) -> None:
@@ -95,8 +96,12 @@ class Checkpointing:
         self.cut_if_overdue(now)
 
     def on_checkpoint_wanted(self, event: CheckpointWanted, now: float) -> None:
+        """Request a checkpoint. If that is impossible now, it follows when it can: a checkpoint that is under
+        way may lack rows that were read before the request.
+        """
         del event
-        self.request_checkpoint(now)
+        self._state.checkpoint_wanted = True
+        self.cut_if_overdue(now)
 
     def on_wants_cut(self, worker: Worker, message: WantsCut, now: float) -> Refusal | None:
         """Note that an operator waits for a checkpoint that contains a step.

@@ -83,6 +83,8 @@ class CoordinatorState:
         """A checkpoint that was appended in an earlier incarnation and not acknowledged there."""
         self.cut_overdue = False
         """The timer of the periodic checkpoint has expired, and no checkpoint could be requested yet."""
+        self.checkpoint_wanted = False
+        """A checkpoint was requested from outside, and could not be requested from the workers yet."""
         self.checkpoints_committed = 0
         self.final_committed = False
 

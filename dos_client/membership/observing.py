@@ -35,11 +35,12 @@ class StoreObserver:
     """Looks at one store again and again. It remembers for how long members are silent.
 
     `own_epoch`: the epoch of the record log that the owner of this observer holds or held, so that its own
-    work is not taken for the work of another run.
+    work is not taken for the work of another run. `seen_epoch`: the epoch at the last look that decided
+    anything.
     """
 
     def __init__(self, servers: Sequence[str], *, step_max_s: float, token: bytes, client: str) -> None:
-        self.own_epoch = 0
+        self.own_epoch = self.seen_epoch = 0
         self._servers, self._token, self._client = list(servers), token, client
         self._silences = Silences(step_max_s)
         self._store_id: bytes | None = None
@@ -187,7 +188,7 @@ class StoreObserver:
                     self._active_at = trio.current_time()
             elif activity != self._activity and view.epoch_seen != self.own_epoch:
                 self._active_at = trio.current_time()
-            self._activity = activity
+            self._activity, self.seen_epoch = activity, view.epoch_seen
             damaged: set[str] = set()
             for member in record.voters:
                 connection = store.idle(member.server_id)

@@ -104,14 +104,20 @@ async def _read_log_once(store: Store, log: JsonLog[Entry]) -> list[Entry]:
 
 
 @asynccontextmanager
-async def open_record_log(store: Store) -> AsyncIterator[RecordLog]:
+async def open_record_log(store: Store, *, seen_epoch: int | None = None) -> AsyncIterator[RecordLog]:
     """Take the log over. From then on no other run decides anything.
+
+    seen_epoch: the epoch of the log when the caller decided to act. A run that has taken the log over since
+    is not interrupted: FencedError is raised instead.
 
     Raises QuorumUnavailableError if too few members are available, FencedError if others repeatedly take it
     over.
     """
-    # superseded before the start is acknowledged: begin again (R17)
-    claim, log = await _retry(_take_over_once, store, FencedError)
+    if seen_epoch is None:
+        # superseded before the start is acknowledged: begin again (R17)
+        claim, log = await _retry(_take_over_once, store, FencedError)
+    else:
+        claim, log = await _take_over_once(store, seen_epoch)
     async with claim:
         yield log
 
@@ -133,8 +139,14 @@ async def _retry(
             await trio.sleep(backoff_s(attempt, store.rng.random()))
 
 
-async def _take_over_once(store: Store) -> tuple[Claim, RecordLog]:
+async def _take_over_once(store: Store, seen_epoch: int | None = None) -> tuple[Claim, RecordLog]:
     view = await store.inspect(record_log.DIRECTORY)
+    if seen_epoch is not None and view.epoch_seen > seen_epoch:
+        raise FencedError(
+            f"another run has taken {record_log.DIRECTORY} over: epoch {view.epoch_seen}, not {seen_epoch}",
+            actual=view.epoch_seen,
+        )
+    # Of two runs that saw the same epoch, at most one gets the next one on a quorum.
     claim = await store.claim(record_log.DIRECTORY, view.epoch_seen + 1, randomness.fresh_id())
     try:
         last = record_log.last_of(await _settle_all(claim), store.record)

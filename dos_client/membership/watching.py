@@ -176,15 +176,17 @@ class StoreWatcher:
     async def _perform_claimed(self, record: StoreRecord, action: Action) -> None:
         """Perform an action that was decided at this record. Raises ReplacementError if the store changed."""
         located = action.addresses if isinstance(action, core.FollowAction) else {}
-        async with self._observer.open(located) as store, open_record_log(store) as records:
-            self._observer.own_epoch = records.epoch
+        async with self._observer.open(located) as store:
             try:
-                watch_metrics.holds_claim.set(1)
-                await install_decided(store, records)
-                if store.record != record:
-                    raise ReplacementError("the store has changed since the look", remedy="look again")
-                async with recorded(store, records, _change_for(store, action)):
-                    await self._act(store, records, action)
+                # A run that has begun since the look is not interrupted.
+                async with open_record_log(store, seen_epoch=self._observer.seen_epoch) as records:
+                    self._observer.own_epoch = records.epoch
+                    watch_metrics.holds_claim.set(1)
+                    await install_decided(store, records)
+                    if store.record != record:
+                        raise ReplacementError("the store has changed since the look", remedy="look again")
+                    async with recorded(store, records, _change_for(store, action)):
+                        await self._act(store, records, action)
             except FencedError as error:
                 self._observer.other_run_works()
                 raise ReplacementError("another run took over", remedy="nothing: it continues") from error

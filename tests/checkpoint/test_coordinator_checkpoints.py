@@ -67,6 +67,21 @@ def test_an_idle_region_makes_no_checkpoints_but_a_user_can_have_one() -> None:
     assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
 
 
+def test_a_checkpoint_wanted_while_one_is_under_way_follows_it() -> None:
+    region = CoordinatorHarness().run()
+    region.play(CheckpointWanted())
+    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    for _ in range(3):
+        region.play(CheckpointWanted())
+    for cut in (1, 2):
+        for worker in (0, 1):
+            region.vote(worker, cut, step=5)
+        (append,) = region.take(AppendCut)
+        region.play(CutAppended(append.cut))
+        expected = [2, 2] if cut == 1 else []  # nothing is new, and one is enough for all requests
+        assert [order.cut for _, order in region.sent(RequestCut)] == expected
+
+
 def test_where_operators_trigger_checkpoints_time_does_not_and_each_place_gets_one() -> None:
     region = CoordinatorHarness(trigger="operator").run()
     region.progress(0, step=3)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import trio
+from msgspec import structs
 
 from dos_client import (
     ReplacementError,
@@ -16,11 +17,14 @@ from dos_client import (
     replace_member,
 )
 from dos_client.core import watching as core
+from dos_client.core.record_log import DIRECTORY
+from dos_client.live_store import Store
 from dos_client.membership.filling import ReplaceProgress
 from dos_client.membership.history import read_history
+from dos_client.membership.record_log import open_record_log
 from dos_client.membership.spares import add_spare
 from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
-from dos_protocol.errors import NotAMemberError, StaleGenerationError
+from dos_protocol.errors import FencedError, NotAMemberError, StaleGenerationError
 from tests.dos_client.support import (
     Threads,
     ThreadServer,
@@ -294,6 +298,32 @@ async def test_of_two_watchers_one_replaces_and_a_dead_one_is_succeeded(five: Th
         assert [one.address for one in store.record.members] == [five[n].location for n in (0, 1, 3)]
         assert [one.address for one in store.record.spares] == [five[4].location]
     assert await content_of(five[3], "idle", "o0") == CONTENT
+
+
+async def test_a_run_that_began_after_the_look_is_not_interrupted(five: Threads) -> None:
+    # EVIDENCE-OF: P-4
+    url = url_of(five[:3])
+    await init_store(url)
+    ended: list[str] = []
+    async with open_store(url) as store, open_store(url) as other:
+        seen_epoch = (await store.inspect(DIRECTORY)).epoch_seen
+        both_tried = trio.Event()
+
+        async def run(one: Store) -> None:
+            try:
+                async with open_record_log(one, seen_epoch=seen_epoch) as records:
+                    await both_tried.wait()
+                    await records.decide(structs.replace(one.record, generation=one.record.generation + 1))
+                    ended.append("decided")
+            except FencedError:
+                ended.append("fenced")
+                both_tried.set()
+
+        with trio.fail_after(45):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run, store)
+                nursery.start_soon(run, other)
+    assert ended in (["fenced", "decided"], ["fenced", "fenced"])  # as both claims may lack a quorum
 
 
 async def test_a_spare_that_dies_while_it_is_filled_is_replaced_by_the_next(five: Threads) -> None:
