@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import count, islice
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -34,8 +34,21 @@ def digest_elsewhere(seed: int, hash_seed: str) -> str:
     return done.stdout.strip()
 
 
-def _batch(seeds: list[int]) -> list[Result]:
-    return [run_seed(seed) for seed in seeds]
+class Brief(NamedTuple):
+    """What a process reports of a run. Its history cannot be pickled."""
+
+    seed: int
+    failed: bool
+    digest: str
+    sometimes: Counter[str]
+
+
+def _batch(seeds: list[int]) -> list[Brief]:
+    return [_brief(run_seed(seed)) for seed in seeds]
+
+
+def _brief(result: Result) -> Brief:
+    return Brief(result.seed, bool(result.violation), result.digest, result.history.sometimes)
 
 
 def _one(seed: int, only: str | None, *, trace: bool, digest: bool) -> None:
@@ -91,8 +104,8 @@ def main(
         for results in pool.map(_batch, _batches(wanted, begun, minutes)):
             for result in results:
                 runs += 1
-                sometimes += result.history.sometimes
-                if result.violation:
+                sometimes += result.sometimes
+                if result.failed:
                     failed.append(result.seed)
                 if result.seed % CHECKED_AGAIN_EVERY == 0:
                     differed += [result.seed] * (digest_elsewhere(result.seed, "7") != result.digest)
