@@ -9,7 +9,6 @@ import trio
 from typer.testing import CliRunner
 
 from tests.shells.__main__ import app, digest_elsewhere
-from tests.shells.bugs import planted
 from tests.shells.hunt import seeds_to_find
 from tests.shells.nemesis import ALL_KINDS
 from tests.shells.region.nemesis import KINDS as REGION_KINDS
@@ -56,13 +55,9 @@ def test_a_run_is_the_same_in_another_process_with_another_hash_seed(seed: int) 
     assert output.stdout.split("\n")[: len(here.lines)] == here.lines
 
 
-def test_the_command_reports_runs_without_and_with_a_violation() -> None:
-    ok = CliRunner().invoke(app, ["--seeds", "2", "--seed", "6", "--processes", "1"])
-    assert (ok.exit_code, "2 runs, 0 failed" in ok.output) == (0, True), ok.output
-    name, seed = "waiters_are_not_woken_by_the_end", 1
-    with planted(name):
-        failed = CliRunner().invoke(app, ["--seeds", "1", "--seed", str(seed), "--processes", "1"])
-    assert (failed.exit_code, f"seed {seed}: " in failed.output) == (1, True), failed.output
+def test_the_command_reports_what_its_processes_ran() -> None:
+    done = CliRunner().invoke(app, ["--seeds", "2", "--seed", "6", "--processes", "1"])
+    assert (done.exit_code, "2 runs, 0 failed" in done.output) == (0, True), done.output
 
 
 def test_another_seed_is_another_run() -> None:
