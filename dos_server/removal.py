@@ -26,7 +26,7 @@ logger = logging.getLogger("dos.server")
 
 
 def remove(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark) -> Removal:
-    """Remove the object that has this mark. Its file must not be in use."""
+    """Remove the object that has this mark. Readers may still have its file open."""
     begun = False
     try:
         held = marks.of(mark.name)

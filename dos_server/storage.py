@@ -240,9 +240,10 @@ class Storage(DirectoryLoader):
         """Delete a settled object durably. After a crash either the whole object is there or none of it."""
         session, request_id, directory, name, durable, damaged = effect
         folder = f"{OBJECTS}/{directory}"
-        self._files.forget(f"{folder}/{name}")
         mark = ObjectMark(name, durable, damaged=damaged)
         ending = removal.remove(self._disk, self._folders[directory].marks, folder, mark)
+        # Afterwards: a reader may open the file as long as it has its name, and a new object must not get it.
+        self._files.forget(f"{folder}/{name}")
         return v.Removed(session, request_id, directory, name, ending)
 
     # New copies of objects: see `side_files`
@@ -269,8 +270,10 @@ class Storage(DirectoryLoader):
                 old = ObjectMark(name, effect.durable, effect.poisoned, effect.damaged)
                 self._folders[directory].marks.write(old, durable=True)
                 self._disk.sync_folder(f"{OBJECTS}/{directory}")
+            try:
+                side_files.exchange(self._disk, effect)
+            finally:  # as in `remove`
                 self._files.forget(f"{OBJECTS}/{directory}/{name}")
-            side_files.exchange(self._disk, effect)
             self._folder_durable(directory)
             self._folders[directory].marks.write(new, durable=True)
             found = self._load_object(directory, name, new)

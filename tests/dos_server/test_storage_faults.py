@@ -44,6 +44,28 @@ def test_refused_writes_keep_no_file_open(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(object_handles(server)) <= 3
 
 
+def test_an_object_gets_no_file_that_a_reader_opened_while_it_was_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next object of that name would be written to a file without a name."""
+    # EVIDENCE-OF: P-1
+    server = Harness()
+    session = claimed(server)
+    server.ask(session, append(b"", b"abc"))
+    remove = server.disk.remove
+
+    def remove_beside_a_reader(path: str) -> None:
+        with server.storage._files.use(path):
+            remove(path)
+
+    monkeypatch.setattr(server.disk, "remove", remove_beside_a_reader)
+    assert server.ask(session, m.Delete("o")) == m.Deleted("o")
+    server.ask(session, append(b"", b"new"))
+    assert server.ask(session, m.Stat("o")).info.synced == 3
+    assert server.disk.content("d/dir/o").endswith(b"new")
+    assert object_handles(server) == ["d/dir/o"]
+
+
 def test_a_write_that_cannot_be_taken_back_poisons_and_keeps_its_file_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
