@@ -4,7 +4,6 @@ It starts in two steps, `listen` and `start`, because the launcher must know the
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -48,7 +47,6 @@ from dos_protocol.errors import LocalProtocolError, errors_in
 logger: Final = logging.getLogger("dos.checkpoint")
 
 __all__ = ["Observer", "RegionControl", "RegionListener"]
-_CUT_RETRY_S: Final = 1.0
 
 
 class RegionControl:
@@ -233,20 +231,17 @@ class RegionControl:
         """
         self._need_checkpoints()
         begun = time.monotonic()
-        deadline = math.inf if timeout is None else begun + timeout
         number = self._next_number(timeout)
-        while True:
-            self._post(CheckpointWanted())
-            if self.wait_checkpoint(number, min(_CUT_RETRY_S, deadline - time.monotonic())):
-                with self._lock:
-                    return self._cut
-            # Request again: a request is lost if the region could take no checkpoint, or was reset.
-            status, now = self.status(), time.monotonic()
-            if status.state.is_end or now >= deadline:
-                raise RegionFailedError(
-                    f"region {self.spec.name} committed no checkpoint in {now - begun:.1f} s"
-                    f" (it is {status.state.value}; {status.reason})"
-                )
+        self._post(CheckpointWanted())
+        left = None if timeout is None else begun + timeout - time.monotonic()
+        if not self.wait_checkpoint(number, left):
+            status = self.status()
+            raise RegionFailedError(
+                f"region {self.spec.name} committed no checkpoint in {time.monotonic() - begun:.1f} s"
+                f" (it is {status.state.value}; {status.reason})"
+            )
+        with self._lock:
+            return self._cut
 
     def _next_number(self, timeout: float | None) -> int:
         """Return the lowest number of a checkpoint that is requested from now on."""
@@ -280,24 +275,19 @@ class RegionControl:
 
     def _wait_settled(self, wanted: SavepointWanted, timeout: float | None) -> int:
         self._need_checkpoints()
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._settled.pop(wanted.name, None)
         self._post(wanted)
-        while True:
-            left = min(_CUT_RETRY_S, deadline - time.monotonic())
-            with self._lock:
-                self._lock.wait_for(lambda: wanted.name in self._settled or self._over, left)
-                outcome, over = self._settled.pop(wanted.name, None), self._over
-            if outcome is not None and outcome.error:
-                raise LocalProtocolError(f"region {self.spec.name}: {outcome.error}")
-            if outcome is not None:
-                return outcome.checkpoint
-            if over or time.monotonic() >= deadline:
-                raise RegionFailedError(
-                    f"region {self.spec.name} committed no checkpoint that records savepoint {wanted.name!r}"
-                )
-            self._post(CheckpointWanted())  # a request is lost if the region was not running or was reset
+        with self._lock:
+            self._lock.wait_for(lambda: wanted.name in self._settled or self._over, timeout)
+            outcome = self._settled.pop(wanted.name, None)
+        if outcome is None:
+            raise RegionFailedError(
+                f"region {self.spec.name} committed no checkpoint that records savepoint {wanted.name!r}"
+            )
+        if outcome.error:
+            raise LocalProtocolError(f"region {self.spec.name}: {outcome.error}")
+        return outcome.checkpoint
 
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
         """Notify this listener, on a separate thread, of all later events."""

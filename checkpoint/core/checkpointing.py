@@ -66,7 +66,7 @@ class Checkpointing:
         state = self._state
         number = state.last_number + 1
         state.pending = PendingCut(number, state.incarnation, len(state.roster), final, now)
-        state.cut_overdue = state.checkpoint_wanted = False
+        state.cut_overdue = False
         state.timers.set("drain", now + state.spec.drain_timeout_s)
         self.set_cut_time(now)
         state.send_all(
@@ -87,7 +87,8 @@ class Checkpointing:
 
     def cut_if_overdue(self, now: float) -> None:
         """Request a checkpoint if one is wanted, or is due and there is something to commit."""
-        if self._state.checkpoint_wanted or (self.cut_is_due and self._state.has_new_steps):
+        state = self._state
+        if state.number_wanted > state.last_number or (self.cut_is_due and state.has_new_steps):
             self.request_checkpoint(now)
 
     def cut_timer_expired(self, now: float) -> None:
@@ -96,11 +97,11 @@ class Checkpointing:
         self.cut_if_overdue(now)
 
     def on_checkpoint_wanted(self, event: CheckpointWanted, now: float) -> None:
-        """Request a checkpoint. If that is impossible now, it follows when it can: a checkpoint that is under
-        way may lack rows that were read before the request.
+        """Request a checkpoint. If that is impossible now, it follows when it can: after a reset, or after
+        the one that is under way, which may lack rows that were read before the request.
         """
         del event
-        self._state.checkpoint_wanted = True
+        self._state.number_wanted = self._state.next_number
         self.cut_if_overdue(now)
 
     def on_wants_cut(self, worker: Worker, message: WantsCut, now: float) -> Refusal | None:

@@ -142,12 +142,8 @@ class Coordinator:
 
     @property
     def next_number(self) -> int:
-        """The lowest number of a checkpoint that is requested from now on: one that is under way may lack
-        input that was read before now.
-        """
-        state = self.state
-        under_way = state.pending is not None or state.appending is not None
-        return state.last_number + (2 if under_way else 1)
+        """See `CoordinatorState.next_number`."""
+        return self.state.next_number
 
     def status(self) -> RegionStatus:
         """Return a snapshot of what users see."""

@@ -83,8 +83,8 @@ class CoordinatorState:
         """A checkpoint that was appended in an earlier incarnation and not acknowledged there."""
         self.cut_overdue = False
         """The timer of the periodic checkpoint has expired, and no checkpoint could be requested yet."""
-        self.checkpoint_wanted = False
-        """A checkpoint was requested from outside, and could not be requested from the workers yet."""
+        self.number_wanted = 0
+        """A checkpoint of at least this number was requested from outside, 0 for none. A reset keeps it."""
         self.checkpoints_committed = 0
         self.final_committed = False
 
@@ -139,6 +139,14 @@ class CoordinatorState:
     def over(self) -> bool:
         """Whether the outcome is fixed."""
         return self.outcome is not None
+
+    @property
+    def next_number(self) -> int:
+        """The lowest number of a checkpoint that is requested from now on: one that is under way may lack
+        input that was read before now.
+        """
+        under_way = self.pending is not None or self.appending is not None
+        return self.last_number + (2 if under_way else 1)
 
     @property
     def last_number(self) -> int:

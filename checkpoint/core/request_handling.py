@@ -113,7 +113,8 @@ _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
     "stop": {},
 }
 """Request -> state -> why it is refused. It is accepted in all other states but the final ones."""
-_CUT_STATES: Final = (RegionState.RUNNING, RegionState.PAUSED)
+_CLOCK_STEP_S: Final = 1e-6
+"""Differences of clock readings are rounded."""
 _CUT_REQUESTS: Final = ("checkpoint", "pin", "unpin")
 _REFUSED_WITHOUT_CUTS: Final = (*_CUT_REQUESTS, "pause", "resume")
 
@@ -176,7 +177,7 @@ class RequestHandler:
         else:
             self._open.append(_OpenRequest(request.id, request.what, now, request.name))
             self._out.append(WriteAnswer((request.id,), "accepted", f"the region is {status.state.value}"))
-            self._command_region(request, status)
+            self._command_region(request)
 
     def _remember(self, request: str) -> None:
         if len(self._seen) == self._seen.maxlen:
@@ -213,7 +214,7 @@ class RequestHandler:
             return f"there are already {limits.requests_open_max} open requests: try again later"
         return _REFUSED[request.what].get(status.state, "")
 
-    def _command_region(self, request: Request, status: RegionStatus) -> None:
+    def _command_region(self, request: Request) -> None:
         what = request.what
         if what == "reset":
             self._out.append(CommandRegion(ResetWanted()))
@@ -223,7 +224,7 @@ class RequestHandler:
             self._out.append(CommandRegion(PauseWanted(on=what == "pause")))
         elif what in ("pin", "unpin"):
             self._out.append(CommandRegion(SavepointWanted(request.name, request.cut, on=what == "pin")))
-        elif status.state in _CUT_STATES:
+        else:
             self._out.append(CommandRegion(CheckpointWanted()))
 
     # --- completion ---------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class RequestHandler:
         if isinstance(event, CheckpointCommitted):
             result = {"checkpoint": event.checkpoint, "step": event.step, "seconds": round(event.seconds, 6)}
             # A checkpoint that was under way when the request arrived may lack rows written before it.
-            self._done("checkpoint", now - event.seconds, result)
+            self._done("checkpoint", now - event.seconds + _CLOCK_STEP_S, result)
         elif isinstance(event, ResetReport):
             self._done("reset", now, reset_json(event))
         elif isinstance(event, SavepointSettled):
@@ -254,10 +255,7 @@ class RequestHandler:
             self._out.append(WriteAnswer(tuple(one.id for one in done), "done", "", result))
 
     def _queue_read(self, status: RegionStatus, now: float) -> None:
-        """Answer pause, resume and status requests; request a checkpoint again for those that wait for one.
-
-        The coordinator ignores the request while no checkpoint can be taken.
-        """
+        """Answer pause, resume and status requests."""
         paused = status.state is RegionState.PAUSED
         result = {
             "state": status.state.value,
@@ -265,8 +263,6 @@ class RequestHandler:
             "step": status.last_checkpoint_step,
         }
         self._done("pause" if paused else "resume", now, result)
-        if status.state in _CUT_STATES and any(one.what in _CUT_REQUESTS for one in self._open):
-            self._out.append(CommandRegion(CheckpointWanted()))
         answered_at = self._status_answered_at
         if self._status_requests and (answered_at is None or now - answered_at >= limits.status_answers_s):
             self._status_answered_at = now

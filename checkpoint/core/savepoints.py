@@ -47,8 +47,10 @@ class Savepoints:
     def settle_or_request(self, now: float) -> None:
         """Answer the requests that are carried out. If any remain, request a checkpoint that carries them."""
         self._settle()
-        if self._state.savepoint_changes:
-            self._checkpointing.request_checkpoint(now)
+        state = self._state
+        if state.savepoint_changes:
+            state.number_wanted = max(state.number_wanted, state.last_number + 1)
+            self._checkpointing.cut_if_overdue(now)
 
     def settle_after_opening(self) -> None:
         """Answer requests by the reopened manifest.

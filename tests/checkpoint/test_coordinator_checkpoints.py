@@ -82,6 +82,19 @@ def test_a_checkpoint_wanted_while_one_is_under_way_follows_it() -> None:
         assert [order.cut for _, order in region.sent(RequestCut)] == expected
 
 
+def test_a_wanted_checkpoint_follows_a_reset() -> None:
+    region = CoordinatorHarness().run()
+    region.play(CheckpointWanted())
+    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    region.die(1)
+    region.opened()
+    region.join(1, attempt=2)
+    region.receive_from_all(Restored, last_step=0, incarnation=2)
+    region.take()
+    region.tick(1)
+    assert [(order.cut, order.incarnation) for _, order in region.sent(RequestCut)] == [(1, 2), (1, 2)]
+
+
 def test_where_operators_trigger_checkpoints_time_does_not_and_each_place_gets_one() -> None:
     region = CoordinatorHarness(trigger="operator").run()
     region.progress(0, step=3)

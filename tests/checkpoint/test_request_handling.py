@@ -10,7 +10,6 @@ from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import CheckpointWanted, ResetWanted, StopWanted
 from checkpoint.core.region import CheckpointCommitted, RegionState, ResetReport
 from checkpoint.core.request_handling import (
-    CommandRegion,
     QueueRead,
     RegionEnded,
     RegionNotified,
@@ -51,21 +50,20 @@ def test_a_checkpoint_is_done_with_one_that_began_after_the_request() -> None:
     assert handler.commands() == [CheckpointWanted()]
     handler.handle(RegionNotified(cut(6, seconds=2.0)), at=101.0)  # was under way when the request arrived
     assert handler.answers(1) == [("accepted", "the region is RUNNING")]
-    assert handler.handle(QueueRead()) == [CommandRegion(CheckpointWanted())]
     (answer,) = handler.handle(RegionNotified(cut(7, seconds=0.5)), at=102.0)
     assert (answer.verdict, answer.result["checkpoint"]) == ("done", 7)
     assert handler.handle(RegionNotified(cut(8, seconds=0.1)), at=103.0) == []
 
 
-def test_a_checkpoint_wished_while_the_region_restores_is_ordered_when_it_runs() -> None:
+def test_a_checkpoint_wished_while_the_region_restores_is_remembered_by_the_coordinator() -> None:
     handler = HandlerHarness()
     handler.status = in_state(RegionState.RESTORING)
     handler.request(1, "checkpoint")
-    handler.handle(QueueRead())
-    assert handler.commands() == []
-    handler.status = RUNNING
-    handler.handle(QueueRead())
     assert handler.commands() == [CheckpointWanted()]
+    handler.status = RUNNING
+    assert handler.handle(QueueRead()) == []
+    (answer,) = handler.handle(RegionNotified(cut(7, seconds=0.5)), at=102.0)
+    assert answer.verdict == "done"
 
 
 def test_a_reset_is_ordered_once_and_done_with_its_report() -> None:

@@ -19,7 +19,7 @@ from checkpoint.core.coordinator_vocabulary import (
 from checkpoint.core.manifest import check_cut, decode_cut, encode_cut
 from checkpoint.core.messages import RequestCut, Restored
 from checkpoint.core.region import RegionState, SavepointSettled
-from checkpoint.core.request_handling import CommandRegion, QueueRead, RegionNotified
+from checkpoint.core.request_handling import RegionNotified
 from checkpoint.core.savepoints import savepoint_problem
 from checkpoint.errors import ManifestError
 from journal import Op, Position, Record
@@ -211,9 +211,6 @@ def test_a_request_for_a_savepoint_is_done_with_the_checkpoint_that_carries_it_a
     ]
     handler.handle(RegionNotified(SavepointSettled("bad", 0, "checkpoint 1 is not retained; retained: 4, 5")))
     assert handler.answers(2)[-1] == ("failed", "checkpoint 1 is not retained; retained: 4, 5")
-    assert CommandRegion(CheckpointWanted()) in handler.handle(QueueRead()), (
-        "until it is carried, a checkpoint is requested"
-    )
     (answer,) = handler.handle(RegionNotified(SavepointSettled("good", 4)))
     assert (answer.verdict, answer.result) == ("done", {"name": "good", "checkpoint": 4})
     handler.handle(RegionNotified(SavepointSettled("old", 3)))
