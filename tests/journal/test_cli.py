@@ -1,4 +1,4 @@
-"""`dos journal dump` and `dos journal verify`, run as processes, as a user runs them."""
+"""`dos journal dump` and `dos journal verify`."""
 
 import json
 import os
@@ -14,15 +14,11 @@ import trio
 from dos_client.store import connect, open_store
 from journal import ChainWriter, Op, Record, take_over
 from journal.core.record import encode
+from tests.journal.journal_command import journal
 from tests.support.servers import ServerProcess
 
 GOLDEN = Path(__file__).parent / "golden"
 V0, V1 = GOLDEN / "v0-example.journal", GOLDEN / "v1-every-op.journal"
-
-
-def journal(*arguments: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dos_cli", "journal", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def file_of(tmp_path: Path, *parts: bytes) -> Path:

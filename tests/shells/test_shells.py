@@ -17,16 +17,16 @@ from tests.shells.run import plan_of, run_seed
 from tests.shells.trio_run import TaskCount, run_deterministic
 
 ROOT = Path(__file__).parent.parent.parent
-SEEDS = 130
-"""So many have every kind of fault. `./run sim --shells` runs more."""
+SEEDS = (*range(1, 71), 85, 100, 130)
+"""They have every kind of fault. `./run sim --shells` runs more."""
 CHUNK = 5
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("first", range(1, SEEDS + 1, CHUNK))
+@pytest.mark.parametrize("first", range(0, len(SEEDS), CHUNK))
 def test_runs_keep_every_promise(first: int) -> None:
     # EVIDENCE-OF: P-1, P-4, P-5
-    for seed in range(first, first + CHUNK):
+    for seed in SEEDS[first : first + CHUNK]:
         result = run_seed(seed)
         assert not result.violation, f"{result.violation}\n  ./run sim --shells --seed {seed} --trace"
         assert result.history.sometimes["end: FINISHED" if has_region(seed) else "reader: read"]
@@ -34,7 +34,7 @@ def test_runs_keep_every_promise(first: int) -> None:
 
 def test_between_them_the_seeds_have_every_fault_and_most_have_several() -> None:
     for kinds, region in ((ALL_KINDS, False), (REGION_KINDS, True)):
-        plans = [plan_of(seed) for seed in range(1, SEEDS + 1) if has_region(seed) is region]
+        plans = [plan_of(seed) for seed in SEEDS if has_region(seed) is region]
         assert {fault.kind for plan in plans for fault in plan} == kinds.keys()
         assert sorted(len(plan) for plan in plans)[len(plans) // 2] >= 3
 
