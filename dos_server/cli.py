@@ -49,6 +49,17 @@ ScrubEvery = Annotated[
         metavar="TIME",
     ),
 ]
+GroupLog = Annotated[
+    int,
+    typer.Option(
+        metavar="MIB",
+        min=0,
+        max=1024,
+        envvar="DOS_GROUP_LOG",
+        help="Size in MiB of the group log, whose one sync acknowledges the small appends of all objects;"
+        " 0: no log, and each object has its own syncs.",
+    ),
+]
 DataDirectory = Annotated[
     Path,
     typer.Option(
@@ -90,6 +101,7 @@ def serve(
             " is refused. Default 16, and at most a sixteenth of the disk.",
         ),
     ] = None,
+    group_log: GroupLog = 0,
     scrub_rate: ScrubRate = "8MB/s",
     scrub_every: ScrubEvery = "24h",
     as_json: Annotated[bool, typer.Option("--json", help="Print the startup line as JSON.")] = False,
@@ -122,6 +134,7 @@ def serve(
             version0=not no_v0,
             reserve_bytes=None if reserve_mib is None else reserve_mib * MIB,
             scrub=_scrub_plan(scrub_rate, scrub_every),
+            log_bytes=group_log * MIB,
         )
     except DataDirectoryInUseError as error:
         _refuse(f"{error}: stop it first, or use another directory")

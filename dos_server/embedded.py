@@ -42,6 +42,7 @@ class OpenServer:
         version0: bool = True,
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
+        log_bytes: int = 0,
     ) -> None:
         self._disk = RealDisk(data)
         try:
@@ -55,7 +56,12 @@ class OpenServer:
         try:
             self.listener = listen_on(host, port)
             self.server = ObjectServer(
-                Storage(self._disk), token=token, version0=version0, reserve_bytes=reserve_bytes, scrub=scrub
+                Storage(self._disk),
+                token=token,
+                version0=version0,
+                reserve_bytes=reserve_bytes,
+                scrub=scrub,
+                log_bytes=log_bytes,
             )
         except BaseException:
             self.shut()

@@ -184,3 +184,25 @@ if buffers_needed_bytes_max - buffers_optional_bytes_max < wire.payload_bytes_ma
     raise ValueError("the receive buffers must always have room for one frame of the maximum size")
 if 512 % mark_bytes:
     raise ValueError("a mark must not cross a sector")
+
+log_align_bytes: Final = 4 * KIB
+"""A record of the group log begins at a multiple of this, so that no two share a block of the disk."""
+log_content_bytes_max: Final = 1 * MIB
+log_slots: Final = 4
+log_live_segments_max: Final = log_slots - 1
+"""So that a start, which replays them, finds a free slot for its first record."""
+log_reserved_bytes: Final = 64 * KIB
+"""The end of a slot, for claims, removals and replacements."""
+log_age_seconds: Final = 5.0
+"""Age at which a segment is sealed, so that what it holds is filed."""
+log_unfiled_max: Final = 768
+"""Objects in a segment: their files stay open until they are filed."""
+log_small_bytes_max: Final = 64 * KIB
+"""Of one object, written and not synced: more goes directly to its file."""
+log_direct_seconds: Final = 1.0
+"""How long an object that was above that goes directly: a large stream that is slow looks like small ones."""
+log_entries_max: Final = 1_024
+log_idle_seconds: Final = 1.0
+"""After so long without a record, everything is filed."""
+log_filing_max: Final = 2
+"""Syncs of files at once that only file what the log has."""

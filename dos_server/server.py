@@ -21,24 +21,21 @@ from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.connection import ServerConnection
 from dos_server.core import vocabulary as v
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
-from dos_server.core.server import ServerCore
 from dos_server.core.version0 import wire as wire0
+from dos_server.core_start import start_core
+from dos_server.disk_effects import DiskEffects
 from dos_server.limits import (
-    claim_threads_max,
     connections_max,
-    digests_in_flight_max,
-    load_threads_max,
-    repair_threads_max,
     space_check_seconds,
     sync_threads_max,
 )
+from dos_server.log_thread import LogThread
 from dos_server.owner import Resumable
 from dos_server.paced_reads import PacedReads
 from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Workers
 from dos_server.scrubber import Scrubber
 from dos_server.storage import Storage
 from dos_server.turns import OncePerRound, Turns
-from dos_server.wording import record_text
 from dos_server.writes import Writes
 
 logger = logging.getLogger("dos.server")
@@ -46,7 +43,7 @@ logger = logging.getLogger("dos.server")
 _TICK_SECONDS: Final = 0.05
 _HOUSEKEEPING_SECONDS: Final = 0.25
 _EVENT_BATCH: Final = v.BatchEnded()
-Work = Callable[[], v.Event | None]
+_LOG_DUE: Final = v.LogDue()
 
 
 class ObjectServer:
@@ -61,23 +58,21 @@ class ObjectServer:
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
         ports: Ports = OPERATING_SYSTEM,
+        log_bytes: int = 0,
     ) -> None:
         """Read the identity and the store record, or create an identity. Raises CorruptDataError.
         `reserve_bytes`: disk space that appends must leave free; None: the default for the size of the disk.
+        `log_bytes`: size of the group log; 0: every object is synced in its own file.
         """
         self._storage, self._ports = storage, ports
-        self.server_id, record, names = storage.start(ports.fresh_id())
-        self._core = ServerCore(
-            server_id=self.server_id,
-            incarnation_id=ports.fresh_id(),
-            record=record,
+        self.server_id, self._core = start_core(
+            storage,
+            ports,
+            log_bytes,
             token=token,
-            directory_names=names,
-            damaged_names=storage.damaged_among(names),
             version0=version0,
             reserve_bytes=reserve_bytes,
             scrub=scrub,
-            stamps=storage.add_stamp(ports.fresh_id()),
         )
         self._connections: dict[int, ServerConnection] = {}
         self.gone, self._last_session, self._batch_is_open = "", 0, False
@@ -96,33 +91,23 @@ class ObjectServer:
             sync_threads_max,
         )
         self._writes = Writes(storage, self._done, self.readiness, ports)
-        self._claim_threads = self._threads(claim_threads_max)
-        self._load_threads = self._threads(load_threads_max)
-        self._repair_threads = self._threads(repair_threads_max)
-        self._digest_threads = self._threads(digests_in_flight_max)
+        self._log_thread = LogThread(storage, ports, self.readiness, self._done, self._halt)
+        self._effects = DiskEffects(storage, ports, self.readiness, self._done, self._connections)
         self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._done, ports)
         self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy, ports), scrub
         self._perform: Final[dict[type[Any], Callable[[Any], v.Event | None]]] = {
             v.Send: self._send,
             v.CloseSession: self._close_session,
-            v.LoadDirectory: self._load,
             v.ForgetDirectory: lambda one: storage.forget(one.directory),
-            v.LoadObject: lambda one: self._load_threads.start(lambda: storage.load_object(*one)),
-            v.WriteClaim: self._store_claim,
             v.Write: self._writes.write,
             v.Sync: self._sync_threads.submit,
+            v.WriteLog: self._log_thread.start,
+            v.Halt: lambda one: self._halt(one.reason),
             v.SetMark: lambda one: storage.set_mark(*one),
             v.ReadData: self._reads.submit,
-            v.ReadDigest: lambda one: self._digest_threads.start(lambda: self._digest(one)),
-            v.WriteStoreRecord: self._store_record,
-            v.WriteStamps: lambda one: self._claim_threads.start(lambda: storage.store_stamps(one)),
-            v.WriteRepair: self._write_repair,
-            v.InstallRepair: self._install_repair,
-            v.DropRepair: lambda one: self._repair_threads.start(lambda: storage.drop_repair(one)),
-            v.RemoveObject: lambda one: self._repair_threads.start(lambda: storage.remove(one)),
-            v.MakeDirectory: self._make_directory,
             v.SendBytes: self._send_bytes,
             v.LogReason: lambda one: self._log_end(*one),
+            **self._effects.performs,
             **self._scrubber.performs,
         }
 
@@ -142,7 +127,8 @@ class ObjectServer:
                     self._scrubber.begin(nursery, self._scrub.first_seconds)
                 nursery.start_soon(self._housekeeper)
                 await self._measure_space()
-                nursery.start_soon(self._space_watcher, nursery.cancel_scope)
+                self._served = nursery.cancel_scope
+                nursery.start_soon(self._space_watcher)
                 await self._accept(listener, nursery)
         finally:
             listener.close()
@@ -249,6 +235,8 @@ class ObjectServer:
     def _feed(self, event: v.Event) -> None:
         """Pass an event to the core, perform its effects, begin due syncs, and flush connections."""
         self._feed_one(event)
+        if self._core.log_is_due:
+            self._feed_one(_LOG_DUE)
         self._begin_syncs()
         flush, self._to_flush = self._to_flush, {}
         for connection in flush.values():
@@ -288,13 +276,13 @@ class ObjectServer:
             for connection in list(self._connections.values()):
                 connection.enforce_timeouts(now)
 
-    async def _space_watcher(self, served: trio.CancelScope) -> None:
+    async def _space_watcher(self) -> None:
         while not self.gone:
             await trio.sleep(space_check_seconds)
             await self._measure_space()
             self.gone = await self._ports.in_thread(self._storage.why_gone)
         logger.critical("%s; the server stops, because its data could not be found again", self.gone)
-        served.cancel()
+        self._served.cancel()
 
     async def _measure_space(self) -> None:
         """Report the free space to the core. statfs runs in a thread, because it may be slow."""
@@ -342,59 +330,18 @@ class ObjectServer:
             self._feed_one(event)
 
     def _is_busy(self) -> bool:
-        """Whether the disk works for clients. Loads do not count, because the scrub requests them too."""
-        of_work = (self._claim_threads, self._repair_threads, self._digest_threads)
-        return any(one.busy for one in (self._sync_threads, self._writes, self._reads, *of_work))
+        """Whether the disk works for clients."""
+        return any(one.busy for one in (self._sync_threads, self._writes, self._reads, self._effects))
 
-    def _load(self, effect: v.LoadDirectory) -> None:
-        self._load_threads.start(lambda: self._storage.load(effect.directory))
-
-    def _digest(self, effect: v.ReadDigest) -> v.Event:
-        """Compute a digest, in a thread; not for a peer that is gone, because others may be queued."""
-        if effect.session not in self._connections:
-            return v.GotDigest(effect, 0)
-        return self._storage.digest(effect)
-
-    def _store_claim(self, effect: v.WriteClaim) -> None:
-        def work() -> v.Event:
-            failure = self._storage.store_claim(effect.directory, effect.claim)
-            return v.ClaimStored(effect.directory, effect.claim, failure)
-
-        self._claim_threads.start(work)
-
-    def _store_record(self, effect: v.WriteStoreRecord) -> None:
-        def work() -> v.Event:
-            failure = self._storage.store_record(effect.record)
-            if failure is v.DiskFailure.NONE:
-                logger.warning("store record: %s", record_text(effect.record))
-            return v.RecordStored(effect.session, effect.request_id, effect.record, failure)
-
-        self._claim_threads.start(work)
-
-    def _write_repair(self, effect: v.WriteRepair) -> None:
-        self._repair_threads.start(
-            lambda: v.RepairWritten(effect.session, self._storage.write_repair(effect))
-        )
-
-    def _install_repair(self, effect: v.InstallRepair) -> None:
-        def work() -> v.Event:
-            found = self._storage.install_repair(effect)
-            return v.RepairInstalled(effect.session, effect.directory, effect.name, found)
-
-        self._repair_threads.start(work)
-
-    def _make_directory(self, effect: v.MakeDirectory) -> None:
-        def work() -> v.Event:
-            failure = self._storage.make_directory(effect.directory)
-            return v.DirectoryMade(effect.session, effect.directory, failure)
-
-        self._load_threads.start(work)
+    def _halt(self, reason: str) -> None:
+        """End without syncing anything: the kernel shows bytes that the disk may lack, and a restart replays
+        them from the log.
+        """
+        self.gone = self.gone or reason
+        self._storage.halted = True
+        self._served.cancel()
 
     def _join_threads(self) -> None:
         """Wait until all disk threads have finished their current work."""
-        of_work = (self._claim_threads, self._load_threads, self._repair_threads, self._digest_threads)
-        for threads in (self._sync_threads, self._writes, self._reads, *of_work):
+        for threads in (self._sync_threads, self._log_thread, self._writes, self._reads, self._effects):
             threads.close()
-
-    def _threads(self, threads_max: int) -> Workers[Work]:
-        return self._ports.workers(lambda work: work(), self._done, self.readiness, threads_max)

@@ -67,6 +67,12 @@ def _free_name(base: str, names: set[str]) -> str:
     return next(one for one in numbered if one not in names)
 
 
+def put_aside(disk: Disk, folder: str, name: str, aside: str) -> None:
+    """Move a file to a name that keeps it for inspection."""
+    names = set(disk.names(folder) or ())
+    disk.rename(folder, name, _free_name(aside, names) if aside in names else aside)
+
+
 def drop(disk: Disk, files: OpenFiles, effect: v.DropRepair) -> None:
     """Delete a new copy."""
     files.forget(_path(effect))

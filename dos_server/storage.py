@@ -28,13 +28,17 @@ from dos_protocol.store_record import decode_store_record
 from dos_server import removal, side_files, small_files
 from dos_server.core import records
 from dos_server.core import vocabulary as v
+from dos_server.core.group_log.survey import RecordPlace
 from dos_server.core.layout import OBJECTS, STAMPS, WITNESSED
+from dos_server.core.logged import LogStart
 from dos_server.core.records import ClaimRecord, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.stamps import History, StampFiles, decode_history, decode_witnesses, encode_history
 from dos_server.disk import Disk, FreeSpace
 from dos_server.disk_errors import failure_of, log_errors, preceded_sync
 from dos_server.loading import DirectoryLoader
+from dos_server.log_files import LogFiles
+from dos_server.log_start import NoLogSpaceError, end_log, start_log
 from dos_server.marks import has_damage_mark
 from dos_server.open_files import OpenFile
 
@@ -47,6 +51,9 @@ class Storage(DirectoryLoader):
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
         self._reported_no_space = False
+        self._log: LogFiles | None = None
+        self.halted = False
+        """A write or sync failed whose bytes the group log has: nothing is synced at the end."""
 
     # Start and stop
 
@@ -104,12 +111,22 @@ class Storage(DirectoryLoader):
             failure = failure_of(error)
         return v.StampsStored(*effect, failure)
 
+    def directory_names(self) -> set[str]:
+        """Return the names of the directories."""
+        return {name for name in self._disk.names(OBJECTS) or [] if is_name(name)}
+
     def damaged_among(self, directories: set[str]) -> set[str]:
         """Return those of the directories that have an object marked as damaged."""
         return {name for name in directories if has_damage_mark(self._disk, f"{OBJECTS}/{name}")}
 
     def stop(self) -> None:
-        """Sync and close everything, marks last. Errors are only logged: no guarantee depends on it."""
+        """Sync and close everything, marks last. Errors are only logged: no guarantee depends on it.
+
+        After a halt everything is closed without a sync.
+        """
+        if self.halted:
+            self.abandon()
+            return
         for path, file in self._files.unsynced():
             with log_errors(f"last sync of {path}"):
                 self._files.sync(file)
@@ -117,6 +134,57 @@ class Storage(DirectoryLoader):
             with log_errors(f"marks of {directory}"):
                 self._folders[directory].marks.sync()
             self.forget(directory)
+        if self._log is not None:
+            self._log.close()
+            with log_errors("the end of the group log"):
+                self.replay_log()
+
+    def abandon(self) -> None:
+        """Close everything without a sync."""
+        for directory in list(self._folders):
+            self.forget(directory)
+        if self._log is not None:
+            self._log.close()
+
+    # The group log
+
+    def start_log(self, fresh_key: bytes, slot_bytes: int) -> LogStart | None:
+        """Replay the group log and begin a new part of it. Before anything else is read. None, with a
+        warning, if there is no space for a log: every object is synced in its own file then.
+
+        Raises CorruptDataError if it misses acknowledged bytes of objects that nobody could name, and
+        OSError. `abandon` closes what is open then.
+        """
+        self._log = LogFiles(self._disk, slot_bytes)
+        try:
+            started = start_log(self._disk, fresh_key, self._log, self.free_space())
+        except NoLogSpaceError as error:
+            logger.warning("no space for the group log: %s", error)
+            self._log.close()
+            self._log = None
+            return None
+        return LogStart(started.segments, started.start, started.seed, started.sequence, started.digest)
+
+    def replay_log(self) -> None:
+        """Replay the group log if it is in use, and use it no more. Raises as `start_log`."""
+        end_log(self._disk)
+
+    def append_log(self, effect: v.WriteLog) -> v.LogSynced:
+        """Put a record on stable storage, then note it in `seen`. After an OSError the server must end."""
+        assert self._log is not None
+        slot, offset, record, seen_bytes, objects = effect
+        self._log.append(RecordPlace(slot, offset), record)
+        self._log.see(memoryview(record)[:seen_bytes])
+        return v.LogSynced(frozenset(one for one in objects if not self._is_named(*one)))
+
+    def _is_named(self, directory: str, name: str) -> bool:
+        """Whether an object that was written still has its file: decision 0201."""
+        path = f"{OBJECTS}/{directory}/{name}"
+        try:
+            with self._files.use(path) as file:
+                return self._disk.is_named(file.handle, path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def store_claim(self, directory: str, claim: ClaimRecord) -> v.DiskFailure:
         """Put a claim on stable storage, including the directory and its entry."""
@@ -223,6 +291,8 @@ class Storage(DirectoryLoader):
         except OSError as error:
             logger.error("sync of %s/%s: %s", effect.directory, effect.name, error)
             failed = file is not None and file.failed
+            if not failed and isinstance(error, FileNotFoundError):
+                return v.DiskFailure.GONE
             return v.DiskFailure.TEMPORARY if preceded_sync(error) and not failed else v.DiskFailure.FAILED
         return v.DiskFailure.NONE
 

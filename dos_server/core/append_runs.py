@@ -12,6 +12,7 @@ from typing import Final
 from dos_protocol.frames import Frame
 from dos_protocol.limits import object_bytes_max
 from dos_protocol.session_states import SessionState
+from dos_server.core.append_checks import refuses_session
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
@@ -33,7 +34,7 @@ def take_run(tables: Tables, session: Session, frames: Sequence[Frame], start: i
     if not named or len(named) != 1 + named[0]:
         return start
     state = directory.objects.get(named[1:].decode("latin-1"))
-    if state is None or not state.exists or state.refuses_session(session.number) is not None:
+    if state is None or not state.exists or refuses_session(state, session.number) is not None:
         return start
     fold, space, number = state.fold_to_change(), tables.space, session.number
     began_at, costs, index = fold.size, 0, start

@@ -3,7 +3,7 @@
 Claims are decided in `claims`, sizes and digests in `object_state`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
@@ -12,9 +12,11 @@ from dos_protocol import messages as m
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
+from dos_server.core.append_checks import refuses_append
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
-from dos_server.core.object_state import ObjectState, PendingAppend
+from dos_server.core.object_state import ObjectState
+from dos_server.core.pending import PendingAppend
 from dos_server.core.reads import Reads
 from dos_server.core.session import Session
 from dos_server.core.tables import REFUSALS, Tables
@@ -49,7 +51,7 @@ class Appends:
                 self._tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
                 return
             state = self._tables.new_object(directory, request.name)
-        refusal = state.refuses(request, session.number)
+        refusal = refuses_append(state, request, session.number)
         ack_only = not len(request.payload) and (state.exists or state.tickets)
         if refusal is None and not ack_only:
             refusal = self._tables.reserve_space(state, len(request.payload))
@@ -100,9 +102,13 @@ class Appends:
         if state.poisoned:  # a sync failed during this write
             state.forget_write()
         elif event.failure is v.DiskFailure.NONE:
-            state.wrote()
+            begin, batch = state.written, state.wrote()
             if not directory.exists:
                 self._claims.now_exists(directory)
+            log = self._tables.log
+            data, now = batch.data, self._tables.now
+            if log is not None and data is not None and log.takes(state, begin, len(data), now):
+                log.add_extents(state, batch.position, data)
             if state.tickets:
                 self._tables.unacknowledged.setdefault(state, self._tables.now + watermark_seconds_max)
             self._write_and_sync(directory, state)
@@ -137,25 +143,58 @@ class Appends:
         elif event.failure is v.DiskFailure.TEMPORARY:  # not attempted, so it may be retried
             state.sync_covers = None
             self._tables.again(v.Sync(directory.name, state.name, not state.entry_durable))
+        elif event.failure is v.DiskFailure.GONE:
+            state.forget_sync()
+            self.gone(state)
         elif event.failure is not v.DiskFailure.NONE:
             state.forget_sync()
             self._poison(state)
         else:
             settled = state.was_synced()
+            if self._tables.log is not None:
+                self._tables.log.filed((state.directory, state.name), state.filed)
             # The mark before the ack: a start takes missing bytes below the mark for damage, not a torn tail.
             self._tables.effects.append(v.SetMark(directory.name, state.mark))
-            if state.corrupt_from is not None:
-                # A read found damage during the sync. No ack: a reported size counts for all bytes below it.
-                self._tables.unacknowledged.pop(state, None)
-                text = f"{state.name} is damaged from offset {state.corrupt_from} on"
-                self._refuse_tickets(settled, ErrorCode.CORRUPT, text, state.corrupt_from)
-            else:
-                self._acknowledge(directory, state, settled)
-            self._reads.wake(state)
+            self._settled(directory, state, settled)
             sync = state.next_sync()
             if sync is not None:
                 self._tables.effects.append(sync)
+        if state.after_filing is not None and not state.filing:
+            order, state.after_filing = state.after_filing, None
+            order()
         self._claims.grant_if_ready(directory)
+
+    def logged(self, state: ObjectState, end: int) -> None:
+        """Acknowledge what a record of the group log made durable, up to a size of the object."""
+        directory = self._tables.directories[state.directory]
+        if not state.poisoned:
+            self._settled(directory, state, state.was_logged(end))
+        self._claims.grant_if_ready(directory)
+
+    def gone(self, state: ObjectState) -> None:
+        """Poison an object whose file was removed or replaced under the running server.
+
+        A replay of the group log could not bring back what was below its entries, so the log forgets it.
+        """
+        if state.poisoned:
+            return
+        state.filed = state.synced  # what was acknowledged and is lost: the mark must have it
+        if self._tables.log is not None:
+            self._tables.log.gone((state.directory, state.name))
+        self._poison(state, needs_log=False)
+
+    def _settled(
+        self, directory: DirectoryState, state: ObjectState, settled: Sequence[PendingAppend]
+    ) -> None:
+        """Acknowledge appends that are on stable storage, and answer reads that waited for them."""
+        if state.corrupt_from is not None:
+            # A read found damage during the sync. No ack: a reported size counts for all bytes below it.
+            self._tables.unacknowledged.pop(state, None)
+            text = f"{state.name} is damaged from offset {state.corrupt_from} on"
+            self._refuse_tickets(settled, ErrorCode.CORRUPT, text, state.corrupt_from)
+        else:
+            self._acknowledge(directory, state, settled)
+        self._reads.wake(state)
 
     def _acknowledge(
         self, directory: DirectoryState, state: ObjectState, settled: Iterable[PendingAppend]
@@ -202,8 +241,14 @@ class Appends:
             if session is not None:
                 self._tables.refuse(session, code, text, ticket.request_id, actual)
 
-    def _poison(self, state: ObjectState) -> None:
-        """Poison the object, store that in its mark, and refuse everything that waits for it."""
+    def _poison(self, state: ObjectState, *, needs_log: bool = True) -> None:
+        """Poison the object, store that in its mark, and refuse everything that waits for it.
+
+        If the group log has bytes of it that its file lacks, the server ends: a restart replays them.
+        """
+        if needs_log and not state.is_filed:
+            text = f"a write or sync of {state.directory}/{state.name} failed, and the log has bytes of it"
+            self._tables.effects.append(v.Halt(text))
         tickets = state.poison()
         self._tables.effects.append(v.SetMark(state.directory, state.mark))
         self._tables.unacknowledged.pop(state, None)

@@ -4,6 +4,8 @@ This part decides which session is in which directory and which session may writ
 the session where it was.
 """
 
+from functools import partial
+
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_protocol.names import id_text
@@ -54,7 +56,7 @@ class Claims:
         directory.loading = LoadState.BROKEN if event.problem else LoadState.READY
         directory.problem = event.problem
         directory.exists = event.exists
-        directory.claim = directory.stored = event.claim
+        directory.claim = directory.stored = directory.filed = event.claim
         version = self._tables.object_version
         directory.objects = ObjectTable(
             (name, self._tables.recovered_object(event.directory, name, found, version))
@@ -155,11 +157,42 @@ class Claims:
 
     def _store(self, directory: DirectoryState) -> None:
         claim = directory.claim_to_store()
-        if claim is not None:
+        if claim is None:
+            return
+        log = self._tables.log
+        stored = v.ClaimStored(directory.name, claim, v.DiskFailure.NONE)
+        if log is None or not log.claim(directory.name, claim, partial(self.claim_stored, stored)):
             self._tables.effects.append(v.WriteClaim(directory.name, claim))
 
+    def written(self, event: v.ClaimStored) -> None:
+        """Handle the end of WriteClaim: the claim is in its file."""
+        if event.failure is v.DiskFailure.NONE:
+            self._filed(event.directory, event.claim)
+        self.claim_stored(event)
+
+    def file(self, name: str) -> None:
+        """Order the claim that the group log has to be stored in its file."""
+        directory = self._tables.directories[name]
+        if not directory.filing and directory.storing is None:
+            directory.filing = True
+            self._tables.effects.append(v.FileClaim(name, directory.stored))
+
+    def claim_filed(self, event: v.ClaimFiled) -> None:
+        """Handle the end of FileClaim. After a failure it is tried again with the next tick."""
+        self._tables.directories[event.directory].filing = False
+        if event.failure is v.DiskFailure.NONE:
+            self._filed(event.directory, event.claim)
+
+    def _filed(self, name: str, claim: ClaimRecord) -> None:
+        directory = self._tables.directories[name]
+        directory.filed = max(directory.filed, claim)
+        if self._tables.log is not None:
+            self._tables.log.filed((name, ""), claim.epoch)
+
     def claim_stored(self, event: v.ClaimStored) -> None:
-        """Handle the end of WriteClaim. If the held claim could not be stored, refuse its CWD."""
+        """Handle a claim that is on stable storage, in the group log or in its file. If the held claim could
+        not be stored, refuse its CWD.
+        """
         directory = self._tables.directories[event.directory]
         directory.storing = None
         if event.failure is v.DiskFailure.NONE:

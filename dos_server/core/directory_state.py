@@ -45,7 +45,8 @@ Claimant = Opening
 class DirectoryState:
     """The state of one directory in memory.
 
-    Invariants: `stored` is never above `claim`; `storing` is set while a WriteClaim is in progress.
+    Invariants: `stored` is never above `claim`; `storing` is set while a claim is being stored, in the group
+    log or in its file. `filed`: the claim in the file; `filing`: it is being replaced by `stored`.
     """
 
     def __init__(self, name: str) -> None:
@@ -56,6 +57,8 @@ class DirectoryState:
         self.claim = NO_CLAIM
         self.stored = NO_CLAIM
         self.storing: ClaimRecord | None = None
+        self.filed = NO_CLAIM
+        self.filing = False
         self.holder: Session | None = None
         self.claimant: Claimant | None = None
         self.objects = ObjectTable()
@@ -79,6 +82,8 @@ class DirectoryState:
             not self.sessions
             and not self.opening
             and self.storing is None
+            and self.stored == self.filed
+            and not self.filing
             and self.claimant is None
             and self.loading is not LoadState.LOADING
             and all(state.may_forget for state in self.objects.values())

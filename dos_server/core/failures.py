@@ -10,6 +10,7 @@ class DiskFailure(Enum):
     NO_SPACE = "no space left; nothing of it is in the file"
     TEMPORARY = "temporarily not possible; nothing of it is in the file"
     FAILED = "failed, its effect is unknown"
+    GONE = "the file was removed or replaced under the running server"
 
 
 class Removal(Enum):

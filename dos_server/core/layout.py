@@ -23,8 +23,10 @@ WITNESSED: Final = "witnessed"
 MEND: Final = ".mend."
 BROKEN: Final = ".broken."
 TORN: Final = ".torn."
-_OWN: Final = frozenset({"identity", "store", "lock", STAMPS, WITNESSED, OBJECTS})
-_TEMPORARY: Final = frozenset({".identity.new", ".store.new", f".{STAMPS}.new", f".{WITNESSED}.new"})
+_OWN: Final = frozenset({"identity", "store", "lock", "life", "log", STAMPS, WITNESSED, OBJECTS})
+_TEMPORARY: Final = frozenset(
+    {".identity.new", ".store.new", ".life.new", f".{STAMPS}.new", f".{WITNESSED}.new"}
+)
 
 
 class Entry(Enum):

@@ -1,10 +1,12 @@
 """One object: which of its bytes are accepted, written and synced, and the appends that wait for an ack.
 
-    synced <= written <= accepted
+    filed <= synced <= covered <= written <= accepted
 
     accepted  passed the size and digest check
     written   in the file; survives a killed process
-    synced    on stable storage, with the directory entry
+    covered   synced, or in a record of the group log that is being written: needs no sync of its own
+    synced    on stable storage, with the name: in the file, or in the group log
+    filed     on stable storage in the file, with the directory entry
 
 Readers only get bytes below `synced`. Only a durability ack (WATERMARK) acknowledges, after `Synced`.
 
@@ -17,54 +19,22 @@ cache.
 """
 
 from bisect import bisect_right
+from collections.abc import Callable
 from operator import attrgetter, itemgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 from dos_protocol.digests import Buffer, PrefixDigest
-from dos_protocol.errors import ErrorCode
-from dos_protocol.limits import object_bytes_max
-from dos_protocol.messages import Append, ObjectInfo
+from dos_protocol.messages import ObjectInfo
 from dos_server.core.extent import AcceptedBytes, build_extents, link_after, object_seed
 from dos_server.core.index import SparseIndex
+from dos_server.core.pending import PendingAppend, WriteBatch
 from dos_server.core.records import ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.vocabulary import Sync, Write
-from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
+from dos_server.limits import extent_header_bytes, extent_payload_bytes_max, log_small_bytes_max
 
 _end_of: Final = attrgetter("end")
 _end_of_digest: Final = itemgetter(0)
-
-
-class PendingAppend(NamedTuple):
-    """One accepted append that is not yet synced or refused."""
-
-    end: int
-    session: int
-    request_id: int
-    bytes: int
-
-
-class AppendRefusal(NamedTuple):
-    """Why a request is refused: error code, message, and the number for the error's `actual` field."""
-
-    code: ErrorCode
-    message: str
-    actual: int = 0
-
-
-class WriteBatch(NamedTuple):
-    """The write in progress.
-
-    `end`: logical size after it. `file_bytes`: file size after it. `link`: for the extent after it. `fold`:
-    at its end.
-    """
-
-    end: int
-    file_bytes: int
-    link: int
-    starts: list[tuple[int, int, int]]
-    fold: PrefixDigest
-    tickets: int
 
 
 class ObjectState:
@@ -80,14 +50,21 @@ class ObjectState:
 
     __slots__ = (
         "_durable",
+        "after_filing",
         "appender",
         "batch",
         "corrupt_from",
+        "covered",
         "digests",
+        "direct_until",
         "directory",
+        "entry_covered",
         "entry_durable",
+        "entry_safe",
         "exists",
         "file_bytes",
+        "filed",
+        "filing",
         "fold",
         "index",
         "judging",
@@ -128,10 +105,11 @@ class ObjectState:
         self.fold = found.fold if found else PrefixDigest()
         self.index = found.index if found else SparseIndex()
         self.exists = found is not None
-        self.entry_durable = found is not None
+        self.entry_durable = self.entry_safe = self.entry_covered = found is not None
         self.root = (found.root if found else 0) or fresh_root
         self.link = found.link if found and found.link is not None else self.root
-        self.written = self.synced = found.size if found else 0
+        self.written = self.covered = self.synced = self.filed = found.size if found else 0
+        self.direct_until = 0.0
         self.file_bytes = found.file_bytes if found else 0
         self.synced_digest = self.fold.value
         self.corrupt_from: int | None = found.size if found and found.corrupt else None
@@ -151,6 +129,8 @@ class ObjectState:
         self.digests: list[tuple[int, int]] = []
         self.written_fold = self.fold
         self.sync_asked = False
+        self.filing = False
+        self.after_filing: Callable[[], None] | None = None
         self.sync_covers: int | None = None
         self.waiters = 0
 
@@ -195,17 +175,29 @@ class ObjectState:
         )
 
     @property
+    def may_be_removed(self) -> bool:
+        """Whether it is settled, or only being filed: a removal waits for that."""
+        return self.settled or (
+            self.filing and self.batch is None and not self.pieces and not self.needs_sync
+        )
+
+    @property
     def may_forget(self) -> bool:
         """Whether the object can be dropped from memory and loaded again later without loss.
 
         A poisoned object must stay: only a restart may judge its file.
         """
-        return self.settled and not self.waiters and not self.poisoned
+        return self.settled and self.is_filed and not self.waiters and not self.poisoned
 
     @property
     def needs_sync(self) -> bool:
         """Whether written bytes or the directory entry are not yet on stable storage."""
-        return self.exists and (self.written > self.synced or not self.entry_durable)
+        return self.exists and (self.written > self.synced or not self.entry_safe)
+
+    @property
+    def is_filed(self) -> bool:
+        """Whether the group log has nothing of the object that its own file lacks."""
+        return not self.exists or (self.filed == self.synced and self.entry_durable == self.entry_safe)
 
     @property
     def claimed_size(self) -> tuple[int, int]:
@@ -218,64 +210,13 @@ class ObjectState:
     @property
     def mark(self) -> ObjectMark:
         """The mark to store on disk for the current state."""
-        return ObjectMark(
-            self.name, self.synced, self.poisoned, self.corrupt_from is not None, root=self.root
-        )
+        return ObjectMark(self.name, self.filed, self.poisoned, self.corrupt_from is not None, root=self.root)
 
     def info(self) -> ObjectInfo:
         """Return the object's entry for LIST, STAT and CWD answers."""
         size, digest = self.claimed_size
         received = 0 if self.tail_damaged else self.written
         return ObjectInfo(self.name, received, size, digest, self.being_appended, self.damaged, self.poisoned)
-
-    def refuses(self, append: Append, session: int) -> AppendRefusal | None:
-        """Return why the append cannot be accepted now, or None. Has no effect."""
-        refusal = self.refuses_session(session)
-        if refusal is not None:
-            return refusal
-        if append.expected_size != self.accepted:
-            return AppendRefusal(
-                ErrorCode.SIZE_MISMATCH,
-                f"{self.name} has {self.accepted} bytes, not {append.expected_size}",
-                self.accepted,
-            )
-        if append.prefix_digest != self.fold.value:
-            return AppendRefusal(
-                ErrorCode.DIGEST_MISMATCH,
-                f"the content of {self.name} below {self.accepted} has digest {self.fold.value:016x},"
-                f" not {append.prefix_digest:016x}",
-                self.fold.value,
-            )
-        return self.refuses_bytes(len(append.payload))
-
-    def refuses_session(self, session: int) -> AppendRefusal | None:
-        """Return why no append of that session can be accepted now, or None."""
-        if self.poisoned:
-            return AppendRefusal(
-                ErrorCode.POISONED, f"{self.name} is poisoned: a write or sync of it failed", self.synced
-            )
-        if self.corrupt_from is not None:
-            return AppendRefusal(
-                ErrorCode.CORRUPT,
-                f"{self.name} is damaged from offset {self.corrupt_from} on",
-                self.corrupt_from,
-            )
-        if self.changing is not None:
-            return AppendRefusal(ErrorCode.BEING_APPENDED, self.changing, self.accepted)
-        others = self.tickets and self.tickets[-1].session != session
-        if others or self.appender not in (None, session):
-            return AppendRefusal(
-                ErrorCode.BEING_APPENDED, f"another session appends to {self.name}", self.accepted
-            )
-        return None
-
-    def refuses_bytes(self, count: int) -> AppendRefusal | None:
-        """Return why that many more bytes cannot be accepted, or None."""
-        if self.accepted + count > object_bytes_max:
-            return AppendRefusal(
-                ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max
-            )
-        return None
 
     def fold_to_change(self) -> PrefixDigest:
         """Return the fold of the accepted bytes, as an object separate from the fold of the written bytes.
@@ -317,15 +258,18 @@ class ObjectState:
             position += extent_header_bytes + header.payload_bytes
             link = link_after(parts[0])
             buffers += parts
-        self.batch = WriteBatch(
-            self.accepted, position, link, starts, self.fold.copy(), self.unwritten_tickets
-        )
+        data = None
+        if position - self.file_bytes <= log_small_bytes_max:
+            data = b"".join(buffers)  # copied: the log needs it after the receive buffer is reused
+            buffers = [data]
+        tickets, at = self.unwritten_tickets, self.file_bytes
+        self.batch = WriteBatch(self.accepted, position, link, starts, self.fold.copy(), tickets, at, data)
         self.unwritten_tickets = 0
         self.pieces = []
         return Write(self.directory, self.name, self.file_bytes, buffers, not self.exists)
 
-    def wrote(self) -> None:
-        """Record that the batch is in the file."""
+    def wrote(self) -> WriteBatch:
+        """Record that the batch is in the file, and return it."""
         batch = self._take_batch()
         for offset, position, link in batch.starts:
             self.index.add(offset, position, link)
@@ -333,6 +277,7 @@ class ObjectState:
         self.written, self.file_bytes, self.link = batch.end, batch.file_bytes, batch.link
         self.written_fold = batch.fold
         self.digests.append((batch.end, batch.fold.value))
+        return batch
 
     def undo_write(self) -> list[PendingAppend]:
         """Discard the unwritten batch and everything accepted after it. Return the refused tickets."""
@@ -349,7 +294,7 @@ class ObjectState:
 
     def forget_sync(self) -> None:
         """Record that the sync has ended without using its result."""
-        self.sync_covers, self.sync_asked = None, False
+        self.sync_covers, self.sync_asked, self.filing = None, False, False
 
     def poison(self) -> list[PendingAppend]:
         """Poison the object after a failed write or sync. Return all tickets: none will be acknowledged.
@@ -366,10 +311,20 @@ class ObjectState:
         return tickets
 
     def next_sync(self) -> Sync | None:
-        """Return a sync of what is written, if one is needed and none runs."""
-        if self.sync_asked or self.poisoned or not self.needs_sync:
+        """Return a sync of what is written, if one is needed and none runs. The log's sync needs none."""
+        direct = self.written > self.covered or not self.entry_covered
+        if self.sync_asked or self.poisoned or not self.exists or not direct:
             return None
         self.sync_asked = True
+        return Sync(self.directory, self.name, not self.entry_durable)
+
+    def filing_sync(self) -> Sync | None:
+        """Return a sync of the file, for what only the log has; None if one runs, which files it, too, or if
+        the file is being removed or replaced.
+        """
+        if self.sync_asked or self.poisoned or self.changing is not None:
+            return None
+        self.sync_asked = self.filing = True
         return Sync(self.directory, self.name, not self.entry_durable)
 
     def sync_begins(self) -> None:
@@ -379,8 +334,20 @@ class ObjectState:
     def was_synced(self) -> list[PendingAppend]:
         """Record that the sync succeeded, and return the tickets it settles."""
         assert self.sync_covers is not None, "a sync ended that did not begin"
-        self.synced, self.sync_covers, self.sync_asked = self.sync_covers, None, False
-        self.entry_durable = True
+        self.filed, self.sync_covers, self.sync_asked, self.filing = self.sync_covers, None, False, False
+        self.entry_durable = self.entry_safe = self.entry_covered = True
+        return self._settle(self.filed)
+
+    def was_logged(self, end: int) -> list[PendingAppend]:
+        """Record that a record of the log is synced with the bytes up to `end`; return what it settles."""
+        self.entry_safe = True
+        return self._settle(end)
+
+    def _settle(self, upto: int) -> list[PendingAppend]:
+        if upto <= self.synced and not self.tickets:
+            return []
+        self.synced = max(self.synced, upto)
+        self.covered = max(self.covered, self.synced)
         covered = bisect_right(self.digests, self.synced, key=_end_of_digest)
         if covered:
             self.synced_digest = self.digests[covered - 1][1]

@@ -9,7 +9,8 @@ from dos_protocol import limits as wire
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
-from dos_server.core.object_state import AppendRefusal, ObjectState
+from dos_server.core.object_state import ObjectState
+from dos_server.core.pending import AppendRefusal
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.core.waiting import WaitingRead

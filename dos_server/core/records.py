@@ -23,7 +23,8 @@ ignored.
 - *Removed*: the object is being removed; if it still exists, the removal is completed (`dos_server.removal`).
 
 Identity, in `identity`: the server's id as 32 hex digits, a space, xxh3-64 of its 16 bytes as 16 hex digits,
-a newline. Nothing else is accepted.
+a newline. While the group log is in use (`group_log.life`), a second line `log 1` follows: releases that do
+not know the log refuse such a directory. Nothing else is accepted.
 """
 
 import struct
@@ -39,6 +40,7 @@ _CLAIM_MAGIC: Final = b"\xd0\x4c"
 _CLAIM: Final = struct.Struct(">2sBBQ16s")
 _MARK: Final = struct.Struct(f">{name_bytes_max}sQBI107s")
 _DIGEST: Final = struct.Struct(">Q")
+_LOG_IN_USE: Final = b"log 1\n"
 CLAIM_BYTES: Final = _CLAIM.size + _DIGEST.size
 assert CLAIM_BYTES == 36
 assert _MARK.size + _DIGEST.size == mark_bytes
@@ -124,9 +126,15 @@ def decode_marks(data: bytes) -> list[ObjectMark | None]:
     return marks
 
 
-def encode_identity(server_id: bytes) -> bytes:
+def encode_identity(server_id: bytes, *, log_in_use: bool = False) -> bytes:
     """Return the bytes of the identity file."""
-    return f"{id_text(check_id(server_id, 'server_id'))} {digest64(server_id):016x}\n".encode("ascii")
+    line = f"{id_text(check_id(server_id, 'server_id'))} {digest64(server_id):016x}\n"
+    return line.encode("ascii") + (_LOG_IN_USE if log_in_use else b"")
+
+
+def is_log_in_use(identity: bytes) -> bool:
+    """Return whether an identity file says that the group log is in use."""
+    return identity.endswith(_LOG_IN_USE)
 
 
 def decode_identity(data: bytes, where: str) -> bytes:
@@ -138,7 +146,7 @@ def decode_identity(data: bytes, where: str) -> bytes:
         server_id = parse_id(data[: 2 * id_bytes].decode("ascii"))
     except (ValueError, UnicodeDecodeError) as error:
         raise CorruptDataError(where, 0, "32 hex digits", repr(data[:40]), "replace the server") from error
-    expected = encode_identity(server_id)
+    expected = encode_identity(server_id, log_in_use=is_log_in_use(data))
     if data != expected:
         raise CorruptDataError(where, 0, repr(expected), repr(data[:60]), "replace the server")
     if server_id == NO_ID:

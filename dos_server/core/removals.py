@@ -24,7 +24,8 @@ from dos_protocol.session_states import SessionState
 from dos_server.core import vocabulary as v
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
-from dos_server.core.object_state import AppendRefusal, ObjectState
+from dos_server.core.object_state import ObjectState
+from dos_server.core.pending import AppendRefusal
 from dos_server.core.reads import Reads
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
@@ -80,10 +81,33 @@ class Removals:
         """Order the removal, whose outcome `removed` returns; or return why it is refused."""
         refusal = self._refuses_session(session, directory) or _refuses(state)
         if refusal is None:
+            refusal = self._order(state, session.number, request_id)
+        if refusal is None:
             state.removing = True
             session.pending += 1
-            self._tables.effects.append(_remove(state, session.number, request_id))
         return refusal
+
+    def _order(self, state: ObjectState, session: int, request_id: int) -> AppendRefusal | None:
+        """Order the removal. If the group log has entries of the object, a record with the removal is synced
+        first: otherwise a restart would replay them.
+        """
+        log = self._tables.log
+
+        def order() -> None:
+            self._tables.effects.append(_remove(state, session, request_id))
+
+        def order_when_filed() -> None:
+            if state.filing:
+                state.after_filing = order
+            else:
+                order()
+
+        if log is None or not log.holds((state.directory, state.name)):
+            order_when_filed()
+            return None
+        if log.remove(state, order_when_filed):
+            return None
+        return AppendRefusal(ErrorCode.BUSY, f"{state.name} was not removed: the group log has no room now")
 
     def removed(self, event: v.Removed) -> RemovalOutcome | None:
         """Return the outcome of the removal; None if it is retried later."""
@@ -97,6 +121,8 @@ class Removals:
         refusal = None
         if event.ending is v.Removal.GONE:
             del directory.objects[event.name]
+            if tables.log is not None:
+                tables.log.gone((event.directory, event.name))
             # a new object of this name gets a higher version, so that a late read of the old one is refused
             tables.object_version = max(tables.object_version, state.version) + 1
             tables.unacknowledged.pop(state, None)
@@ -142,7 +168,7 @@ def _refuses(state: ObjectState) -> AppendRefusal | None:
     """Return why the object cannot be removed now; None if it can."""
     if state.changing is not None:
         return AppendRefusal(ErrorCode.BUSY, state.changing)
-    if state.being_appended or not state.settled:
+    if state.being_appended or not state.may_be_removed:
         return AppendRefusal(ErrorCode.BEING_APPENDED, f"{state.name} is being appended", state.accepted)
     if state.poisoned:
         text = f"{state.name} is poisoned: a write or sync of it failed"

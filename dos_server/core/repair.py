@@ -25,6 +25,7 @@ class RepairInProgress:
         `old`: size and digest of the old copy as it was written. `number`, `root`: unique to this copy.
         """
         self.number = number
+        self.root = root
         self.directory = directory
         self.request = request
         self.request_id = 0

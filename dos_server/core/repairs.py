@@ -25,7 +25,8 @@ from dos_protocol.names import NO_ID
 from dos_server.core import vocabulary as v
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
-from dos_server.core.object_state import AppendRefusal, ObjectState
+from dos_server.core.object_state import ObjectState
+from dos_server.core.pending import AppendRefusal
 from dos_server.core.reads import Reads
 from dos_server.core.repair import RepairInProgress
 from dos_server.core.session import Session
@@ -153,22 +154,27 @@ class Repairs:
             return
         if state is None:
             state = directory.objects[repair.name] = self._tables.new_object(directory, repair.name)
+        install = v.InstallRepair(
+            session.number,
+            repair.directory,
+            repair.name,
+            repair.number,
+            state.exists,
+            state.durable,
+            state.poisoned,
+            state.corrupt_from is not None,
+            state.damaged or not repair.agrees,
+            repair.request.goal_size,
+        )
+        log = self._tables.log
+        if log is None or not log.holds((repair.directory, repair.name)):
+            self._tables.effects.append(install)
+        elif not log.replace(state, repair.root, repair.size, lambda: self._tables.effects.append(install)):
+            text = f"{repair.name} was not repaired: the group log has no room now"
+            self._abort(session, repair, AppendRefusal(ErrorCode.BUSY, text))
+            return
         state.repairing = repair.busy = True
         session.pending += 1
-        self._tables.effects.append(
-            v.InstallRepair(
-                session.number,
-                repair.directory,
-                repair.name,
-                repair.number,
-                state.exists,
-                state.durable,
-                state.poisoned,
-                state.corrupt_from is not None,
-                state.damaged or not repair.agrees,
-                repair.request.goal_size,
-            )
-        )
 
     def _abort(self, session: Session, repair: RepairInProgress, refusal: AppendRefusal) -> None:
         self._tables.drop_repair(session.number)
@@ -189,6 +195,8 @@ class Repairs:
             if session is not None:
                 tables.refuse(session, ErrorCode.POISONED, text, repair.request_id)
         else:
+            if tables.log is not None:
+                tables.log.gone((event.directory, event.name))
             directory.objects[event.name] = tables.recovered_object(
                 event.directory, event.name, event.found, old.version + 1
             )

@@ -199,7 +199,7 @@ class Scrub:
             self._names = deque(sorted(directory.objects))
         while self._names:
             state = directory.objects.get(self._names.popleft())
-            if state is not None and state.synced and self._is_current(state):
+            if state is not None and state.is_filed and state.synced and self._is_current(state):
                 self._object, self._chain = state, beginning(state.root)
                 self._goal = VerifyGoal(state.synced, state.synced_digest)
                 return True

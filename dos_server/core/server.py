@@ -30,6 +30,8 @@ from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import LoadState
 from dos_server.core.greetings import Greetings
+from dos_server.core.logged import GroupLog, LogStart
+from dos_server.core.object_state import ObjectState
 from dos_server.core.reads import Reads
 from dos_server.core.removals import Removals
 from dos_server.core.repairs import Repairs
@@ -64,13 +66,15 @@ class ServerCore:
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
         stamps: StampFiles = NO_FILES,
+        log: LogStart | None = None,
     ) -> None:
         """Create the core.
 
         `incarnation_id`: random bytes, unique to this start of the server. `directory_names`,
         `damaged_names`:
         directories on the disk, and those known to hold a damaged object. `reserve_bytes`: disk space kept
-        free; None derives it from the size of the file system.
+        free; None derives it from the size of the file system. `log`: where the group log continues; None:
+        there is none.
         """
         names = directory_names or set()
         self._tables = tables = Tables(
@@ -83,6 +87,8 @@ class ServerCore:
         self._claims, self._tails = claims, Tails(tables, claims)
         repairs, scrub_ = Repairs(tables, claims, reads), Scrub(tables, reads, scrub)
         self._removals = removals = Removals(tables, claims, reads)
+        if log is not None:
+            tables.log = self._group_log(log)
         off = _why_no_version0(version0=version0, token=token)
         self._version0 = version0_ = V0Service(tables, claims, appends, reads, removals, off=off)
         self._on_event: Final[dict[type[Any], Callable[[Any], None]]] = {
@@ -94,7 +100,10 @@ class ServerCore:
             v.ConnectionEnded: self._ended,
             v.DirectoryLoaded: self._directory_loaded,
             v.ObjectLoaded: self._tails.object_loaded,
-            v.ClaimStored: claims.claim_stored,
+            v.ClaimStored: claims.written,
+            v.ClaimFiled: claims.claim_filed,
+            v.LogDue: self._log_due,
+            v.LogSynced: self._log_synced,
             v.Written: self._written,
             v.SyncBegins: appends.sync_begins,
             v.Synced: self._synced,
@@ -114,20 +123,24 @@ class ServerCore:
             scrub_reads.ScrubReadDone: scrub_.read_done,
         }
         self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
-            m.Hello: greetings.hello,
-            m.Configure: greetings.configure,
-            m.Ping: greetings.ping,
             m.Quit: self._quit,
             m.ChangeDirectory: claims.change_directory,
             m.Append: appends.append,
-            m.Get: reads.get,
-            m.List: reads.list_entries,
-            m.Stat: reads.stat,
             m.Delete: removals.delete,
             m.RepairChunk: repairs.repair,
-            m.Stamp: stamps_.stamp,
-            m.Witness: stamps_.witness,
+            **_messages_of(greetings, stamps_, reads),
         }
+
+    def _group_log(self, log: LogStart) -> GroupLog:
+        tables = self._tables
+        return GroupLog(
+            log,
+            order=lambda effect: tables.effects.append(effect),
+            settled=self._logged,
+            gone=self._gone,
+            find=tables.find,
+            file_claim=self._claims.file,
+        )
 
     def handle(self, event: v.Event, now: float) -> list[v.Effect]:
         """Handle one event and return the effects in the order to perform them. `now`: monotonic seconds."""
@@ -189,7 +202,14 @@ class ServerCore:
     def wants_tick(self) -> bool:
         """Return whether the core needs `Tick` events, because a GET waits or a size is not yet reported."""
         tables = self._tables
-        return bool(tables.unacknowledged or tables.waiting or tables.later or self._version0.wants_tick())
+        waits = tables.unacknowledged or tables.waiting or tables.later or self._version0.wants_tick()
+        return bool(waits or (tables.log is not None and tables.log.wants_tick))
+
+    @property
+    def log_is_due(self) -> bool:
+        """Whether a record of the group log can be written: the shell then reports `LogDue`."""
+        log = self._tables.log
+        return log is not None and log.is_due
 
     def is_welcome(self, session: int) -> bool:
         """Return whether HELLO was answered. Until then the shell applies its time limit for HELLO."""
@@ -277,6 +297,8 @@ class ServerCore:
         self._appends.tick()
         self._reads.tick()
         self._version0.tick()
+        if self._tables.log is not None:
+            self._tables.log.tick(self._tables.now)
 
     def _space_seen(self, event: v.SpaceSeen) -> None:
         self._tables.warn(self._tables.space.seen(*event, self._tables.now))
@@ -289,6 +311,23 @@ class ServerCore:
     def _written(self, event: v.Written) -> None:
         self._appends.written(event)
         self._version0.progress(event.directory, event.name)
+
+    def _log_due(self, event: v.LogDue) -> None:
+        del event
+        if self._tables.log is not None:
+            self._tables.log.write_next(self._tables.now)
+
+    def _log_synced(self, event: v.LogSynced) -> None:
+        assert self._tables.log is not None
+        self._tables.log.synced(event.gone)
+
+    def _gone(self, state: ObjectState) -> None:
+        self._appends.gone(state)
+        self._version0.progress(state.directory, state.name)
+
+    def _logged(self, state: ObjectState, end: int) -> None:
+        self._appends.logged(state, end)
+        self._version0.progress(state.directory, state.name)
 
     def _synced(self, event: v.Synced) -> None:
         self._appends.synced(event)
@@ -339,3 +378,17 @@ def _why_no_version0(*, version0: bool, token: bytes) -> str:
     if not version0:
         return "version 0 is switched off on this server"
     return "this server requires a token, which version 0 cannot carry" if token else ""
+
+
+def _messages_of(greetings: Greetings, stamps: Stamps, reads: Reads) -> dict[type[Any], Callable[..., None]]:
+    """Return the handlers of requests that change no object."""
+    return {
+        m.Hello: greetings.hello,
+        m.Configure: greetings.configure,
+        m.Ping: greetings.ping,
+        m.Get: reads.get,
+        m.List: reads.list_entries,
+        m.Stat: reads.stat,
+        m.Stamp: stamps.stamp,
+        m.Witness: stamps.witness,
+    }

@@ -18,7 +18,7 @@ Pure: sums and their messages.
 from typing import Final
 
 from dos_protocol.errors import ErrorCode
-from dos_server.core.object_state import AppendRefusal
+from dos_server.core.pending import AppendRefusal
 from dos_server.limits import (
     extent_header_bytes,
     new_file_bytes,

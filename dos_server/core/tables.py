@@ -15,8 +15,10 @@ from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import DirectoryState, LoadState
 from dos_server.core.extent import fresh_root
+from dos_server.core.logged import GroupLog
 from dos_server.core.name_table import NameTable
-from dos_server.core.object_state import AppendRefusal, ObjectState
+from dos_server.core.object_state import ObjectState
+from dos_server.core.pending import AppendRefusal
 from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.repair import RepairInProgress
 from dos_server.core.session import Session
@@ -51,7 +53,7 @@ class Tables:
     `object_version`: version of objects created from now on, above that of every removed object.
     `scrubbed`: the directory that is being scrubbed.
     `damaged_names`: directories known to hold a damaged object, for directories that are not in memory.
-    `later`: effects to retry, with their times.
+    `later`: effects to retry, with their times. `log`: the group log, None without one.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Tables:
         self.damaged_names = damaged_names
         self.later: list[tuple[float, v.Effect]] = []
         self.now = 0.0
+        self.log: GroupLog | None = None
 
     def send(self, session: Session, message: m.Message, request_id: int = 0) -> None:
         """Send a message to the session, unless it is closed."""

@@ -109,6 +109,26 @@ class RecordStored(NamedTuple):
     failure: DiskFailure
 
 
+class LogDue(NamedTuple):
+    """All writes that were ordered in this round are reported, so that one record can have them all."""
+
+
+class LogSynced(NamedTuple):
+    """`WriteLog` finished: the record is on stable storage. There is no event for a failure, which ends the
+    server. `gone`: objects whose files were removed or replaced under the running server.
+    """
+
+    gone: frozenset[tuple[str, str]] = frozenset()
+
+
+class ClaimFiled(NamedTuple):
+    """`FileClaim` finished."""
+
+    directory: str
+    claim: ClaimRecord
+    failure: DiskFailure
+
+
 class StampsStored(NamedTuple):
     """`WriteStamps` finished."""
 
@@ -178,6 +198,9 @@ Event = (
     | Written
     | SyncBegins
     | Synced
+    | LogDue
+    | LogSynced
+    | ClaimFiled
     | RecordStored
     | StampsStored
     | Removed
@@ -236,6 +259,33 @@ class Sync(NamedTuple):
     directory: str
     name: str
     entry: bool
+
+
+class WriteLog(NamedTuple):
+    """Put a record of the group log on stable storage, note it in `seen`, then report.
+
+    `seen_bytes`: the length of its header and table. `objects`: directory and name of the objects whose bytes
+    it has. A failure ends the server: see `Halt`.
+    """
+
+    slot: int
+    offset: int
+    record: bytearray
+    seen_bytes: int
+    objects: Sequence[tuple[str, str]]
+
+
+class FileClaim(NamedTuple):
+    """Put a claim that the group log has on stable storage in its file, then report."""
+
+    directory: str
+    claim: ClaimRecord
+
+
+class Halt(NamedTuple):
+    """End the server at once, without syncing anything: only a restart can tell what is on the disk."""
+
+    reason: str
 
 
 class SetMark(NamedTuple):
@@ -307,6 +357,9 @@ Effect = (
     | WriteClaim
     | Write
     | Sync
+    | WriteLog
+    | FileClaim
+    | Halt
     | SetMark
     | WriteStoreRecord
     | WriteStamps

@@ -78,12 +78,15 @@ class MemoryHost:
             storage.store_record(encode_store_record(record))
         storage.stop()
 
-    def start(self, nursery: trio.Nursery, scrub: ScrubPlan = NO_SCRUB) -> None:
-        """Start an incarnation, which accepts connections on return. Raises CorruptDataError, OSError."""
+    def start(self, nursery: trio.Nursery, scrub: ScrubPlan = NO_SCRUB, *, log_bytes: int = 0) -> None:
+        """Start an incarnation, which accepts connections on return. `log_bytes`: see `ObjectServer`. Raises
+        CorruptDataError, OSError."""
         assert self.server is None, "the server runs already"
         self.disk.off = False
         self._ports = self._make_ports()
-        server = ObjectServer(Storage(self.disk), ports=self._ports, scrub=scrub, **self._options)
+        server = ObjectServer(
+            Storage(self.disk), ports=self._ports, scrub=scrub, log_bytes=log_bytes, **self._options
+        )
         if self.without_power:
             self.without_power = False
             self.network.power_back(self.host)

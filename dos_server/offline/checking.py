@@ -31,7 +31,9 @@ from dos_server.core.verify import VerifyGoal, beginning, verify_part
 from dos_server.disk import RealDisk
 from dos_server.disk_errors import is_temporary
 from dos_server.limits import fsck_part_bytes, fsck_part_extents_max, mark_bytes
-from dos_server.offline.disk import PathSeen, ReadOnlyDisk
+from dos_server.log_start import end_log
+from dos_server.offline.disk import PathSeen
+from dos_server.offline.log_view import LogView
 
 
 class NotCheckedError(Exception):
@@ -95,7 +97,7 @@ class Check:
     def run(self) -> CheckReport:
         """Check everything. Raises NotCheckedError if there is no data directory or a server uses it."""
         try:
-            self._disk = ReadOnlyDisk(self._root)
+            self._disk = LogView(self._root)
         except OSError as error:
             raise NotCheckedError(f"cannot open {self._root}: {error.strerror}") from error
         try:
@@ -104,6 +106,7 @@ class Check:
             has_file = changes or "lock" in self._disk.entries("")
             lock = self._disk.lock("lock") if changes else self._disk.lock_existing("lock")
             try:
+                self._replay_log(changes=changes)
                 self._everything()
                 if not has_file and "lock" in self._disk.entries(""):
                     raise NotCheckedError(
@@ -121,6 +124,22 @@ class Check:
             self._disk.shut()
         self.report.complete = True
         return self.report
+
+    def _replay_log(self, *, changes: bool) -> None:
+        """Carry out what the group log holds, as a start does: on the disk if this check changes anything,
+        else in memory.
+        """
+        try:
+            if not changes:
+                self._disk.replay()
+                return
+            disk = RealDisk(self._root)
+            try:
+                end_log(disk)
+            finally:
+                disk.shut()
+        except CorruptDataError as error:
+            self._add(f.of_record(str(error.where), error.expected, error.found, "the server does not start"))
 
     def _add(self, finding: Finding | None) -> None:
         if finding is not None:

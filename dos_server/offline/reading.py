@@ -34,7 +34,8 @@ from dos_server.core.records import NO_CLAIM, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject, judge, lost
 from dos_server.core.scan import DamagedExtentError, ReadAt, ReadWindow, payload_of, walk
 from dos_server.disk_errors import is_temporary
-from dos_server.offline.disk import PathSeen, ReadOnlyDisk
+from dos_server.offline.disk import PathSeen
+from dos_server.offline.log_view import LogView
 
 logger: Final = logging.getLogger("dos.offline")
 _AHEAD_BYTES = 4 * MIB
@@ -65,10 +66,15 @@ class DataDirectory:
         self._logged: set[str] = set()
 
     def __enter__(self) -> Self:
-        self._disk = ReadOnlyDisk(self._root)
+        self._disk = LogView(self._root)
         try:
             self._lock = self._disk.lock_existing("lock")
-            self._server_id, self.record = self._read_identity()
+            try:
+                self._disk.replay()
+                self._server_id, self.record = self._read_identity()
+            except BaseException:
+                self._disk.close(self._lock)
+                raise
         except BlockingIOError as error:
             self._disk.shut()
             raise LocalProtocolError(

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import pytest
 import xxhash
 
-from tests.support.servers import ServerProcess, one_server
+from tests.support.servers import ServerProcess
 
-__all__ = ["one_server"]
 pytestmark = pytest.mark.process
 
 PROTOCOL = Path(__file__).parent.parent.parent / "protocol.md"
@@ -76,8 +75,14 @@ def digest(frame: bytes) -> bytes:
     return xxhash.xxh3_64_digest(frame[:24] + frame[32:])
 
 
-def test_the_worked_session_is_what_a_server_answers(one_server: ServerProcess) -> None:
+@pytest.mark.parametrize("options", [(), ("--group-log", "1")], ids=["each object synced", "group log"])
+def test_the_worked_session_is_what_a_server_answers(tmp_path: Path, options: tuple[str, ...]) -> None:
     # EVIDENCE-OF: P-3
+    with ServerProcess(tmp_path / "data", options=options) as server:
+        _answers_the_session(server)
+
+
+def _answers_the_session(one_server: ServerProcess) -> None:
     with socket.create_connection(one_server.address, timeout=30) as sock:
         for sender, name, documented in documented_session():
             assert documented[24:32] == digest(documented), f"the digest of {name} in protocol.md"

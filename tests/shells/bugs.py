@@ -19,6 +19,7 @@ from dos_server import small_files
 from dos_server.connection import ServerConnection
 from dos_server.core import vocabulary as v
 from dos_server.core.stamps import History
+from dos_server.disk_effects import DiskEffects
 from dos_server.paced_reads import PacedReads
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
@@ -91,10 +92,10 @@ def sync_begins_when_it_ends() -> list[Patch]:
 @bug("R2, row 18")
 def claims_are_answered_before_they_are_stored() -> list[Patch]:
     def store_claim(self: Any, effect: Any) -> Any:
-        self._claim_threads.start(lambda: self._storage.store_claim(effect.directory, effect.claim) and None)
+        self._claims.start(lambda: self._storage.store_claim(effect.directory, effect.claim) and None)
         return v.ClaimStored(effect.directory, effect.claim, v.DiskFailure.NONE)
 
-    return [(ObjectServer, "_store_claim", store_claim)]
+    return [(DiskEffects, "_store_claim", store_claim)]
 
 
 @bug("O10")

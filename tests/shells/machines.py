@@ -6,6 +6,7 @@ Everything is recorded where it leaves the real server's core.
 import errno
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from dos_server.memory.ports import MemoryPorts
 from tests.sim.engine.disk import SimDisk
 from tests.sim.oracles.oracle import Bench
 from tests.sim.store.reported_sizes import ReportedSizes
+from tests.support.group_log import log_bytes_of, removals_in
 
 PORT = 9999
 SLOWEST_S = 2.0
@@ -68,6 +70,8 @@ class Machine:
         rng: Random,
         note: Callable[[str, str], None],
         bench: Bench,
+        *,
+        with_log: bool = False,
     ) -> None:
         self.network = network
         self.name = name
@@ -81,6 +85,7 @@ class Machine:
         self.reported = ReportedSizes()
         self.removing: set[tuple[str, str]] = set()
         self.damaged: dict[str, None] = {}
+        self._with_log, self._starts, self._log_choice = with_log, 0, repr(rng.getstate()).encode()
         self.disk = CuttingDisk()
         self.disk.on_cut = self.power_cut
         self.host = MemoryHost(
@@ -112,8 +117,10 @@ class Machine:
         await self.host.wait_ended()
         if self.up:  # another task has started it meanwhile
             return
+        self._starts += 1
+        log_bytes = log_bytes_of(self._log_choice, self._starts) if self._with_log else 0
         try:
-            self.host.start(nursery, self._scrub)
+            self.host.start(nursery, self._scrub, log_bytes=log_bytes)
         except (CorruptDataError, OSError) as error:
             self._note(self.name, f"cannot start: {error}")
             return
@@ -133,15 +140,16 @@ class Machine:
 
     def _watch_removals(self, perform: dict[type, Any]) -> None:
         """Record removals: from the request on, an object may be gone, also after a crash."""
-        remove = perform[v.RemoveObject]
         self.removing.clear()
 
-        def watched(effect: v.RemoveObject) -> Any:
-            self.removing.add((effect.directory, effect.name))
-            self.reported.remove_requested((effect.directory, effect.name))
-            return remove(effect)
+        def watched(perform_it: Callable[[Any], Any], effect: v.Effect) -> Any:
+            for key in removals_in(effect):
+                self.removing.add(key)
+                self.reported.remove_requested(key)
+            return perform_it(effect)
 
-        perform[v.RemoveObject] = watched
+        for kind in (v.RemoveObject, v.WriteLog):
+            perform[kind] = partial(watched, perform[kind])
 
     def _watch_records(self, perform: dict[type, Any]) -> None:
         """Note the store records that it stores."""

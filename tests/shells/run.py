@@ -38,6 +38,7 @@ from tests.sim.oracles.o4_one_writer import OneWriter
 from tests.sim.oracles.o6_refused import Refused
 from tests.sim.oracles.oracle import Bench
 from tests.sim.result import Result
+from tests.support.group_log import LOG_SEEDS
 
 SAFETY_S = 2.0
 LIVENESS_S = 120.0
@@ -86,7 +87,12 @@ class Cluster:
         members, spares, outside = self.sizes(topology)
         self.machines = [
             Machine(
-                self.network, f"s{number}", rng.stream(f"machine {number}"), self.note, self.history.bench
+                self.network,
+                f"s{number}",
+                rng.stream(f"machine {number}"),
+                self.note,
+                self.history.bench,
+                with_log=rng.seed >= LOG_SEEDS,
             )
             for number in range(members + spares + outside)
         ]

@@ -74,7 +74,8 @@ def _hunt(name: str, first: int, seeds: Iterable[int]) -> Hunt:
 def seeds_for(name: str, first: int, seeds_max: int) -> Iterator[int]:
     """Yield the seeds of a hunt: those whose runs can show the bug."""
     may_show = BUGS[name].where or (lambda rng: True)
-    return islice((seed for seed in count(first) if may_show(RandomStreams(seed))), seeds_max)
+    seeds = count(BUGS[name].first + first)
+    return islice((seed for seed in seeds if may_show(RandomStreams(seed))), seeds_max)
 
 
 def _found(seed: int) -> tuple[str, str] | None:

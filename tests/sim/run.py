@@ -34,6 +34,7 @@ from tests.sim.store.reader import Reader
 from tests.sim.store.server_log import ServerLog
 from tests.sim.store.writer import PACES_S, Stores, Writer
 from tests.sim.visitors.crowd import Crowd, has_visitors
+from tests.support.group_log import LOG_SEEDS
 
 CRASH = "crash"
 """The name of the oracle of a run that ended with an unexpected error."""
@@ -54,6 +55,7 @@ class Cluster:
     def __init__(self, seed: int, trace: Trace) -> None:
         self.rng = rng = RandomStreams(seed)
         self.env = Environment(trace)
+        self.env.with_log = seed >= LOG_SEEDS
         self.history = History(bench(), sometimes=self.env.sometimes)
         topology = rng.topology
         base_s = topology.choice([0.000_1, 0.000_5, 0.005])

@@ -21,9 +21,11 @@ from tests.sim.shrink import shrink
 from tests.sim.test_membership import SEEDS as OF_CHANGING_STORES
 from tests.sim.test_regions import BATCHED as OF_REGIONS
 from tests.sim.test_visitors import SEEDS as OF_VISITORS
+from tests.support.group_log import LOG_SEEDS
 
 BATCH = 25
-BATCHES = 40
+BATCHES = 32
+LOG_BATCHES = 12
 """Many batches, so that all test processes have work until the end. `./run sim --seeds N` runs more seeds."""
 TROUBLED = list(islice((seed for seed in count(1) if has_troubles(RandomStreams(seed))), 40))
 OF_OTHER_TESTS = {
@@ -59,6 +61,13 @@ FOUND_SOON = (
     "short_writes_are_taken_for_whole",
     "the_rest_of_a_short_write_goes_to_the_beginning",
     "appends_to_a_removed_directory_are_acknowledged",
+    "the_log_acknowledges_before_its_sync",
+    "a_segment_is_released_before_its_objects_are_filed",
+    "what_is_replayed_is_not_synced",
+    "claims_are_granted_before_their_record",
+    "claims_are_replayed_as_the_last_entry_says",
+    "the_log_is_halved_at_each_start",
+    "the_log_acknowledges_what_no_name_finds",
 )
 """Bugs that few seeds find, about half of them. The others are hunted by hand, see docs/robustness.md."""
 SOON = 100
@@ -70,6 +79,14 @@ SOON = 100
 def test_nothing_is_lost_with_any_failures(batch: int) -> None:
     seeds = range(1 + batch * BATCH, 1 + (batch + 1) * BATCH)
     for outcome in run_batch(seed for seed in seeds if seed not in OF_OTHER_TESTS):
+        assert not outcome.violation, f"{outcome.violation}\n  {line_of(outcome.seed, None)}"
+
+
+# EVIDENCE-OF: P-1, P-2, P-4, P-5, P-10
+@pytest.mark.parametrize("batch", range(LOG_BATCHES))
+def test_nothing_is_lost_with_group_logs(batch: int) -> None:
+    first = LOG_SEEDS + batch * BATCH
+    for outcome in run_batch(range(first, first + BATCH)):
         assert not outcome.violation, f"{outcome.violation}\n  {line_of(outcome.seed, None)}"
 
 

@@ -14,8 +14,9 @@ def thread_work(storage: Storage, effect: v.Effect) -> Callable[[], v.Event]:
             return lambda: storage.load(directory)
         case v.LoadObject(directory, name):
             return lambda: storage.load_object(directory, name)
-        case v.WriteClaim(directory, claim):
-            return lambda: v.ClaimStored(directory, claim, storage.store_claim(directory, claim))
+        case v.WriteClaim(directory, claim) | v.FileClaim(directory, claim):
+            done = v.ClaimStored if isinstance(effect, v.WriteClaim) else v.ClaimFiled
+            return lambda: done(directory, claim, storage.store_claim(directory, claim))
         case v.ReadData():
             return lambda: storage.read(effect)
         case v.ReadDigest():

@@ -16,6 +16,7 @@ This part handles the course of a stream. `appends` decides the order of writing
 """
 
 from dos_server.core import vocabulary as v
+from dos_server.core.append_checks import refuses_bytes, refuses_session
 from dos_server.core.appends import Appends
 from dos_server.core.object_state import ObjectState
 from dos_server.core.tables import Tables
@@ -81,8 +82,8 @@ class V0Streams:
         state, now = one.target, self._tables.now
         count = len(event.data)
         refusal = (
-            state.refuses_session(event.session)
-            or state.refuses_bytes(count)
+            refuses_session(state, event.session)
+            or refuses_bytes(state, count)
             or self._tables.reserve_space(state, count)
         )
         if refusal is not None:
@@ -135,7 +136,7 @@ class V0Streams:
 
 def _why_not(one: V0Session, state: ObjectState, offset: int) -> str:
     """Return why the session cannot append at that offset, or ''."""
-    refusal = state.refuses_session(one.session.number)
+    refusal = refuses_session(state, one.session.number)
     if refusal is not None:
         return refusal.message
     if offset != state.accepted:

@@ -8,12 +8,12 @@ A bug is a few lines and names the row of the bug classes, or the rule of take-o
 
 from contextlib import AbstractContextManager
 
-from tests.sim.bugs import claims, disk, journal, membership, regions, troubles, visitors
+from tests.sim.bugs import claims, disk, group_log, journal, membership, regions, troubles, visitors
 from tests.sim.bugs.catalogue import BUGS, Bug, planted_from
 
 __all__ = ["BUGS", "Bug", "planted"]
 
-MODULES = (disk, troubles, claims, journal, membership, regions, visitors)
+MODULES = (disk, group_log, troubles, claims, journal, membership, regions, visitors)
 
 
 def planted(name: str | None) -> AbstractContextManager[None]:

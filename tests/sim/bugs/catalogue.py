@@ -20,17 +20,19 @@ class Bug:
     patches: Callable[[], list[Patch]]
     where: Callable[[RandomStreams], bool] | None = None
     """Whether a seed can show it; None: all seeds can."""
+    first: int = 0
+    """Added to the first seed of a hunt."""
 
 
 BUGS: Final[dict[str, Bug]] = {}
 
 
 def bug(
-    breaks: str, where: Callable[[RandomStreams], bool] | None = None
+    breaks: str, where: Callable[[RandomStreams], bool] | None = None, *, first: int = 0
 ) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
     def register(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
         name = patches.__name__
-        BUGS[name] = Bug(name, breaks, patches, where)
+        BUGS[name] = Bug(name, breaks, patches, where, first)
         return patches
 
     return register

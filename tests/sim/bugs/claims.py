@@ -4,6 +4,7 @@ from typing import Any
 
 from dos_protocol import messages as m
 from dos_server.core import vocabulary as v
+from dos_server.core.append_checks import refuses_append
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
@@ -140,7 +141,7 @@ def refused_appends_are_written() -> list[Patch]:
             directory is not None
             and state is not None
             and fenced
-            and not state.refuses(request, session.number)
+            and not refuses_append(state, request, session.number)
         ):
             self.accept(session, directory, state, request.payload, request_id)
 

@@ -7,10 +7,13 @@ Faults of the medium; `nemesis` plans when they happen.
 import errno
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from random import Random
 
 from dos_protocol.digests import Buffer
+from dos_protocol.errors import CorruptDataError
 from dos_server.disk import write_all
+from dos_server.log_start import end_log
 from dos_server.memory.disk import ENDLESS, SECTOR, MemoryDisk, _Folder, _Node
 
 
@@ -57,6 +60,7 @@ class SimDisk(MemoryDisk):
         self.was_full = False
         self.sometimes: Counter[str] = Counter()
         self.unreadable: list[tuple[_Node, int]] = []
+        self._after: dict[bool, tuple[int, SimDisk]] = {}
 
     def _called(self, method: str, what: str) -> None:
         self.calls.clear()
@@ -174,6 +178,29 @@ class SimDisk(MemoryDisk):
         node = self._find(path, durable=True)
         return None if node is None else bytes(node.stable)
 
+    def after_start(self, *, durable: bool = False) -> "SimDisk":
+        """Return the disk as the next start makes it from the group log; itself if no log is in use.
+
+        durable: only what is on the platters. If the start is refused, the files are as they are.
+        """
+        if self.content("life") is None:
+            return self
+        stamp = sum(self._counts.values())
+        if self._after.get(durable, (0, self))[0] != stamp:
+            self._after[durable] = stamp, self._replayed(durable=durable)
+        return self._after[durable][1]
+
+    def _replayed(self, *, durable: bool) -> "SimDisk":
+        copy = SimDisk()
+        copy.root, copy.unreadable = deepcopy((self.root, self.unreadable))
+        if durable:
+            _drop_cache(copy.root)
+        try:
+            end_log(copy)
+        except CorruptDataError:
+            return self
+        return copy
+
     def readable(self, path: str) -> bytes | None:
         """Return the content of a file on the platters up to the first sector that cannot be read; None if
         its name is not durable."""
@@ -187,3 +214,13 @@ class SimDisk(MemoryDisk):
         """Return a whole file as programs see it; None if there is none."""
         node = self._find(path, durable=False)
         return None if node is None else bytes(node.seen)
+
+
+def _drop_cache(folder: _Folder) -> None:
+    folder.seen = dict(folder.stable)
+    for node in folder.stable.values():
+        if isinstance(node, _Folder):
+            _drop_cache(node)
+        else:
+            node.seen = bytearray(node.stable)
+            node.unsynced.clear()

@@ -47,6 +47,8 @@ class Environment:
         self.now = 0.0
         self.steps = 0
         self.trace = trace
+        self.with_log = False
+        """Whether servers may have a group log."""
         self.sometimes: Counter[str] = Counter()
         self._steps_max = steps_max
         self._heap: list[tuple[float, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []

@@ -50,9 +50,9 @@ def check_copies(cluster: "MembershipCluster", record: StoreRecord) -> None:
 
 
 def _holders(members: "Iterable[Machine]", directory: str, name: str, size: int) -> "list[Machine]":
-    seed = object_seed(directory, name)
+    seed, path = object_seed(directory, name), f"d/{directory}/{name}"
     return [
         one
         for one in members
-        if len(payload_of(one.disk.stable(f"d/{directory}/{name}") or b"", seed)) >= size
+        if len(payload_of(one.disk.after_start(durable=True).stable(path) or b"", seed)) >= size
     ]

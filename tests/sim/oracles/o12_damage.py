@@ -67,7 +67,7 @@ class Damage(Oracle):
     def _lacks(machine: "Machine", path: str, reported: int) -> bool:
         return (
             not machine.disk.is_unreadable(path)
-            and len(payload_at(machine.disk.stable(path), path)) < reported
+            and len(payload_at(machine.disk.after_start(durable=True).stable(path), path)) < reported
         )
 
     @staticmethod

@@ -31,6 +31,6 @@ class NothingLost(Oracle):
         for (directory, name), reported in machine.reported.items():
             path = f"d/{directory}/{name}"
             if reported and path not in machine.damaged:
-                found = len(payload_at(machine.disk.content(path), path))
+                found = len(payload_at(machine.disk.after_start().content(path), path))
                 if found < reported:
                     self.object(f"{machine.name} reported {reported} bytes of {path}, and has {found}")

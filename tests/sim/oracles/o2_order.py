@@ -36,7 +36,7 @@ class Order(Oracle):
         for machine in cluster.machines:
             for (directory, name), content in cluster.history.segments.items():
                 path = f"d/{directory}/{name}"
-                found = payload_at(machine.disk.content(path), path)
+                found = payload_at(machine.disk.after_start().content(path), path)
                 if not content.startswith(found):
                     self.object(
                         f"{machine.name} has {len(found)} bytes of {path} that differ from what was written"

@@ -32,6 +32,6 @@ class Listed(Oracle):
         for name, info in infos.items():
             path = f"d/{directory}/{name}"
             if path not in machine.damaged and (directory, name) not in machine.reportable_max:
-                durable = len(payload_at(machine.disk.stable(path), path))
+                durable = len(payload_at(machine.disk.after_start(durable=True).stable(path), path))
                 if info.synced > durable:
                     self.object(f"{machine.name} lists {info.synced} bytes of {path}, {durable} are durable")

@@ -58,6 +58,9 @@ class NoEffect(Oracle):
             for (name, path), ends in self._ends.items():
                 if name != machine.name or (name, path.split("/")[1]) in self._repaired:
                     continue
-                found, most = len(payload_at(machine.disk.content(path), path)), max(ends.values(), default=0)
+                found, most = (
+                    len(payload_at(machine.disk.after_start().content(path), path)),
+                    max(ends.values(), default=0),
+                )
                 if found > most:
                     self.object(f"{name} has {found} bytes of {path}, everything after {most} was refused")

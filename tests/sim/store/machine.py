@@ -21,6 +21,7 @@ from tests.sim.store.reported_sizes import ReportedSizes
 from tests.sim.store.server import Server
 from tests.sim.visitors import LOOSE
 from tests.sim.visitors.files import LooseFiles
+from tests.support.group_log import removals_in
 
 RESTART_S = 1.0
 """After this time a server that could not start is started again."""
@@ -102,11 +103,11 @@ class Machine:
         """Record what is requested of its disk. From now on an object to be removed may be gone, also after a
         crash."""
         self.tails_judged += isinstance(effect, v.LoadObject)
-        if isinstance(effect, v.RemoveObject):
-            self.removing.add((effect.directory, effect.name))
-            self.reported.remove_requested((effect.directory, effect.name))
-            self.reportable_max.pop((effect.directory, effect.name), None)
-            self.removed += 1
+        self.removed += isinstance(effect, v.RemoveObject)
+        for key in removals_in(effect):
+            self.removing.add(key)
+            self.reported.remove_requested(key)
+            self.reportable_max.pop(key, None)
 
     def repaired(self, directory: str, name: str, size: int) -> None:
         """A new copy is installed; from now on only its size counts as reported."""
@@ -151,6 +152,13 @@ class Machine:
         self.disk.cut_in = None
         self.disk.kill()
         self._note("was killed")
+
+    def halt(self, reason: str) -> None:
+        """End the server without syncing anything: a write or sync failed whose bytes the group log has."""
+        self.env.sometimes["log: halt"] += 1
+        self._note(f"halts: {reason}")
+        self.kill()
+        self.env.after(RESTART_S, self.start)
 
     def _new_disk(self) -> None:
         self.disk = SimDisk()

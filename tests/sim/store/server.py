@@ -15,13 +15,14 @@ from dos_protocol.store_record import decode_store_record
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.server import ServerCore
-from dos_server.limits import space_check_seconds
+from dos_server.limits import log_slots, space_check_seconds
 from dos_server.storage import Storage
 from tests.sim.engine.disk import PowerCutError
 from tests.sim.engine.environment import Process
 from tests.sim.engine.network import Wire
 from tests.sim.store.server_session import ServerSession
 from tests.sim.visitors import LOOSE
+from tests.support.group_log import log_bytes_of
 from tests.support.thread_work import thread_work
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ class Server(Process):
         machine.starts += 1
         self.storage = Storage(machine.disk)
         server_id, record, names = self.storage.start(machine.fresh_id)
+        log = None
+        if self.env.with_log and (log_bytes := log_bytes_of(machine.fresh_id, machine.starts)):
+            log = self.storage.start_log(machine.fresh_id, log_bytes // log_slots)
+        else:
+            self.storage.replay_log()
+        names = self.storage.directory_names()  # a replay may have made some
         self.core = ServerCore(
             server_id=server_id,
             incarnation_id=b"%s, boot %d" % (machine.fresh_id, machine.starts),
@@ -49,6 +56,7 @@ class Server(Process):
             damaged_names=self.storage.damaged_among(names),
             scrub=machine.scrub,
             stamps=self.storage.add_stamp(machine.fresh_stamp()),
+            log=log,
         )
         self.scrub = self.core._on_event[scrub_reads.ScrubDue].__self__  # type: ignore[attr-defined]
         self.sessions: dict[int, ServerSession] = {}
@@ -98,6 +106,10 @@ class Server(Process):
                     answer = self._perform(effect)
                     if answer is not None:
                         events.append(answer)
+                    if not self.alive:
+                        return
+                if self.core.log_is_due and due is events[-1]:
+                    events.append(v.LogDue())
         except PowerCutError:
             self.machine.power_cut()
             return
@@ -127,6 +139,11 @@ class Server(Process):
                 return v.Written(effect.directory, effect.name, self.storage.write(effect))
             case v.Sync():
                 self._at_disk(self.machine.speed.other_s, self._begin_sync, effect)
+            case v.WriteLog():
+                self.machine.note_effect(effect)
+                self._at_disk(self.machine.speed.sync_s, self._append_log, effect)
+            case v.Halt():
+                self.machine.halt(effect.reason)
             case v.SetMark():
                 self.storage.set_mark(*effect)
             case v.ForgetDirectory(directory):
@@ -213,6 +230,17 @@ class Server(Process):
                 self.env.sometimes[f"start: case {found.letter}"] += 1
         elif isinstance(event, v.ObjectLoaded) and event.found is not None:
             self.env.sometimes[f"start: case {event.found.letter}"] += 1
+
+    def _append_log(self, effect: v.WriteLog) -> None:
+        try:
+            synced = self.storage.append_log(effect)
+        except PowerCutError:
+            self.machine.power_cut()
+            return
+        except OSError as error:
+            self.machine.halt(f"the log: {error}")
+            return
+        self.feed(synced)
 
     def _begin_sync(self, effect: v.Sync) -> None:
         self.feed(v.SyncBegins(effect.directory, effect.name))

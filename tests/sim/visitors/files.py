@@ -81,7 +81,7 @@ class LooseFile:
 
     def on_platters(self) -> None:
         """Check at the end, when no client writes, that what was reported exists, and nothing else."""
-        found = payload_at(self.machine.disk.content(self.path), self.path)
+        found = payload_at(self.machine.disk.after_start().content(self.path), self.path)
         if not self.content.startswith(found):
             self._object(f"its disk has {len(found)} bytes that differ from what was written")
         if len(found) < self.synced and not self.damaged:
@@ -114,7 +114,7 @@ class LooseFile:
         del self.content[offset:]
 
     def _durable(self, size: int, does: str) -> None:
-        durable = len(payload_at(self.machine.disk.stable(self.path), self.path))
+        durable = len(payload_at(self.machine.disk.after_start(durable=True).stable(self.path), self.path))
         if size > durable and not self.damaged:
             self._object(f"it {does} {size} bytes, {durable} are durable")
 
