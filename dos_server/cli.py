@@ -3,7 +3,7 @@
 | exit code | meaning |
 |---|---|
 | 0 | stopped by SIGTERM or SIGINT |
-| 1 | the data directory was removed or moved while it was served |
+| 1 | the data directory was removed or moved while it was served, or its group log failed |
 | 2 | usage error, or refused to start (below) |
 
 It refuses to start if the data directory is in use, or is not the complete data of one server; if the token
