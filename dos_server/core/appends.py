@@ -88,7 +88,7 @@ class Appends:
         """Order the next write and the next sync of the object, if they are due."""
         # The epoch of the stored claim, not of a held claim whose file is not stored yet: after a crash the
         # extent would carry a higher epoch than the claim file, which counts as damage.
-        write = state.next_write(directory.stored.epoch)
+        write = state.next_write(directory.stored.epoch, for_log=self._tables.log is not None)
         if write is not None:
             self._tables.effects.append(write)
         sync = state.next_sync()

@@ -246,8 +246,10 @@ class ObjectState:
         self.tickets.append(PendingAppend(fold.size, session, request_id, count))
         self.unwritten_tickets += 1
 
-    def next_write(self, epoch: int) -> Write | None:
-        """Return the write of everything accepted, as extents; None if a write runs or nothing is pending."""
+    def next_write(self, epoch: int, *, for_log: bool = False) -> Write | None:
+        """Return the write of everything accepted, as extents; None if a write runs or nothing is pending.
+        `for_log`: keep its bytes if they are few.
+        """
         if self.batch is not None or not self.unwritten_tickets or self.poisoned:
             return None
         position, link, starts, buffers = self.file_bytes, self.link, [], []
@@ -259,7 +261,7 @@ class ObjectState:
             link = link_after(parts[0])
             buffers += parts
         data = None
-        if position - self.file_bytes <= log_small_bytes_max:
+        if for_log and position - self.file_bytes <= log_small_bytes_max:
             data = b"".join(buffers)  # copied: the log needs it after the receive buffer is reused
             buffers = [data]
         tickets, at = self.unwritten_tickets, self.file_bytes

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dos_server.core import vocabulary as v
 from dos_server.core.object_state import ObjectState
+from dos_server.core.pending import WriteBatch
 from dos_server.open_files import OpenFile
 from dos_server.storage import Storage
 from tests.power.disk_state import DiskState
@@ -42,9 +43,10 @@ def test_what_a_session_of_version_0_was_reported_is_never_taken_back(seed: int)
 
 
 def test_status_frames_that_run_ahead_of_the_disk_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def was_written(self: ObjectState) -> None:
-        original(self)
-        self.synced = self.written
+    def was_written(self: ObjectState) -> WriteBatch:
+        batch = original(self)
+        self.synced = self.covered = self.written
+        return batch
 
     original = ObjectState.wrote
     monkeypatch.setattr(ObjectState, "wrote", was_written)

@@ -3,12 +3,15 @@
 from typing import Any
 
 from dos_protocol import messages as m
+from dos_protocol.vocabulary import Append
+from dos_server.core import appends
 from dos_server.core import vocabulary as v
 from dos_server.core.append_checks import refuses_append
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
 from dos_server.core.object_state import ObjectState
+from dos_server.core.pending import AppendRefusal
 from dos_server.core.server import ServerCore
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
@@ -162,16 +165,11 @@ def the_last_object_is_not_listed() -> list[Patch]:
 
 @bug("P-3")
 def size_is_not_compared() -> list[Patch]:
-    original = ObjectState.refuses
-    return [
-        (
-            ObjectState,
-            "refuses",
-            lambda self, append, session: original(
-                self, type(append)(append.name, self.accepted, self.fold.value, append.payload), session
-            ),
-        )
-    ]
+    def refuses(state: ObjectState, append: Append, session: int) -> AppendRefusal | None:
+        sized = Append(append.name, state.accepted, state.fold.value, append.payload)
+        return refuses_append(state, sized, session)
+
+    return [(appends, "refuses_append", refuses)]
 
 
 @bug("row 21")

@@ -180,9 +180,10 @@ def full_disk_leaves_a_part() -> list[Patch]:
 
 @bug("row 24")
 def unsynced_bytes_are_served() -> list[Patch]:
-    def was_written(self: ObjectState) -> None:
-        original(self)
+    def was_written(self: ObjectState) -> Any:
+        batch = original(self)
         self.synced, self.synced_digest = self.written, self.written_fold.value
+        return batch
 
     original = ObjectState.wrote
     return [(ObjectState, "wrote", was_written)]

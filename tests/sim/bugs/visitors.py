@@ -4,8 +4,9 @@ from functools import partial
 from typing import Any
 
 from dos_protocol.vocabulary import Append
+from dos_server.core import append_checks, append_runs, appends
 from dos_server.core.object_state import ObjectState
-from dos_server.core.version0 import wire
+from dos_server.core.version0 import streams, wire
 from dos_server.core.version0.streams import V0Streams
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.visitors.crowd import has_visitors
@@ -25,25 +26,22 @@ def version_0_reports_written_as_synced() -> list[Patch]:
 
 @of_visitors("version 0: a stream has its file locked")
 def streams_lock_nothing() -> list[Patch]:
-    original = ObjectState.refuses_session
+    original = append_checks.refuses_session
 
-    def refuses_session(self: ObjectState, session: int) -> Any:
-        others, self.appender = self.appender, None
+    def refuses_session(state: ObjectState, session: int) -> Any:
+        others, state.appender = state.appender, None
         try:
-            return original(self, self.tickets[-1].session if self.tickets else session)
+            return original(state, state.tickets[-1].session if state.tickets else session)
         finally:
-            self.appender = others
+            state.appender = others
 
-    return [(ObjectState, "refuses_session", refuses_session)]
+    return [(one, "refuses_session", refuses_session) for one in (append_checks, append_runs, streams)]
 
 
 @of_visitors("row 40, P-3: the size alone decides whose content it is")
 def prefix_digests_are_not_compared() -> list[Patch]:
-    original = ObjectState.refuses
+    def refuses(state: ObjectState, append: Append, session: int) -> Any:
+        alike = Append(append.name, append.expected_size, state.fold.value, append.payload)
+        return append_checks.refuses_append(state, alike, session)
 
-    def refuses(self: ObjectState, append: Append, session: int) -> Any:
-        return original(
-            self, Append(append.name, append.expected_size, self.fold.value, append.payload), session
-        )
-
-    return [(ObjectState, "refuses", refuses)]
+    return [(appends, "refuses_append", refuses)]
