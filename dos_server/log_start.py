@@ -25,10 +25,9 @@ from dos_server.core.group_log.record import (
     HEADER_BYTES,
     LogEntry,
     LogPlace,
-    encode_entry,
     encode_record,
     log_seed,
-    padded,
+    record_bytes,
 )
 from dos_server.core.group_log.replay import (
     NO_FILE,
@@ -184,17 +183,11 @@ def _replay(disk: Disk, files: LogFiles, found: list[FoundRecord], life: Life) -
     return result
 
 
-def record_bytes(log: StartedLog, entries: Sequence[LogEntry]) -> int:
-    """Return the size of a record with these entries."""
-    own = sum(len(encode_entry(one)) + one.content_bytes for one in entries)
-    return padded(HEADER_BYTES + own + sum(map(len, log.before)))
-
-
 def append_record(
     log: StartedLog, entries: Sequence[LogEntry], contents: Sequence[Buffer], now: float
 ) -> None:
     """Write and sync one record."""
-    room = log.segments.place(record_bytes(log, entries), log.sequence, now, reserved=True)
+    room = log.segments.place(record_bytes(entries, log.before), log.sequence, now, reserved=True)
     first_segment, first_sequence = log.segments.first_live(room.segment, log.sequence)
     place = LogPlace(log.start, room.segment, log.sequence, first_segment, first_sequence, log.digest)
     record, header, own = encode_record(place, entries, contents, log.before, log.seed)

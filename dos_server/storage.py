@@ -66,8 +66,7 @@ class Storage(DirectoryLoader):
         self._disk.make_folder(OBJECTS)
         # A killed server may have left an identity or a record that is not durable.
         self._disk.sync_folder("")
-        found = self._disk.names(OBJECTS) or []
-        names = {name for name in found if is_name(name)}
+        names = self.directory_names()
         identity = small_files.read(self._disk, "identity")
         if identity is None:
             if names:

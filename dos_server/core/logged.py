@@ -8,8 +8,6 @@ is filed.
 
 Claims, removals and replacements are entries, too: they happen after the sync of their record. What has no
 room in the log goes the direct way, so nothing ever waits for the log to be filed.
-
-Without a log (`NoLog`) everything is direct.
 """
 
 from collections.abc import Callable
@@ -22,9 +20,9 @@ from dos_server.core.group_log.record import (
     EntryKind,
     LogEntry,
     LogPlace,
-    encode_entry,
     encode_record,
     padded,
+    record_bytes,
 )
 from dos_server.core.group_log.segments import Key, Segments
 from dos_server.core.object_state import ObjectState
@@ -196,7 +194,7 @@ class GroupLog:
 
     def write_next(self, now: float) -> None:
         """Order the next record, if entries wait and none is being written. Called once for each event."""
-        if not self._pending or self._in_flight:
+        if not self.is_due:
             return
         self._segments.seal(now)
         pending, self._pending, self._pending_bytes = self._pending, [], 0
@@ -205,8 +203,7 @@ class GroupLog:
     def _write(self, pending: list[Pending], now: float) -> None:
         entries = [one.entry for one in pending]
         reserved = any(one.reserved for one in pending)
-        own = sum(len(encode_entry(one)) + one.content_bytes for one in entries)
-        size = padded(RECORD_HEADER_BYTES + own + sum(map(len, self._before)))
+        size = record_bytes(entries, self._before)
         room = self._segments.place(size, self._sequence, now, reserved=reserved)
         for entry in entries:
             self._segments.holds((entry.directory, entry.name), entry.end)

@@ -78,12 +78,10 @@ def digest(frame: bytes) -> bytes:
 @pytest.mark.parametrize("options", [(), ("--group-log", "1")], ids=["each object synced", "group log"])
 def test_the_worked_session_is_what_a_server_answers(tmp_path: Path, options: tuple[str, ...]) -> None:
     # EVIDENCE-OF: P-3
-    with ServerProcess(tmp_path / "data", options=options) as server:
-        _answers_the_session(server)
-
-
-def _answers_the_session(one_server: ServerProcess) -> None:
-    with socket.create_connection(one_server.address, timeout=30) as sock:
+    with (
+        ServerProcess(tmp_path / "data", options=options) as one_server,
+        socket.create_connection(one_server.address, timeout=30) as sock,
+    ):
         for sender, name, documented in documented_session():
             assert documented[24:32] == digest(documented), f"the digest of {name} in protocol.md"
             if sender == "client":

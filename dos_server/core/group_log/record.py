@@ -151,6 +151,12 @@ def encode_entry(entry: LogEntry) -> bytes:
     return head + names
 
 
+def record_bytes(entries: Iterable[LogEntry], before: Iterable[bytes]) -> int:
+    """Return the size of a record with these entries. `before`: the encoded entries of the record before."""
+    own = sum(_ENTRY.size + len(one.directory) + len(one.name) + one.content_bytes for one in entries)
+    return padded(HEADER_BYTES + own + sum(map(len, before)))
+
+
 def encode_record(
     place: LogPlace,
     entries: Sequence[LogEntry],

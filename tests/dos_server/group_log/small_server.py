@@ -10,14 +10,14 @@ from random import Random
 
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import fresh_root
-from dos_server.core.group_log.record import EntryKind, LogEntry
+from dos_server.core.group_log.record import EntryKind, LogEntry, record_bytes
 from dos_server.core.layout import OBJECTS
 from dos_server.core.object_state import ObjectState
 from dos_server.core.records import ClaimRecord, ObjectMark, encode_claim
 from dos_server.disk import FreeSpace
 from dos_server.limits import log_reserved_bytes
 from dos_server.log_files import LogFiles
-from dos_server.log_start import StartedLog, append_record, record_bytes, start_log
+from dos_server.log_start import StartedLog, append_record, start_log
 from dos_server.memory.disk import MemoryDisk
 from dos_server.storage import Storage
 
@@ -165,7 +165,7 @@ class SmallServer:
 
     def _record(self, entries: list[LogEntry], contents: list[bytes]) -> bool:
         reserved = any(one.kind is not EntryKind.EXTENTS for one in entries)
-        if not self.log.segments.room(record_bytes(self.log, entries), reserved=reserved):
+        if not self.log.segments.room(record_bytes(entries, self.log.before), reserved=reserved):
             return False
         append_record(self.log, entries, contents, self.now)
         for one in entries:
