@@ -14,6 +14,7 @@ from dos_client import (
     open_store,
 )
 from dos_client.core import override_log
+from dos_client.core.comparing import CopyState
 from dos_client.core.override_log import ACCEPT_LOSS, Override
 from dos_client.core.record_log import DIRECTORY
 from dos_client.core.replacement import add
@@ -86,7 +87,9 @@ async def test_two_of_three_are_lost_and_the_last_continues_with_two_new_ones(fi
         begun, finished = await read_overrides(store)
         assert (begun.what, finished.finished) == (ACCEPT_LOSS, True)
         assert any("live: claimed at epoch 1048581, above 5" in line for line in finished.details)
-        assert not (await verify_store(store)).findings
+        # The last entries of the store's own logs are on a quorum. The slowest member may not have them yet.
+        lags = {(one.directory, one.verdict) for one in (await verify_store(store)).findings}
+        assert lags <= {(DIRECTORY, CopyState.BEHIND)}
         seen = (await store.inspect("live")).epoch_seen
         async with await store.claim("live", seen + 1, new_writer()) as claim:
             writer = claim.open_object("y")

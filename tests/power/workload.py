@@ -35,8 +35,8 @@ def make_store_of_one(server: ServerProcess) -> None:
 
 @contextlib.contextmanager
 def until_dark() -> Iterator[None]:
-    """The server is going to die in this block."""
-    with contextlib.suppress(OSError, EOFError):
+    """The server is going to die in this block, and its connections with it. An answer that does not come fails."""
+    with contextlib.suppress(ConnectionError, EOFError):
         yield
 
 

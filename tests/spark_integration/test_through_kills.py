@@ -50,7 +50,7 @@ class Killed:
     """One process of the program, and what it says. A context manager: at the end nothing of it is left."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self._own = Path(mkdtemp(prefix="program", dir=folder))
+        self._folder, self._own = folder, Path(mkdtemp(prefix="program", dir=folder))
         with (self._own / "program.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark_integration.through_program", url, folder, self._own],
@@ -94,7 +94,8 @@ class Killed:
 
     def _words(self) -> str:
         said = "".join(f"{one}\n" for one in self.said)
-        return f"{said}{(self._own / 'program.log').read_text()[-3000:]}"
+        waited = sorted(one.name for one in (self._folder / "reached").iterdir())
+        return f"{said}waited at {waited}\n{(self._own / 'program.log').read_text()[-3000:]}"
 
     def worker(self, run: str, worker: int) -> psutil.Process:
         """The process of a worker, as it last joined. It is one of Spark's."""
