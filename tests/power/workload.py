@@ -35,7 +35,7 @@ def make_store_of_one(server: ServerProcess) -> None:
 
 @contextlib.contextmanager
 def until_dark() -> Iterator[None]:
-    """The server is going to die in this block, and its connections with it. An answer that does not come fails."""
+    """The server dies in this block, and its connections with it. No answer is a failure."""
     with contextlib.suppress(ConnectionError, EOFError):
         yield
 
