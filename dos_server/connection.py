@@ -9,7 +9,6 @@ Only the bytes and time-outs of one peer are handled here. The core decides what
 """
 
 import logging
-from collections import deque
 from typing import Final
 
 import trio
@@ -22,6 +21,7 @@ from dos_server import sockets
 from dos_server.core.version0 import wire as wire0
 from dos_server.inflow import Inflow
 from dos_server.limits import outgoing_bytes_max, shrink_seconds
+from dos_server.outflow import Outflow
 from dos_server.owner import ConnectionOwner
 from dos_server.ports import Socket
 from dos_server.reading import Fed, FrameClock, ReadingState
@@ -29,7 +29,6 @@ from dos_server.turns import ConnectionCost
 
 logger = logging.getLogger("dos.server")
 
-_IOV_MAX: Final = 64
 _APPEND: Final = int(Opcode.APPEND)
 _LONG_ANSWERS: Final = frozenset({int(Opcode.CHANGE_DIRECTORY), int(Opcode.LIST)})
 _RUN_FRAMES_MAX: Final = 256
@@ -38,29 +37,34 @@ _RUN_FRAMES_MAX: Final = 256
 class ServerConnection:
     """One connection of one peer.
 
-    `outgoing_bytes`: queued for the peer and not sent; `reserved_bytes`: answers that are being read from
-    disk; `use` and `has_more`: for the scheduling of `turns`.
+    `reserved_bytes`: answers that are being read from disk. `use` and `has_more`: for the scheduling of
+    `turns`.
     """
 
     def __init__(self, session: int, sock: Socket, owner: ConnectionOwner) -> None:
         self.session = session
-        self.outgoing_bytes = 0
         self.reserved_bytes = 0
         self.closing = self.has_more = False
         self._sock = sock
         self._owner = owner
-        self._outgoing: deque[Buffer] = deque()
+        self._outflow = Outflow(owner.outgoing)
         self._blocked_since: float | None = None
         self._inflow = Inflow(owner.buffers, self.resume)
         self._deferred: Frame | bytes | None = None
         self._reading = ReadingState.PAUSED
-        self._clock = FrameClock(trio.current_time())
+        self._now = owner.turns.clock
+        self._clock = FrameClock(self._now())
         self._peer_gone = self._welcome = False
         self._lacks_room = self._unread = False
         self._scope = trio.CancelScope()
         self._all_read, self._all_sent = trio.Event(), trio.Event()
         self.use = ConnectionCost()
         self._last_read = 0.0
+
+    @property
+    def outgoing_bytes(self) -> int:
+        """Bytes that are queued for the peer and not sent."""
+        return self._outflow.bytes
 
     @property
     def peer(self) -> str:
@@ -81,15 +85,14 @@ class ServerConnection:
             self._end_reading()
             self._stop_watching()
             self._inflow.close()
-            self._outgoing.clear()
-            self._count_outgoing(-self.outgoing_bytes)
+            self._outflow.clear()
             self._sock.close()
 
     def close(self) -> None:
         """Close the connection after everything queued has been sent, or at the send time-out."""
         self.closing = True
         self._end_reading()
-        if not self._outgoing:
+        if not self._outflow.bytes:
             self._all_sent.set()
 
     def abort(self) -> None:
@@ -134,8 +137,7 @@ class ServerConnection:
         if readable and self._reading is ReadingState.ON:
             if self._owner.turns.may_begin(self):
                 self._read()
-            else:
-                self._pause()
+            else:  # it stays registered: two system calls cost more than the reports until its turn
                 self._unread = True
 
     def _read(self) -> None:
@@ -153,7 +155,7 @@ class ServerConnection:
             self._end_reading()
             self._owner.half_closed(self.session)
             return
-        self._clock.last_bytes_at = trio.current_time()
+        self._clock.last_bytes_at = self._now()
         if self._inflow.wrote(count):
             sockets.notice_silence(self._sock)
         self._process_input()
@@ -161,9 +163,9 @@ class ServerConnection:
     def _process_input(self) -> None:
         """Pass on the buffered input, then keep reading or pause because of back-pressure."""
         turns, self._lacks_room = self._owner.turns, False
-        began = turns.clock()
-        fed = self._feed(began + turns.slice_seconds)
-        self.use.add(began, turns.clock())
+        began = self._now()
+        fed = self._feed(began, began + turns.slice_seconds)
+        self.use.add(began, self._now())
         self.has_more = fed is not Fed.ALL
         if fed is Fed.STALLED:
             self._pause()
@@ -188,11 +190,9 @@ class ServerConnection:
 
     def take_turn(self) -> None:
         """Continue when its turn has come: read the socket, or process what is already in the buffer."""
-        if self._reading is not ReadingState.PAUSED:
-            return
-        if self._unread:
+        if self._unread and self._reading is not ReadingState.ENDED:
             self._read()
-        else:
+        elif self._reading is ReadingState.PAUSED:
             self._process_input()
 
     def enforce_timeouts(self, now: float) -> None:
@@ -225,13 +225,13 @@ class ServerConnection:
         """Whether more input is accepted; not if the core is busy, or the peer does not take its answers."""
         if self._deferred is not None and not self._owner.may_answer(self.session, self._deferred):
             return False
-        return self.outgoing_bytes <= self._owner.outgoing.per_peer_max and self._owner.may_read(self.session)
+        return self._outflow.bytes <= self._owner.outgoing.per_peer_max and self._owner.may_read(self.session)
 
-    def _feed(self, until: float) -> Fed:
+    def _feed(self, now: float, until: float) -> Fed:
         """Pass on the buffered frames until the time slice ends."""
         if self._inflow.inlet is not None:
-            return self._feed_version0(self._inflow.inlet, until)
-        clock, over = self._owner.turns.clock, False
+            return self._feed_version0(self._inflow.inlet, now, until)
+        clock, over = self._now, False
         decoder, owner, session = self._inflow.decoder, self._owner, self.session
         before = decoder.buffered
         try:
@@ -246,6 +246,8 @@ class ServerConnection:
                         self._inflow.welcome()
                 else:
                     self._pass_appends(frame)
+                    if not decoder.buffered:  # the usual small append: whether more is wanted is asked later
+                        break
                 if decoder.buffered and clock() >= until:
                     over = True
                     break
@@ -254,9 +256,9 @@ class ServerConnection:
             return Fed.ALL
         anew = decoder.buffered < before
         if anew:
-            self._last_read = trio.current_time()
+            self._last_read = now
         begun = wanted and not over and bool(decoder.buffered)
-        self._clock.watch(trio.current_time(), begun=begun, anew=anew)
+        self._clock.watch(now, begun=begun, anew=anew)
         if over:
             return Fed.YIELDED
         return Fed.ALL if wanted else Fed.STALLED
@@ -277,19 +279,20 @@ class ServerConnection:
         try:
             while following is not None and following.opcode == _APPEND:
                 run.append(following)
-                following = decoder.next_frame() if len(run) < _RUN_FRAMES_MAX else None
+                more = decoder.buffered and len(run) < _RUN_FRAMES_MAX
+                following = decoder.next_frame() if more else None
         finally:
             owner.received_appends(session, run)
         if following is not None:
             owner.received(session, following)
 
-    def _feed_version0(self, inlet: wire0.Inlet, until: float) -> Fed:
+    def _feed_version0(self, inlet: wire0.Inlet, now: float, until: float) -> Fed:
         """Do the same as `_feed`, for version 0: single requests, or the raw bytes of a stream."""
         owner, session = self._owner, self.session
-        clock, over = owner.turns.clock, False
+        clock, over = self._now, False
         requests = 0
         if inlet.buffered:
-            self._last_read = trio.current_time()
+            self._last_read = now
         try:
             while wanted := self.wanted():
                 if owner.is_streaming(session):
@@ -311,7 +314,7 @@ class ServerConnection:
             owner.bad_request(session, error)
             return Fed.ALL
         begun = wanted and not over and bool(inlet.buffered)
-        self._clock.watch(trio.current_time(), begun=begun, anew=bool(requests))
+        self._clock.watch(now, begun=begun, anew=bool(requests))
         if over:
             return Fed.YIELDED
         return Fed.ALL if wanted else Fed.STALLED
@@ -324,29 +327,20 @@ class ServerConnection:
 
     def send(self, frame: Frame) -> None:
         """Queue a frame; `flush` sends it."""
-        head = frame_head(frame)
-        self._outgoing.append(head)
-        count = len(head)
+        self._outflow.add(frame_head(frame))
         if frame.payload:
-            self._outgoing.append(frame.payload)
-            count += len(frame.payload)
-        self._count_outgoing(count)
-
-    def _count_outgoing(self, more: int) -> None:
-        self.outgoing_bytes += more
-        self._owner.outgoing.held += more
+            self._outflow.add(frame.payload)
 
     def send_bytes(self, data: Buffer) -> None:
         """Queue raw bytes, for version 0."""
         if data and not self._peer_gone:
-            self._outgoing.append(data)
-            self._count_outgoing(len(data))
+            self._outflow.add(data)
 
     def flush(self) -> None:
         """Send what the socket accepts now; the rest follows when it is writable again."""
         was_blocked = self._blocked_since is not None
         try:
-            while self._outgoing and self._send_some():
+            while self._outflow.bytes and self._send_some():
                 pass
         except (BlockingIOError, InterruptedError):
             pass
@@ -354,13 +348,13 @@ class ServerConnection:
             self._cannot_send()
             if not self._peer_gone:
                 return
-        if not self._outgoing:
+        if not self._outflow.bytes:
             self._blocked_since = None
         elif not was_blocked:
-            self._blocked_since = trio.current_time()
+            self._blocked_since = self._now()
         if was_blocked is not (self._blocked_since is not None):
             self._watch()
-        if self.closing and not self._outgoing:
+        if self.closing and not self._outflow.bytes:
             self._all_sent.set()
 
     def _cannot_send(self) -> None:
@@ -373,26 +367,15 @@ class ServerConnection:
             self.abort()
             return
         self._peer_gone = True
-        self._outgoing.clear()
-        self._count_outgoing(-self.outgoing_bytes)
+        self._outflow.clear()
         self.resume()
 
     def _send_some(self) -> bool:
         """Send one group of buffers. False: the socket accepted only a part."""
-        outgoing = self._outgoing
-        group = [outgoing[index] for index in range(min(len(outgoing), _IOV_MAX))]
-        count = self._sock.sendmsg(group)
-        self._count_outgoing(-count)
+        complete = self._outflow.send_some(self._sock)
         if self._blocked_since is not None:
-            self._blocked_since = trio.current_time()
-        complete = count == sum(map(len, group))
-        while count:
-            first = outgoing.popleft()
-            if count < len(first):
-                outgoing.appendleft(memoryview(first)[count:])
-                break
-            count -= len(first)
-        if self.outgoing_bytes <= outgoing_bytes_max:
+            self._blocked_since = self._now()
+        if self._outflow.bytes <= outgoing_bytes_max:
             self.resume()
             self._owner.has_sent(self.session)
         return complete

@@ -204,5 +204,11 @@ log_direct_seconds: Final = 1.0
 log_entries_max: Final = 1_024
 log_idle_seconds: Final = 1.0
 """After so long without a record, everything is filed."""
+log_name_seconds: Final = 0.1
+"""How long it may take until an append to an object whose file was removed is noticed (decision 0201)."""
+log_fast_seconds: Final = 0.001
+"""A record that takes more in the event loop is slow: a thread gets the next ones."""
+log_try_records: Final = 64
+"""So many, and then the loop is tried again. After so many in the loop, a thread gets one."""
 log_filing_max: Final = 2
 """Syncs of files at once that only file what the log has."""

@@ -12,7 +12,6 @@ A crash in any step: the next start does the same again.
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from dos_protocol.digests import Buffer
@@ -21,14 +20,7 @@ from dos_server import removal, side_files, small_files
 from dos_server.core.extent import HeaderFault, decode_header, object_seed
 from dos_server.core.failures import DiskFailure
 from dos_server.core.group_log.life import Life, LogState, decode_life, decode_seen, encode_life
-from dos_server.core.group_log.record import (
-    HEADER_BYTES,
-    LogEntry,
-    LogPlace,
-    encode_record,
-    log_seed,
-    record_bytes,
-)
+from dos_server.core.group_log.record import HEADER_BYTES, LogEntry, log_seed
 from dos_server.core.group_log.replay import (
     NO_FILE,
     FileFacts,
@@ -39,6 +31,7 @@ from dos_server.core.group_log.replay import (
 )
 from dos_server.core.group_log.segments import Segments
 from dos_server.core.group_log.survey import FoundRecord, LogSurvey, RecordPlace, survey, unused_numbers
+from dos_server.core.group_log.tail import LogTail
 from dos_server.core.layout import MEND, OBJECTS, torn_name
 from dos_server.core.records import (
     NO_CLAIM,
@@ -68,24 +61,11 @@ class LogContent(NamedTuple):
     bytes: int
 
 
-@dataclass
-class StartedLog:
-    """The log of this start, and what its next record needs. `before`: the last one's encoded entries."""
-
-    files: LogFiles
-    segments: Segments
-    start: int
-    seed: int
-    sequence: int
-    digest: int
-    before: list[bytes] = field(default_factory=list)
-
-
 class NoLogSpaceError(Exception):
     """There is no space for the slots of a log that is not in use."""
 
 
-def start_log(disk: Disk, fresh_key: bytes, files: LogFiles, free: FreeSpace) -> StartedLog:
+def start_log(disk: Disk, fresh_key: bytes, files: LogFiles, free: FreeSpace) -> LogTail:
     """Replay the log of a data directory and begin a new part of it. `free`: space of the disk, of which new
     slots leave as much as they take, and the reserve.
 
@@ -124,11 +104,11 @@ def start_log(disk: Disk, fresh_key: bytes, files: LogFiles, free: FreeSpace) ->
         small_files.replace(disk, "", LIFE, encode_life(life))  # a marked identity without `life` is refused
         _mark_identity(disk, log_in_use=True)
     segments = Segments(log_slots, files.slot_bytes, next_segment, busy)
-    started = StartedLog(files, segments, now.starts, seed, next_sequence, 0)
-    append_record(started, [], [], 0.0)
+    log = LogTail(segments, now.starts, seed, next_sequence)
+    append_record(log, files, [], [], 0.0)
     if not in_use:  # after the record: a log in use without any record is refused
         small_files.replace(disk, "", LIFE, encode_life(now))
-    return started
+    return log
 
 
 def end_log(disk: Disk) -> None:
@@ -184,19 +164,13 @@ def _replay(disk: Disk, files: LogFiles, found: list[FoundRecord], life: Life) -
 
 
 def append_record(
-    log: StartedLog, entries: Sequence[LogEntry], contents: Sequence[Buffer], now: float
+    log: LogTail, files: LogFiles, entries: Sequence[LogEntry], contents: Sequence[Buffer], now: float
 ) -> None:
     """Write and sync one record."""
-    room = log.segments.place(record_bytes(entries, log.before), log.sequence, now, reserved=True)
-    first_segment, first_sequence = log.segments.first_live(room.segment, log.sequence)
-    place = LogPlace(log.start, room.segment, log.sequence, first_segment, first_sequence, log.digest)
-    record, header, own = encode_record(place, entries, contents, log.before, log.seed)
-    log.files.append(RecordPlace(room.slot, room.offset), record)
-    log.files.see(memoryview(record)[: HEADER_BYTES + header.table_bytes])
-    for one in entries:
-        log.segments.holds((one.directory, one.name), one.end)
+    slot, offset, record, seen_bytes, first_segment = log.next_record(entries, contents, now, reserved=True)
+    files.append(RecordPlace(slot, offset), record)
+    files.see(memoryview(record)[:seen_bytes])
     log.segments.synced(first_segment)
-    log.sequence, log.digest, log.before = log.sequence + 1, header.digest, own
 
 
 class _Replay:

@@ -141,8 +141,7 @@ class OperatingSystem:
     async def in_thread(self, call: Callable[[], T], limiter: trio.CapacityLimiter | None = None) -> T:
         return await trio.to_thread.run_sync(call, limiter=limiter)
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
     def fresh_id(self) -> bytes:
         return os.urandom(16)

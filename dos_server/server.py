@@ -29,7 +29,7 @@ from dos_server.limits import (
     space_check_seconds,
     sync_threads_max,
 )
-from dos_server.log_thread import LogThread
+from dos_server.log_writer import LogWriter
 from dos_server.owner import Resumable
 from dos_server.paced_reads import PacedReads
 from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Workers
@@ -64,7 +64,7 @@ class ObjectServer:
         `reserve_bytes`: disk space that appends must leave free; None: the default for the size of the disk.
         `log_bytes`: size of the group log; 0: every object is synced in its own file.
         """
-        self._storage, self._ports = storage, ports
+        self._storage, self._ports, self._now = storage, ports, ports.monotonic
         self.server_id, self._core = start_core(
             storage,
             ports,
@@ -91,7 +91,14 @@ class ObjectServer:
             sync_threads_max,
         )
         self._writes = Writes(storage, self._done, self.readiness, ports)
-        self._log_thread = LogThread(storage, ports, self.readiness, self._done, self._halt)
+        self._log_writer = LogWriter(
+            storage,
+            ports,
+            self.readiness,
+            done=self._done,
+            halt=self._halt,
+            is_slow=lambda: self._writes.is_slow,
+        )
         self._effects = DiskEffects(storage, ports, self.readiness, self._done, self._connections)
         self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._done, ports)
         self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy, ports), scrub
@@ -101,7 +108,7 @@ class ObjectServer:
             v.ForgetDirectory: lambda one: storage.forget(one.directory),
             v.Write: self._writes.write,
             v.Sync: self._sync_threads.submit,
-            v.WriteLog: self._log_thread.start,
+            v.WriteLog: self._log_writer.write,
             v.Halt: lambda one: self._halt(one.reason),
             v.SetMark: lambda one: storage.set_mark(*one),
             v.ReadData: self._reads.submit,
@@ -254,13 +261,15 @@ class ObjectServer:
             one.resume()
 
     def _feed_one(self, event: v.Event) -> None:
-        events: deque[v.Event] = deque((event,))
-        now = trio.current_time()
-        while events:
-            for effect in self._core.handle(events.popleft(), now):
-                answer = self._perform[type(effect)](effect)
+        now, perform = self._now(), self._perform
+        events: deque[v.Event] = deque()
+        following: v.Event | None = event
+        while following is not None:
+            for effect in self._core.handle(following, now):
+                answer = perform[type(effect)](effect)
                 if answer is not None:
                     events.append(answer)
+            following = events.popleft() if events else None
 
     async def _ticker(self) -> None:
         while True:
@@ -272,7 +281,7 @@ class ObjectServer:
     async def _housekeeper(self) -> None:
         while True:
             await trio.sleep(_HOUSEKEEPING_SECONDS)
-            now = trio.current_time()
+            now = self._now()
             for connection in list(self._connections.values()):
                 connection.enforce_timeouts(now)
 
@@ -343,5 +352,5 @@ class ObjectServer:
 
     def _join_threads(self) -> None:
         """Wait until all disk threads have finished their current work."""
-        for threads in (self._sync_threads, self._log_thread, self._writes, self._reads, self._effects):
+        for threads in (self._sync_threads, self._log_writer, self._writes, self._reads, self._effects):
             threads.close()

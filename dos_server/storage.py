@@ -29,8 +29,8 @@ from dos_server import removal, side_files, small_files
 from dos_server.core import records
 from dos_server.core import vocabulary as v
 from dos_server.core.group_log.survey import RecordPlace
+from dos_server.core.group_log.tail import LogTail
 from dos_server.core.layout import OBJECTS, STAMPS, WITNESSED
-from dos_server.core.logged import LogStart
 from dos_server.core.records import ClaimRecord, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.stamps import History, StampFiles, decode_history, decode_witnesses, encode_history
@@ -147,7 +147,7 @@ class Storage(DirectoryLoader):
 
     # The group log
 
-    def start_log(self, fresh_key: bytes, slot_bytes: int) -> LogStart | None:
+    def start_log(self, fresh_key: bytes, slot_bytes: int) -> LogTail | None:
         """Replay the group log and begin a new part of it. Before anything else is read. None, with a
         warning, if there is no space for a log: every object is synced in its own file then.
 
@@ -156,13 +156,12 @@ class Storage(DirectoryLoader):
         """
         self._log = LogFiles(self._disk, slot_bytes)
         try:
-            started = start_log(self._disk, fresh_key, self._log, self.free_space())
+            return start_log(self._disk, fresh_key, self._log, self.free_space())
         except NoLogSpaceError as error:
             logger.warning("no space for the group log: %s", error)
             self._log.close()
             self._log = None
             return None
-        return LogStart(started.segments, started.start, started.seed, started.sequence, started.digest)
 
     def replay_log(self) -> None:
         """Replay the group log if it is in use, and use it no more. Raises as `start_log`."""
@@ -232,17 +231,18 @@ class Storage(DirectoryLoader):
         try:
             if create:
                 self._make_folder(directory)
-            with self._files.use(path, create=create) as file:
-                try:
-                    self._disk.write(file.handle, position, buffers)
-                except OSError as error:
-                    if failure_of(error) is v.DiskFailure.FAILED or not self._undone(file, effect):
-                        file.writes += 1
-                        raise OSError(
-                            errno.EIO, f"a part of the write may be in the file: {error}"
-                        ) from error
-                    raise
+            file = self._files.take(path, create=create)  # without `use`: every append comes here
+            try:
+                self._disk.write(file.handle, position, buffers)
+            except OSError as error:
+                if failure_of(error) is v.DiskFailure.FAILED or not self._undone(file, effect):
+                    file.writes += 1
+                    raise OSError(errno.EIO, f"a part of the write may be in the file: {error}") from error
+                raise
+            else:
                 file.writes += 1
+            finally:
+                self._files.leave(file)
         except OSError as error:
             logger.error("write of %s/%s: %s", directory, name, error)
             if create and failure_of(error) is not v.DiskFailure.FAILED:

@@ -3,7 +3,7 @@
 Claims are decided in `claims`, sizes and digests in `object_state`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
@@ -110,8 +110,9 @@ class Appends:
             if log is not None and data is not None and log.takes(state, begin, len(data), now):
                 log.add_extents(state, batch.position, data)
             if state.tickets:
-                self._tables.unacknowledged.setdefault(state, self._tables.now + watermark_seconds_max)
-            self._write_and_sync(directory, state)
+                self._tables.unacknowledged.setdefault(state, now + watermark_seconds_max)
+            if state.unwritten_tickets or state.needs_direct_sync:
+                self._write_and_sync(directory, state)
         elif event.failure is not v.DiskFailure.FAILED:
             refused = state.undo_write()
             if not state.exists:
@@ -197,12 +198,11 @@ class Appends:
         self._reads.wake(state)
 
     def _acknowledge(
-        self, directory: DirectoryState, state: ObjectState, settled: Iterable[PendingAppend]
+        self, directory: DirectoryState, state: ObjectState, settled: Sequence[PendingAppend]
     ) -> None:
         """Send one durability ack to each session whose appends the sync settled."""
-        for number, group in groupby(settled, _session_of):
-            tickets = list(group)
-            session = self._release(number, sum(map(_bytes_of, tickets)), len(tickets))
+        for number, group in [(settled[0].session, settled)] if len(settled) == 1 else _by_session(settled):
+            session = self._release(number, sum(map(_bytes_of, group)), len(group))
             if session is not None and self.may_receive_acks(session, directory):
                 self.send_ack(state, session)
         if not state.tickets:
@@ -267,3 +267,8 @@ class Appends:
             directory = tables.directories.get(state.directory)
             if session is not None and directory is not None and self.may_receive_acks(session, directory):
                 self.send_ack(state, session)
+
+
+def _by_session(settled: Sequence[PendingAppend]) -> Iterator[tuple[int, Sequence[PendingAppend]]]:
+    for number, group in groupby(settled, _session_of):
+        yield number, list(group)

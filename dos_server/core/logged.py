@@ -10,21 +10,14 @@ Claims, removals and replacements are entries, too: they happen after the sync o
 room in the log goes the direct way, so nothing ever waits for the log to be filed.
 """
 
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from dos_protocol.digests import Buffer
 from dos_server.core import vocabulary as v
-from dos_server.core.group_log.record import HEADER_BYTES as RECORD_HEADER_BYTES
-from dos_server.core.group_log.record import (
-    EntryKind,
-    LogEntry,
-    LogPlace,
-    encode_record,
-    padded,
-    record_bytes,
-)
-from dos_server.core.group_log.segments import Key, Segments
+from dos_server.core.group_log.record import EntryKind, LogEntry, entry_bytes
+from dos_server.core.group_log.segments import Key
+from dos_server.core.group_log.tail import LogTail
 from dos_server.core.object_state import ObjectState
 from dos_server.core.records import ClaimRecord, encode_claim
 from dos_server.limits import (
@@ -33,6 +26,7 @@ from dos_server.limits import (
     log_entries_max,
     log_filing_max,
     log_idle_seconds,
+    log_name_seconds,
     log_small_bytes_max,
 )
 
@@ -40,25 +34,14 @@ Then = Callable[[], None]
 
 
 class Pending(NamedTuple):
-    """An entry that waits for a record. `then` is called when it is synced. `state`: the object whose bytes
-    it has; None for other entries.
+    """An entry that waits for a record. `state`: the object whose bytes it has. `then` is called when another
+    entry is synced.
     """
 
     entry: LogEntry
     content: Buffer
-    then: Then
-    reserved: bool
     state: ObjectState | None = None
-
-
-class LogStart(NamedTuple):
-    """Where the log continues after its first record of this start."""
-
-    segments: Segments
-    start: int
-    seed: int
-    sequence: int
-    digest: int
+    then: Then | None = None
 
 
 class GroupLog:
@@ -68,7 +51,7 @@ class GroupLog:
 
     def __init__(
         self,
-        begin: LogStart,
+        tail: LogTail,
         *,
         order: Callable[[v.Effect], None],
         settled: Callable[[ObjectState, int], None],
@@ -76,13 +59,15 @@ class GroupLog:
         find: Callable[[str, str], ObjectState | None],
         file_claim: Callable[[str], None],
     ) -> None:
-        self._segments, self._start, self._seed, self._sequence, self._digest = begin
-        self._before: list[bytes] = []
+        self._tail, self._segments = tail, tail.segments
         self._order, self._settled, self._gone = order, settled, gone
         self._find, self._file_claim = find, file_claim
         self._pending: list[Pending] = []
-        self._pending_bytes = 0
-        self._in_flight: list[Pending] = []
+        self._content_bytes = self._table_bytes = 0
+        """Of what is pending."""
+        self._reserved = False
+        """Whether something pending may use the reserved part of a slot."""
+        self._in_flight: list[Pending] | None = None
         self._first_segment = 0
         """That the record in flight names."""
         self._used_at = 0.0
@@ -102,28 +87,22 @@ class GroupLog:
         if count > log_small_bytes_max or state.written - state.synced > log_small_bytes_max:
             state.direct_until = now + log_direct_seconds
             return False
-        return self._has_room(count)
+        return self._has_room(entry_bytes(state.directory, state.name), count)
 
     def add_extents(self, state: ObjectState, position: int, data: Buffer) -> None:
         """Log the bytes that were just written; `takes` has returned True."""
-        kind = EntryKind.EXTENTS if len(data) else EntryKind.CREATED
-        entry = LogEntry(
-            kind,
-            state.directory,
-            state.name,
-            state.root,
-            position if len(data) else 0,
-            state.written,
-            len(data),
-        )
-        end = state.covered = state.written
-        state.entry_covered = True
-        self._add(entry, data, lambda: self._settled(state, end), state=state)
+        count, end = len(data), state.written
+        if count:
+            entry = LogEntry(EntryKind.EXTENTS, state.directory, state.name, state.root, position, end, count)
+        else:
+            entry = LogEntry(EntryKind.CREATED, state.directory, state.name, state.root, 0, end, 0)
+        state.covered, state.entry_covered = end, True
+        self._add(Pending(entry, data, state))
 
     def holds(self, key: Key) -> bool:
         """Return whether a start could replay an entry of this object, or of this directory's claim."""
         waits = any(
-            (one.entry.directory, one.entry.name) == key for one in (*self._pending, *self._in_flight)
+            (one.entry.directory, one.entry.name) == key for one in (*self._pending, *(self._in_flight or ()))
         )
         return waits or self._segments.may_hold(key)
 
@@ -136,24 +115,21 @@ class GroupLog:
         return self._add_bare(EntryKind.REPLACED, state, new_root, size, then)
 
     def _add_bare(self, kind: EntryKind, state: ObjectState, position: int, end: int, then: Then) -> bool:
-        if not self._has_room(0, reserved=True):
-            return False
-        self._add(
-            LogEntry(kind, state.directory, state.name, state.root, position, end, 0),
-            b"",
-            then,
-            reserved=True,
+        return self._add_reserved(
+            LogEntry(kind, state.directory, state.name, state.root, position, end, 0), b"", then
         )
-        return True
 
     def claim(self, directory: str, claim: ClaimRecord, then: Then) -> bool:
         """Log a claim. False: there is no room now, so it is stored in its file."""
         data = encode_claim(claim)
-        if not self._has_room(len(data), reserved=True):
+        entry = LogEntry(EntryKind.CLAIM, directory, "", 0, 0, claim.epoch, len(data))
+        return self._add_reserved(entry, data, then)
+
+    def _add_reserved(self, entry: LogEntry, content: Buffer, then: Then) -> bool:
+        if not self._has_room(entry_bytes(entry.directory, entry.name), len(content), reserved=True):
             return False
-        self._add(
-            LogEntry(EntryKind.CLAIM, directory, "", 0, 0, claim.epoch, len(data)), data, then, reserved=True
-        )
+        self._reserved = True
+        self._add(Pending(entry, content, then=then))
         return True
 
     def gone(self, key: Key) -> None:
@@ -170,64 +146,60 @@ class GroupLog:
 
     # Records
 
-    def _has_room(self, count: int, *, reserved: bool = False) -> bool:
-        if len(self._pending) >= log_entries_max or self._pending_bytes + count > log_content_bytes_max:
+    def _has_room(self, table_bytes: int, content_bytes: int, *, reserved: bool = False) -> bool:
+        """Whether an entry and content of these sizes fit into the next record."""
+        content_bytes += self._content_bytes
+        if len(self._pending) >= log_entries_max or content_bytes > log_content_bytes_max:
             return False
-        return self._segments.room(self._record_bytes(count), reserved=reserved)
+        return self._tail.has_room(self._table_bytes + table_bytes, content_bytes, reserved=reserved)
 
-    def _record_bytes(self, more: int) -> int:
-        """Return an upper bound of the next record's size, with one more entry of `more` bytes."""
-        entries = (len(self._pending) + 1 + len(self._in_flight or self._before)) * _ENTRY_BYTES_MAX
-        return padded(RECORD_HEADER_BYTES + entries + self._pending_bytes + more)
-
-    def _add(
-        self,
-        entry: LogEntry,
-        content: Buffer,
-        then: Then,
-        *,
-        reserved: bool = False,
-        state: ObjectState | None = None,
-    ) -> None:
-        self._pending.append(Pending(entry, content, then, reserved, state))
-        self._pending_bytes += len(content)
+    def _add(self, one: Pending) -> None:
+        self._pending.append(one)
+        self._content_bytes += len(one.content)
+        self._table_bytes += entry_bytes(one.entry.directory, one.entry.name)
 
     def write_next(self, now: float) -> None:
         """Order the next record, if entries wait and none is being written. Called once for each event."""
         if not self.is_due:
             return
         self._segments.seal(now)
-        pending, self._pending, self._pending_bytes = self._pending, [], 0
-        self._write(pending, now)
+        self._write(now)
 
-    def _write(self, pending: list[Pending], now: float) -> None:
-        entries = [one.entry for one in pending]
-        reserved = any(one.reserved for one in pending)
-        size = record_bytes(entries, self._before)
-        room = self._segments.place(size, self._sequence, now, reserved=reserved)
-        for entry in entries:
-            self._segments.holds((entry.directory, entry.name), entry.end)
-        self._first_segment, first = self._segments.first_live(room.segment, self._sequence)
-        place = LogPlace(self._start, room.segment, self._sequence, self._first_segment, first, self._digest)
-        contents = [one.content for one in pending]
-        record, header, self._before = encode_record(place, entries, contents, self._before, self._seed)
-        self._sequence, self._digest, self._used_at = self._sequence + 1, header.digest, now
-        self._in_flight = pending or [_NOTHING]
-        seen = RECORD_HEADER_BYTES + header.table_bytes
-        objects = [(one.entry.directory, one.entry.name) for one in pending if one.state is not None]
-        self._order(v.WriteLog(room.slot, room.offset, record, seen, objects))
+    def _write(self, now: float) -> None:
+        pending, self._pending, self._content_bytes, self._table_bytes = self._pending, [], 0, 0
+        reserved, self._reserved = self._reserved, False
+        entries, contents = [one.entry for one in pending], [one.content for one in pending]
+        slot, offset, record, seen_bytes, self._first_segment = self._tail.next_record(
+            entries, contents, now, reserved=reserved
+        )
+        self._in_flight, self._used_at = pending, now
+        objects = self._due_checks([one.state for one in pending if one.state is not None], now)
+        self._order(v.WriteLog(slot, offset, record, seen_bytes, objects))
+
+    @staticmethod
+    def _due_checks(states: Iterable[ObjectState], now: float) -> list[Key]:
+        """Return the objects whose names were not checked for a while. One `stat` for each record and object
+        would cost more than the record.
+        """
+        due = [state for state in states if state.named_until <= now]
+        for state in due:
+            state.named_until = now + log_name_seconds
+        return [(state.directory, state.name) for state in due]
 
     def synced(self, gone: frozenset[Key]) -> None:
         """Handle the sync of the record in flight. The shell reports `LogDue` next, if entries wait. What was
         written to files that are `gone` is not acknowledged: nobody would find it by name.
         """
-        done, self._in_flight = self._in_flight, []
+        done, self._in_flight = self._in_flight, None
+        assert done is not None, "a record was synced that was not written"
         self._segments.synced(self._first_segment)
-        for one in done:
-            if one.state is not None and (one.entry.directory, one.entry.name) in gone:
-                self._gone(one.state)
-            else:
-                one.then()
+        for entry, _, state, then in done:
+            if then is not None:
+                then()
+            elif state is not None and gone and (entry.directory, entry.name) in gone:
+                self._gone(state)
+            elif state is not None:
+                self._settled(state, entry.end)
 
     # Filing
 
@@ -235,8 +207,8 @@ class GroupLog:
         """File what the oldest sealed segment has; when nothing was logged for a while, everything."""
         self._segments.seal(now, idle=now - self._used_at >= log_idle_seconds)
         self._file()
-        if self._segments.may_free and not self._in_flight and not self._pending:
-            self._write([], now)  # only a synced record frees the slots of released segments
+        if self._segments.may_free and self._in_flight is None and not self._pending:
+            self._write(now)  # only a synced record frees the slots of released segments
 
     def _file(self) -> None:
         """Order syncs of what is to be filed, a few at a time: appends are waiting for the disk, too."""
@@ -262,8 +234,4 @@ class GroupLog:
     @property
     def is_due(self) -> bool:
         """Whether a record can be written now."""
-        return bool(self._pending) and not self._in_flight
-
-
-_ENTRY_BYTES_MAX: Final = 28 + 2 * 128
-_NOTHING: Final = Pending(LogEntry(EntryKind.CREATED, "d", "o", 0, 0, 0, 0), b"", lambda: None, False)  # noqa: FBT003
+        return bool(self._pending) and self._in_flight is None

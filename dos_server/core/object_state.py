@@ -70,6 +70,7 @@ class ObjectState:
         "judging",
         "link",
         "name",
+        "named_until",
         "pieces",
         "poisoned",
         "removing",
@@ -109,7 +110,7 @@ class ObjectState:
         self.root = (found.root if found else 0) or fresh_root
         self.link = found.link if found and found.link is not None else self.root
         self.written = self.covered = self.synced = self.filed = found.size if found else 0
-        self.direct_until = 0.0
+        self.direct_until = self.named_until = 0.0
         self.file_bytes = found.file_bytes if found else 0
         self.synced_digest = self.fold.value
         self.corrupt_from: int | None = found.size if found and found.corrupt else None
@@ -219,14 +220,16 @@ class ObjectState:
         return ObjectInfo(self.name, received, size, digest, self.being_appended, self.damaged, self.poisoned)
 
     def fold_to_change(self) -> PrefixDigest:
-        """Return the fold of the accepted bytes, as an object separate from the fold of the written bytes.
+        """Return the fold of the accepted bytes, as an object separate from the fold of the written bytes and
+        of the write in progress.
 
-        The two share one object while they are equal: a server may hold tens of thousands of objects without
+        They share one object while they are equal: a server may hold tens of thousands of objects without
         appends.
         """
-        if self.fold is self.written_fold:
-            self.fold = self.fold.copy()
-        return self.fold
+        fold, batch = self.fold, self.batch
+        if fold is self.written_fold or (batch is not None and fold is batch.fold):
+            self.fold = fold = fold.copy()
+        return fold
 
     def accept(self, payload: Buffer, session: int, request_id: int) -> None:
         """Accept the bytes. The caller has checked `refuses`."""
@@ -265,7 +268,7 @@ class ObjectState:
             data = b"".join(buffers)  # copied: the log needs it after the receive buffer is reused
             buffers = [data]
         tickets, at = self.unwritten_tickets, self.file_bytes
-        self.batch = WriteBatch(self.accepted, position, link, starts, self.fold.copy(), tickets, at, data)
+        self.batch = WriteBatch(self.accepted, position, link, starts, self.fold, tickets, at, data)
         self.unwritten_tickets = 0
         self.pieces = []
         return Write(self.directory, self.name, self.file_bytes, buffers, not self.exists)
@@ -312,10 +315,14 @@ class ObjectState:
         self.tickets.clear()
         return tickets
 
+    @property
+    def needs_direct_sync(self) -> bool:
+        """Whether something is written that neither a sync nor a record of the log covers."""
+        return self.exists and (self.written > self.covered or not self.entry_covered)
+
     def next_sync(self) -> Sync | None:
         """Return a sync of what is written, if one is needed and none runs. The log's sync needs none."""
-        direct = self.written > self.covered or not self.entry_covered
-        if self.sync_asked or self.poisoned or not self.exists or not direct:
+        if self.sync_asked or self.poisoned or not self.needs_direct_sync:
             return None
         self.sync_asked = True
         return Sync(self.directory, self.name, not self.entry_durable)

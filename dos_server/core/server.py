@@ -30,7 +30,8 @@ from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import LoadState
 from dos_server.core.greetings import Greetings
-from dos_server.core.logged import GroupLog, LogStart
+from dos_server.core.group_log.tail import LogTail
+from dos_server.core.logged import GroupLog
 from dos_server.core.object_state import ObjectState
 from dos_server.core.reads import Reads
 from dos_server.core.removals import Removals
@@ -66,7 +67,7 @@ class ServerCore:
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
         stamps: StampFiles = NO_FILES,
-        log: LogStart | None = None,
+        log: LogTail | None = None,
     ) -> None:
         """Create the core.
 
@@ -131,7 +132,7 @@ class ServerCore:
             **_messages_of(greetings, stamps_, reads),
         }
 
-    def _group_log(self, log: LogStart) -> GroupLog:
+    def _group_log(self, log: LogTail) -> GroupLog:
         tables = self._tables
         return GroupLog(
             log,

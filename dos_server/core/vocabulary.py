@@ -264,8 +264,8 @@ class Sync(NamedTuple):
 class WriteLog(NamedTuple):
     """Put a record of the group log on stable storage, note it in `seen`, then report.
 
-    `seen_bytes`: the length of its header and table. `objects`: directory and name of the objects whose bytes
-    it has. A failure ends the server: see `Halt`.
+    `seen_bytes`: the length of its header and table. `objects`: directory and name of objects whose bytes it
+    has, and whose names are checked afterwards. A failure ends the server: see `Halt`.
     """
 
     slot: int

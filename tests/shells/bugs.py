@@ -145,8 +145,7 @@ def bytes_that_did_not_fit_are_dropped() -> list[Patch]:
     def send_some(self: Any) -> bool:
         whole = original(self)
         if not whole:
-            self._outgoing.clear()
-            self._count_outgoing(-self.outgoing_bytes)
+            self._outflow.clear()
         return whole
 
     return [(ServerConnection, "_send_some", send_some)]

@@ -151,24 +151,18 @@ def encode_entry(entry: LogEntry) -> bytes:
     return head + names
 
 
-def record_bytes(entries: Iterable[LogEntry], before: Iterable[bytes]) -> int:
-    """Return the size of a record with these entries. `before`: the encoded entries of the record before."""
-    own = sum(_ENTRY.size + len(one.directory) + len(one.name) + one.content_bytes for one in entries)
-    return padded(HEADER_BYTES + own + sum(map(len, before)))
+def entry_bytes(directory: str, name: str) -> int:
+    """Return the size of an entry in a table."""
+    return _ENTRY.size + len(directory) + len(name)
 
 
 def encode_record(
-    place: LogPlace,
-    entries: Sequence[LogEntry],
-    contents: Iterable[Buffer],
-    before: Sequence[bytes],
-    seed: int,
-) -> tuple[bytearray, LogHeader, list[bytes]]:
-    """Return the bytes of a record, its header, and its encoded entries for the record that follows.
+    place: LogPlace, own: Sequence[bytes], contents: Iterable[Buffer], before: Sequence[bytes], seed: int
+) -> tuple[bytearray, int]:
+    """Return the bytes of a record and its header digest.
 
-    `before`: the encoded entries of the record before.
+    `own`: its encoded entries. `before`: those of the record before.
     """
-    own = [encode_entry(entry) for entry in entries]
     table = b"".join((*own, *before))
     data = bytearray(HEADER_BYTES)
     data += table
@@ -176,21 +170,16 @@ def encode_record(
     for content in contents:
         data += content
     content_bytes = len(data) - content_at
-    assert content_bytes == sum(entry.content_bytes for entry in entries)
     assert content_bytes <= log_content_bytes_max
-    table_digest = digest64(table)
     content_digest = xxhash.xxh3_64_intdigest(memoryview(data)[content_at:])
     _HEADER.pack_into(
-        data, 0, MAGIC, VERSION, 0, len(table), content_bytes, len(own), len(before), *place, table_digest,
+        data, 0, MAGIC, VERSION, 0, len(table), content_bytes, len(own), len(before), *place, digest64(table),
         content_digest,
     )  # fmt: skip
     digest = xxhash.xxh3_64_intdigest(memoryview(data)[: _HEADER.size], seed)
     _DIGEST.pack_into(data, _HEADER.size, digest)
     data += bytes(padded(len(data)) - len(data))
-    header = LogHeader(
-        len(table), content_bytes, len(own), len(before), *place, table_digest, content_digest, digest
-    )
-    return data, header, own
+    return data, digest
 
 
 def decode_header(data: Buffer, seed: int) -> LogHeader | LogHeaderFault:

@@ -10,14 +10,15 @@ from random import Random
 
 from dos_server.core import vocabulary as v
 from dos_server.core.extent import fresh_root
-from dos_server.core.group_log.record import EntryKind, LogEntry, record_bytes
+from dos_server.core.group_log.record import EntryKind, LogEntry, entry_bytes
+from dos_server.core.group_log.tail import LogTail
 from dos_server.core.layout import OBJECTS
 from dos_server.core.object_state import ObjectState
 from dos_server.core.records import ClaimRecord, ObjectMark, encode_claim
 from dos_server.disk import FreeSpace
 from dos_server.limits import log_reserved_bytes
 from dos_server.log_files import LogFiles
-from dos_server.log_start import StartedLog, append_record, start_log
+from dos_server.log_start import append_record, start_log
 from dos_server.memory.disk import MemoryDisk
 from dos_server.storage import Storage
 
@@ -65,7 +66,7 @@ class SmallServer:
         self.storage = Storage(disk)
         self.storage.start(b"s" * 16)
         self.files = LogFiles(disk, SLOT_BYTES)
-        self.log: StartedLog = start_log(disk, b"k" * 16, self.files, FreeSpace(0, 0))
+        self.log: LogTail = start_log(disk, b"k" * 16, self.files, FreeSpace(0, 0))
         self.objects: dict[Key, ObjectState] = {}
         self.covered: dict[Key, int] = {}
         """Up to where each object is logged or synced."""
@@ -165,9 +166,10 @@ class SmallServer:
 
     def _record(self, entries: list[LogEntry], contents: list[bytes]) -> bool:
         reserved = any(one.kind is not EntryKind.EXTENTS for one in entries)
-        if not self.log.segments.room(record_bytes(entries, self.log.before), reserved=reserved):
+        table_bytes = sum(entry_bytes(one.directory, one.name) for one in entries)
+        if not self.log.has_room(table_bytes, sum(map(len, contents)), reserved=reserved):
             return False
-        append_record(self.log, entries, contents, self.now)
+        append_record(self.log, self.files, entries, contents, self.now)
         for one in entries:
             self.in_log.add((one.directory, one.name))
         return True

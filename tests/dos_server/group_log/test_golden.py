@@ -11,6 +11,7 @@ from dos_server.core.group_log.record import (
     EntryKind,
     LogEntry,
     LogPlace,
+    encode_entry,
     encode_record,
     log_seed,
 )
@@ -36,10 +37,9 @@ def written() -> tuple[bytes, bytes]:
     seed, before, digest, slot, seen = log_seed(KEY), list[bytes](), 0, b"", b""
     for sequence, entries in enumerate(ENTRIES, start=41):
         place = LogPlace(5, 8, sequence, 8, 41, digest)
-        record, header, before = encode_record(
-            place, [one for one, _ in entries], [content for _, content in entries], before, seed
-        )
-        digest, seen = header.digest, bytes(record[: HEADER_BYTES + header.table_bytes])
+        own = [encode_entry(one) for one, _ in entries]
+        record, digest = encode_record(place, own, [content for _, content in entries], before, seed)
+        seen, before = bytes(record[: HEADER_BYTES + len(b"".join((*own, *before)))]), own
         slot += record
     return slot + bytes(8192), seen
 

@@ -4,7 +4,15 @@ import pytest
 
 from dos_protocol.errors import CorruptDataError
 from dos_server.core.group_log.life import Life, LogState, decode_life, decode_seen, encode_life
-from dos_server.core.group_log.record import EntryKind, LogEntry, LogPlace, encode_record, log_seed
+from dos_server.core.group_log.record import (
+    EntryKind,
+    LogEntry,
+    LogPlace,
+    decode_header,
+    encode_entry,
+    encode_record,
+    log_seed,
+)
 
 KEY = bytes(range(16))
 SEED = log_seed(KEY)
@@ -27,11 +35,12 @@ def test_life_is_whole_or_refused(state: LogState) -> None:
 
 def test_seen_is_whole_or_ignored() -> None:
     entry = LogEntry(EntryKind.EXTENTS, "d", "o", 7, 0, 9, 9)
-    record, header, _ = encode_record(LogPlace(1, 1, 1, 1, 1, 0), [entry], [bytes(9)], [], SEED)
-    seen = bytes(record[: 88 + header.table_bytes])
+    own = encode_entry(entry)
+    record, _ = encode_record(LogPlace(1, 1, 1, 1, 1, 0), [own], [bytes(9)], [], SEED)
+    seen = bytes(record[: 88 + len(own)])
     found = decode_seen(seen, SEED)
     assert found is not None
-    assert (found.header, found.entries) == (header, (entry,))
+    assert (found.header, found.entries) == (decode_header(record, SEED), (entry,))
     assert decode_seen(seen + bytes(500), SEED) == found, "a longer one was there before"
     for bit in range(8 * len(seen)):
         flipped = bytearray(seen)

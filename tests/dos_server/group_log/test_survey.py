@@ -14,6 +14,8 @@ from dos_server.core.group_log.record import (
     LogEntry,
     LogHeader,
     LogPlace,
+    decode_header,
+    encode_entry,
     encode_record,
     log_seed,
 )
@@ -36,10 +38,13 @@ class Written:
             kind = EntryKind.EXTENTS if size else EntryKind.CREATED
             entry = LogEntry(kind, "dir", f"o{number}", 7, 0, size, size)
             place = LogPlace(start, 1, number + 1, 1, first, digest)
-            data, header, before = encode_record(place, [entry], [content], before, SEED)
+            own = [encode_entry(entry)]
+            data, digest = encode_record(place, own, [content], before, SEED)
+            header, before = decode_header(data, SEED), own
+            assert isinstance(header, LogHeader)
             self.data[offset : offset + len(data)] = data
             self.records.append((offset, header, (entry,), content))
-            digest, offset = header.digest, offset + len(data)
+            offset += len(data)
 
     def found(self) -> list[FoundRecord]:
         return list(scan_slot(lambda at, count: bytes(self.data[at : at + count]), 0, SLOT_BYTES, SEED))
@@ -196,9 +201,9 @@ def test_a_record_inside_of_contents_is_none() -> None:
     """A client may send the bytes of a record, if it knew the key; a scan steps over contents."""
     rng = Random(3)
     place = LogPlace(9, 9, 99, 9, 99, 0)
-    forged, _, _ = encode_record(place, [], [], [], SEED)
+    forged, _ = encode_record(place, [], [], [], SEED)
     log = Written([1], rng=rng)
     entry = LogEntry(EntryKind.EXTENTS, "d", "o", 7, 0, 8, 3 * len(forged))
-    data, _, _ = encode_record(LogPlace(1, 1, 1, 1, 1, 0), [entry], [forged * 3], [], SEED)
+    data, _ = encode_record(LogPlace(1, 1, 1, 1, 1, 0), [encode_entry(entry)], [forged * 3], [], SEED)
     log.data[: len(data)] = data
     assert [one.header.sequence for one in log.found()] == [1]
