@@ -31,6 +31,7 @@ from dos_server.allocator import keep_large_blocks
 from dos_server.core.quantities import parse_rate, parse_span
 from dos_server.core.scrub import ScrubPlan
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
+from dos_server.limits import log_bytes_default
 from dos_server.wording import path_argument
 
 DEFAULT_ADDRESS = "127.0.0.1:9999"
@@ -101,7 +102,7 @@ def serve(
             " is refused. Default 16, and at most a sixteenth of the disk.",
         ),
     ] = None,
-    group_log: GroupLog = 0,
+    group_log: GroupLog = log_bytes_default // MIB,
     scrub_rate: ScrubRate = "8MB/s",
     scrub_every: ScrubEvery = "24h",
     as_json: Annotated[bool, typer.Option("--json", help="Print the startup line as JSON.")] = False,

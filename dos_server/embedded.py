@@ -9,6 +9,7 @@ import socket
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 import trio
 
@@ -16,9 +17,12 @@ from dos_protocol.addresses import address_text
 from dos_protocol.names import id_text
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.disk import RealDisk
-from dos_server.limits import connections_waiting_max
+from dos_server.limits import connections_waiting_max, log_bytes_embedded
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
+
+LOG_BYTES: Final = log_bytes_embedded
+"""A size of the group log for a server that is the only one of its store."""
 
 
 class DataDirectoryInUseError(Exception):
@@ -152,10 +156,16 @@ def start(
     token: bytes = b"",
     version0: bool = True,
     scrub: ScrubPlan = NO_SCRUB,
+    log_bytes: int = 0,
 ) -> EmbeddedServer:
     """Serve the data directory from a thread of this process. Connections are accepted when this returns.
 
-    `port` 0 picks a free port. Raises DataDirectoryInUseError, CorruptDataError (not the complete data of one
-    server), OSError.
+    `port` 0 picks a free port. `log_bytes`: size of the group log; 0: every object is synced in its own file.
+    If a sync of the log fails, or the directory is moved, the server ends and the reason is logged; after a
+    start, what was acknowledged is there.
+
+    Raises DataDirectoryInUseError, CorruptDataError (not the complete data of one server), OSError.
     """
-    return EmbeddedServer(OpenServer(data_dir, host, port, token=token, version0=version0, scrub=scrub))
+    return EmbeddedServer(
+        OpenServer(data_dir, host, port, token=token, version0=version0, scrub=scrub, log_bytes=log_bytes)
+    )

@@ -185,6 +185,9 @@ if buffers_needed_bytes_max - buffers_optional_bytes_max < wire.payload_bytes_ma
 if 512 % mark_bytes:
     raise ValueError("a mark must not cross a sector")
 
+log_bytes_default: Final = 64 * MIB
+"""Size of the group log of `dos serve`: all its slots together."""
+log_bytes_embedded: Final = 16 * MIB
 log_align_bytes: Final = 4 * KIB
 """A record of the group log begins at a multiple of this, so that no two share a block of the disk."""
 log_content_bytes_max: Final = 1 * MIB
@@ -206,9 +209,5 @@ log_idle_seconds: Final = 1.0
 """After so long without a record, everything is filed."""
 log_name_seconds: Final = 0.1
 """How long it may take until an append to an object whose file was removed is noticed (decision 0201)."""
-log_fast_seconds: Final = 0.001
-"""A record that takes more in the event loop is slow: a thread gets the next ones."""
-log_try_records: Final = 64
-"""So many, and then the loop is tried again. After so many in the loop, a thread gets one."""
 log_filing_max: Final = 2
 """Syncs of files at once that only file what the log has."""

@@ -29,7 +29,7 @@ from dos_server.limits import (
     space_check_seconds,
     sync_threads_max,
 )
-from dos_server.log_writer import LogWriter
+from dos_server.log_thread import LogThread
 from dos_server.owner import Resumable
 from dos_server.paced_reads import PacedReads
 from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Workers
@@ -44,6 +44,8 @@ _TICK_SECONDS: Final = 0.05
 _HOUSEKEEPING_SECONDS: Final = 0.25
 _EVENT_BATCH: Final = v.BatchEnded()
 _LOG_DUE: Final = v.LogDue()
+_LOG: Final = ("", "log")
+"""The log among the objects whose syncs show that the disk is slow."""
 
 
 class ObjectServer:
@@ -91,14 +93,7 @@ class ObjectServer:
             sync_threads_max,
         )
         self._writes = Writes(storage, self._done, self.readiness, ports)
-        self._log_writer = LogWriter(
-            storage,
-            ports,
-            self.readiness,
-            done=self._done,
-            halt=self._halt,
-            is_slow=lambda: self._writes.is_slow,
-        )
+        self._log_thread = LogThread(storage, ports, self.readiness, self._log_synced, self._halt)
         self._effects = DiskEffects(storage, ports, self.readiness, self._done, self._connections)
         self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._done, ports)
         self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy, ports), scrub
@@ -108,7 +103,7 @@ class ObjectServer:
             v.ForgetDirectory: lambda one: storage.forget(one.directory),
             v.Write: self._writes.write,
             v.Sync: self._sync_threads.submit,
-            v.WriteLog: self._log_writer.write,
+            v.WriteLog: self._write_log,
             v.Halt: lambda one: self._halt(one.reason),
             v.SetMark: lambda one: storage.set_mark(*one),
             v.ReadData: self._reads.submit,
@@ -289,9 +284,9 @@ class ObjectServer:
         while not self.gone:
             await trio.sleep(space_check_seconds)
             await self._measure_space()
-            self.gone = await self._ports.in_thread(self._storage.why_gone)
-        logger.critical("%s; the server stops, because its data could not be found again", self.gone)
-        self._served.cancel()
+            gone = await self._ports.in_thread(self._storage.why_gone)
+            if gone:
+                self._end(f"{gone}; the server stops, because its data could not be found again")
 
     async def _measure_space(self) -> None:
         """Report the free space to the core. statfs runs in a thread, because it may be slow."""
@@ -325,11 +320,11 @@ class ObjectServer:
         `SyncBegins`, so the core must process that event before a thread can start the sync."""
         while (effect := self._sync_threads.next_due()) is not None:
             self._feed_one(v.SyncBegins(effect.directory, effect.name))
-            self._writes.sync_began(effect)
+            self._writes.sync_began(effect.directory, effect.name)
             self._sync_threads.begin(effect)
 
     def _sync_ended(self, event: v.Synced) -> None:
-        self._writes.sync_ended(event)
+        self._writes.sync_ended(event.directory, event.name)
         self._done(event)
 
     def _done(self, event: v.Event | None) -> None:
@@ -337,6 +332,14 @@ class ObjectServer:
         if event is not None:
             self._batch_is_open = True
             self._feed_one(event)
+
+    def _write_log(self, effect: v.WriteLog) -> None:
+        self._writes.sync_began(*_LOG)
+        self._log_thread.start(effect)
+
+    def _log_synced(self, event: v.Event) -> None:
+        self._writes.sync_ended(*_LOG)
+        self._done(event)
 
     def _is_busy(self) -> bool:
         """Whether the disk works for clients."""
@@ -346,11 +349,16 @@ class ObjectServer:
         """End without syncing anything: the kernel shows bytes that the disk may lack, and a restart replays
         them from the log.
         """
-        self.gone = self.gone or reason
         self._storage.halted = True
+        self._end(f"{reason}; the server stops, and replays the group log at its next start")
+
+    def _end(self, reason: str) -> None:
+        """Stop serving, for a reason that was not asked for."""
+        logger.critical("%s", reason)
+        self.gone = self.gone or reason
         self._served.cancel()
 
     def _join_threads(self) -> None:
         """Wait until all disk threads have finished their current work."""
-        for threads in (self._sync_threads, self._log_writer, self._writes, self._reads, self._effects):
+        for threads in (self._sync_threads, self._log_thread, self._writes, self._reads, self._effects):
             threads.close()

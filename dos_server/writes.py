@@ -40,22 +40,17 @@ class Writes:
     def busy(self) -> bool:
         return self._threads.busy
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether the event loop must not touch the disk now."""
-        return self._is_slow_at(self._clock())
+    def sync_began(self, directory: str, name: str) -> None:
+        """Note the start of a sync. An object has one at a time, as the log has; they end in any order."""
+        self._syncs[directory, name] = self._clock()
 
-    def sync_began(self, sync: v.Sync) -> None:
-        """Note the start of a sync. An object has one at a time; they end in any order."""
-        self._syncs[sync.directory, sync.name] = self._clock()
-
-    def sync_ended(self, synced: v.Synced) -> None:
-        del self._syncs[synced.directory, synced.name]
+    def sync_ended(self, directory: str, name: str) -> None:
+        del self._syncs[directory, name]
 
     def write(self, effect: v.Write) -> v.Written | None:
         """Write now and return the result; None: a thread writes, and `on_result` gets the result."""
         began = self._clock()
-        if self._is_slow_at(began):
+        if self._is_slow(began):
             buffers = [bytes(one) for one in effect.buffers]
             self._waiting_bytes += sum(map(len, buffers))
             self._threads.start(effect._replace(buffers=list(buffers)))
@@ -66,7 +61,7 @@ class Writes:
             self._slow_until = ended + slow_disk_seconds
         return v.Written(effect.directory, effect.name, failure)
 
-    def _is_slow_at(self, now: float) -> bool:
+    def _is_slow(self, now: float) -> bool:
         if now < self._slow_until or self._waiting_bytes:
             return True
         for began in self._syncs.values():  # the first is the oldest

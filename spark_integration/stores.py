@@ -49,7 +49,7 @@ def choose_store(
     if not one_machine:
         raise StoreNotChosenError(f"no store was named, and {master} is not local. {HOW_TO_START_ONE}")
     directory = Path(data_dir) if data_dir is not None else Path(tempfile.mkdtemp(prefix="dos-store-"))
-    server = embedded.start(directory, token=token)
+    server = embedded.start(directory, token=token, log_bytes=embedded.LOG_BYTES)
     logger.warning("no store was named: using an embedded server with one copy, in %s", directory)
     try:
         trio.run(_update_address, server.url, token)

@@ -19,6 +19,8 @@ pytest_plugins = ["tests.support.second_chance"]
 ROOT = Path(__file__).parent.parent
 SPARK_TESTS = "tests/spark_integration/"
 HOSTS_TESTS = "tests/hosts/"
+GROUP_LOG_MIB = "1"
+"""Of the servers that tests start as processes: so small that its slots are used again."""
 SCHEDULED_ALONE = ("tests/sim/test_sim.py", "tests/shells/test_shells.py")
 """Files whose tests share nothing and take long together. They come last: all processes have work until the
 end."""
@@ -54,6 +56,7 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("JAVA_TOOL_OPTIONS", class_archive.jvm_options())
+    os.environ.setdefault("DOS_GROUP_LOG", GROUP_LOG_MIB)
 
 
 @cache

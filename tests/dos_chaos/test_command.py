@@ -131,7 +131,9 @@ def read_back_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_violation_is_reported_and_its_evidence_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disks lose a chain; of another chain, what is read back is wrong."""
+    """The disks lose a chain; of another chain, what is read back is wrong. With a group log the
+    servers would know what they lost."""
+    monkeypatch.setenv("DOS_GROUP_LOG", "0")
     lose_a_chain(monkeypatch)
     read_back_wrong(monkeypatch)
     folder = tmp_path / "d"

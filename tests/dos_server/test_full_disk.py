@@ -13,7 +13,7 @@ from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import KIB, MIB
 from dos_server.disk import RealDisk
-from tests.support.servers import ServerProcess
+from tests.support.servers import NO_LOG, ServerProcess
 from tests.support.small_disk import SmallDisk, small_disk
 from tests.support.v0_client import LostError, V0Connection
 from tests.support.wire import Wire
@@ -156,7 +156,7 @@ def test_where_nothing_is_kept_a_full_disk_refuses_whole_appends_all_the_same(di
 
 def test_a_tail_torn_on_a_full_disk_is_cut_when_there_is_space_without_a_restart(disk: SmallDisk) -> None:
     # EVIDENCE-OF: P-1, P-2
-    with ServerProcess(disk.path / "server", options=("--reserve-mib", "0")) as server:
+    with ServerProcess(disk.path / "server", options=("--reserve-mib", "0", *NO_LOG)) as server:
         with Wire(server.address) as wire:
             wire.ask(m.ChangeDirectory("dir"))
             wire.append("o", b"", BLOCK)

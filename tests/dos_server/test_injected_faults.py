@@ -11,11 +11,11 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
-from tests.support.servers import ServerProcess, one_server
+from tests.support.servers import ServerProcess, one_server, server_without_log
 from tests.support.strace import PWRITES, SYNCS, WRITES, Injected
 from tests.support.wire import Wire
 
-__all__ = ["one_server"]
+__all__ = ["one_server", "server_without_log"]
 pytestmark = pytest.mark.process
 
 FOLDER = Path("d") / "dir"
@@ -46,58 +46,60 @@ def acked_size(wire: Wire, name: str) -> int:
 
 
 def test_a_failed_fsync_poisons_is_never_tried_again_and_counts_for_nothing_after_a_restart(
-    one_server: ServerProcess, log: Path
+    server_without_log: ServerProcess, log: Path
 ) -> None:
     # EVIDENCE-OF: P-1, P-2
-    with Wire(one_server.address) as wire:
+    with Wire(server_without_log.address) as wire:
         wire.claim("dir")
         good = written(wire, "o", b"good" * 1000)
-        with Injected(one_server.pid, log, f"trace={SYNCS}", f"inject={SYNCS}:error=EIO"):
+        with Injected(server_without_log.pid, log, f"trace={SYNCS}", f"inject={SYNCS}:error=EIO"):
             requests = [wire.append("o", good, b"lost" * 1000), wire.append("new", b"", b"lost too")]
             assert [wire.answer(one).code for one in requests] == [ErrorCode.POISONED] * 2
             assert content_of(wire, "o") == good, "bytes of before are served"
             claim = wire.ask(m.ChangeDirectory("dir", claim=True, epoch=2, writer_id=b"x" * 16))
             assert claim.code == ErrorCode.POISONED, "a claim that cannot be made durable is not given"
-    with Wire(one_server.address) as wire:  # the disk is well again
+    with Wire(server_without_log.address) as wire:  # the disk is well again
         claim = wire.claim("dir", epoch=2, writer_id=b"x" * 16)
         assert {info.name: (info.synced, info.poisoned) for info in claim.entries} == {
             "o": (len(good), True),
             "new": (0, True),
         }
-        healthy = Injected(one_server.pid, log.with_name("healthy.log"), f"trace={SYNCS}")
+        healthy = Injected(server_without_log.pid, log.with_name("healthy.log"), f"trace={SYNCS}")
         with healthy:
             for content in (good, good + b"lost" * 1000):
                 assert wire.answer(wire.append("o", content, b"x")).code == ErrorCode.POISONED
             written(wire, "other", b"goes on")
             assert content_of(wire, "o") == good
-            assert one_server.stop() == 0
+            assert server_without_log.stop() == 0
         assert {call.file for call in healthy.calls()} & {"o", "new"} == set(), "no second sync"
     first = [call.file for call in Injected(0, log).calls()]
     assert (first.count("o"), first.count("new")) == (1, 1)
-    one_server.restart()
-    with Wire(one_server.address) as wire:
+    server_without_log.restart()
+    with Wire(server_without_log.address) as wire:
         claim = wire.claim("dir", epoch=3)
         assert {info.name: info.synced for info in claim.entries}["o"] == len(good)
         assert content_of(wire, "o") == good
-        assert list((one_server.data / FOLDER).glob(".torn.o.*")), "what was cut is kept aside"
+        assert list((server_without_log.data / FOLDER).glob(".torn.o.*")), "what was cut is kept aside"
         wire.append("o", good, b"again")
         wire.wait_synced("o", len(good) + 5)
 
 
-def test_a_failed_write_poisons_its_object_and_no_other(one_server: ServerProcess, log: Path) -> None:
+def test_a_failed_write_poisons_its_object_and_no_other(server_without_log: ServerProcess, log: Path) -> None:
     # EVIDENCE-OF: P-1
-    with Wire(one_server.address) as wire:
+    with Wire(server_without_log.address) as wire:
         wire.claim("dir")
         good = written(wire, "o", b"good" * 1000)
-        path = one_server.data / FOLDER / "o"
-        with Injected(one_server.pid, log, f"trace={WRITES}", f"inject={PWRITES}:error=EIO", paths=(path,)):
+        path = server_without_log.data / FOLDER / "o"
+        with Injected(
+            server_without_log.pid, log, f"trace={WRITES}", f"inject={PWRITES}:error=EIO", paths=(path,)
+        ):
             assert wire.answer(wire.append("o", good, b"lost")).code == ErrorCode.POISONED
             written(wire, "other", b"goes on")
         assert wire.answer(wire.append("o", good, b"lost")).code == ErrorCode.POISONED
         assert content_of(wire, "o") == good
         assert acked_size(wire, "o") == 0, "no watermark told more than the first, which was waited for"
-    one_server.restart()
-    with Wire(one_server.address) as wire:
+    server_without_log.restart()
+    with Wire(server_without_log.address) as wire:
         wire.claim("dir", epoch=2)
         assert content_of(wire, "o") == good
         assert content_of(wire, "other") == b"goes on"
@@ -125,14 +127,14 @@ def test_a_write_without_space_refuses_whole_appends_and_continues_automatically
         written(wire, "new", b"more")
 
 
-def test_an_object_whose_fsync_hangs_holds_up_no_other(one_server: ServerProcess, log: Path) -> None:
-    with Wire(one_server.address) as wire, Wire(one_server.address) as other:
+def test_an_object_whose_fsync_hangs_holds_up_no_other(server_without_log: ServerProcess, log: Path) -> None:
+    with Wire(server_without_log.address) as wire, Wire(server_without_log.address) as other:
         wire.claim("dir")
         good = written(wire, "slow", b"good")
         other.claim("elsewhere")
-        path = one_server.data / FOLDER / "slow"
+        path = server_without_log.data / FOLDER / "slow"
         strace_options = (f"trace={SYNCS}", f"inject={SYNCS}:delay_enter=60000000")
-        with Injected(one_server.pid, log, *strace_options, paths=(path,)):
+        with Injected(server_without_log.pid, log, *strace_options, paths=(path,)):
             wire.append("slow", good, b"late")
             for number in range(20):  # far more syncs than there are threads for them
                 written(wire, f"quick{number}", b"abc")
@@ -195,22 +197,22 @@ def test_a_short_write_is_continued_with_and_a_disk_that_lies_about_it_is_found_
 
 
 def test_what_wrote_a_file_syncs_it_and_is_not_closed_in_between(
-    one_server: ServerProcess, log: Path
+    server_without_log: ServerProcess, log: Path
 ) -> None:
     """The kernel tells an error of writing back to the descriptors that were open then."""
     # EVIDENCE-OF: P-1
     content = bytes(range(256)) * 400
-    member = Member(bytes.fromhex(one_server.server_id), one_server.location)
-    listening = Injected(one_server.pid, log, f"trace={WRITES},{SYNCS},close")
+    member = Member(bytes.fromhex(server_without_log.server_id), server_without_log.location)
+    listening = Injected(server_without_log.pid, log, f"trace={WRITES},{SYNCS},close")
     with listening:
-        with Wire(one_server.address) as wire:
+        with Wire(server_without_log.address) as wire:
             record = encode_store_record(StoreRecord(b"s" * 16, 1, 1, (member,)))
             assert wire.ask(m.Configure(record)) == m.Configured(1)
             wire.claim("dir")
             for size in range(0, 3_000, 1_000):
                 wire.append("o", content[:size], content[size : size + 1_000])
                 wire.wait_synced("o", size + 1_000)
-        with Wire(one_server.address, hello=m.Hello(store_id=b"s" * 16, generation=1)) as wire:
+        with Wire(server_without_log.address, hello=m.Hello(store_id=b"s" * 16, generation=1)) as wire:
             wire.claim("dir", epoch=2)
             for start in range(0, len(content), 30_000):
                 part = content[start : start + 30_000]

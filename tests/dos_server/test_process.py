@@ -19,10 +19,10 @@ from dos_protocol import messages as m
 from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
-from tests.support.servers import ServerProcess, one_server, three_servers, url_of
+from tests.support.servers import ServerProcess, one_server, server_without_log, three_servers, url_of
 from tests.support.wire import Wire
 
-__all__ = ["one_server", "three_servers"]
+__all__ = ["one_server", "server_without_log", "three_servers"]
 pytestmark = pytest.mark.process
 
 
@@ -85,25 +85,27 @@ def test_acknowledged_bytes_claims_and_identity_survive_kill_9(one_server: Serve
             assert (info.synced, info.digest, info.corrupt) == (len(kept), prefix_digest(kept), False)
 
 
-def test_a_tail_torn_on_disk_is_cut_and_damage_is_reported_after_a_restart(one_server: ServerProcess) -> None:
+def test_a_tail_torn_on_disk_is_cut_and_damage_is_reported_after_a_restart(
+    server_without_log: ServerProcess,
+) -> None:
     # EVIDENCE-OF: P-2
-    with Wire(one_server.address) as wire:
+    with Wire(server_without_log.address) as wire:
         wire.claim("dir")
         for name in ("torn", "rotten", "short"):
             wire.append(name, b"", b"a" * 5000)
             wire.wait_synced(name, 5000)
             wire.append(name, b"a" * 5000, b"b" * 5000)
             wire.wait_synced(name, 10_000)
-    one_server.kill()
-    folder = one_server.data / "d" / "dir"
+    server_without_log.kill()
+    folder = server_without_log.data / "d" / "dir"
     with (folder / "torn").open("ab") as file:
         file.write(b"\xd0\x58\x01" + bytes(20))
     data = bytearray((folder / "rotten").read_bytes())
     data[6000] ^= 1
     (folder / "rotten").write_bytes(data)
     (folder / "short").write_bytes((folder / "short").read_bytes()[:-1])
-    one_server.restart()
-    with Wire(one_server.address) as wire:
+    server_without_log.restart()
+    with Wire(server_without_log.address) as wire:
         wire.ask(m.ChangeDirectory("dir"))
         assert len(read_all(wire, "torn")) == 10_000
         assert list(folder.glob(".torn.torn.*"))
@@ -160,24 +162,24 @@ def serve(*options: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_second_server_on_one_data_directory_exits_2_and_the_first_continues(
-    one_server: ServerProcess,
+    server_without_log: ServerProcess,
 ) -> None:
-    with Wire(one_server.address) as wire:
+    with Wire(server_without_log.address) as wire:
         wire.claim("dir")
         wire.append("o", b"", b"before")
         wire.wait_synced("o", 6)
-        files = {path: path.stat().st_mtime_ns for path in one_server.data.rglob("*")}
-        second = serve("--data", str(one_server.data), "--listen", "127.0.0.1:0")
+        files = {path: path.stat().st_mtime_ns for path in server_without_log.data.rglob("*")}
+        second = serve("--data", str(server_without_log.data), "--listen", "127.0.0.1:0")
         assert second.returncode == 2
-        assert f"data directory {one_server.data} is in use by another server" in second.stderr
+        assert f"data directory {server_without_log.data} is in use by another server" in second.stderr
         assert "stop it first, or use another directory" in second.stderr
         assert "Traceback" not in second.stderr
         assert second.stdout == ""
-        assert {path: path.stat().st_mtime_ns for path in one_server.data.rglob("*")} == files
+        assert {path: path.stat().st_mtime_ns for path in server_without_log.data.rglob("*")} == files
         wire.append("o", b"before", b" and after")
         wire.wait_synced("o", 16)
-    one_server.restart()
-    with Wire(one_server.address) as wire:
+    server_without_log.restart()
+    with Wire(server_without_log.address) as wire:
         wire.ask(m.ChangeDirectory("dir"))
         assert read_all(wire, "o") == b"before and after"
 

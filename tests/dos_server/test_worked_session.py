@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 import xxhash
 
-from tests.support.servers import ServerProcess
+from tests.support.servers import NO_LOG, ServerProcess
 
 pytestmark = pytest.mark.process
 
@@ -75,7 +75,7 @@ def digest(frame: bytes) -> bytes:
     return xxhash.xxh3_64_digest(frame[:24] + frame[32:])
 
 
-@pytest.mark.parametrize("options", [(), ("--group-log", "1")], ids=["each object synced", "group log"])
+@pytest.mark.parametrize("options", [NO_LOG, ("--group-log", "1")], ids=["each object synced", "group log"])
 def test_the_worked_session_is_what_a_server_answers(tmp_path: Path, options: tuple[str, ...]) -> None:
     # EVIDENCE-OF: P-3
     with (

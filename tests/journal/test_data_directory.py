@@ -99,6 +99,8 @@ def test_what_one_disk_has_is_not_archived(data: Path) -> None:
 def test_history_that_is_gone_and_that_nobody_trimmed_is_reported_and_the_exit_code_is_1(data: Path) -> None:
     target, stored = data / "ledger" / "files", data / "d" / "ledger"
     assert dos("journal", "verify", "--history", target).returncode == 0
+    with ServerProcess(data) as server:
+        assert server.stop() == 0  # what its group log had is in the files now
     lowest = min(path.name for path in stored.iterdir() if path.name[0] != ".")
     (stored / lowest).unlink()
     marks = bytearray((stored / ".marks").read_bytes())

@@ -30,6 +30,7 @@ from tests.power.model_disk import ModelDisk
 from tests.power.mount import DATA, LossyDisk
 from tests.power.workload import STORE, Writer, make_store_of_one, work
 from tests.support.core_harness import Harness
+from tests.support.servers import NO_LOG
 
 
 @dataclass
@@ -54,11 +55,11 @@ class Recorded:
         return sorted([*anywhere, *told])
 
 
-def record(folder: Path, seed: int, *, steps: int = 90) -> Recorded:
+def record(folder: Path, seed: int, *, steps: int = 90, options: tuple[str, ...] = NO_LOG) -> Recorded:
     """A working server, first without a store, then as a store of one."""
     history = History()
     with LossyDisk(folder) as disk:
-        server = disk.start_server()
+        server = disk.start_server(*options)
         writers = [Writer(server, history, f"dir{number}", seed + number) for number in range(3)]
         for writer in writers:
             writer.claim()

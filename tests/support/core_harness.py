@@ -65,7 +65,9 @@ class Harness:
     def start(self) -> None:
         """Start (again) on what the disk has."""
         self.storage = Storage(self.disk)
-        server_id, record, names = self.storage.start(SERVER_ID)
+        server_id, record, _ = self.storage.start(SERVER_ID)
+        self.storage.replay_log()
+        names = self.storage.directory_names()
         life = b"life %d" % next(_LIVES)
         self.core = ServerCore(
             server_id=server_id,

@@ -12,13 +12,32 @@ import pytest
 
 from dos_chaos.servers import ServerProcess, hold_port
 
-__all__ = ["ServerProcess", "hold_port", "one_server", "three_servers", "url_of"]
+__all__ = [
+    "NO_LOG",
+    "ServerProcess",
+    "hold_port",
+    "one_server",
+    "server_without_log",
+    "three_servers",
+    "url_of",
+]
 
 
 @pytest.fixture
 def one_server(tmp_path: Path) -> Iterator[ServerProcess]:
     """A server of its own for the test."""
     with ServerProcess(tmp_path / "server") as server:
+        yield server
+
+
+NO_LOG = ("--group-log", "0")
+"""Every object is synced in its own file."""
+
+
+@pytest.fixture
+def server_without_log(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server of its own for the test, which syncs every object in its own file."""
+    with ServerProcess(tmp_path / "server", options=NO_LOG) as server:
         yield server
 
 

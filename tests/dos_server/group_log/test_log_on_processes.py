@@ -17,7 +17,7 @@ from dos_server.core.records import decode_marks, is_log_in_use
 from dos_server.limits import extent_header_bytes
 from dos_server.offline.checking import Check
 from dos_server.offline.reading import DataDirectory
-from tests.support.servers import ServerProcess
+from tests.support.servers import NO_LOG, ServerProcess
 from tests.support.strace import PWRITES, SYNCS, Injected
 from tests.support.wire import Wire
 
@@ -116,7 +116,7 @@ def test_fsck_repair_files_the_log_and_a_server_without_one_serves_it(tmp_path: 
         lose_files(server.data)
         assert Check(server.data, repair=True).run().complete
         assert decode_life((server.data / "life").read_bytes()).state is LogState.CLEAN
-        server.options = ()
+        server.options = NO_LOG
         server.restart()
         assert served(server, list(contents)) == contents
 
@@ -128,10 +128,10 @@ def test_a_log_is_turned_off_and_on_and_older_releases_refuse_it_while_it_is_in_
         contents = fill(server)
         assert server.stop() == 0
         assert not is_log_in_use(identity.read_bytes())
-        for options in ((), ("--group-log", "2"), WITH_LOG, ()):
+        for options in (NO_LOG, ("--group-log", "2"), WITH_LOG, NO_LOG):
             server.options = options
             server.restart()
-            assert is_log_in_use(identity.read_bytes()) is bool(options)
+            assert is_log_in_use(identity.read_bytes()) is (options != NO_LOG)
             assert served(server, list(contents)) == contents
             with Wire(server.address) as wire:
                 wire.claim("dir", epoch=8)
