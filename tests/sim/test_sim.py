@@ -13,7 +13,7 @@ from tests.sim.bugs import BUGS
 from tests.sim.campaign import digest_elsewhere, run_batch
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.keeping import line_of
-from tests.sim.nemesis import ALL_KINDS, has_troubles, plan_of
+from tests.sim.nemesis import ALL_KINDS, OF_LOGS, has_troubles, plan_of
 from tests.sim.oracles import without
 from tests.sim.regressions import REGRESSIONS, Regression
 from tests.sim.run import CRASH, ROOT, run_seed
@@ -119,6 +119,8 @@ def test_two_seeds_are_two_runs() -> None:
 
 def test_every_kind_of_fault_is_planned_sometimes() -> None:
     kinds = {fault.kind for seed in range(600) for fault in plan_of(seed)}
+    assert kinds == set(ALL_KINDS) - set(OF_LOGS), "without a log a seed is the same run as ever"
+    kinds |= {fault.kind for seed in range(LOG_SEEDS, LOG_SEEDS + 20) for fault in plan_of(seed)}
     assert kinds == set(ALL_KINDS)
 
 

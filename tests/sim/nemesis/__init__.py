@@ -15,11 +15,23 @@ from typing import TYPE_CHECKING, Final
 from tests.sim.conditions import changed, conditions
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.membership.kind import has_operator
-from tests.sim.nemesis import clients, disks, machines, membership, paths, peers, rot, scripts, troubles
+from tests.sim.nemesis import (
+    clients,
+    disks,
+    machines,
+    membership,
+    paths,
+    peers,
+    rot,
+    scripts,
+    troubles,
+    with_log,
+)
 from tests.sim.nemesis.fault import Fault, Kind, by_name
 from tests.sim.nemesis.region_plays import REGION_ACTS, REGION_PLAYS, plan_acts, plan_plays
 from tests.sim.nemesis.regions import REGION_KINDS, plan_region
 from tests.sim.regions.region import has_region
+from tests.support.group_log import LOG_SEEDS
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
@@ -72,6 +84,8 @@ TROUBLES: Final = by_name(
 )
 """Kinds planned by another stream: some of them happen several times in a part of the runs."""
 TROUBLED_SHARE: Final = 0.15
+OF_LOGS: Final = by_name(with_log.stop_server, with_log.large_records)
+"""Kinds that half of the runs with a group log have, planned by a stream of their own."""
 OF_OPERATORS: Final = by_name(
     *(membership.replace, membership.add, membership.repair),
     *(membership.kill_operator, membership.pause_operator, membership.second_operator),
@@ -86,6 +100,7 @@ ALL_KINDS: Final = {
     **KINDS,
     **RARE,
     **TROUBLES,
+    **OF_LOGS,
     **REGION_KINDS,
     **REGION_PLAYS,
     **REGION_ACTS,
@@ -125,7 +140,8 @@ def plan(streams: RandomStreams) -> list[Fault]:
         faults += plan_plays(streams.seed, streams.stream("plays of the region"), seconds, len(faults))
         faults += plan_acts(streams.seed, streams.stream("acts in the region"), seconds, len(faults))
     faults += _rare(streams, seconds, len(faults))
-    return faults + _troubles(streams, seconds, len(faults))
+    faults += _troubles(streams, seconds, len(faults))
+    return faults + _of_logs(streams, seconds, len(faults))
 
 
 def has_troubles(streams: RandomStreams) -> bool:
@@ -139,9 +155,22 @@ def _troubles(streams: RandomStreams, seconds: float, first: int) -> list[Fault]
         return []
     rng = streams.stream("which troubles")
     kinds = rng.sample(list(TROUBLES), rng.randint(1, 3))
+    return _some_of(kinds, rng, streams.seed, seconds, first)
+
+
+def _of_logs(streams: RandomStreams, seconds: float, first: int) -> list[Fault]:
+    rng = streams.stream("faults of logs")
+    if streams.seed < LOG_SEEDS or rng.random() < 0.5:
+        return []
+    kinds = rng.sample(list(OF_LOGS), rng.randint(1, len(OF_LOGS)))
+    return _some_of(kinds, rng, streams.seed, seconds, first)
+
+
+def _some_of(kinds: list[str], rng: Random, seed: int, seconds: float, first: int) -> list[Fault]:
+    """Draw some faults of these kinds."""
     moments = sorted(rng.uniform(0.2, seconds) for _ in range(rng.choice([2, 4, 8])))
     return [
-        Fault(number, at, rng.choice(kinds), rng.choice([0.1, 0.5, 2.0]), f"{streams.seed}/fault/{number}")
+        Fault(number, at, rng.choice(kinds), rng.choice([0.1, 0.5, 2.0]), f"{seed}/fault/{number}")
         for number, at in enumerate(moments, first)
     ]
 

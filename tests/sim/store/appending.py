@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Protocol
 
+from dos_server.limits import log_small_bytes_max
 from journal import ChainWriter, Op, Position, Record
 from tests.sim.engine.environment import Environment
 from tests.sim.history import History
@@ -38,7 +39,9 @@ class PendingRecords:
 
 
 class Appending(Protocol):
-    """A process that appends. `hurries_until`: until then its pauses are short."""
+    """A process that appends. `hurries_until`: until then its pauses are short. `large_until`: until then
+    some of its records are too large for the group log of a server.
+    """
 
     env: Environment
     directory: str
@@ -47,6 +50,7 @@ class Appending(Protocol):
     pipelined: bool
     pace_s: float
     hurries_until: float
+    large_until: float
     pending: PendingRecords
 
     def records_appended(self) -> None:
@@ -54,6 +58,13 @@ class Appending(Protocol):
 
     def rolled(self, *, snapshot: bool) -> None:
         """Called after the chain has continued in a new segment."""
+
+
+def _bytes_of_next(process: Appending) -> int:
+    count = process.rng.randint(0, 120)
+    if process.env.now < process.large_until and process.rng.random() < 0.1:
+        return log_small_bytes_max + count
+    return count
 
 
 async def append_records(
@@ -68,7 +79,7 @@ async def append_records(
     while True:
         for _ in range(rng.randint(1, 6) if process.pipelined else 1):
             number = process.history.number(process.directory, epoch)
-            record = Record(Op.OUTPUT, number, strings=(rng.randbytes(rng.randint(0, 120)),))
+            record = Record(Op.OUTPUT, number, strings=(rng.randbytes(_bytes_of_next(process)),))
             process.pending.add(number, writer.append(record))
             numbers.append(number)
         process.records_appended()

@@ -153,6 +153,20 @@ class Machine:
         self.disk.kill()
         self._note("was killed")
 
+    def stop(self) -> None:
+        """End the server as a person does: what it has is on stable storage afterwards, outside the log."""
+        server = self.server
+        assert server is not None, "a server runs"
+        self._end(power=False)
+        try:
+            server.storage.stop()
+        except PowerCutError:
+            self.power_cut()
+            return
+        self.disk.cut_in = None
+        self.disk.kill()
+        self._note("was stopped")
+
     def halt(self, reason: str) -> None:
         """End the server without syncing anything: a write or sync failed whose bytes the group log has."""
         self.env.sometimes["log: halt"] += 1

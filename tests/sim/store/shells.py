@@ -110,7 +110,7 @@ class ShellWriter(Client):
         self.pipelined = pipelined
         self.pace_s = pace_s
         self.running = False
-        self.hurries_until = 0.0
+        self.hurries_until = self.large_until = 0.0
         self.pending = PendingRecords(history, directory, self._wait_appended)
         self._appended = trio.Event()
         self.begin(self._work)

@@ -74,7 +74,7 @@ class _HistoryClaim(SimClaim):
 class Writer(Process):
     """One writer process of one directory. `running`: its start is acknowledged, it appends. `reached`:
     called when its claim is GRANTED, when the chain is SETTLED, when it is RUNNING. `hurries_until`: until
-    then its pauses between appends are short."""
+    then its pauses between appends are short. `large_until`: until then some of its records are large."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Writer(Process):
         self.pace_s = pace_s
         self.running = False
         self.reached: Callable[[str], None] = lambda stage: None
-        self.hurries_until = 0.0
+        self.hurries_until = self.large_until = 0.0
         self.store = SimStore(self, store_of.network, store_of.record)
         self.claim: SimClaim | None = None
         self._network = store_of.network
