@@ -50,10 +50,19 @@ class LogFiles:
         self._disk.sync_folder(FOLDER)
 
     def missing_bytes(self) -> int:
-        """Return how much space `make` takes."""
-        names = self._disk.names(FOLDER) or ()
-        missing = [slot for slot in range(log_slots) if str(slot) not in names]
-        return len(missing) * self.slot_bytes
+        """Return how much space `make` takes. Slots may have another size, or be made only in part."""
+        return sum(max(0, self.slot_bytes - self._size_of(slot)) for slot in range(log_slots))
+
+    def _size_of(self, slot: int) -> int:
+        """Return the size of a slot, 0 if it is missing."""
+        try:
+            handle = self._disk.open(f"{FOLDER}/{slot}", create=False)
+        except FileNotFoundError:
+            return 0
+        try:
+            return self._disk.size(handle)
+        finally:
+            self._disk.close(handle)
 
     def open(self) -> None:
         """Open the slots. Raises CorruptDataError if one is missing: it may have held acknowledged bytes."""

@@ -21,8 +21,8 @@ LONGER = CONTENT + b"and more"
 class StoreMember(Harness):
     """A member of a store with `dir/o`, written under epoch 3; `writer` holds the claim."""
 
-    def __init__(self, content: bytes = CONTENT, scrub: ScrubPlan = NO_SCRUB) -> None:
-        super().__init__(FakeDisk(), scrub=scrub)
+    def __init__(self, content: bytes = CONTENT, scrub: ScrubPlan = NO_SCRUB, *, slot_bytes: int = 0) -> None:
+        super().__init__(FakeDisk(), scrub=scrub, slot_bytes=slot_bytes)
         alone = self.connect()
         assert isinstance(self.ask(alone, m.Configure(encode_store_record(RECORD))), m.Configured)
         self.claim()

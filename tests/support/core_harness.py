@@ -32,6 +32,7 @@ class Harness:
     version 0 was sent; `notes`, `told`: what only the log receives, `warnings`: the bad ones of it.
     `slow_writes`: they run in threads, as those of a shell whose disk takes its time.
     `scrub_due`: the time of the scrub's next read, None: it does not wait for one.
+    `slot_bytes`: the size of a slot of the group log, 0: there is no log.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class Harness:
         version0: bool = True,
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
+        slot_bytes: int = 0,
     ) -> None:
+        self.slot_bytes = slot_bytes
         self.disk = disk or FakeDisk()
         self.token = token
         self.version0 = version0
@@ -66,8 +69,12 @@ class Harness:
         """Start (again) on what the disk has."""
         self.storage = Storage(self.disk)
         server_id, record, _ = self.storage.start(SERVER_ID)
-        self.storage.replay_log()
-        names = self.storage.directory_names()
+        log = None
+        if self.slot_bytes:
+            log = self.storage.start_log(SERVER_ID, self.slot_bytes)
+        else:
+            self.storage.replay_log()
+        names = self.storage.directory_names()  # a replay may have made some
         life = b"life %d" % next(_LIVES)
         self.core = ServerCore(
             server_id=server_id,
@@ -80,6 +87,7 @@ class Harness:
             reserve_bytes=self.reserve_bytes,
             scrub=self.scrub,
             stamps=self.storage.add_stamp(life.ljust(16, b".")),
+            log=log,
         )
         self.pending.clear()
         self.scrub_due = 0.0 if self.scrub.bytes_per_s else None
@@ -93,6 +101,8 @@ class Harness:
                 answer = self._perform(effect)
                 if answer is not None:
                     events.append(answer)
+            if not events and self.core.log_is_due:
+                events.append(v.LogDue())
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
         if isinstance(effect, scrub_reads.ScrubLater):
@@ -104,6 +114,9 @@ class Harness:
             return None
         if isinstance(effect, scrub_reads.ScrubRead):
             self.pending.append((effect, self._look_then_report(effect)))
+            return None
+        if isinstance(effect, v.WriteLog):
+            self.pending.append((effect, lambda: self.storage.append_log(effect)))
             return None
         return self._perform_for_clients(effect)
 

@@ -134,6 +134,11 @@ def repairs_are_not_logged() -> list[Patch]:
     return [(GroupLog, "replace", replace)]
 
 
+@bug("log: the reserve is kept")
+def the_reserve_ignores_the_log() -> list[Patch]:
+    return [(log_start, "reserve_of", lambda total_bytes: 0)]
+
+
 @bug("log: all live records are replayed")
 def the_log_is_halved_at_each_start() -> list[Patch]:
     original = log_start.survey
