@@ -17,6 +17,8 @@ A writer of the directory learns of the change from FENCED with its own epoch: i
 This part handles the course of a repair. `repair` holds the bytes of the new copy, `storage` its files.
 """
 
+from functools import partial
+
 from dos_protocol import messages as m
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ErrorCode
@@ -154,8 +156,19 @@ class Repairs:
             return
         if state is None:
             state = directory.objects[repair.name] = self._tables.new_object(directory, repair.name)
+        sync = None if state.is_filed else state.filing_sync()
+        state.repairing = repair.busy = True
+        session.pending += 1
+        if sync is None:
+            self._exchange(session.number, repair, state)
+        else:  # the record of the exchange voids entries of the old copy, which its file may lack
+            state.after_filing = partial(self._exchange, session.number, repair, state)
+            self._tables.effects.append(sync)
+
+    def _exchange(self, number: int, repair: RepairInProgress, state: ObjectState) -> None:
+        """Order the exchange, after a record of it if the group log has entries of the object."""
         install = v.InstallRepair(
-            session.number,
+            number,
             repair.directory,
             repair.name,
             repair.number,
@@ -170,11 +183,15 @@ class Repairs:
         if log is None or not log.holds((repair.directory, repair.name)):
             self._tables.effects.append(install)
         elif not log.replace(state, repair.root, repair.size, lambda: self._tables.effects.append(install)):
+            state.repairing = repair.busy = False
+            if not state.exists:
+                del self._tables.directories[repair.directory].objects[repair.name]
             text = f"{repair.name} was not repaired: the group log has no room now"
-            self._abort(session, repair, AppendRefusal(ErrorCode.BUSY, text))
-            return
-        state.repairing = repair.busy = True
-        session.pending += 1
+            session = self._tables.answerable(number)
+            if session is not None:
+                self._abort(session, repair, AppendRefusal(ErrorCode.BUSY, text))
+            else:
+                self._tables.drop_repair(number)
 
     def _abort(self, session: Session, repair: RepairInProgress, refusal: AppendRefusal) -> None:
         self._tables.drop_repair(session.number)

@@ -6,7 +6,8 @@ says about names, roots and sizes is known.
     1  Entries before the last REMOVED are void. The removal is finished: a file with the removed root, or
        with an unreadable head, is removed. A file of another root was created later.
     2  After REPLACED, with the new root in the file, only later entries count. With the old root there and no
-       later entries, the repair had not begun to change names: entries before it count.
+       later entries, the repair had not begun to change names: entries before it count. The same if there
+       is no file and was none: whether that is damage, its mark says.
     3  Entries from position 0 on: a file that begins with another root, or with no valid header, is put
        aside, and the object is created anew.
     4  Entries from above 0: the file must have their root, and no byte below them may be missing. Otherwise
@@ -64,9 +65,9 @@ def plan_object(entries: Sequence[ReplayEntry], file: FileFacts) -> ObjectPlan:
     remove = removed is not None and file.exists and file.root in (removed.root, 0)
     if remove:
         file = NO_FILE
+    gone = removed is not None and not file.exists and not left
     left, damage = _after_replacement(left, file)
     if not left and not damage:
-        gone = removed is not None and not file.exists
         return ObjectPlan(remove=remove or gone)
     synced = max((one.entry.end for one in left), default=0)
     root = left[0].entry.root if left else file.root
@@ -115,6 +116,8 @@ def _after_replacement(entries: list[ReplayEntry], file: FileFacts) -> tuple[lis
     if file.root == replaced.root and not after:
         kept = [one for one in before if one.entry.kind is not EntryKind.REPLACED]
         return kept, ""
+    if not file.exists and not before and not after:
+        return [], ""
     text = f"a repair gave it root {replaced.position:08x}, and the file has {file.root:08x}"
     return [*after, entries[places[-1]]], text
 

@@ -57,6 +57,8 @@ def file(root: int, file_bytes: int = 10) -> FileFacts:
             file(NEW, 30),
             ObjectPlan(writes=((30, "11:30"),), synced=40, root=NEW),
         ),
+        ([REMOVED, REPLACED], NO_FILE, ObjectPlan()),
+        ([REPLACED], NO_FILE, ObjectPlan()),
         # rule 3
         ([CREATED], NO_FILE, ObjectPlan(create=True, synced=0, root=OLD)),
         ([CREATED], file(0, 0), ObjectPlan(synced=0, root=OLD)),
@@ -102,7 +104,7 @@ def test_the_rules(entries: list[ReplayEntry], found: FileFacts, plan: ObjectPla
         ([extents(0, 5, lost=True), extents(10, 9)], file(OLD, 0), "from byte 10 of a file with 0 bytes"),
         ([extents(0, 5), extents(10, 9, NEW)], file(OLD), "two roots"),
         ([REPLACED, extents(30, 40, NEW)], file(OLD), "gave it root 0000000b, and the file has 0000000a"),
-        ([REPLACED], NO_FILE, "gave it root 0000000b, and the file has 00000000"),
+        ([extents(0, 5), REPLACED], NO_FILE, "gave it root 0000000b, and the file has 00000000"),
     ],
 )
 def test_what_no_crash_explains_is_damage_and_nothing_is_written(

@@ -1,0 +1,83 @@
+"""A repair replaces an object of which the group log has entries: no start replays them over the new copy,
+and none takes a crash during the repair for damage.
+"""
+
+import random
+
+import pytest
+
+from dos_protocol import messages as m
+from dos_protocol.digests import prefix_digest
+from dos_server.limits import log_reserved_bytes
+from tests.dos_server.store_member import CONTENT, PowerCutError, PowerPlug, StoreMember
+from tests.sim.bugs import planted
+
+SHORT, WHOLE = CONTENT[:3_000], CONTENT[:9_000]
+SLOT_BYTES = log_reserved_bytes + 16 * 4096
+CALLS_MAX = 100
+NOTHING = m.ObjectInfo("o", 0, 0, prefix_digest(b""))
+
+
+def member_with_a_log(*, removed: bool) -> tuple[StoreMember, m.ObjectInfo]:
+    """A server with a short copy that is durable only in the log; `removed`: the log has its removal, too."""
+    member = StoreMember(SHORT, slot_bytes=SLOT_BYTES)
+    assert member.core._tables.log is not None
+    assert member.core._tables.log.holds(("dir", "o")), "the object is logged and not filed"
+    if not removed:
+        return member, member.inspect()
+    assert isinstance(member.ask(member.writer, m.Delete("o")), m.Deleted)
+    return member, NOTHING
+
+
+def found_after_crash(nth: int, *, power: bool, removed: bool) -> tuple[bytes | str | None, bool]:
+    """Repair an object, with a crash at the nth call of the disk. Return what the next start finds, None for
+    no object, and whether the repair was acknowledged.
+    """
+    member, old = member_with_a_log(removed=removed)
+    repairer, acknowledged = member.reader(), False
+    plug = PowerPlug(member.disk, nth)
+    try:
+        answer = member.repair(repairer, WHOLE, old=old)
+        assert answer == m.RepairAck("o", len(WHOLE), done=True)
+        acknowledged = True
+    except PowerCutError:
+        pass
+    plug.restore()
+    member.disk.power_cut(random.Random(nth)) if power else member.disk.kill()
+    member.start()
+    infos = member.ask(member.reader(), m.ChangeDirectory("dir")).entries
+    if not infos:
+        return None, acknowledged
+    if infos[0].corrupt:
+        return "damaged", acknowledged
+    content = member.content()
+    assert (infos[0].synced, infos[0].digest) == (len(content), prefix_digest(content))
+    return content, acknowledged
+
+
+def harmed_by(bug: str | None, *, power: bool, removed: bool) -> list[int]:
+    """Return at which calls of the disk a crash leaves neither the old copy nor the new one, or does not
+    leave a new one that was acknowledged.
+    """
+    harmed = []
+    with planted(bug):
+        for nth in range(1, CALLS_MAX):
+            found, acknowledged = found_after_crash(nth, power=power, removed=removed)
+            before = None if removed else SHORT
+            if found != WHOLE and (acknowledged or found != before):
+                harmed.append(nth)
+            if acknowledged:
+                return harmed
+    raise AssertionError(f"a repair takes less than {CALLS_MAX} calls")
+
+
+@pytest.mark.parametrize("power", [True, False])
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_repair_is_made_or_not_after_a_crash_at_any_call(removed: bool, power: bool) -> None:
+    # EVIDENCE-OF: P-2, P-5
+    assert harmed_by(None, power=power, removed=removed) == []
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_a_repair_that_is_not_logged_is_replayed_over(power: bool) -> None:
+    assert harmed_by("repairs_are_not_logged", power=power, removed=False)
