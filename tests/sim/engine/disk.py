@@ -38,6 +38,8 @@ class _ShortWrites:
         count = len(data)
         if count > 1 and self._rng.random() < 0.5:
             count = self._rng.randrange(1, count)
+            if self._disk.whole_sectors:
+                count = max(count - (position + count) % SECTOR, 0) or len(data)
             self._disk.sometimes["disk: short write"] += 1
         self._write(handle, position, [memoryview(data)[:count]])
         return count
@@ -48,7 +50,9 @@ class SimDisk(MemoryDisk):
     with that error while they are listed; `trouble`: returns for a method the error number of this call, or
     0; `short`: decides where the kernel ends writes early, None: nowhere; `unreadable`: sectors that
     cannot be read, by the file that they belong to, whatever its name: a new copy that replaces an old one
-    has other sectors. `was_full`: the disk was full at any time. `sometimes`: counts the effects of faults.
+    has other sectors. `whole_sectors`: a write that is ended early ends at a boundary of a sector, so that a
+    power cut leaves no half of one; recovery takes a half of an extent's sector for bit rot. `was_full`: the
+    disk was full at any time. `sometimes`: counts the effects of faults.
     """
 
     def __init__(self) -> None:
@@ -57,6 +61,7 @@ class SimDisk(MemoryDisk):
         self.failing: dict[str, int] = {}
         self.trouble: Callable[[str], int] | None = None
         self.short: Random | None = None
+        self.whole_sectors = False
         self.was_full = False
         self.sometimes: Counter[str] = Counter()
         self.unreadable: list[tuple[_Node, int]] = []

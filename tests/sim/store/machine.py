@@ -177,6 +177,7 @@ class Machine:
     def _new_disk(self) -> None:
         self.disk = SimDisk()
         self.disk.sometimes = self.env.sometimes
+        self.disk.whole_sectors = self.env.with_log  # other runs stay as they are
 
     def directory_is_removed(self, directory: str, fresh_id: bytes) -> None:
         """A person removes a directory under the running server; later the machine gets an empty disk."""
