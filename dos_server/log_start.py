@@ -225,8 +225,8 @@ class _Replay:
             held = marks.load()
             new = []
             for name, entries in objects.items():
-                plan = plan_object(entries, self._facts(directory, name))
                 old = held.get(name)
+                plan = plan_object(entries, self._facts(directory, name, old))
                 if plan.remove:
                     removal.finish(self._disk, marks, folder, name)
                     old = None
@@ -239,7 +239,8 @@ class _Replay:
         finally:
             marks.close()
 
-    def _facts(self, directory: str, name: str) -> FileFacts:
+    def _facts(self, directory: str, name: str, mark: ObjectMark | None) -> FileFacts:
+        named = mark.root if mark is not None and not mark.removed else 0
         try:
             handle = self._disk.open(f"{OBJECTS}/{directory}/{name}", create=False)
         except FileNotFoundError:
@@ -255,9 +256,9 @@ class _Replay:
         finally:
             self._disk.close(handle)
         if len(head) < extent_header_bytes:
-            return FileFacts(True, 0, size)  # noqa: FBT003
+            return FileFacts(True, named, size)  # noqa: FBT003
         header = decode_header(head, object_seed(directory, name))
-        return FileFacts(True, 0 if isinstance(header, HeaderFault) else header.link, size)  # noqa: FBT003
+        return FileFacts(True, named if isinstance(header, HeaderFault) else header.link, size)  # noqa: FBT003
 
     def _carry_out(self, directory: str, name: str, plan: ObjectPlan) -> bool:
         """Write and sync what the log has of an object. False: it is damaged, and nothing needs the log."""

@@ -34,7 +34,9 @@ class ReplayEntry(NamedTuple):
 
 
 class FileFacts(NamedTuple):
-    """The file of an object. `root`: of its first extent, 0 if that has no valid header."""
+    """The file of an object. `root`: of its first extent; if that has no valid header, the one that its mark
+    names, or 0.
+    """
 
     exists: bool
     root: int

@@ -1,5 +1,5 @@
-"""A repair replaces an object of which the group log has entries: no start replays them over the new copy,
-and none takes a crash during the repair for damage.
+"""Objects of which the group log has entries are repaired, or removed and created again: no start replays
+the entries over a new copy, takes a crash for damage, or damage for a removal.
 """
 
 import random
@@ -81,3 +81,17 @@ def test_a_repair_is_made_or_not_after_a_crash_at_any_call(removed: bool, power:
 @pytest.mark.parametrize("power", [True, False])
 def test_a_repair_that_is_not_logged_is_replayed_over(power: bool) -> None:
     assert harmed_by("repairs_are_not_logged", power=power, removed=False)
+
+
+def test_damage_at_the_head_of_an_object_that_was_created_again_is_no_removal() -> None:
+    """The log has the removal of the object before it, and nothing of it: it was large."""
+    # EVIDENCE-OF: P-5
+    member, _ = member_with_a_log(removed=True)
+    member.send(member.writer, m.Append("o", 0, prefix_digest(b""), CONTENT[:100_000]))
+    member.settle()
+    assert member.unasked(member.writer, m.DurabilityAck)[-1] == m.DurabilityAck("o", 100_000, 100_000)
+    for data in (member.file().seen, member.file().stable):
+        data[3] ^= 1
+    member.disk.kill()
+    member.start()
+    assert member.inspect().corrupt
