@@ -45,7 +45,6 @@ from dos_server.core.version0.service import V0Service
 from dos_server.limits import (
     entries_few,
     in_flight_bytes_max,
-    openings_max,
     reads_queued_of_one_max,
     requests_in_flight_max,
 )
@@ -168,12 +167,8 @@ class ServerCore:
 
     @property
     def opens_many(self) -> bool:
-        """Whether so many CWDs wait for directories to load that the shell must not deliver another one.
-
-        All CWDs that wait for a directory are answered in one event, so their number bounds the memory for
-        answers.
-        """
-        return self._tables.openings >= openings_max
+        """Whether so many CWDs wait for directories to load that the shell must not deliver another one."""
+        return self._tables.opens_many
 
     def answers_long(self, session: int, frame: Frame | bytes) -> bool:
         """Return whether the answer to a LIST or CWD may have many entries.

@@ -24,7 +24,13 @@ from dos_server.core.repair import RepairInProgress
 from dos_server.core.session import Session
 from dos_server.core.space import DiskSpace, cost
 from dos_server.core.waiting import WaitingReads
-from dos_server.limits import again_seconds, directories_loaded_max, objects_in_use_max, objects_loaded_max
+from dos_server.limits import (
+    again_seconds,
+    directories_loaded_max,
+    objects_in_use_max,
+    objects_loaded_max,
+    openings_max,
+)
 
 REFUSALS: Final = {
     v.DiskFailure.NO_SPACE: ErrorCode.NO_SPACE,
@@ -241,13 +247,37 @@ class Tables:
         """The number of objects in memory."""
         return sum(len(one.objects) for one in self.directories.values())
 
+    @property
+    def _loading(self) -> int:
+        """The number of directories that are being loaded and may have objects."""
+        return sum(
+            one.loading is LoadState.LOADING and one.name in self.directory_names
+            for one in self.directories.values()
+        )
+
+    @property
+    def _objects_max_to_load(self) -> int:
+        """With how many objects in memory another directory fits, if all that are being loaded are full."""
+        return objects_in_use_max - (1 + self._loading) * wire.entries_max
+
+    @property
+    def opens_many(self) -> bool:
+        """Whether a further CWD should wait for the directories that are being loaded.
+
+        All CWDs that wait for a directory are answered in one event, so their number bounds the memory for
+        answers. And a directory that does not fit beside those, if they are full, fits when their sizes are
+        known.
+        """
+        return self.openings >= openings_max or (
+            self._loading > 0 and self.objects > self._objects_max_to_load
+        )
+
     def refuses_directory(self, name: str) -> AppendRefusal | None:
         """Return why another directory, which may be full, does not fit in memory; None if it does.
 
         Idle directories are dropped from memory first.
         """
-        loading = sum(one.loading is LoadState.LOADING for one in self.directories.values())
-        objects_max = objects_in_use_max - (1 + loading) * wire.entries_max
+        objects_max = self._objects_max_to_load
         self.forget_idle(objects_max)
         if self.objects <= objects_max:
             return None

@@ -324,3 +324,21 @@ def test_a_server_killed_while_it_deletes_has_each_object_whole_or_not_at_all(
             for name in listed:
                 assert read_all(wire, name) == contents[name]
             contents = {name: content for name, content in contents.items() if name in listed}
+
+
+def test_many_directories_are_claimed_at_once_and_none_is_refused_as_busy(one_server: ServerProcess) -> None:
+    """New ones, and those on the disk of a server that has just started: as the workers of a job do."""
+    # EVIDENCE-OF: P-9
+    for epoch in (1, 2):
+        with contextlib.ExitStack() as stack:
+            wires = [stack.enter_context(Wire(one_server.address)) for _ in range(40)]
+            for number, wire in enumerate(wires):
+                wire.send(m.ChangeDirectory(f"dir{number}", claim=True, epoch=epoch, writer_id=b"w" * 16))
+            opened = [wire.receive() for wire in wires]
+            assert all(isinstance(one, m.DirectoryOpened) for one in opened), opened
+            for wire in wires:
+                wire.append(f"o{epoch}", b"", b"x")
+            for wire in wires:
+                wire.wait_synced(f"o{epoch}", 1)
+        one_server.kill()
+        one_server.restart()
