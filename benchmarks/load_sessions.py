@@ -129,6 +129,33 @@ class DosSession:
         return self._watermarks.take(data) // self._block_bytes
 
 
+class ClaimSession:
+    """A session that claims a directory of its own, and appends its first record. The first request, before
+    the clock starts, is a PING.
+    """
+
+    def __init__(self, address: Address, directory: str) -> None:
+        self.sock = connect(address)
+        self._decoder = FrameDecoder()
+        self.sock.sendall(encode_frame(m.encode(m.Hello(client="bench server"), 1)))
+        answer(self.sock, self._decoder)
+        claim = m.ChangeDirectory(directory, claim=True, epoch=1, writer_id=bytes(16))
+        messages = (m.Ping(b""), claim, m.Append("first", 0, 0, b"record"))
+        self.requests = [encode_frame(m.encode(one, 2)) for one in messages]
+        self._answers = 0
+
+    def settled(self, data: bytes) -> int:
+        if not data:
+            raise EOFError("the server closed the connection")
+        self._decoder.receive(data)
+        while (frame := self._decoder.next_frame()) is not None:
+            message = m.decode(frame)
+            if isinstance(message, m.Error):
+                raise refused(message)
+            self._answers += not isinstance(message, m.DurabilityAck) or message.synced > 0
+        return self._answers
+
+
 class RedisSession:
     """A session that sends APPEND to a string of Redis. The answer is its length, after the sync of the log.
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rows import Effort, Row, run_json, say
-from server_speed import CASES, REDIS, Case
+from server_speed import CASES, REDIS, WITHOUT_LOG, Case
 
 Found = Mapping[str, Any]
 
@@ -13,6 +13,7 @@ _YARDSTICKS = {
     "socket": "plain copy from the page cache",
     "ping": "plain write, sync and reply",
     REDIS: "Redis, `appendfsync always`",
+    WITHOUT_LOG: "the same without a group log",
 }
 
 

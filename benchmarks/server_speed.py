@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import load
 from load import Load, percentile, run_apart
-from load_sessions import DosSession, RedisSession
+from load_sessions import ClaimSession, DosSession, RedisSession
 from streams import durable_stream, get_object, version0_stream
 from yardsticks import (
     BARE_COPY,
@@ -42,6 +42,7 @@ PIPELINED: Final = 60_000
 DEPTH: Final = 1_000
 WRITES: Final = 20_000
 PINGS: Final = 3_000
+DIRECTORIES: Final = 100
 
 Figures = dict[str, float]
 Address = tuple[str, int]
@@ -50,9 +51,12 @@ SessionType = type[DosSession] | type[RedisSession]
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The servers, the folder and the amount to measure. `redis` is None if there is no Redis."""
+    """The servers, the folder and the amount to measure. `redis` is None if there is no Redis.
+    `without_log`: a DOS server that syncs each object in its own file.
+    """
 
     dos: Running
+    without_log: Running
     redis: Running | None
     folder: Path
     scale: float
@@ -153,6 +157,35 @@ def dos_64(bench: Bench) -> Figures:
     return _many(bench, DosSession, bench.dos, 64)
 
 
+def dos_256(bench: Bench) -> Figures:
+    return _many(bench, DosSession, bench.dos, 256)
+
+
+def without_log_64(bench: Bench) -> Figures:
+    return _many(bench, DosSession, bench.without_log, 64)
+
+
+def claims(bench: Bench) -> Figures:
+    return _claims(bench, bench.dos)
+
+
+def claims_without_log(bench: Bench) -> Figures:
+    return _claims(bench, bench.without_log)
+
+
+def _claims(bench: Bench, server: Running) -> Figures:
+    count = bench.of(DIRECTORIES)
+    return _timed(run_apart(_claim_all, server.address, bench.round, count))
+
+
+def _claim_all(address: Address, number: int, count: int) -> Load:
+    return load.writers([ClaimSession(address, f"claims{number}.{index}") for index in range(count)])
+
+
+def redis_256(bench: Bench) -> Figures:
+    return _many(bench, RedisSession, bench.redis, 256)
+
+
 def redis_16(bench: Bench) -> Figures:
     return _many(bench, RedisSession, bench.redis, 16)
 
@@ -198,6 +231,7 @@ class Case:
 
 
 REDIS: Final = "redis"
+WITHOUT_LOG: Final = "without a log"
 CASES: Final = {
     "stream-64k": Case("durable stream of 64 KiB appends", "MB/s", stream_64k, bare_file_64k, "file", 1.0),
     "stream-1m": Case("durable stream of 1 MiB appends", "MB/s", stream_1m, bare_file_1m, "file", 1.0),
@@ -211,6 +245,20 @@ CASES: Final = {
     "writers-64": Case(
         "1 KiB appends by 64 writers, each to its own object", "appends/s", dos_64, redis_64, REDIS, 0.5
     ),
+    "writers-256": Case(
+        "1 KiB appends by 256 writers, each to its own object", "appends/s", dos_256, redis_256, REDIS, 0.5
+    ),
+    "log-64": Case(
+        "1 KiB appends by 64 writers, with a group log", "appends/s", dos_64, without_log_64, WITHOUT_LOG, 1.0
+    ),
+    "claims": Case(
+        "claims of 100 directories at once, each with its first record",
+        "steps/s",
+        claims,
+        claims_without_log,
+        WITHOUT_LOG,
+        1.0,
+    ),
     "one": Case("100 B appends, one at a time", "appends/s", dos_one, bare_ping, "ping", 0.5),
     "get": Case("GET of an object of 512 MiB", "MB/s", get, bare_socket, "socket", 0.6),
 }
@@ -223,6 +271,7 @@ def run_cases(names: list[str], pairs: int, scale: float, folder: Path) -> dict[
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dos-bench-", dir=folder)))
         dos = stack.enter_context(running_dos(work / "dos"))
+        without_log = stack.enter_context(running_dos(work / "without-log", "--group-log", "0"))
         wanted = program is not None and any(CASES[name].yardstick == REDIS for name in names)
         redis = stack.enter_context(running_redis(program, work / "redis")) if wanted and program else None
         for name in names:
@@ -232,13 +281,15 @@ def run_cases(names: list[str], pairs: int, scale: float, folder: Path) -> dict[
                 print(f"{name}: not measured: {why}", file=sys.stderr, flush=True)
                 continue
             begin = time.monotonic()
-            rounds = [Bench(dos, redis, work, scale, number) for number in range(pairs)]
+            rounds = [Bench(dos, without_log, redis, work, scale, number) for number in range(pairs)]
             found[name] = _run_pairs(name, CASES[name], rounds)
             found[name]["took_s"] = time.monotonic() - begin
     return found
 
 
 def _why_not(case: Case, redis: Running | None) -> str:
+    if case.yardstick == WITHOUT_LOG:
+        return ""
     if case.yardstick == REDIS:
         return "" if redis is not None else "no redis-server"
     return "" if BARE_COPY.exists() else f"{BARE_COPY.name} does not exist; set DOS_BARE_COPY to its path"

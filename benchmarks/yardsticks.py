@@ -52,9 +52,10 @@ def raise_at_sigterm() -> None:
 
 
 @contextlib.contextmanager
-def running_dos(data: Path) -> Iterator[Running]:
+def running_dos(data: Path, *options: str) -> Iterator[Running]:
     """Run a DOS server on a data directory, which is removed afterwards."""
     command = [sys.executable, "-m", "dos_cli", "serve", "--data", str(data), "--listen", "127.0.0.1:0"]
+    command += options
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None
