@@ -9,7 +9,7 @@ Times = Mapping[str, float]
 
 def measure_store(effort: Effort) -> list[Row]:
     """Measure appends, reads and take-over."""
-    return [*_stream(effort), *_stopped(effort), *_reads(effort), *_take_over(effort)]
+    return [*_stream(effort), *_writers(effort), *_stopped(effort), *_reads(effort), *_take_over(effort)]
 
 
 def _stream(effort: Effort) -> list[Row]:
@@ -25,6 +25,28 @@ def _stream(effort: Effort) -> list[Row]:
         Row(what, f"{median['ours']:.0f} MB/s", f"{beside}, ratio {median['ratio']:.2f}", "ratio 0.7"),
         Row("peak memory of a server during that stream", f"{median['server_mb']:.0f} MB", "", "flat"),
     ]
+
+
+def _writers(effort: Effort) -> list[Row]:
+    found = run_json("benchmarks/store_writers.py", "--json", "--pairs", str(effort.pairs))
+    log, without = found["log"], found["without"]
+    rows = [
+        Row(
+            "1 KiB appends by 64 writers, each with its own directory, store of three",
+            _rate(log),
+            f"without group logs: {_rate(without)}, ratio {log['rate'] / without['rate']:.2f}",
+            "",
+        )
+    ]
+    for count in (2, 100):
+        key = f"checkpoint_{count}_ms"
+        what = f"sync phase of a checkpoint: records of {count} workers at once, until all are durable"
+        rows.append(Row(what, f"{log[key]:.0f} ms", f"without group logs: {without[key]:.0f} ms", ""))
+    return rows
+
+
+def _rate(found: Times) -> str:
+    return f"{found['rate']:,.0f} appends/s, p50 {found['p50_ms']:.1f} ms, p99 {found['p99_ms']:.1f} ms"
 
 
 def _stopped(effort: Effort) -> list[Row]:

@@ -37,15 +37,15 @@ APPEND_BYTES = 64 * 1024
 
 
 @contextmanager
-def running_servers(folder: Path, count: int) -> Iterator[tuple[str, list[int]]]:
-    """Start servers. Yields their URL and process ids."""
+def running_servers(folder: Path, count: int, *options: str) -> Iterator[tuple[str, list[int]]]:
+    """Start servers with options. Yields their URL and process ids."""
     processes: list[subprocess.Popen[str]] = []
     addresses = []
     try:
         for index in range(count):
             command = [sys.executable, "-m", "dos_cli", "serve", "--data", str(folder / f"server-{index}")]
             process = subprocess.Popen(
-                [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True, cwd=ROOT
+                [*command, "--listen", "127.0.0.1:0", *options], stdout=subprocess.PIPE, text=True, cwd=ROOT
             )
             processes.append(process)
             assert process.stdout is not None
