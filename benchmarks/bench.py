@@ -6,8 +6,8 @@
     bench.py spark --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
-`checkpoint`, `recovery` and `journal` are exceptions: each has a section of the file, which is written in any
-case.
+`server`, `checkpoint`, `recovery` and `journal` are exceptions: each has a section of the file, which is
+written in any case.
 
 Systems that are compared run alternately (A B A B), and medians are reported. Such figures vary by tens of
 percent on a shared machine, so the ratio is more reliable than the figure.
@@ -47,6 +47,8 @@ from recovery_page import PLACE as RECOVERY  # noqa: E402
 from recovery_page import section_of as recovery_section  # noqa: E402
 from recovery_rows import measure_recovery  # noqa: E402
 from rows import Effort, Row, run_json, say  # noqa: E402
+from server_page import PLACE as SERVER  # noqa: E402
+from server_page import section_of as server_section  # noqa: E402
 from server_rows import measure_server  # noqa: E402
 from spark_bench import main as measure_spark  # noqa: E402
 from store_rows import measure_store  # noqa: E402
@@ -203,6 +205,11 @@ def write_recovery(rows: list[Row], effort: Effort) -> None:
     RECOVERY.write(recovery_section(rows, effort.recoveries))
 
 
+def write_server(rows: list[Row], effort: Effort) -> None:
+    """Write the section on one server only."""
+    SERVER.write(server_section(rows, effort.pairs))
+
+
 def write_journal(rows: list[Row], effort: Effort) -> None:
     """Write the section on journaled files only."""
     JOURNAL.write(journal_section(rows, rounds_of(effort)))
@@ -212,6 +219,7 @@ SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "checkpoint": write_checkpoint,
     "recovery": write_recovery,
     "journal": write_journal,
+    "server": write_server,
 }
 """Measure -> the function that writes its section. Measures that are not here are rows of the first table."""
 

@@ -14,6 +14,7 @@ from journal_page import PLACE as JOURNAL
 from page_section import PAGE as FILE
 from recovery_page import PLACE as RECOVERY
 from rows import Effort, Row
+from server_page import PLACE as SERVER
 from spark_page import PLACE as SPARK
 
 PAGE = """\
@@ -31,6 +32,8 @@ Everything ran on it: clients, servers and Spark.
 | what | measured | compared with | aim |
 |---|---|---|---|
 {rows}
+
+{server}
 
 {section}
 
@@ -53,7 +56,9 @@ Everything ran on it: clients, servers and Spark.
   - *Redis*: `appendonly yes`, `appendfsync always`, on the same disk. The same generator sends `APPEND` of
     the same bytes to a string, with the same number of requests in flight. All strings share one log, and
     one sync covers everything that arrived in one iteration of its event loop. In DOS, each object has a file
-    and a sync of its own.
+    of its own, and one sync of the group log covers what all of them received meanwhile.
+  - *Without a group log* (`dos serve --group-log 0`): each object has a sync of its own, too.
+  - *Claims*: 100 connections claim a directory each, and append its first record. A step is one of the two.
   - *One at a time*: compared with a process that writes 100 B, syncs and replies.
   - *GET*: eight requests of 1 MiB in flight; compared with `sendfile`, which verifies nothing.
 - **Store of three**: three servers on one disk.
@@ -143,6 +148,7 @@ def write_page(rows: list[Row], effort: Effort) -> None:
     """Write the page. Sections of other benchmarks are kept."""
     before = FILE.read_text()
     page = PAGE.format(
+        server=SERVER.found_in(before),
         section=CHECKPOINT.found_in(before),
         recovery=RECOVERY.found_in(before),
         journal=JOURNAL.found_in(before),
