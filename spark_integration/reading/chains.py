@@ -20,6 +20,7 @@ from journal import (
     Position,
     Record,
     SegmentSpan,
+    TrimmedBytesError,
     inspect_chain,
     inspect_chain_at,
     segments_seen,
@@ -219,6 +220,16 @@ class ChainOrigin(ABC):
         return ChainScan(self, split, self._joined(split, state.segments, start))
 
     async def first_rows(self, split: str) -> AsyncGenerator[bytes]:
+        while True:
+            try:
+                async with aclosing(self._first_rows_of_retained(split)) as rows:
+                    async for data in rows:
+                        yield data
+                return
+            except TrimmedBytesError:  # trimmed after the chain was inspected: inspect it again
+                continue
+
+    async def _first_rows_of_retained(self, split: str) -> AsyncGenerator[bytes]:
         state = await self._visible_chain(split)
         for span in state.segments[:1]:
             follower = ChainFollower(self.store, self.directory(split), self.chain, at=span.base)

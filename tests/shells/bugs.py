@@ -78,11 +78,11 @@ def sync_begins_when_it_ends() -> list[Patch]:
 
     def begin(self: Any) -> None:
         while (effect := self._sync_threads.next_due()) is not None:
-            self._writes.sync_began(effect)
+            self._writes.sync_began(effect.directory, effect.name)
             self._sync_threads.begin(effect)
 
     def ended(self: Any, event: Any) -> None:
-        self._writes.sync_ended(event)
+        self._writes.sync_ended(event.directory, event.name)
         self._feed_one(v.SyncBegins(event.directory, event.name))
         self._done(event)
 

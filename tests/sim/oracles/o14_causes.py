@@ -1,13 +1,15 @@
 """O14: reports about disks are true, and transient causes have no lasting effect (docs/decisions/0202).
 
 A server whose disk was never full never answers NO_SPACE. Bytes that are written to an object after its file
-was removed are not acknowledged. At the end, a server whose disk was not damaged refuses no directory and no
-object, because descriptors, rights and space are available then.
+was removed are not acknowledged; with a group log, they are not after its next check of the name. At the end,
+a server whose disk was not damaged refuses no directory and no object, because descriptors, rights and space
+are available then.
 """
 
 from typing import TYPE_CHECKING, Final
 
 from dos_protocol.errors import ErrorCode
+from dos_server.limits import log_name_seconds
 from tests.sim.oracles.oracle import Oracle
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class Causes(Oracle):
 
     def acknowledged_bytes(self, machine: "Machine", directory: str, name: str, synced: int) -> None:
         most = machine.reportable_max.get((directory, name), synced)
-        if synced > most:
+        if synced > most and not _may_be_unnoticed(machine, directory, name):
             self.object(
                 f"{machine.name} acknowledges {synced} bytes of {directory}/{name}, removed at {most}"
             )
@@ -40,6 +42,15 @@ class Causes(Oracle):
             if server is not None and server.alive and not (machine.had_errors or machine.damaged):
                 for what in permanent_refusals(server.core):
                     self.object(f"{machine.name}: {what}, and only transient causes can explain it")
+
+
+def _may_be_unnoticed(machine: "Machine", directory: str, name: str) -> bool:
+    """Return whether the group log has not checked the name since the removal: it does so at intervals."""
+    server = machine.server
+    if server is None or server.core._tables.log is None:
+        return False
+    state = server.core._tables.find(directory, name)
+    return state is not None and state.named_until < machine.taken_away_at + log_name_seconds
 
 
 def permanent_refusals(core: "ServerCore") -> list[str]:

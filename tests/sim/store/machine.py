@@ -71,6 +71,7 @@ class Machine:
         self.doomed: bytes | None = None
         """Its data is incomplete, and it gets an empty disk with this identity when it dies."""
         self.reportable_max: dict[tuple[str, str], int] = {}
+        self.taken_away_at = 0.0
         """The maximum size that may be reported of objects whose files were removed under the running
         server."""
         self.copies_repaired = 0
@@ -185,6 +186,7 @@ class Machine:
         there = self.server.core._tables.directories.get(directory)
         if there is not None:
             self.reportable_max |= {(directory, name): state.written for name, state in there.objects.items()}
+            self.taken_away_at = self.server.core._tables.now
         for key in [key for key in self.reported if key[0] == directory]:
             del self.reported[key]
         self.disk.take_away(f"d/{directory}")
