@@ -161,8 +161,12 @@ def dos_256(bench: Bench) -> Figures:
     return _many(bench, DosSession, bench.dos, 256)
 
 
+def with_log_64(bench: Bench) -> Figures:
+    return _many(bench, DosSession, bench.dos, 64, folder="beside")
+
+
 def without_log_64(bench: Bench) -> Figures:
-    return _many(bench, DosSession, bench.without_log, 64)
+    return _many(bench, DosSession, bench.without_log, 64, folder="beside")
 
 
 def claims(bench: Bench) -> Figures:
@@ -194,15 +198,16 @@ def redis_64(bench: Bench) -> Figures:
     return _many(bench, RedisSession, bench.redis, 64)
 
 
-def _many(bench: Bench, kind: SessionType, server: Running | None, count: int) -> Figures:
+def _many(
+    bench: Bench, kind: SessionType, server: Running | None, count: int, *, folder: str = "writers"
+) -> Figures:
     assert server is not None
     each = bench.of(WRITES) // count
-    return _timed(run_apart(_writers, kind, server.address, bench.round, count, each))
+    return _timed(run_apart(_writers, kind, server.address, f"{folder}{count}.{bench.round}", count, each))
 
 
-def _writers(kind: SessionType, address: Address, number: int, count: int, each: int) -> Load:
+def _writers(kind: SessionType, address: Address, folder: str, count: int, each: int) -> Load:
     block = os.urandom(KIB)
-    folder = f"writers{count}.{number}"
     sessions = [kind(address, folder, f"object{index}", block, each + 1) for index in range(count)]
     return load.writers(sessions)
 
@@ -249,7 +254,12 @@ CASES: Final = {
         "1 KiB appends by 256 writers, each to its own object", "appends/s", dos_256, redis_256, REDIS, 0.5
     ),
     "log-64": Case(
-        "1 KiB appends by 64 writers, with a group log", "appends/s", dos_64, without_log_64, WITHOUT_LOG, 1.0
+        "1 KiB appends by 64 writers, with a group log",
+        "appends/s",
+        with_log_64,
+        without_log_64,
+        WITHOUT_LOG,
+        1.0,
     ),
     "claims": Case(
         "claims of 100 directories at once, each with its first record",
