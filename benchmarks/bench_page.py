@@ -13,7 +13,7 @@ from dataflow_page import PLACE as DATAFLOW
 from journal_page import PLACE as JOURNAL
 from page_section import PAGE as FILE
 from recovery_page import PLACE as RECOVERY
-from rows import Effort, Row
+from rows import Effort, Row, table_lines
 from server_page import PLACE as SERVER
 from spark_page import PLACE as SPARK
 
@@ -157,7 +157,7 @@ def write_page(rows: list[Row], effort: Effort) -> None:
         date=time.strftime("%Y-%m-%d"),
         pairs=effort.pairs,
         machine=machine(),
-        rows="\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows),
+        rows=table_lines(rows),
         passes=effort.passes,
         baseline_s=effort.baseline_s,
     )

@@ -1,7 +1,7 @@
 """Write the section of docs/benchmarks.md on checkpoints, recovery and latency (`./run bench checkpoint`)."""
 
 from page_section import Section
-from rows import Row
+from rows import Row, table_lines
 
 PLACE = Section("checkpoint")
 SECTION = """\
@@ -19,5 +19,5 @@ benchmark itself.
 
 def section_of(rows: list[Row], *, date: str, load: float) -> str:
     """Return the text of the section."""
-    lines = "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
+    lines = table_lines(rows)
     return SECTION.format(begin=PLACE.begin, end=PLACE.end, date=date, load=load, rows=lines)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from page_section import Section
-from rows import Row
+from rows import Row, table_lines
 
 PLACE = Section("journal")
 SECTION = """\
@@ -22,7 +22,7 @@ restore, this is the process that restores, without its server.
 
 def section_of(rows: Sequence[Row], rounds: int) -> str:
     """Return the text of the section."""
-    lines = "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
+    lines = table_lines(rows)
     return PLACE.filled(
         SECTION,
         rounds,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from page_section import Section
-from rows import Row
+from rows import Row, table_lines
 
 PLACE = Section("recovery")
 SECTION = """\
@@ -21,5 +21,5 @@ Measured on {date} with no other benchmark running, medians of {kills} kills. Th
 
 def section_of(rows: Sequence[Row], kills: int) -> str:
     """Return the text of the section."""
-    lines = "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
+    lines = table_lines(rows)
     return PLACE.filled(SECTION, kills, rows=lines, kills=kills)

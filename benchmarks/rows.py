@@ -44,6 +44,11 @@ class Row:
     aim: str
 
 
+def table_lines(rows: Iterable[Row]) -> str:
+    """Return the lines of a table with these rows."""
+    return "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
+
+
 def run_json(
     *command: str | Path,
     python: str | Path = sys.executable,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from page_section import Section
-from rows import Row
+from rows import Row, table_lines
 
 PLACE = Section("server")
 SECTION = """\
@@ -21,5 +21,5 @@ including the benchmark itself.
 
 def section_of(rows: Sequence[Row], pairs: int) -> str:
     """Return the text of the section."""
-    lines = "\n".join(f"| {row.what} | {row.figure} | {row.beside} | {row.aim} |" for row in rows)
+    lines = table_lines(rows)
     return PLACE.filled(SECTION, pairs, rows=lines)
