@@ -15,7 +15,7 @@ A claim is one pair (epoch, writer id). Its states:
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 
 from dos_client.core.quorum import Quorums
 from dos_protocol.errors import LocalProtocolError
@@ -214,19 +214,32 @@ def judge_fenced(epoch: int, epoch_held: int, *, at_claim: bool) -> FenceReason:
     return FenceReason.CLIMB if at_claim else FenceReason.RECLAIM
 
 
-def was_held_at_claim(
-    answers: Mapping[bytes, Mapping[str, ObjectInfo]], name: str, size: int, without: Collection[bytes]
+class Copies(Protocol):
+    """What a claim knows of the copies of one object: `sizes` of those that were compared, the members
+    `without` it, with a `spoiled` copy, and those whose copy is being compared (`unsure`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
+    sizes: dict[bytes, int]
+    without: set[bytes]
+    spoiled: set[bytes]
+    unsure: set[bytes]
+
+
+def was_held(
+    answers: Mapping[bytes, Mapping[str, ObjectInfo]], copies: Copies, without: Collection[bytes]
 ) -> bool:
-    """Return whether a member that is not in `without` answered the claim with at least `size` bytes of the
-    object.
+    """Return whether a member has had all of the object since the claim: it is not in `without` and said so
+    when it answered the claim, or its copy was compared.
 
     Such a member has only lost its session since then.
     """
-    return any(
-        server_id not in without and objects[name].synced >= size
-        for server_id, objects in answers.items()
-        if name in objects
-    )
+    told = [objects.get(copies.name) for one, objects in answers.items() if one not in without]
+    have = [info.synced for info in told if info is not None]
+    return any(size >= copies.size for size in (*have, *copies.sizes.values()))
 
 
 def has_lost_objects(first: Mapping[str, ObjectInfo], now: Iterable[ObjectInfo]) -> bool:
@@ -237,6 +250,17 @@ def has_lost_objects(first: Mapping[str, ObjectInfo], now: Iterable[ObjectInfo])
     """
     sound = {info.name: info.synced for info in now if not (info.corrupt or info.poisoned)}
     return any(sound.get(name, -1) < info.synced for name, info in first.items())
+
+
+def has_no_source(quorums: Quorums, copies: Copies, connected: Iterable[bytes]) -> bool:
+    """Return whether no member can give the object's bytes, as far as this claim knows.
+
+    A member that has them and is not connected is no source: its machine may never return, and a quorum can
+    decide without it, in a new claim.
+    """
+    if copies.unsure or any(copies.sizes.get(one, 0) >= copies.size for one in connected):
+        return False
+    return is_unrecoverable(quorums, copies.without, copies.spoiled)
 
 
 def is_unrecoverable(quorums: Quorums, without: Collection[bytes], spoiled: Collection[bytes]) -> bool:

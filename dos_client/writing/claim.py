@@ -22,8 +22,8 @@ from dos_client.core.claim import (
     MemberLeft,
     RecordChanged,
     has_lost_objects,
-    is_unrecoverable,
-    was_held_at_claim,
+    has_no_source,
+    was_held,
 )
 from dos_client.core.collecting import Garbage
 from dos_client.core.quorum import Quorums
@@ -144,8 +144,8 @@ class Claim:
         Members that lack it are filled from `local`, if that has exactly this content, otherwise from a
         member. The call may be repeated. When cancelled, and for members beyond the quorum, it continues in
         the background. Raises MissingDataError if as many undamaged members as a take-over needs, or all,
-        have answered and none holds it; QuorumUnavailableError if one that had it at the claim is no longer
-        available or undamaged, so that a new claim must decide; FencedError, ClosedError.
+        have answered and none holds it; QuorumUnavailableError if the one that had it is not available or
+        damaged now, so that a new claim must decide; FencedError, ClosedError.
         """
         self.check()
         target = self.targets.get(name)
@@ -158,8 +158,10 @@ class Claim:
         deadline = trio.current_time() + answer_timeout_s
         while target.synced < size:
             self.check()
-            had = was_held_at_claim(self.answers, name, size, target.without | target.spoiled)
-            if self._has_no_source(target) and (trio.current_time() > deadline or not had):
+            lacking = target.without | target.spoiled
+            if not self._has_no_source(target):
+                deadline = trio.current_time() + answer_timeout_s
+            elif trio.current_time() > deadline or not was_held(self.answers, target, lacking):
                 raise self._unsettled_error(target)
             await self.wait_changed(1.0)
 
@@ -294,11 +296,10 @@ class Claim:
         self.epoch_seen = max(self.epoch_seen, error.epoch_held)
         for effect in self._machine.handle(MemberFenced(server_id, error.epoch_held)):
             if isinstance(effect, ClaimLost):
-                held = effect.epoch_held
-                text = f"epoch {self.epoch} of {self.directory} is superseded by epoch {held}"
+                text = f"epoch {self.epoch} of {self.directory} is superseded by epoch {effect.epoch_held}"
                 if not self.claiming:
-                    text = f"{self.directory} has a writer, at epoch {held}; claim it to write"
-                self.lost = FencedError(text, actual=held)
+                    text = f"{self.directory} has a writer, at epoch {effect.epoch_held}; claim it to write"
+                self.lost = FencedError(text, actual=effect.epoch_held)
                 log.info("%s", self.lost)
         self._finish()
 
@@ -361,15 +362,14 @@ class Claim:
         return self._links.get(server_id)
 
     def _has_no_source(self, target: WriteTarget) -> bool:
-        """Return whether no source can have it, including this machine, as far as this claim knows."""
-        if target.sizes_reach(target.size) or target.unsure or target.local.size() >= target.size > 0:
-            return False
-        return is_unrecoverable(self._quorums, target.without, target.spoiled)
+        connected = [one.server_id for one in self._links.values() if one.connection is not None]
+        here = target.local.size() >= target.size > 0
+        return not here and has_no_source(self._quorums, target, connected)
 
     def _unsettled_error(self, target: WriteTarget) -> DosError:
         """Return the error for content that cannot be settled: lost, or gone since the claim."""
         content = f"{target.size} bytes of {self.directory}/{target.name}"
-        if was_held_at_claim(self.answers, target.name, target.size, target.without - self._with_loss):
+        if was_held(self.answers, target, target.without - self._with_loss):
             return QuorumUnavailableError(
                 f"a member had {content} at the claim of epoch {self.epoch}, but became unavailable or"
                 " damaged since; take over again with a new claim"

@@ -176,10 +176,6 @@ class WriteTarget:
         self.without.discard(server_id)
         self.spoiled.add(server_id)
 
-    def sizes_reach(self, size: int) -> bool:
-        """Return whether any member is known to have that much."""
-        return any(have >= size for have in self.sizes.values())
-
     def trim(self, keep_bytes: int) -> None:
         """Drop from memory what all members have, and beyond `keep_bytes` what a quorum has."""
         self._trimmed_at = self.synced

@@ -67,6 +67,43 @@ async def test_bytes_that_only_a_member_damaged_since_the_claim_had_are_for_a_ne
 
 
 @pytest.mark.trio
+async def test_bytes_that_only_a_member_that_left_has_are_for_a_new_claim_to_judge(
+    three: list[ThreadServer],
+) -> None:
+    """A claim does not wait for the machine of that member: two of three are enough to decide without it."""
+    *stay, leaves = three
+    await init_store(url_of(three))
+    async with claimed(three, epoch=1) as (_, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"a"))
+        for server in three:
+            await has(server, "d", "x", b"a")
+        await off(*stay)
+        writer.append(CONTENT)
+        await has(leaves, "d", "x", b"a" + CONTENT)
+    await on(*stay)
+    async with claimed(three, epoch=2) as (_, claim), trio.open_nursery() as nursery:
+        assert await claim.wait_all(20)
+        await off(*stay)
+        size = 1 + len(CONTENT)
+
+        async def change_places() -> None:
+            await until(lambda: "x" in claim.targets, "the take-over has begun")
+            await until(lambda: size in claim.targets["x"].sizes.values(), "its copy is compared")
+            await off(leaves)
+            await on(*stay)
+
+        nursery.start_soon(change_places)
+        with (
+            trio.fail_after(60),
+            pytest.raises(QuorumUnavailableError, match="take over again with a new claim"),
+        ):
+            await claim.settle("x", size, prefix_digest(b"a" + CONTENT))
+    async with claimed(stay, epoch=3) as (_, claim):
+        await claim.settle("x", 1, prefix_digest(b"a"))
+
+
+@pytest.mark.trio
 @pytest.mark.parametrize("bug", [None, "damaged_copies_say_what_they_held"])
 async def test_a_copy_found_damaged_does_not_say_that_what_an_absent_member_has_is_lost(
     three: list[ThreadServer], bug: str | None

@@ -245,7 +245,7 @@ def test_of_a_chain_only_what_is_committed_is_visible_of_a_segment_what_members_
             writer.append(Record(Op.MARK, ints=(2,)))
             target = claim.targets[writer.segment]
             with trio.fail_after(60):
-                while not target.sizes_reach(target.size):
+                while target.size not in target.sizes.values():
                     await claim.wait_changed(1.0)
             assert target.synced < target.size, "one member is no quorum"
             return writer.segment

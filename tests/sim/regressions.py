@@ -191,4 +191,11 @@ REGRESSIONS: Final = (
         "O7 missed a checkpoint whose segment a newer incarnation had removed before its driver was notified",
         "tests/sim/test_regions.py",
     ),
+    Regression(
+        1000900045,
+        "2026-11-26",
+        "05bfceaa",
+        "a take-over waited for ever for the one member that had a record, after that member lost its disk",
+        "tests/dos_client/test_taken_back.py",
+    ),
 )

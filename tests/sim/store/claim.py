@@ -20,8 +20,8 @@ from dos_client.core.claim import (
     MemberFenced,
     MemberLeft,
     has_lost_objects,
-    is_unrecoverable,
-    was_held_at_claim,
+    has_no_source,
+    was_held,
 )
 from dos_client.core.collecting import Garbage
 from dos_client.core.quorum import Quorums
@@ -237,12 +237,12 @@ class SimClaim:
         patience = self.process.now + answer_timeout_s
         while target.synced < size:
             self.check()
-            hopeless = self._nobody_has(target)
-            if hopeless and (
-                self.process.now > patience
-                or not was_held_at_claim(self.answers, name, size, target.without | target.spoiled)
+            if not self._nobody_has(target):
+                patience = self.process.now + answer_timeout_s
+            elif self.process.now > patience or not was_held(
+                self.answers, target, target.without | target.spoiled
             ):
-                if was_held_at_claim(self.answers, name, size, target.without - self._taken_back):
+                if was_held(self.answers, target, target.without - self._taken_back):
                     raise QuorumUnavailableError(f"a member no longer has {size} bytes of {name}")
                 raise MissingDataError(f"no member holds {size} bytes of {name} with digest {digest:016x}")
             await self.wait_changed(1.0)
@@ -354,9 +354,8 @@ class SimClaim:
         self.changed()
 
     def _nobody_has(self, target: SimTarget) -> bool:
-        if any(have >= target.size for have in target.sizes.values()) or target.unsure:
-            return False
-        return is_unrecoverable(self._quorums, target.without, target.spoiled)
+        connected = [link.server_id for link in self._links if link.session is not None]
+        return has_no_source(self._quorums, target, connected)
 
     def _add(self, name: str, window: SendWindow | None) -> SimTarget:
         self._tag += 1
