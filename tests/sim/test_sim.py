@@ -24,8 +24,8 @@ from tests.sim.test_visitors import SEEDS as OF_VISITORS
 from tests.support.group_log import LOG_SEEDS
 
 BATCH = 25
-BATCHES = 32
-LOG_BATCHES = 12
+BATCHES = 8
+LOG_BATCHES = 80
 """Many batches, so that all test processes have work until the end. `./run sim --seeds N` runs more seeds."""
 TROUBLED = list(islice((seed for seed in count(1) if has_troubles(RandomStreams(seed))), 40))
 OF_OTHER_TESTS = {
