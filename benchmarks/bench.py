@@ -1,13 +1,13 @@
 """`./run bench`: measure everything, and write docs/benchmarks.md with a description of the machine.
 
-    bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [--pairs N]
-             [--quick] [--long]
+    bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [scale]
+             [--pairs N] [--quick] [--long]
     bench.py dataflow --help
     bench.py spark --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
-`server`, `checkpoint`, `recovery` and `journal` are exceptions: each has a section of the file, which is
-written in any case.
+`server`, `checkpoint`, `recovery`, `journal` and `scale` are exceptions: each has a section of the file,
+which is written in any case.
 
 Systems that are compared run alternately (A B A B), and medians are reported. Such figures vary by tens of
 percent on a shared machine, so the ratio is more reliable than the figure.
@@ -47,6 +47,10 @@ from recovery_page import PLACE as RECOVERY  # noqa: E402
 from recovery_page import section_of as recovery_section  # noqa: E402
 from recovery_rows import measure_recovery  # noqa: E402
 from rows import Effort, Row, run_json, say  # noqa: E402
+from scale_page import PLACE as SCALE  # noqa: E402
+from scale_page import draw as draw_scale  # noqa: E402
+from scale_page import measure_scale  # noqa: E402
+from scale_page import section_of as scale_section  # noqa: E402
 from server_page import PLACE as SERVER  # noqa: E402
 from server_page import section_of as server_section  # noqa: E402
 from server_rows import measure_server  # noqa: E402
@@ -192,6 +196,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "memory": measure_memory,
     "checkpoint": measure_checkpoint,
     "recovery": measure_recovery,
+    "scale": measure_scale,
 }
 
 
@@ -215,11 +220,18 @@ def write_journal(rows: list[Row], effort: Effort) -> None:
     JOURNAL.write(journal_section(rows, rounds_of(effort)))
 
 
+def write_scale(rows: list[Row], _effort: Effort) -> None:
+    """Write the section on layouts only, with its pictures."""
+    draw_scale()
+    SCALE.write(scale_section(rows))
+
+
 SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "checkpoint": write_checkpoint,
     "recovery": write_recovery,
     "journal": write_journal,
     "server": write_server,
+    "scale": write_scale,
 }
 """Measure -> the function that writes its section. Measures that are not here are rows of the first table."""
 

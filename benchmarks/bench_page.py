@@ -14,6 +14,7 @@ from journal_page import PLACE as JOURNAL
 from page_section import PAGE as FILE
 from recovery_page import PLACE as RECOVERY
 from rows import Effort, Row, table_lines
+from scale_page import PLACE as SCALE
 from server_page import PLACE as SERVER
 from spark_page import PLACE as SPARK
 
@@ -38,6 +39,8 @@ Everything ran on it: clients, servers and Spark.
 {section}
 
 {recovery}
+
+{scale}
 
 {journal}
 
@@ -151,6 +154,7 @@ def write_page(rows: list[Row], effort: Effort) -> None:
         server=SERVER.found_in(before),
         section=CHECKPOINT.found_in(before),
         recovery=RECOVERY.found_in(before),
+        scale=SCALE.found_in(before),
         journal=JOURNAL.found_in(before),
         dataflow=DATAFLOW.found_in(before),
         spark=SPARK.found_in(before),

@@ -48,6 +48,8 @@ checkpoints.
 manifest_reads_max: Final = 5
 """How often a reader tries again if the manifest's chain was restarted while it read."""
 workers_max: Final = 4096
+layout_ranges_max: Final = 64
+"""Ranges of the hash space that one worker has at most: each checkpoint lists them all."""
 
 # --- state blocks ---------------------------------------------------------------------------------
 state_block_bytes_max: Final = 16 * 1024 * 1024

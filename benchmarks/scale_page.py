@@ -1,0 +1,140 @@
+"""How much state a layout for other workers moves (`./run bench scale`), as a section of docs/benchmarks.md.
+
+Nothing here is timed: the shares follow from the layouts.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from dataflow_plot import chart
+from page_section import DOCS, Section
+from rows import Effort, Row, table_lines
+
+from checkpoint.core.layout import SHARD_BITS, Layout, even_layout
+from checkpoint.core.rebalancing import least_moved, moved_units, rebalanced
+
+PLACE = Section("scale")
+SECTION = """\
+{begin}
+## Layouts for other workers
+
+The share of the state that moves when a region gets another number of workers. *Fixed* sharding assigns
+65,536 units, *dynamic* sharding the shards of a tolerance of 0.1 (decision 0231). "Even ranges anew" divides
+the hash space into equal ranges as for a new region. Calculated on {date}.
+
+| workers | fixed, dynamic | other rules | least |
+|---|---|---|---|
+{rows}
+
+![share of the state that moves](benchmarks/scale-moved.svg)
+
+![imbalance](benchmarks/scale-imbalance.svg)
+{end}"""
+UNITS: Final = 1 << SHARD_BITS
+CHANGES: Final = (
+    (2, 3),
+    (4, 5),
+    (16, 17),
+    (64, 65),
+    (3, 2),
+    (5, 4),
+    (13, 12),
+    (26, 25),
+    (2, 4),
+    (8, 16),
+    (3, 5),
+)
+TOLERANCE: Final = 0.1
+TOLERANCES: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+def of_workers(workers: int, tolerance: float) -> Layout:
+    """Return the layout of a new region."""
+    return rebalanced(even_layout(1), range(workers), tolerance=tolerance)
+
+
+def moved(old: int, new: int, tolerance: float = 0.0) -> float:
+    """Return the share of the state that our layouts move."""
+    before = of_workers(old, tolerance)
+    return moved_units(before, rebalanced(before, range(new), tolerance=tolerance)) / UNITS
+
+
+def moved_modulo(old: int, new: int) -> float:
+    """Return the share that `hash % workers` moves."""
+    return 1 - min(old, new) / math.lcm(old, new)
+
+
+def moved_anew(old: int, new: int) -> float:
+    """Return the share that moves if the ranges of a new region are used."""
+    return moved_units(even_layout(old), even_layout(new)) / UNITS
+
+
+def imbalance(workers: int, tolerance: float) -> float:
+    """Return how far the largest share is above the average."""
+    layout = of_workers(workers, tolerance)
+    largest = max(sum(r.end - r.begin for r in layout.shards_of(worker)) for worker in range(workers))
+    return largest * workers / UNITS - 1
+
+
+def measure_scale(_effort: Effort) -> list[Row]:
+    """Return a row for each change."""
+    return [
+        Row(
+            f"{old} to {new}",
+            f"{moved(old, new):.4f}, {moved(old, new, TOLERANCE):.4f}",
+            f"`hash % workers` {moved_modulo(old, new):.4f}; even ranges anew {moved_anew(old, new):.4f}",
+            f"{least_moved(even_layout(old), range(new)) / UNITS:.4f}",
+        )
+        for old, new in CHANGES
+    ]
+
+
+def draw() -> None:
+    """Draw what one more worker moves, and how uneven shares are beside the tolerance."""
+    folder = DOCS / "benchmarks"
+    folder.mkdir(exist_ok=True)
+    counts = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+
+    def line(share: Callable[[int], float]) -> list[tuple[float, float]]:
+        return [(workers, share(workers)) for workers in counts]
+
+    chart(
+        folder / "scale-moved.svg",
+        "share of the state that one more worker moves",
+        "workers before",
+        {
+            "hash % W": line(lambda workers: moved_modulo(workers, workers + 1)),
+            "even anew": line(lambda workers: moved_anew(workers, workers + 1)),
+            "fixed": line(lambda workers: moved(workers, workers + 1)),
+            "dynamic": line(lambda workers: moved(workers, workers + 1, TOLERANCE)),
+        },
+    )
+    sizes = [
+        20,
+        25,
+        40,
+        51,
+        63,
+        81,
+        102,
+        163,
+        204,
+    ]  # the worst are just below a power of two times the tolerance
+    chart(
+        folder / "scale-imbalance.svg",
+        "how far the largest share is above the average, at worst",
+        "tolerance",
+        {
+            "tolerance": [(tolerance, tolerance) for tolerance in TOLERANCES],
+            "dynamic": [
+                (tolerance, max(imbalance(workers, tolerance) for workers in sizes))
+                for tolerance in TOLERANCES
+            ],
+        },
+    )
+
+
+def section_of(rows: Sequence[Row]) -> str:
+    """Return the text of the section."""
+    return PLACE.filled(SECTION, 1, rows=table_lines(rows))

@@ -1,0 +1,228 @@
+"""Layouts for other workers, which move the least state. Pure: ranges of numbers.
+
+After "Scale in and out" of Feldera's distributed DBSP design. Its two rules are one here, in units of
+different size:
+
+- *Fixed sharding* (`tolerance` 0): shares differ by at most one of the 65,536 units.
+- *Dynamic sharding* (`tolerance` k): shares are whole shards. There are S of them, a power of two and at
+  least W / k, so no share is more than k (or one unit) above the average. S doubles with the workers. It is
+  never halved below the borders that exist, because that would move up to 4 times as much.
+
+Both move exactly what new workers need, and what leaving workers and too large shares have (`least_moved`).
+The exception is a worker that would have more than `layout_ranges_max` ranges after hundreds of changes: then
+borders are moved onto a coarser grid first.
+"""
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from checkpoint import limits
+from checkpoint.core.layout import SHARD_BITS, Layout, ShardRange
+
+_UNITS: Final = 1 << SHARD_BITS
+_FREE: Final = -1
+"""The owner of a run that its worker gives up and that no other worker has yet."""
+
+
+class _Run(NamedTuple):
+    """Units `begin` (included) to `end` (excluded), all of one owner."""
+
+    begin: int
+    end: int
+    owner: int
+
+    @property
+    def units(self) -> int:
+        return self.end - self.begin
+
+
+def rebalanced(layout: Layout, workers: Collection[int], *, tolerance: float = 0.0) -> Layout:
+    """Return the layout in which these workers share the hash space evenly, near to `layout`.
+
+    `workers`: ids, those that stay and new ones. `tolerance`: see above. Splits that are assigned to a
+    leaving worker are no longer assigned. Raises ValueError for a number of workers or a tolerance that is
+    not allowed.
+    """
+    ids = sorted(set(workers))
+    if not 0 < len(ids) <= limits.workers_max:
+        raise ValueError(f"a layout has 1 to {limits.workers_max} workers, got {len(ids)}")
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"the tolerance is at least 0 and below 1, got {tolerance}")
+    before = _runs_of(layout)
+    unit = _shard_units(before, len(ids), tolerance)
+    runs = _divided(before, ids, unit)
+    grid = unit
+    while _most_ranges(runs) > limits.layout_ranges_max:
+        grid *= 2
+        runs = _divided(_on_grid(before, grid), ids, unit)
+    splits = {
+        source: {split: worker for split, worker in assigned.items() if worker in ids}
+        for source, assigned in layout.splits.items()
+    }
+    return Layout(tuple(ShardRange(*run) for run in runs), splits=splits)
+
+
+def moved_units(before: Layout, after: Layout) -> int:
+    """Return how many of the 65,536 units have another worker in `after`."""
+    old, new = _runs_of(before), _runs_of(after)
+    stayed = at = 0
+    for run in new:
+        while at < len(old) and old[at].begin < run.end:
+            if old[at].owner == run.owner:
+                stayed += min(old[at].end, run.end) - max(old[at].begin, run.begin)
+            if old[at].end > run.end:
+                break
+            at += 1
+    return _UNITS - stayed
+
+
+def least_moved(before: Layout, workers: Collection[int], *, tolerance: float = 0.0) -> int:
+    """Return how many units at least have another worker in any even layout of these workers."""
+    runs = _runs_of(before)
+    have = _sizes(runs)
+    shares = _shares(have, sorted(set(workers)), _shard_units(runs, len(set(workers)), tolerance))
+    return sum(max(0, share - have[worker]) for worker, share in shares.items())
+
+
+def _runs_of(layout: Layout) -> list[_Run]:
+    """Return the ranges of every operator, in units of 1 / 65,536 of the hash space."""
+    assert layout.shard_bits == SHARD_BITS, "every layout that this program makes has these units"
+    return [_Run(one.begin, one.end, one.worker) for one in layout.of_operator()]
+
+
+def _shard_units(runs: Iterable[_Run], workers: int, tolerance: float) -> int:
+    """Return how many units a shard has: a power of two that divides every border."""
+    if not tolerance:
+        return 1
+    shards = min(1 << math.ceil(math.log2(workers / tolerance)), _UNITS)
+    return math.gcd(_UNITS // shards, *(run.begin for run in runs))
+
+
+def _sizes(runs: Iterable[_Run]) -> Counter[int]:
+    sizes: Counter[int] = Counter()
+    for run in runs:
+        sizes[run.owner] += run.units
+    return sizes
+
+
+def _shares(have: Mapping[int, int], ids: Sequence[int], unit: int) -> dict[int, int]:
+    """Return how many units each worker gets. The largest owners keep the larger shares."""
+    least, larger = divmod(_UNITS // unit, len(ids))
+    by_size = sorted(ids, key=lambda worker: (-have.get(worker, 0), worker))
+    return {worker: (least + (place < larger)) * unit for place, worker in enumerate(by_size)}
+
+
+def _divided(runs: Sequence[_Run], ids: Sequence[int], unit: int) -> list[_Run]:
+    """Return the runs of an even layout of these workers."""
+    have = _sizes(runs)
+    shares = _shares(have, ids, unit)
+    lacking = {worker: share - have[worker] for worker, share in shares.items() if share > have[worker]}
+    freed = _freed(runs, {owner: have[owner] - shares.get(owner, 0) for owner in have}, lacking)
+    extended = _extended(freed, lacking)
+    return _joined(sorted([*(run for run in extended if run.owner != _FREE), *_dealt(extended, lacking)]))
+
+
+def _freed(runs: Sequence[_Run], surplus: Mapping[int, int], lacking: Mapping[int, int]) -> list[_Run]:
+    """Return the runs, with what each owner has too much of free: whole runs first, then part of one."""
+    owners = [run.owner for run in runs]
+    before, after = [0] * len(runs), [0] * len(runs)  # units that are freed at the begin and the end of a run
+    places: dict[int, list[int]] = {}
+    for place, run in enumerate(runs):
+        places.setdefault(run.owner, []).append(place)
+
+    def rank(place: int, side: int) -> int:
+        """How good it is to free units there: next to a worker that lacks some, next to free ones, or not."""
+        neighbour = place + side
+        if not 0 <= neighbour < len(runs):
+            return 0
+        cut = after[neighbour] if side < 0 else before[neighbour]
+        return 2 if owners[neighbour] in lacking else 1 if owners[neighbour] == _FREE or cut else 0
+
+    for owner, own in places.items():
+        rest = surplus[owner]
+        for place in sorted(
+            own, key=lambda place: (-max(rank(place, -1), rank(place, 1)), -runs[place].units)
+        ):
+            if runs[place].units <= rest:
+                owners[place] = _FREE
+                rest -= runs[place].units
+        if rest > 0:
+            left = [place for place in own if owners[place] != _FREE]
+            choices = [
+                (rank(place, side), runs[place].units, side, place) for place in left for side in (-1, 1)
+            ]
+            _, _, side, place = max(choices)
+            (before if side < 0 else after)[place] = rest
+    parts = []
+    for (begin, end, _), owner, first, last in zip(runs, owners, before, after, strict=True):
+        parts += [
+            _Run(begin, begin + first, _FREE),
+            _Run(begin + first, end - last, owner),
+            _Run(end - last, end, _FREE),
+        ]
+    return _joined(parts)
+
+
+def _extended(runs: Sequence[_Run], lacking: dict[int, int]) -> list[_Run]:
+    """Give free runs to workers that lack units and have the range before or after them."""
+    found: list[_Run] = []
+    for place, run in enumerate(runs):
+        begin, end, owner = run
+        if owner == _FREE:
+            if found and (units := min(lacking.get(found[-1].owner, 0), end - begin)):
+                lacking[found[-1].owner] -= units
+                found.append(_Run(begin, begin + units, found[-1].owner))
+                begin += units
+            following = runs[place + 1].owner if place + 1 < len(runs) else _FREE
+            if units := min(lacking.get(following, 0), end - begin):
+                lacking[following] -= units
+                found += [_Run(begin, end - units, _FREE), _Run(end - units, end, following)]
+                continue
+        found.append(_Run(begin, end, owner))
+    return _joined(found)
+
+
+def _dealt(runs: Iterable[_Run], lacking: Mapping[int, int]) -> list[_Run]:
+    """Give the free runs to the workers that lack units: the largest run to the one that lacks most."""
+    waiting = [(-units, worker) for worker, units in lacking.items() if units]
+    heapq.heapify(waiting)
+    dealt = []
+    for run in sorted((run for run in runs if run.owner == _FREE), key=lambda run: (-run.units, run.begin)):
+        begin = run.begin
+        while begin < run.end:
+            wanted, worker = heapq.heappop(waiting)
+            units = min(-wanted, run.end - begin)
+            dealt.append(_Run(begin, begin + units, worker))
+            begin += units
+            if wanted + units:
+                heapq.heappush(waiting, (wanted + units, worker))
+    return dealt
+
+
+def _on_grid(runs: Iterable[_Run], unit: int) -> list[_Run]:
+    """Move every border to the nearest multiple of `unit`. Runs that become empty are left out."""
+
+    def nearest(border: int) -> int:
+        return (border + unit // 2) // unit * unit if border < _UNITS else _UNITS
+
+    return _joined([_Run(nearest(run.begin), nearest(run.end), run.owner) for run in runs])
+
+
+def _joined(runs: Iterable[_Run]) -> list[_Run]:
+    """Join adjacent runs of one owner, and leave out empty ones."""
+    found: list[_Run] = []
+    for run in runs:
+        if run.begin >= run.end:
+            continue
+        if found and found[-1].owner == run.owner and found[-1].end == run.begin:
+            found[-1] = _Run(found[-1].begin, run.end, run.owner)
+        else:
+            found.append(run)
+    return found
+
+
+def _most_ranges(runs: Iterable[_Run]) -> int:
+    return max(Counter(run.owner for run in runs).values())
