@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from checkpoint.core.outputs import Publish as Publish
     from checkpoint.core.outputs import decode_output as decode_output
     from checkpoint.core.outputs import output_chain as output_chain
+    from checkpoint.core.rebalancing import TakenPart as TakenPart
+    from checkpoint.core.rebalancing import rebalanced as rebalanced
+    from checkpoint.core.rebalancing import state_parts as state_parts
     from checkpoint.core.region import Launcher as Launcher
     from checkpoint.core.region import RegionEvent as RegionEvent
     from checkpoint.core.region import RegionSpec as RegionSpec

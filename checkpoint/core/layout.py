@@ -39,6 +39,11 @@ class Layout(msgspec.Struct, frozen=True):
     shard_bits: int = SHARD_BITS
     splits: dict[str, dict[str, int]] = {}
 
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The ids of all workers, sorted. The place of an id is the worker's place among its peers."""
+        return tuple(sorted({one.worker for one in self.ranges}))
+
     def of_operator(self, operator: str = "", replica: int = 0) -> tuple[ShardRange, ...]:
         """Return the ranges of one operator, sorted by hash: its own, or those of every operator."""
         own = [r for r in self.ranges if r.operator == operator and r.replica == replica]

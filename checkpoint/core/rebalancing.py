@@ -87,6 +87,52 @@ def least_moved(before: Layout, workers: Collection[int], *, tolerance: float = 
     return sum(max(0, share - have[worker]) for worker, share in shares.items())
 
 
+class TakenPart(NamedTuple):
+    """What a worker of a new layout takes over from the state of one worker of the layout before."""
+
+    worker: int
+    ranges: tuple[tuple[int, int], ...]
+    """Units whose keys it takes over: (begin, end), sorted, the end excluded."""
+    stays: bool
+    """Whether it takes over what belongs to no key: from itself, and as the heir of a leaving worker."""
+
+
+def state_parts(before: Layout, after: Layout, *, of_all: bool = False) -> dict[int, tuple[TakenPart, ...]]:
+    """Return worker of `after` -> what it takes over, in the order of the workers of `before`.
+
+    The heir of a leaving worker is the one that gets most of its units. `of_all`: with a part of every
+    worker, even if it takes over no key.
+    """
+    gained: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    old = _runs_of(before)
+    at = 0
+    for run in _runs_of(after):
+        while old[at].end <= run.begin:
+            at += 1
+        for place in range(at, len(old)):
+            begin, end = max(run.begin, old[place].begin), min(run.end, old[place].end)
+            if begin >= end:
+                break
+            gained.setdefault(run.owner, {}).setdefault(old[place].owner, []).append((begin, end))
+    workers = sorted(_sizes(old))
+    heirs = {worker: worker if worker in gained else _heir(worker, gained) for worker in workers}
+    return {
+        worker: tuple(
+            TakenPart(one, tuple(ranges.get(one, ())), heirs[one] == worker)
+            for one in workers
+            if of_all or one in ranges or heirs[one] == worker
+        )
+        for worker, ranges in sorted(gained.items())
+    }
+
+
+def _heir(leaving: int, gained: Mapping[int, Mapping[int, Sequence[tuple[int, int]]]]) -> int:
+    def units(worker: int) -> int:
+        return sum(end - begin for begin, end in gained[worker].get(leaving, ()))
+
+    return max(sorted(gained), key=units)
+
+
 def _runs_of(layout: Layout) -> list[_Run]:
     """Return the ranges of every operator, in units of 1 / 65,536 of the hash space."""
     assert layout.shard_bits == SHARD_BITS, "every layout that this program makes has these units"

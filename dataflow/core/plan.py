@@ -152,6 +152,16 @@ class CircuitPlan:
     def node(self, name: str) -> NodePlan:
         return next(node for node in self.nodes if node.name == name)
 
+    def with_own_time(self) -> frozenset[str]:
+        """Return the operators whose event time differs from worker to worker: no exchange is between them
+        and a source. Behind an exchange it is equal, because every worker hears all senders.
+        """
+        found: set[str] = set()
+        for node in (node for stage in self.stages for node in stage.nodes):
+            if node.exchange is None and (not node.inputs or not found.isdisjoint(node.inputs)):
+                found.add(node.name)
+        return frozenset(found)
+
     @property
     def steps_ahead_max(self) -> int:
         """The maximum number of steps that sources may be ahead of the last stage."""

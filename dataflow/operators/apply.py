@@ -18,7 +18,7 @@ from checkpoint import declared_state
 from checkpoint.chains.state_blocks import block_schema
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
-from dataflow.errors import DirectoryError, SchemaError, UserFault
+from dataflow.errors import DirectoryError, OperatorError, SchemaError, UserFault
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.emitting import Emitter, side_outputs_of
 from dataflow.operators.multiple_inputs import (
@@ -30,9 +30,11 @@ from dataflow.operators.multiple_inputs import (
     parsed,
 )
 from dataflow.operators.own_state import OwnState
+from dataflow.operators.redistribution import check_moves, check_redistribution, redistributed
 from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, error_text, several
 from dataflow.operators.user_operator import Made, RuntimeContext, UserOperator
 from dataflow.state.migration import StateHistory, columns_text
+from dataflow.state.moving import Share
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.state.row_table import ROW
 
@@ -62,6 +64,7 @@ class ApplySpec(OperatorSpec):
                 block_schema(pa.schema([(ROW, pa.int64())]), history.columns)
             except ValueError as error:
                 raise SchemaError(f"state: {error}") from None
+        check_redistribution(user_operator, history)
         side_outputs_of(user_operator.side_outputs)
         try:
             copy.deepcopy(user_operator)
@@ -104,6 +107,13 @@ class ApplySpec(OperatorSpec):
     @property
     def can_trigger(self) -> bool:
         return bool(self.operator.requests_checkpoints)
+
+    def check_moves(self, name: str) -> None:
+        """Raise OperatorError if nothing says what another number of workers does with its state."""
+        try:
+            check_moves(self.operator)
+        except UserFault as fault:
+            raise OperatorError(name, "another number of workers", str(fault), remedy=fault.remedy) from None
 
     def detail(self) -> str:
         history = self.history()
@@ -192,7 +202,7 @@ class ApplyOperator(Operator):
         self._directory: OperatorDirectory | None = None
         self._time = CombinedWatermark(len(self._inputs)) if spec.needs_time else None
         history = spec.history()
-        self._state = None if history is None else OwnState(history, self._checkpoint)
+        self._state = None if history is None else OwnState(history, self._checkpoint, self._redistribute)
         self._operator = copy.deepcopy(spec.operator)
         self._buffered = BufferedRows(len(self._inputs))
         self._operator._emit_to_port = self._emit_to_port  # noqa: SLF001 - assigns the private half of UserOperator
@@ -296,6 +306,15 @@ class ApplyOperator(Operator):
         with self._user("checkpoint", emits=False):
             made = _batches(self._operator.checkpoint(), schema)
         return made[0] if made else pa.RecordBatch.from_pylist([], schema)
+
+    def _redistribute(self, states: Mapping[int, pa.RecordBatch], share: Share) -> pa.RecordBatch:
+        """Return the state of this worker, made from those of the workers of another layout."""
+        schema, rule = next(iter(states.values())).schema, self._operator.redistribute
+        if callable(rule):
+            with self._user("redistribute", emits=False):
+                made = _batches(rule(states, share.worker, share.workers), schema)
+            return made[0] if made else pa.RecordBatch.from_pylist([], schema)
+        return redistributed(self._operator, states, share)
 
     def _emit_to_port(self, port: str, rows: Any) -> None:
         if not self._emits:

@@ -31,12 +31,14 @@ from typing import Any, ClassVar, Final, Protocol
 
 import pyarrow as pa
 
+from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, slices
 from checkpoint.key_hash import HASH_COLUMN
 from dataflow.core.delivery import Delivery
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.schema import RESERVED_COLUMNS, schema_text
+from dataflow.state.moving import Share
 from dataflow.state.operator_directory import OperatorDirectory
 
 WEIGHT_COLUMN: Final = "_weight"
@@ -94,6 +96,18 @@ class StateTable(Protocol):
     def restore(self, block: pa.RecordBatch) -> None:
         """Apply one stored block on top of the current state. Later blocks override earlier ones."""
         ...
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        """Apply one stored block of a worker of the layout before (`dataflow.state.moving`).
+
+        The blocks of a part come together, oldest first; `parts_restored` follows the last part, and blocks
+        of this worker may follow that. A table that is not by key overrides this.
+        """
+        self.restore(share.of_part(block, part))
+
+    def parts_restored(self, share: Share) -> None:
+        """Complete the restore of parts."""
+        del share
 
 
 class Operator:

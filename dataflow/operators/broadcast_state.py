@@ -24,6 +24,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, make_block
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys
@@ -31,6 +32,7 @@ from dataflow import limits
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StatefulOperator
+from dataflow.state.moving import Share
 
 Key: TypeAlias = Any
 """The value of the key column, or a tuple of values if there are several key columns."""
@@ -147,6 +149,10 @@ class BroadcastStateOperator(StatefulOperator):
                 self._rows.pop(key, None)
             else:
                 self._rows[key] = {name: row[name] for name in self._values}
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        if part == share.parts[0]:  # the table is the same on every worker
+            self.restore(block)
 
     def counters(self) -> dict[str, int]:
         return {"keys": len(self._rows)}

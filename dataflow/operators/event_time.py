@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
 from dataflow.core.event_time import UNKNOWN, SplitWatermarks, Watermark, behind, further, is_time
@@ -33,6 +34,7 @@ from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
 from dataflow.operators.nulls import NullRule, OnNullTime, check_choice, null_side_outputs
 from dataflow.operators.step_values import StepValues
 from dataflow.schema import type_text
+from dataflow.state.moving import GatheredParts, Share
 
 _ONE: Final = timedelta(microseconds=1)
 _INSTEAD: Final = (
@@ -126,6 +128,7 @@ class WatermarkTable(StateTable):
     def __init__(self, inputs: int) -> None:
         self.watermarks: list[Watermark] = [UNKNOWN] * inputs
         self._stored: list[Watermark] = list(self.watermarks)
+        self._gathered = GatheredParts()
 
     def reach(self, watermark: Watermark, index: int) -> bool:
         """Advance the watermark of an input to `watermark`. Return whether it advanced."""
@@ -153,6 +156,22 @@ class WatermarkTable(StateTable):
         for row in block.to_pylist():
             self.watermarks[row["input"]] = row["mark"]
         self._stored = list(self.watermarks)
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        del share
+        self._gathered.add(block, part)
+
+    def parts_restored(self, share: Share) -> None:
+        """Take the least of the parts. After an exchange they are equal, for all workers hear all senders."""
+        found: list[list[Watermark]] = []
+        for _, blocks in self._gathered.take(share.parts):
+            watermarks = [UNKNOWN] * len(self.watermarks)
+            for row in (row for block in blocks for row in block.to_pylist()):
+                watermarks[row["input"]] = row["mark"]
+            found.append(watermarks)
+        if len(found) == len(share.parts):
+            self.watermarks = [min(of_input) for of_input in zip(*found, strict=True)]
+            self._stored = list(self.watermarks)
 
 
 class EventTimeOperator(NullRule):
@@ -222,6 +241,9 @@ class _RememberedWatermark(WatermarkTable):
     def __init__(self) -> None:
         super().__init__(1)
         self.by_step = StepValues()
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        """Take nothing over: the watermark follows from those of the splits, which move alone."""
 
     def checkpoint(self) -> pa.RecordBatch:
         return self.snapshot()

@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
 from dataflow.core.event_time import Watermark
 from dataflow.operators.base import Operator, OperatorSpec, StateTable
 from dataflow.operators.event_time import WatermarkTable
 from dataflow.state.columns import Slots
+from dataflow.state.moving import GatheredParts, Share
 
 LATE: Final = "late"
 LATE_RIGHT: Final = "late_right"
@@ -39,6 +41,7 @@ class LateTable(StateTable):
         self.rows: Counter[int] = Counter()
         self.behind_us: Counter[int] = Counter()
         self._changed: set[int] = set()
+        self._gathered = GatheredParts()
 
     def add(self, index: int, rows: int, behind_us: int) -> None:
         """Count `rows` more late rows of this input, at most `behind_us` microseconds behind the
@@ -65,6 +68,18 @@ class LateTable(StateTable):
     def restore(self, block: pa.RecordBatch) -> None:
         for row in block.to_pylist():
             self.rows[row["input"]], self.behind_us[row["input"]] = row["rows"], row["behind_us"]
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        del share
+        if part.stays:
+            self._gathered.add(block, part)
+
+    def parts_restored(self, share: Share) -> None:
+        for _, blocks in self._gathered.take(share.parts):
+            newest = {row["input"]: row for block in blocks for row in block.to_pylist()}
+            for index, row in newest.items():
+                self.rows[index] += row["rows"]
+                self.behind_us[index] = max(self.behind_us[index], row["behind_us"])
 
 
 class TimedSpec(OperatorSpec):

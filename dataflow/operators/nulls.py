@@ -14,11 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import Operator, StateTable
 from dataflow.operators.step_values import StepValues
+from dataflow.state.moving import GatheredParts, Share
 
 OnNullTime: TypeAlias = Literal["error", "drop", "side"]
 OnNullKey: TypeAlias = Literal["group", "error", "drop", "side"]
@@ -46,6 +48,7 @@ class RememberedCount(StateTable):
     def __init__(self) -> None:
         self.rows = 0
         self.by_step = StepValues()
+        self._gathered = GatheredParts()
 
     def checkpoint(self) -> pa.RecordBatch:
         return self.snapshot()
@@ -59,6 +62,16 @@ class RememberedCount(StateTable):
     def restore(self, block: pa.RecordBatch) -> None:
         for row in block.to_pylist():
             self.rows = row["rows"]
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        del share
+        if part.stays:
+            self._gathered.add(block, part)
+
+    def parts_restored(self, share: Share) -> None:
+        self.rows = sum(
+            blocks[-1].column("rows")[0].as_py() for _, blocks in self._gathered.take(share.parts)
+        )
 
 
 class NullRule(Operator):

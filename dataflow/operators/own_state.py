@@ -4,24 +4,38 @@ Rows are stored in blocks by their number (`_row`), so that a checkpoint writes 
 the previous checkpoint. Row -1 has no values; it records that there is a state, which may have no rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import block_schema, make_block, newest_rows, state_version_of
 from checkpoint.key_hash import hash_keys
 from dataflow.operators.base import StateTable
 from dataflow.state.migration import StateHistory
+from dataflow.state.moving import GatheredParts, Share
 from dataflow.state.row_table import ROW
+
+Redistribute: TypeAlias = Callable[[Mapping[int, pa.RecordBatch], Share], pa.RecordBatch]
+"""From the states of workers of the layout before, by worker, to the state of one worker now."""
 
 
 class OwnState(StateTable):
-    """The state of a user's operator as a state table. `current_rows` returns its rows."""
+    """The state of a user's operator as a state table. `current_rows` returns its rows.
 
-    def __init__(self, history: StateHistory, current_rows: Callable[[pa.Schema], pa.RecordBatch]) -> None:
+    `redistribute` makes the state of this worker from those of the workers of another layout.
+    """
+
+    def __init__(
+        self,
+        history: StateHistory,
+        current_rows: Callable[[pa.Schema], pa.RecordBatch],
+        redistribute: Redistribute,
+    ) -> None:
         self._history = history
         self._columns = _bare(history.columns)
         keys = pa.schema([(ROW, pa.int64())])
@@ -30,6 +44,8 @@ class OwnState(StateTable):
         self._stored: pa.RecordBatch | None = None
         """The rows that the blocks written so far represent."""
         self._restored: list[pa.RecordBatch] = []
+        self._redistribute = redistribute
+        self._gathered = GatheredParts()
         self.migrated = False
         """Whether the stored state is of an older version, so that the next checkpoint writes all of it."""
 
@@ -59,8 +75,23 @@ class OwnState(StateTable):
     def take_restored(self) -> pa.RecordBatch | None:
         """Return the restored state, migrated to the current version; None if no blocks were restored."""
         if not self._restored:
-            return None
+            return self._stored
         blocks, self._restored = self._restored, []
+        self._stored = self._rows_of(blocks)
+        return self._stored
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        del share
+        self._gathered.add(block, part)
+
+    def parts_restored(self, share: Share) -> None:
+        states = {part.worker: self._rows_of(blocks) for part, blocks in self._gathered.take(share.parts)}
+        if states:
+            self._stored = self._redistribute(states, share)
+            self._restored = [self._block(self._stored, [-1, *range(self._stored.num_rows)])]
+
+    def _rows_of(self, blocks: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """Return the rows in the blocks of one worker, migrated to the current version."""
         version = state_version_of(blocks[-1].schema)
         columns = _bare(self._history.columns_of(version))
         # The first checkpoint of a version contains all rows and deletions, so blocks of older versions add
@@ -69,12 +100,12 @@ class OwnState(StateTable):
         numbers = rows.column(ROW).to_numpy()
         order = np.argsort(numbers)
         sorted_rows = rows.select(columns.names).take(pa.array(order[numbers[order] >= 0]))
-        self._stored = pa.RecordBatch.from_arrays(sorted_rows.columns, schema=columns)
+        stored = pa.RecordBatch.from_arrays(sorted_rows.columns, schema=columns)
         if version != self._history.version:
-            values = [self._history.migrated(version, row) for row in self._stored.to_pylist()]
-            self._stored = pa.RecordBatch.from_pylist(values, self._columns)
+            values = [self._history.migrated(version, row) for row in stored.to_pylist()]
+            stored = pa.RecordBatch.from_pylist(values, self._columns)
             self.migrated = True
-        return self._stored
+        return stored
 
     def _block(self, rows: pa.RecordBatch, numbers: list[int]) -> pa.RecordBatch:
         keys = pa.array(numbers, pa.int64())

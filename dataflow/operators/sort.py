@@ -44,7 +44,7 @@ class SortOperator(TimedOperator):
     def __init__(self, time: str, columns: pa.Schema) -> None:
         super().__init__(columns)
         self._name = time
-        self._rows = RowTable(columns)
+        self._rows = RowTable(columns, keyed=False)
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         batch, times = self.in_time(batch, times_of(batch.column(self._name), self._name))

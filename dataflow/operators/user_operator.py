@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -25,6 +25,8 @@ columns or, for a schema of one column, the value.
 """
 Columns: TypeAlias = "str | pa.Schema"
 """A schema as a DDL string ("word string, n bigint") or an Arrow schema."""
+Redistribution: TypeAlias = 'Literal["split", "union"] | Callable[..., Made] | None'
+"""What happens to the state of an operator when a region continues with another number of workers."""
 NO_SIDE_OUTPUTS: Final[Mapping[str, Columns]] = MappingProxyType({})
 
 
@@ -116,6 +118,21 @@ class UserOperator:
     migrations: "ClassVar[Sequence[Migration]]" = ()
     """`Migration(version, state, function)` for each older version that may be in a checkpoint. The function
     converts one row of that version to one row of the next version, both as dicts.
+    """
+    redistribute: "ClassVar[Redistribution]" = None
+    """What happens to its state when a region continues with another number of workers; None: that is
+    refused.
+
+    - "split": every worker gets the rows whose key, in the columns `split_by`, belongs to it.
+    - "union": every worker gets the rows of all.
+    - a method `redistribute(self, states, worker, workers)`, which returns the rows of worker number `worker`
+      of `workers`. `states`: the rows of each former worker that had a state, by its id, as a
+      pyarrow.RecordBatch. It is called before `open`, and again after a failure: the same arguments must give
+      the same rows.
+    """
+    split_by: "ClassVar[Sequence[str]]" = ()
+    """The columns of the state that `redistribute = "split"` uses. To find the state where its keyed rows
+    are, name the key columns of the stream, in the same order and of the same types.
     """
     side_outputs: ClassVar[Mapping[str, Columns]] = NO_SIDE_OUTPUTS
     """Its side outputs: name -> columns. `emit` puts rows there; `stream.side_output(name, port)` reads

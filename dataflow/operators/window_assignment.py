@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from dataflow.core.event_time import END, Watermark
 from dataflow.errors import SchemaError
+from dataflow.operators.base import StateTable
 from dataflow.operators.event_time import micros_of
 from dataflow.state.columns import Slots
 from dataflow.state.keyed_table import KeyedTable, SlotValues
@@ -86,7 +87,7 @@ def _check(size: timedelta, slide: timedelta, offset: timedelta) -> None:
         )
 
 
-class WindowKeys:
+class WindowKeys(StateTable):
     """A state table of keys by window, with `values` for each."""
 
     def __init__(

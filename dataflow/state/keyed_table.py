@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block
+from dataflow.operators.base import StateTable
 from dataflow.state.columns import Slots
 from dataflow.state.key_index import Hashes, KeyIndex, SlotArray, TouchedSlots, in_pieces
 from dataflow.worker.partitioning import hashes_of
@@ -59,7 +60,7 @@ class SlotValues(Protocol):
         ...
 
 
-class KeyedTable:
+class KeyedTable(StateTable):
     """The keyed state of one operator on one worker."""
 
     def __init__(

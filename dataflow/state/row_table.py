@@ -17,13 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, make_block
+from checkpoint import TakenPart
+from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, make_block, newest_rows
 from checkpoint.key_hash import hash_keys
 from dataflow.core.event_time import END, Watermark
 from dataflow.errors import SchemaError
 from dataflow.operators.base import StateTable
 from dataflow.state.columns import Slots
 from dataflow.state.key_index import Hashes, in_pieces
+from dataflow.state.moving import GatheredParts, Share
 from dataflow.worker.partitioning import hashes_of
 
 ROW: Final = "_row"
@@ -80,8 +82,11 @@ def check_stored(columns: pa.Schema) -> None:
 class RowTable(StateTable):
     """The waiting rows of one operator on one worker."""
 
-    def __init__(self, columns: pa.Schema) -> None:
+    def __init__(self, columns: pa.Schema, *, keyed: bool = True) -> None:
+        """keyed: the rows belong to the worker of their key, so `add` is given their hashes."""
         self._columns = columns
+        self._keyed = keyed
+        self._gathered = GatheredParts()
         fields = [pa.field(field.name, field.type) for field in columns]
         self._blocks = block_schema(
             pa.schema([(ROW, pa.int64())]), pa.schema([*fields, (_RELEASE, pa.int64())])
@@ -188,6 +193,28 @@ class RowTable(StateTable):
             restored = Rows(batch, times, hashes_of(rows), rows.column(ROW).to_numpy())
             self._chunks.append(_Chunk(restored, int(times.min()), stored=True))
         self._next = max(self._next, int(numbers.max(initial=-1)) + 1)
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        if self._keyed or part.stays:
+            self._gathered.add(share.of_part(block, part) if self._keyed else block, part)
+
+    def parts_restored(self, share: Share) -> None:
+        """Number the rows of all parts anew, in the order of the parts and of arrival. A restore that reads
+        the parts again gives the same numbers, so what this worker stored since then fits.
+        """
+        for _, blocks in self._gathered.take(share.parts):
+            rows = newest_rows(blocks)
+            if not rows.num_rows:
+                continue
+            rows = rows.take(pa.array(np.argsort(rows.column(ROW).to_numpy())))
+            numbers: Slots = np.arange(self._next, self._next + rows.num_rows)
+            hashes = hashes_of(rows) if self._keyed else hash_keys([pa.array(numbers)])
+            times = rows.column(_RELEASE).to_numpy()
+            batch = pa.RecordBatch.from_arrays(
+                [rows.column(name) for name in self._columns.names], schema=self._columns
+            )
+            self._chunks.append(_Chunk(Rows(batch, times, hashes, numbers), int(times.min()), stored=True))
+            self._next += len(numbers)
 
 
 def check_order(columns: pa.Schema) -> None:

@@ -10,17 +10,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoint import check_fingerprint, even_layout
+from checkpoint import TakenPart, check_fingerprint, even_layout, rebalanced, state_parts
 from checkpoint.chains.state_blocks import decode_block, encode_block
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import SchemaError
 from dataflow.graph.builder import Graph, GraphPlan
+from dataflow.operators.apply import ApplySpec
 from dataflow.sources.base import BatchPiece, Positions, SourceBatch, SourceSpec
+from dataflow.state.moving import Share
 from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.testing.directories import TrialDirectories
 from dataflow.testing.ends import TrialSink, TrialWriter, stand_in
 from dataflow.testing.step_batches import Rows, batch_of, batches_of
-from dataflow.worker.circuit import Checkpoint, Circuit, Sends
+from dataflow.worker.checkpoint_part import Checkpoint
+from dataflow.worker.circuit import Circuit, Sends
 from dataflow.worker.circuit_time import ONE_SPLIT, StepTime
 
 
@@ -56,7 +59,13 @@ class Trial:
             name: [] for name, spec in self._plan.specs.items() if isinstance(spec, TrialSink)
         }
         """Sink -> (step, batch)."""
+        self._ids = list(range(workers))
+        """The id of each worker. Ids are never used again."""
+        self._next_id = workers
+        self._layout = even_layout(workers)
         self._blocks: list[list[tuple[str, bytes]]] = [[] for _ in range(workers)]
+        self._taken_over: list[list[tuple[TakenPart, list[tuple[str, bytes]]]]] = [[] for _ in range(workers)]
+        """What each worker restores before its blocks, until they begin with a snapshot."""
         self._directories = TrialDirectories()
         self._circuits = self._open()
 
@@ -177,6 +186,37 @@ class Trial:
         self._circuits = self._open()
         return self._step
 
+    def rescale(self, workers: int) -> int:
+        """Crash, and continue from the last checkpoint with another number of workers. Returns as `crash`.
+
+        Sources deal their rows and splits to the new workers. Raises OperatorError if a state cannot be
+        divided, and changes nothing then; ValueError without a checkpoint, or before a snapshot has followed
+        the last such change.
+        """
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, got {workers}")
+        if not self._checkpoints or any(self._taken_over):
+            raise ValueError("rescale follows a checkpoint, and a second one a checkpoint with snapshot=True")
+        users = {name: spec for name, spec in self._plan.specs.items() if isinstance(spec, ApplySpec)}
+        for name, spec in users.items():
+            spec.check_moves(name)
+        coming = range(self._next_id, self._next_id + workers - len(self._ids))
+        ids = [*self._ids[:workers], *coming]
+        self._next_id += len(coming)
+        layout = rebalanced(self._layout, ids)
+        stored = dict(zip(self._ids, self._blocks, strict=True))
+        parts = state_parts(self._layout, layout, of_all=bool(users))
+        self._taken_over = [[(part, stored[part.worker]) for part in parts[one]] for one in ids]
+        self._blocks = [[] for _ in ids]
+        times: dict[str, Positions] = {}
+        for of_worker in self._checkpoint_times:
+            for name, positions in of_worker.items():
+                times[name] = {**times.get(name, {}), **positions}
+        self._checkpoint_times = [times for _ in ids]
+        self._ids, self._layout, self._workers = ids, layout, workers
+        self._checkpoint_waiting = [(at % workers, name, rows) for at, name, rows in self._checkpoint_waiting]
+        return self.crash()
+
     @property
     def directories(self) -> list[tuple[str, int]]:
         """(operator, worker) of each directory."""
@@ -215,7 +255,6 @@ class Trial:
     # --- what the runtime does ------------------------------------------------------------------------------
 
     def _open(self) -> list[Circuit]:
-        layout = even_layout(self._workers)
         circuits = [
             Circuit(
                 self._plan,
@@ -223,18 +262,29 @@ class Trial:
                 worker=worker,
                 workers=self._workers,
                 store_id=bytes(16),
-                layout=layout,
+                layout=self._layout,
             )
             for worker in range(self._workers)
         ]
         self._directories.begin_incarnation()
         for worker, (circuit, blocks) in enumerate(zip(circuits, self._blocks, strict=True)):
+            self._take_over(worker, circuit)
             for operator, data in blocks:
                 circuit.restore(operator, decode_block(data), self._checkpoints)
             circuit.time.restore(self._checkpoint_times[worker])
             self._directories.hand_to(circuit, self._plan, worker)
             circuit.restored()
         return circuits
+
+    def _take_over(self, worker: int, circuit: Circuit) -> None:
+        parts = [part for part, _ in self._taken_over[worker]]
+        if not parts:
+            return
+        share = Share.of(self._layout, self._ids[worker], parts, worker, self._workers)
+        for part, blocks in self._taken_over[worker]:
+            for operator, data in blocks:
+                circuit.restore_part(operator, decode_block(data), part, share)
+        circuit.parts_restored(share)
 
     def _run(self, *, checkpoint: bool, taken: Sequence[Checkpoint], end: bool) -> None:
         sends = [
@@ -274,9 +324,10 @@ class Trial:
         self._checkpoint_unfinished = {name: set(left) for name, left in self._unfinished.items()}
         self._checkpoint_waiting = list(self._waiting)
         self._directories.commit()
-        for blocks, made in zip(self._blocks, taken, strict=True):
+        for blocks, parts, made in zip(self._blocks, self._taken_over, taken, strict=True):
             if made.snapshot is not None:
                 blocks[:] = made.snapshot
+                parts.clear()
                 continue
             blocks += [(name, data) for name, block in made.blocks.items() for data in encode_block(block)]
 

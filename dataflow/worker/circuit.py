@@ -12,12 +12,11 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint import Layout, merge_counters
+from checkpoint import Layout, TakenPart, merge_counters
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import KIND_RULES, NodePlan, OperatorKind, StagePlan
 from dataflow.errors import OperatorError, OperatorFailure, UserFault
@@ -25,31 +24,17 @@ from dataflow.graph.builder import GraphPlan
 from dataflow.operators.base import Operator, OperatorContext, StateTable
 from dataflow.operators.broadcast_state import BroadcastStateOperator
 from dataflow.operators.count import CountSpec
+from dataflow.operators.event_time import WatermarkTable
 from dataflow.operators.key_by import KeyBySpec, wire_schema
 from dataflow.operators.side_output import SideOutputSpec
 from dataflow.origins import BatchOrigin
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.base import SourceBatch, SourceReader
+from dataflow.state.moving import Share
 from dataflow.state.operator_directory import OperatorDirectory
-from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.worker.checkpoint_part import Checkpoint
 from dataflow.worker.circuit_time import CircuitTime, StepTime
 from dataflow.worker.partitioning import Broadcaster, Partitioner
-
-
-@dataclass(slots=True)
-class Checkpoint:
-    """What this worker contributes to checkpoint `cut` at the end of `step`: state changes and prepared
-    output.
-
-    `snapshot` receives the whole state as of this checkpoint, if a snapshot was requested.
-    """
-
-    cut: int = 0
-    snapshot: SnapshotSpool | None = None
-    blocks: dict[str, pa.RecordBatch] = field(default_factory=dict)
-    sinks: dict[str, Any] = field(default_factory=dict)
-    step: int = 0
-
 
 Sends: TypeAlias = dict[int, list[list[pa.RecordBatch]]]
 """Output of a stage: channel -> for each worker, the batches to send."""
@@ -83,6 +68,7 @@ class Circuit:
         self.sinks: dict[str, SinkWriter] = {}
         self.stateful: dict[str, StateTable] = {}
         """Operator, or operator and table -> its state."""
+        self._with_own_time = graph.plan.with_own_time()
         self._operators: dict[str, Operator] = {}
         self._directories: dict[str, OperatorDirectory] = {}
         self._requesting: list[Operator] = []
@@ -259,6 +245,20 @@ class Circuit:
         """Restore one stored block of a table in `stateful`. Raises OperatorError."""
         with _naming(table.partition("~")[0], f"the state of checkpoint {cut}"):
             self.stateful[table].restore(block)
+
+    def restore_part(self, table: str, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        """Restore one stored block of a worker of another layout (`dataflow.state.moving`)."""
+        name = table.partition("~")[0]
+        if name in self._with_own_time and isinstance(self.stateful[table], WatermarkTable):
+            return  # before an exchange, a watermark follows from those of the splits, which move alone
+        with _naming(name, f"the state of worker {part.worker}"):
+            self.stateful[table].restore_part(block, part, share)
+
+    def parts_restored(self, share: Share) -> None:
+        """Complete the restore of all parts. Raises OperatorError."""
+        for name, table in self.stateful.items():
+            with _naming(name.partition("~")[0], "the state of other workers"):
+                table.parts_restored(share)
 
     def take_checkpoint(self, index: int, into: Checkpoint) -> None:
         """Collect the checkpoint data of this stage after a run with `cut=True`; stage 1 includes stage 0."""

@@ -23,7 +23,8 @@ from dataflow.sources.prefetched import PrefetchedReader
 from dataflow.state.directory_handover import Handover
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.state.snapshot_spool import SnapshotSpool
-from dataflow.worker.circuit import Checkpoint, Circuit
+from dataflow.worker.checkpoint_part import Checkpoint
+from dataflow.worker.circuit import Circuit
 from dataflow.worker.directories import PostedChanges
 from dataflow.worker.identity import Clock, Identity
 from dataflow.worker.messages import (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from checkpoint import limits
 from checkpoint.core.layout import SHARD_BITS, Layout, ShardRange, check_layout, even_layout
-from checkpoint.core.rebalancing import least_moved, moved_units, rebalanced
+from checkpoint.core.rebalancing import least_moved, moved_units, rebalanced, state_parts
 
 UNITS = 1 << SHARD_BITS
 TOLERANCES = st.sampled_from([0.0, 0.05, 0.1, 0.5])
@@ -133,6 +133,30 @@ def test_a_layout_of_the_same_workers_is_the_same() -> None:
     for workers in (1, 2, 3, 7, 64):
         layout = even_layout(workers)
         assert rebalanced(layout, range(workers)) == layout
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 12), st.sets(st.integers(0, 20), min_size=1, max_size=12), st.booleans())
+def test_every_part_of_the_state_has_one_heir(old: int, workers: set[int], of_all: bool) -> None:
+    before = even_layout(old)
+    after = rebalanced(before, workers)
+    parts = state_parts(before, after, of_all=of_all)
+    assert parts.keys() == workers
+    taken = [
+        (a, b, part.worker, worker) for worker in parts for part in parts[worker] for a, b in part.ranges
+    ]
+    for begin, end, giver, taker in taken:
+        middle = (begin + end) // 2 << (64 - SHARD_BITS)
+        assert (before.worker_of(middle), after.worker_of(middle)) == (giver, taker)
+    assert sum(end - begin for begin, end, _, _ in taken) == UNITS
+    heirs = [(part.worker, worker) for worker in parts for part in parts[worker] if part.stays]
+    assert sorted(giver for giver, _ in heirs) == list(range(old)), (
+        "what belongs to no key is taken over once"
+    )
+    assert all(giver == taker for giver, taker in heirs if giver in workers)
+    for ours in parts.values():
+        assert [part.worker for part in ours] == sorted(part.worker for part in ours)
+        assert not of_all or len(ours) == old
 
 
 def test_splits_of_leaving_workers_are_assigned_to_nobody() -> None:

@@ -199,6 +199,7 @@ def test_a_checkpoint_writes_what_changed() -> None:
     state = OwnState(
         StateHistory(schema),
         lambda _: pa.RecordBatch.from_pylist([dict(zip("ab", r, strict=True)) for r in rows], schema),
+        lambda states, _: states[0],
     )
     changes = [
         ([(1.0, [1]), (0.0, None), (None, [])], [-1, 0, 1, 2]),
@@ -214,7 +215,11 @@ def test_a_checkpoint_writes_what_changed() -> None:
         block = state.checkpoint()
         blocks.append(block)
         assert sorted(block.column("_row").to_pylist()) == changed
-        again = OwnState(StateHistory(schema), lambda _: pa.RecordBatch.from_pylist([], schema))
+        again = OwnState(
+            StateHistory(schema),
+            lambda _: pa.RecordBatch.from_pylist([], schema),
+            lambda states, _: states[0],
+        )
         for one in blocks:
             again.restore(one)
         found = again.take_restored()

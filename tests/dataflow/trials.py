@@ -14,6 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dataflow import Graph
+from dataflow.errors import OperatorError
 from dataflow.testing import Trial
 
 Row = dict[str, Any]
@@ -86,20 +87,29 @@ def play(graph: Graph, steps: Sequence[Step], *, workers: int = 1, end: bool = F
 def play_with_trouble(
     graph: Graph, steps: Sequence[Step], data: st.DataObject, *, end: bool = False
 ) -> Trial:
-    """All steps on one to three workers, with cuts at some of them and crashes after some."""
+    """All steps on one to three workers, with cuts at some of them and crashes after some. After some crashes
+    another number of workers continues, if every operator says what that does with its state."""
     if end:
         steps = [*steps, {}]
     trial = Trial(graph, workers=data.draw(st.integers(1, 3), label="workers"))
     crashes = data.draw(st.integers(0, 3), label="crashes")
     at = 0
+    moves, stored, taken_over = True, False, False
     while at < len(steps):
         cut = data.draw(st.sampled_from(["", "cut", "snapshot"]), label=f"cut at step {at + 1}")
         over = end and at == len(steps) - 1
         trial.step(steps[at], checkpoint=bool(cut), snapshot=cut == "snapshot", end=over)
         at += 1
+        stored, taken_over = stored or bool(cut), taken_over and cut != "snapshot"
         if crashes and data.draw(st.booleans(), label="crash"):
             crashes -= 1
-            at = trial.crash()
+            may_move = moves and stored and not taken_over
+            workers = data.draw(st.integers(0, 4), label="workers from now on") if may_move else 0
+            try:
+                at = trial.rescale(workers) if workers else trial.crash()
+                taken_over = taken_over or bool(workers)
+            except OperatorError:  # one of them does not say it
+                moves, at = False, trial.crash()
     return trial
 
 

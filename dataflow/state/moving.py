@@ -1,0 +1,84 @@
+"""How state moves to the workers of another layout. Pure: blocks in, blocks out.
+
+A worker of the new layout receives the stored blocks of several workers of the layout before, one part after
+the other (`checkpoint.core.rebalancing.state_parts`). Each state table decides what it takes from them:
+
+| state | rule |
+|---|---|
+| by key | the rows whose `_hash` is in the ranges of the part |
+| rows that wait, by key | the same; then they are numbered anew: numbers are unique in one worker only |
+| rows that wait, without a key | stay with their worker; those of a leaving worker go to its heir |
+| broadcast tables | whole, from the first part; they are equal everywhere |
+| watermarks | the least of the parts; at sources they follow from those of the splits, which move alone |
+| totals since the region began | stay with their worker; the heir of a leaving worker adds its totals |
+| a user's operator | as its class declares (`redistribute`) |
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from checkpoint import Layout, TakenPart
+from checkpoint.key_hash import HASH_COLUMN
+
+Ranges = Sequence[tuple[int, int]]
+"""Half-open ranges of the units of a layout."""
+
+
+def in_ranges(hashes: npt.NDArray[np.uint64], ranges: Ranges, unit_bits: int) -> npt.NDArray[np.bool_]:
+    """Return which hashes are in the ranges, which are sorted."""
+    if not ranges:
+        return np.zeros(len(hashes), np.bool_)
+    units = (hashes >> np.uint64(64 - unit_bits)).astype(np.int64)
+    begins = np.array([begin for begin, _ in ranges], np.int64)
+    ends = np.array([end for _, end in ranges], np.int64)
+    at = np.searchsorted(begins, units, "right") - 1
+    return np.asarray((at >= 0) & (units < ends[at]))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one worker takes over, and its ranges and place among the workers in the new layout."""
+
+    parts: tuple[TakenPart, ...]
+    ranges: tuple[tuple[int, int], ...]
+    unit_bits: int
+    worker: int
+    workers: int
+
+    @classmethod
+    def of(cls, layout: Layout, worker: int, parts: Sequence[TakenPart], place: int, workers: int) -> "Share":
+        """Return the share of the worker with this id, at this place among `workers`."""
+        ranges = tuple((one.begin, one.end) for one in layout.shards_of(worker))
+        return cls(tuple(parts), ranges, layout.shard_bits, place, workers)
+
+    def of_part(self, block: pa.RecordBatch, part: TakenPart) -> pa.RecordBatch:
+        """Return the rows of a block whose keys are taken over from this part."""
+        return self._filtered(block, part.ranges)
+
+    def own(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Return which hashes belong to this worker now."""
+        return in_ranges(hashes, self.ranges, self.unit_bits)
+
+    def _filtered(self, block: pa.RecordBatch, ranges: Ranges) -> pa.RecordBatch:
+        kept = in_ranges(block.column(HASH_COLUMN).to_numpy(), ranges, self.unit_bits)
+        return block if kept.all() else block.filter(pa.array(kept))
+
+
+@dataclass(slots=True)
+class GatheredParts:
+    """Blocks of several parts, for a table that needs all of them before it can take any over."""
+
+    blocks: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
+    """Worker of the layout before -> its blocks, oldest first."""
+
+    def add(self, block: pa.RecordBatch, part: TakenPart) -> None:
+        self.blocks.setdefault(part.worker, []).append(block)
+
+    def take(self, parts: Iterable[TakenPart]) -> list[tuple[TakenPart, list[pa.RecordBatch]]]:
+        """Remove and return each part with its blocks, in order. Parts without blocks are left out."""
+        gathered, self.blocks = self.blocks, {}
+        return [(part, gathered[part.worker]) for part in parts if part.worker in gathered]

@@ -1,0 +1,365 @@
+"""Another number of workers continues from a checkpoint: every state table keeps what it had, once.
+
+`play_with_trouble` does the same at random in the property tests of all operators.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dataflow import (
+    CallSink,
+    Graph,
+    GraphError,
+    InputSource,
+    RuntimeContext,
+    Stream,
+    Sum,
+    Tumbling,
+    UserOperator,
+)
+from dataflow.errors import OperatorError
+from dataflow.operators.base import StateTable
+from dataflow.testing import Trial
+from tests.dataflow.test_windows import SCHEMA, row, second
+
+CHANGES = [(1, 3), (2, 1), (2, 3), (3, 2), (4, 1), (3, 5)]
+WORDS = [f"w{number}" for number in range(40)]
+LATENESS = timedelta(seconds=5)
+TEN_SECONDS = Tumbling("at", timedelta(seconds=10))
+
+
+def timed(name: str = "g") -> tuple[Graph, Stream]:
+    graph = Graph(name)
+    rows = graph.source("rows", InputSource("rows", SCHEMA))
+    return graph, rows.event_time("timed", "at", lateness=LATENESS)
+
+
+def dealt(rows: Sequence[dict[str, Any]], parts: int = 4) -> list[list[dict[str, Any]]]:
+    """The rows as batches, which are dealt to the workers in turn."""
+    return [list(rows[part::parts]) for part in range(parts)]
+
+
+def rescaled(graph: Graph, old: int, new: int, rows: Sequence[dict[str, Any]]) -> Trial:
+    """A trial whose `old` workers took these rows, and that continues with `new` ones; they crash once."""
+    trial = Trial(graph, workers=old)
+    trial.step({"rows": dealt(rows)}, checkpoint=True)
+    assert trial.rescale(new) == 1
+    trial.step({}, checkpoint=True)
+    assert trial.crash() == 2
+    return trial
+
+
+def total(trial: Trial, operator: str, counter: str) -> int:
+    return sum(worker[operator].get(counter, 0) for worker in trial.counters())
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_every_key_is_on_one_worker_with_its_state(old: int, new: int) -> None:
+    graph = Graph("words")
+    graph.source("rows", InputSource("rows", "word string")).key_by("by", "word").count("counts").sink(
+        "out", CallSink(print)
+    )
+    rows = [{"word": word} for word in WORDS]
+    trial = rescaled(graph, old, new, rows)
+    trial.step({"rows": dealt(rows)}, checkpoint=True, snapshot=True)
+    assert total(trial, "counts", "keys") == len(WORDS)
+    assert Counter(one["count"] for one in trial.rows("out")) == {1: 40, 2: 40}
+    assert trial.rescale(old) == 3
+    trial.step({"rows": dealt(rows)})
+    assert Counter(one["count"] for one in trial.rows("out")) == {1: 40, 2: 40, 3: 40}
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_rows_that_wait_for_their_window_are_not_mixed_up(old: int, new: int) -> None:
+    """Rows have numbers that are unique in one worker only. Rows that are taken delete their numbers."""
+    graph, rows = timed()
+    keyed = rows.key_by("by", "key")
+    keyed.top_k("best", TEN_SECONDS, 99, by="x").sink("out", CallSink(print))
+    given = [row(number % 20, WORDS[number % 7], float(number)) for number in range(80)]
+    trial = rescaled(graph, old, new, given)
+    assert total(trial, "best", "rows") == 40, "the window of 10 seconds is over, that of 20 seconds is not"
+    trial.step({"rows": dealt([row(21, "z")])}, checkpoint=True)
+    assert trial.crash() == 3
+    trial.step({"rows": dealt([row(40, "z")])}, end=True)
+    found = Counter(one["x"] for one in trial.rows("out") if one["key"] != "z")
+    assert found == Counter(float(number) for number in range(80))
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_rows_that_wait_without_a_key_have_one_heir(old: int, new: int) -> None:
+    graph, rows = timed()
+    rows.sort("sorted", "at").sink("out", CallSink(print))
+    given = [row(number, "a") for number in range(20)]
+    trial = rescaled(graph, old, new, given)
+    trial.step({"rows": dealt([row(17.5, "b")])}, checkpoint=True)
+    trial.crash()
+    trial.step({}, end=True)
+    assert sorted(one["at"] for one in trial.rows("out") if one["key"] == "a") == [one["at"] for one in given]
+    assert total(trial, "sorted", "late_rows") == 0, "each worker's time follows from its splits"
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_a_window_that_is_over_stays_over(old: int, new: int) -> None:
+    """The watermark behind an exchange moves to every worker, also to new ones."""
+    graph, rows = timed()
+    summed = rows.key_by("by", "key").aggregate("summed", TEN_SECONDS, x=Sum("x"))
+    summed.sink("out", CallSink(print))
+    summed.side_output("late", "late").sink("late_out", CallSink(print))
+    trial = Trial(graph, workers=old)
+    given = [row(number, word, 1.0) for number in (2, 30) for word in WORDS]
+    trial.step({"rows": dealt(given)}, checkpoint=True)
+    trial.step({"rows": dealt([row(3, word) for word in WORDS[:7]])}, checkpoint=True)
+    assert len(trial.rows("out")) == 40
+    trial.rescale(new)
+    assert total(trial, "summed", "late_rows") == 7, "totals are reported once"
+    trial.step({"rows": dealt([row(4, word) for word in WORDS])}, checkpoint=True)
+    assert len(trial.rows("out")) == 40
+    assert len(trial.rows("late_out")) == 47
+    trial.crash()
+    assert total(trial, "summed", "late_rows") == 47
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_a_broadcast_table_is_whole_everywhere(old: int, new: int) -> None:
+    graph = Graph("prices")
+    prices = graph.source("prices", InputSource("prices", "word string, price bigint"))
+    table = graph.broadcast_table("newest", prices, "word")
+    words = graph.source("rows", InputSource("rows", "word string"))
+
+    def priced(one: dict[str, Any], newest: Mapping[str, Any]) -> tuple[str, int]:
+        return one["word"], newest[one["word"]]["price"]
+
+    words.map("priced", priced, schema="word string, price bigint", broadcast=table).sink(
+        "out", CallSink(print)
+    )
+    trial = Trial(graph, workers=old)
+    trial.step(
+        {"prices": [{"word": word, "price": n} for n, word in enumerate(WORDS)]},
+        checkpoint=True,
+        snapshot=True,
+    )
+    trial.step({"prices": [{"word": "w0", "price": 100}]}, checkpoint=True)
+    trial.rescale(new)
+    assert [worker["newest"]["keys"] for worker in trial.counters()] == [40] * new
+    trial.step({"rows": dealt([{"word": word} for word in WORDS])})
+    assert {one["word"]: one["price"] for one in trial.rows("out")} == {
+        word: n or 100 for n, word in enumerate(WORDS)
+    }
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_dropped_rows_are_counted_once(old: int, new: int) -> None:
+    graph = Graph("nulls")
+    rows = graph.source("rows", InputSource("rows", SCHEMA)).event_time(
+        "timed", "at", lateness=LATENESS, on_null="drop"
+    )
+    rows.sort("sorted", "at").sink("out", CallSink(print))
+    trial = rescaled(graph, old, new, [{**row(1), "at": None}] * 10)
+    trial.step({"rows": [{**row(1), "at": None}]})
+    assert total(trial, "timed", "null_rows_dropped") == 11
+
+
+@pytest.mark.parametrize("state_on", ["memory", "disk"])
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_states_and_timers_of_keys_move(old: int, new: int, state_on: Any) -> None:
+    graph, rows = timed()
+
+    def on_row(one: dict[str, Any], state: Any) -> Iterator[tuple[str, int]]:
+        state.value = {"n": (state.value["n"] if state.value else 0) + 1}
+        state.timer = second(60)
+        yield one["key"], state.value["n"]
+
+    def on_timer(key: dict[str, Any], _: Any, state: Any) -> Iterator[tuple[str, int]]:
+        yield key["key"], -state.value["n"]
+
+    made = rows.key_by("by", "key").map_state(
+        "seen", on_row, time="at", schema="key string, n bigint", state="n bigint", on_timer=on_timer,
+        state_on=state_on,
+    )  # fmt: skip
+    made.sink("out", CallSink(print))
+    trial = rescaled(graph, old, new, [row(number, word) for number in (1, 20) for word in WORDS])
+    trial.step({"rows": dealt([row(50, word) for word in WORDS])}, checkpoint=True)
+    trial.crash()
+    trial.step({"rows": dealt([row(90, "z")])}, end=True)
+    found = Counter(one["n"] for one in trial.rows("out") if one["key"] != "z")
+    assert found == {1: 40, 2: 40, 3: 40, -3: 40}
+
+
+OPENED: list["Kept"] = []
+"""The copies of the operator that workers have opened, oldest first."""
+
+
+class Kept(UserOperator):
+    """Keeps every word that it has seen, and tells how many words it holds."""
+
+    needs = "word string"
+    schema = "held bigint"
+    state = "word string"
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def open(self, ctx: RuntimeContext) -> None:
+        OPENED.append(self)
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[int]:
+        self.words += batch.column("word").to_pylist()
+        yield len(self.words)
+
+    def checkpoint(self) -> list[str]:
+        return self.words
+
+    def reset(self, state: pa.RecordBatch) -> None:
+        self.words = state.column("word").to_pylist()
+
+
+class Split(Kept):
+    redistribute = "split"
+    split_by = ("word",)
+
+
+class Everything(Kept):
+    redistribute = "union"
+
+
+class Dealt(Kept):
+    """Its own rule: words are dealt by their length of the list."""
+
+    def redistribute(self, states: Mapping[int, pa.RecordBatch], worker: int, workers: int) -> list[str]:  # type: ignore[override]
+        return sorted(word for rows in states.values() for word in rows.column("word").to_pylist())[
+            worker::workers
+        ]
+
+
+def kept(operator: UserOperator, *, keyed: bool) -> Graph:
+    graph = Graph("kept")
+    words = graph.source("rows", InputSource("rows", "word string"))
+    stream = words.key_by("by", "word") if keyed else words
+    stream.apply("kept", operator).sink("out", CallSink(print))
+    return graph
+
+
+def held(operator: UserOperator, old: int, new: int, *, keyed: bool) -> int:
+    """How many words the workers hold together after a change and crashes, with and without a snapshot."""
+    rows = [{"word": word} for word in WORDS]
+    trial = rescaled(kept(operator, keyed=keyed), old, new, rows)
+    for snapshot in (False, True):
+        trial.step({"rows": dealt(rows)}, checkpoint=True, snapshot=snapshot)
+        trial.crash()
+    return sum(len(one.words) for one in OPENED[-new:])
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_the_state_of_a_users_operator_is_divided_as_it_declares(old: int, new: int, keyed: bool) -> None:
+    assert held(Split(), old, new, keyed=keyed) == 3 * len(WORDS)
+    assert held(Dealt(), old, new, keyed=keyed) == 3 * len(WORDS)
+    assert held(Everything(), old, new, keyed=keyed) == (new + 2) * len(WORDS)
+
+
+def test_a_split_state_is_where_the_rows_of_its_key_are() -> None:
+    class Known(Split):
+        def process(self, batch: pa.RecordBatch) -> Iterator[int]:
+            yield from (int(word in self.words) for word in batch.column("word").to_pylist())
+            self.words += [word for word in batch.column("word").to_pylist() if word not in self.words]
+
+    trial = rescaled(kept(Known(), keyed=True), 2, 3, [{"word": word} for word in WORDS])
+    trial.step({"rows": dealt([{"word": word} for word in WORDS])})
+    assert Counter(one["held"] for one in trial.rows("out")) == {0: 40, 1: 40}
+
+
+def test_a_state_without_a_rule_is_refused_before_anything_happens() -> None:
+    trial = Trial(kept(Kept(), keyed=True), workers=2)
+    trial.step({"rows": dealt([{"word": word} for word in WORDS])}, checkpoint=True)
+    with pytest.raises(
+        OperatorError, match="operator 'kept' failed at another number of workers: Kept has a"
+    ):
+        trial.rescale(3)
+    assert len(trial.counters()) == 2
+    trial.step({"rows": [{"word": "w0"}]})
+    assert trial.rows("out")[-1]["held"] > 1
+
+
+def test_a_declaration_that_does_not_fit_is_refused() -> None:
+    class Wrong(Kept):
+        pass
+
+    for rule, columns, text in [
+        ("join", (), "redistribute = 'join'; write 'split', 'union' or a method"),
+        ("split", (), "'split' needs columns"),
+        ("union", ("word",), "'split' needs columns, and nothing else uses them"),
+        ("split", ("price",), "splits its state by 'price', which is no column of the state"),
+    ]:
+        Wrong.redistribute, Wrong.split_by = rule, columns  # type: ignore[assignment]
+        with pytest.raises(GraphError, match=text):
+            kept(Wrong(), keyed=True).plan()
+
+
+def test_a_change_needs_a_checkpoint_and_is_not_nested() -> None:
+    trial = Trial(kept(Split(), keyed=True), workers=2)
+    with pytest.raises(ValueError, match="rescale follows a checkpoint"):
+        trial.rescale(3)
+    trial.step({"rows": [{"word": "a"}]}, checkpoint=True)
+    trial.rescale(3)
+    trial.step({}, checkpoint=True)
+    with pytest.raises(ValueError, match="a second one a checkpoint with snapshot=True"):
+        trial.rescale(2)
+    with pytest.raises(ValueError, match="at least 1"):
+        trial.rescale(0)
+    trial.step({}, checkpoint=True, snapshot=True)
+    assert trial.rescale(2) == 3
+
+
+def test_watermarks_of_splits_move_with_them() -> None:
+    """A split that is behind holds event time back, wherever it is read, and no longer when it is done."""
+    graph, rows = timed()
+    rows.key_by("by", "key").aggregate("summed", TEN_SECONDS, x=Sum("x")).sink("out", CallSink(print))
+    trial = Trial(graph, workers=2, splits={"rows": ["a", "b", "c"]})
+    given = {"a": [row(50, "x", 1.0)], "b": [row(2, "y", 1.0)], "c": [row(60, "x", 1.0)]}
+    trial.step({"rows": given}, checkpoint=True)
+    trial.rescale(3)
+    trial.step({"rows": {"b": [row(4, "y", 1.0)]}}, checkpoint=True)
+    assert trial.rows("out") == [], "split b is at 4 seconds"
+    trial.step({}, done={"rows": ["b"]})
+    assert [(one["key"], one["x"]) for one in trial.rows("out")] == [("y", 2.0)], (
+        "the others are at 50 and 60"
+    )
+    assert total(trial, "summed", "late_rows") == 0
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_before_an_exchange_a_split_that_is_behind_is_not_late_on_another_worker(old: int, new: int) -> None:
+    """Each worker has its own event time there, which must not stay where its former splits had it."""
+    graph, rows = timed()
+    rows.sort("sorted", "at").sink("out", CallSink(print))
+    splits = [f"s{number}" for number in range(12)]
+    trial = Trial(graph, workers=old, splits={"rows": splits})
+    given = {split: [row(1100 - 100 * number, split)] for number, split in enumerate(splits)}
+    trial.step({"rows": given}, checkpoint=True)
+    trial.rescale(new)
+    again = {split: [row(1101 - 100 * number, split)] for number, split in enumerate(splits)}
+    trial.step({"rows": again}, checkpoint=True)
+    trial.step({}, end=True)
+    assert total(trial, "sorted", "late_rows") == 0
+    assert len(trial.rows("out")) == 24
+
+
+def test_only_tables_of_keyed_operators_use_the_rule_of_keys() -> None:
+    """A state that is not by key has a rule of its own."""
+    by_key = {
+        one.__name__
+        for one in _subclasses(StateTable)
+        if one.restore_part is StateTable.restore_part and one.__module__.startswith("dataflow.")
+    }
+    assert by_key == {"StatefulOperator", "CountOperator", "KeyedTable", "WindowKeys", "_WindowTable"}
+
+
+def _subclasses(one: type) -> Iterator[type]:
+    for sub in one.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
