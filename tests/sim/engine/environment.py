@@ -180,8 +180,12 @@ class Process:
             call(*args)
 
     def start(self, name: str, coroutine: Coroutine[Any, Any, None]) -> Task:
-        """Run a coroutine as a task of this process."""
+        """Run a coroutine as a task of this process, if it is alive: a `finally` of a killed one may ask."""
         task = Task(self, name, coroutine)
+        if not self.alive:
+            coroutine.close()
+            task.done = True
+            return task
         self._tasks = [one for one in self._tasks if not one.done]
         self._tasks.append(task)
         self.soon(task.step, 0)

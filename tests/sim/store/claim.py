@@ -207,6 +207,8 @@ class SimClaim:
                 else:
                     if data or member is not None or not self._unavailable_with_more(name, offset):
                         return data
+            if member is None and self._unavailable_with_more(name, offset):
+                error = BrokenConnectionError(f"members that have more of {name} are unavailable")
             if not isinstance(error, BrokenConnectionError) or self.process.now > deadline:
                 raise error
             await self.wait_changed(0.5)

@@ -52,11 +52,11 @@ class Observer(Process):
                 session.fail(BrokenConnectionError("closed"))
 
     async def _list_directory(self, machine: "Machine", session: Session) -> None:
-        disk, directory = machine.disk, self._rng.choice(self._directories)
+        before, directory = (machine.disk, machine.doomed), self._rng.choice(self._directories)
         reported = {name: size for (folder, name), size in machine.reported.items() if folder == directory}
         await session.open_directory(directory)
         infos: dict[str, ObjectInfo] = {info.name: info for info in await session.list_all()}
         for name in sorted(infos)[-_STATS_MAX:]:
             infos[name] = (await session.stat(name)).info
-        if machine.disk is disk:
+        if (machine.disk, machine.doomed) == before:  # otherwise files were taken away meanwhile
             self._history.bench.listed(machine, directory, reported, infos)
