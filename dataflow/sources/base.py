@@ -7,7 +7,7 @@ rows.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 from checkpoint import SplitPosition
 from dataflow.core.event_time import SourceTime, Watermark
 from dataflow.core.plan import OperatorKind
+from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 
 Positions: TypeAlias = dict[str, SplitPosition]
@@ -25,6 +26,11 @@ DONE_SPLITS: Final = ""
 number, `digest` that of their names. The size of a checkpoint therefore does not grow with the number of
 files read.
 """
+
+
+def own_positions(positions: "Sequence[Positions]", owns: Callable[[str], bool]) -> Positions:
+    """Return the positions of the splits that a worker owns, from those of all workers."""
+    return {split: at for of_worker in positions for split, at in of_worker.items() if owns(split)}
 
 
 class SplitDivision(NamedTuple):
@@ -173,3 +179,15 @@ class SourceSpec(OperatorSpec):
     @abstractmethod
     def open(self, context: OperatorContext) -> SourceReader:
         """Return a reader of this worker's splits, at the beginning."""
+
+    def redeal(self, positions: Sequence[Positions], worker: int, workers: int) -> Positions:
+        """Return where worker number `worker` of `workers` continues, as `SourceReader.reset_to` takes it.
+
+        positions: those of the workers of another layout, in their order. Each split continues on exactly
+        one worker. Raises SchemaError if the source cannot be dealt to other workers, which is the default.
+        """
+        del positions, worker, workers
+        raise SchemaError(
+            f"{type(self).__name__} does not define how its splits are dealt to another number of workers;"
+            " define redeal, or keep the number of workers"
+        )

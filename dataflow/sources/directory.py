@@ -120,10 +120,12 @@ class DirectorySource(base.SourceSpec):
     def can_trigger(self) -> bool:
         return True
 
+    def redeal(self, positions: Sequence[base.Positions], worker: int, workers: int) -> base.Positions:
+        return base.own_positions(positions, lambda path: owner_by_name(path, workers) == worker)
+
     def open(self, context: OperatorContext) -> "DirectoryReader":
-        return DirectoryReader(
-            self, context.worker, context.workers, stop_after_file=context.triggers_checkpoints
-        )
+        stop = context.triggers_checkpoints
+        return DirectoryReader(self, context.worker, context.workers, stop_after_file=stop)
 
 
 class DirectoryReader(base.SourceReader):
@@ -230,15 +232,13 @@ class DirectoryReader(base.SourceReader):
         until = self._spec.until
         ending = until is not None and self._input.exists(until)  # before listing: misses no file
         listed = self._input.listing(self._spec.patterns)
-        found = {path: seen for path, seen in listed.items() if self._owns(path)}
+        own = [one for one in listed if one != until and owner_by_name(one, self._workers) == self._worker]
+        found = {path: listed[path] for path in own}
         check_count(found)
         for path in [path for path in self._at if path not in found]:
             self._handle_missing(path)
         self._list_at_s = self._clock() + self._spec.poll_s
         return found, ending
-
-    def _owns(self, path: str) -> bool:
-        return path != self._spec.until and owner_by_name(path, self._workers) == self._worker
 
     def _handle_missing(self, path: str) -> None:
         last = self._listed_files.get(path)

@@ -34,6 +34,7 @@ from dataflow.errors import InputChangedError, InputListChangedError, SchemaErro
 from dataflow.operators.base import OperatorContext
 from dataflow.sources import base
 from dataflow.sources.file_bytes import GZIP_SUFFIX, FileBytes
+from dataflow.sources.file_dealing import DONE_LATER, redealt
 from dataflow.sources.input_files import OpenInputs
 from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
 from dataflow.sources.objects import input_files
@@ -45,8 +46,6 @@ from dos_protocol.digests import digest64
 
 _tail_bytes_min: Final = 4 * limits.KIB
 """Minimum number of bytes per read, even if less room is left in the batch: avoids very small reads."""
-_DONE_LATER: Final = ">"
-"""Prefix of the checkpoint key for splits that are done although an earlier one is not."""
 _files_open_max: Final = 256
 _splits_started_max: Final = 10_000
 """Maximum number of splits read by time at once, because a checkpoint holds the position of each. Event time
@@ -121,6 +120,9 @@ class FileSource(base.SourceSpec):
     def open(self, context: OperatorContext) -> "FileReader":
         return FileReader(self, context.worker, context.workers, stop_after_file=context.triggers_checkpoints)
 
+    def redeal(self, positions: Sequence[base.Positions], worker: int, workers: int) -> base.Positions:
+        return redealt(self, positions, worker, workers)
+
     def splits_of(self, worker: int, workers: int) -> Iterator[tuple[str, str]]:
         """Yield (split, path) of one worker, in the order in which it reads them."""
         for index in range(self.repeat):
@@ -193,7 +195,7 @@ class FileReader(base.SourceReader):
                 f" first of its list: expected names with digest {done.digest:016x}, found"
                 f" {self._done_count} with {self._done_names:016x}"
             )
-        later = next((key for key in positions if key.startswith(_DONE_LATER)), "")
+        later = next((key for key in positions if key.startswith(DONE_LATER)), "")
         finished = ranges_of_text(later[1:])
         in_progress = {name: at for name, at in positions.items() if name not in (base.DONE_SPLITS, later)}
         while finished or in_progress:
@@ -237,7 +239,7 @@ class FileReader(base.SourceReader):
     def positions(self) -> base.Positions:
         positions = {base.DONE_SPLITS: SplitPosition(self._done_count, self._done_names, done=True)}
         if self._later:
-            self._later_key = self._later_key or _DONE_LATER + text_of_ranges(sorted(self._later))
+            self._later_key = self._later_key or DONE_LATER + text_of_ranges(sorted(self._later))
             positions[self._later_key] = SplitPosition(len(self._later), self._later_names, done=True)
         return positions | self._at
 

@@ -75,6 +75,9 @@ class IteratorSource(base.SourceSpec):
         del inputs
         return self.schema
 
+    def redeal(self, positions: Sequence[base.Positions], worker: int, workers: int) -> base.Positions:
+        return base.own_positions(positions, self.splits[worker::workers].__contains__)
+
     def open(self, context: OperatorContext) -> "IteratorReader":
         return IteratorReader(self, context.operator, self.splits[context.worker :: context.workers])
 

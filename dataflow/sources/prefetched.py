@@ -91,6 +91,9 @@ class PrefetchedSource(base.SourceSpec):
     def open(self, context: OperatorContext) -> "PrefetchedReader":
         return PrefetchedReader(self.schema, f"{self.what} {context.operator!r}")
 
+    def redeal(self, positions: Sequence[base.Positions], worker: int, workers: int) -> base.Positions:
+        return base.own_positions(positions, lambda split: self.owner(split, workers) == worker)
+
     @abstractmethod
     def origin(self, store: Store, application: str) -> "PrefetchOrigin":
         """Return where it is read from."""

@@ -1,9 +1,10 @@
 """Generates rows at a constant rate, to try or to measure a graph.
 
-This file computes which rows are due by a clock. Each worker is a split that generates every N-th number, so
-that together the workers generate all of them. A position is the number of generated rows. The digest stored
-with it is not a digest of content, but the time of the first row in microseconds since 1970: number and time
-of each row follow from it, so that a replay generates the same rows.
+This file computes which rows are due by a clock. Each of the N workers with which a region began is a split,
+a *lane*, that generates every N-th number. Another number of workers gets these lanes dealt. A position is
+the number of generated rows. The digest stored with it is not a digest of content, but the time of the first
+row in microseconds since 1970: number and time of each row follow from it, so that a replay generates the
+same rows.
 """
 
 import time
@@ -21,6 +22,8 @@ from dataflow.errors import InputChangedError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources import base
 
+_NO_LANE: Final = "/"
+"""The split of a worker that has no lane since the number of workers changed."""
 RATE_SCHEMA: Final = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", pa.int64())])
 _row_bytes: Final = 16
 _us: Final = 1_000_000
@@ -59,6 +62,16 @@ class RateSource(base.SourceSpec):
     def open(self, context: OperatorContext) -> "RateReader":
         return RateReader(self, context.worker, context.workers)
 
+    def redeal(self, positions: Sequence[base.Positions], worker: int, workers: int) -> base.Positions:
+        stored = base.own_positions(positions, lambda split: split != _NO_LANE)
+        lanes = {_Lane.named(split, len(positions)).first: at for split, at in stored.items()}
+        every = _Lane.named(next(iter(stored), "w0"), len(positions)).every
+        own = {
+            f"w{lane:04d}/{every}": lanes.get(lane, SplitPosition(0))
+            for lane in range(worker, every, workers)
+        }
+        return own or {_NO_LANE: SplitPosition(0)}
+
     def detail(self) -> str:
         return f"{self.rows_per_second:g} rows a second"
 
@@ -68,93 +81,139 @@ def wall_us() -> int:
     return time.time_ns() // 1000
 
 
-class RateReader(base.SourceReader):
-    """Generates a worker's share. Invariant: `_generated` rows were generated, the first at `_start` (0:
-    not known yet).
+@dataclass(slots=True)
+class _Lane:
+    """Every `every`-th number from `first` on. `generated` rows were generated, the first at `start` (0: not
+    known yet). `begin`: where the step began.
     """
+
+    split: str
+    first: int
+    every: int
+    start: int = 0
+    generated: int = 0
+    begin: int = 0
+
+    @classmethod
+    def named(cls, split: str, workers: int) -> "_Lane":
+        """Return the lane of a split: wNNNN of a region that always had `workers` workers, or wNNNN/EVERY."""
+        first, _, every = split[1:].partition("/")
+        return cls(split, int(first), int(every or workers))
+
+    def rows_in(self, rows: int | None) -> int | None:
+        """Return how many of the `rows` rows of all lanes are in this one; None: no limit."""
+        return None if rows is None else -(-max(0, rows - self.first) // self.every)
+
+
+class RateReader(base.SourceReader):
+    """Generates the lanes of a worker: one, or after a change of the number of workers any number."""
 
     def __init__(
         self, spec: RateSource, worker: int, workers: int, clock: Callable[[], int] = wall_us
     ) -> None:
         self._spec = spec
         self._worker, self._workers = worker, workers
-        self._split = f"w{worker:04d}"
         self._clock = clock
-        self._gap_us = workers * _us / spec.rows_per_second
-        left = None if spec.rows is None else max(0, spec.rows - worker)
-        self._rows = None if left is None else -(-left // workers)
         self._clear()
 
     def _clear(self) -> None:
-        self._start = self._generated = self._begin = 0
+        own = _Lane.named(f"w{self._worker:04d}", self._workers)
+        self._lanes = {own.split: own}
+        self._dealt = False
+        """Whether the lanes were dealt to another number of workers, so that positions name all of them."""
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         self._clear()
-        if at := positions.get(self._split):
-            self._generated = self._begin = at.position
-            self._start = at.digest
+        self._dealt = any("/" in split for split in positions)
+        if self._dealt:
+            lanes = [_Lane.named(split, self._workers) for split in positions if split != _NO_LANE]
+            self._lanes = {lane.split: lane for lane in lanes}
+        for split, lane in self._lanes.items():
+            at = positions.get(split, SplitPosition(0))
+            lane.start, lane.generated, lane.begin = at.digest, at.position, at.position
 
     def positions(self) -> base.Positions:
-        return {self._split: SplitPosition(self._generated, self._start)} if self._start else {}
+        begun = {split: lane for split, lane in self._lanes.items() if lane.start or self._dealt}
+        found = {split: SplitPosition(lane.generated, lane.start) for split, lane in begun.items()}
+        return found or ({_NO_LANE: SplitPosition(0)} if self._dealt else {})
+
+    def _is_over(self, lane: _Lane) -> bool:
+        rows = lane.rows_in(self._spec.rows)
+        return rows is not None and lane.generated >= rows
 
     @property
     def exhausted(self) -> bool:
-        return self._rows is not None and self._generated >= self._rows
+        return all(self._is_over(lane) for lane in self._lanes.values())
 
     def time_now(self) -> SourceTime:
-        return SourceTime(self.exhausted, behind=(self._split,))
+        return SourceTime(
+            self.exhausted, behind=[split for split, one in self._lanes.items() if not self._is_over(one)]
+        )
 
     @property
     def has_input(self) -> bool:
-        return self._due() > self._generated
+        return any(self._due(lane) > lane.generated for lane in self._lanes.values())
 
     @property
     def wakes_in(self) -> float | None:
         if self.exhausted:
             return None
-        due_us = self._start + self._generated * self._gap_us - self._clock()
+        now = self._clock()
+        due_us = min(
+            lane.start + lane.generated * self._gap_us(lane) - now
+            for lane in self._lanes.values()
+            if not self._is_over(lane)
+        )
         return max(due_us / _us, _wait_s_min)
 
-    def _due(self) -> int:
-        """Return the number of rows that are due by now."""
-        since = self._clock() - self._start if self._start else 0
-        due = max(0, int(since // self._gap_us) + 1)
-        return due if self._rows is None else min(due, self._rows)
+    def _gap_us(self, lane: _Lane) -> float:
+        return lane.every * _us / self._spec.rows_per_second
+
+    def _due(self, lane: _Lane) -> int:
+        """Return the number of rows of a lane that are due by now."""
+        since = self._clock() - lane.start if lane.start else 0
+        due, rows = max(0, int(since // self._gap_us(lane)) + 1), lane.rows_in(self._spec.rows)
+        return due if rows is None else min(due, rows)
 
     def read(self, bytes_max: int) -> base.SourceBatch | None:
-        count = min(self._due() - self._generated, max(1, bytes_max // _row_bytes))
+        lane = max(self._lanes.values(), key=lambda one: self._due(one) - one.generated, default=None)
+        if lane is None:
+            return None
+        count = min(self._due(lane) - lane.generated, max(1, bytes_max // _row_bytes))
         if count <= 0:
             return None
-        self._start = self._start or self._clock()
-        return self._take(count)
+        lane.start = lane.start or self._clock()
+        return self._take(lane, count)
 
-    def _take(self, count: int) -> base.SourceBatch:
-        begin, self._generated = self._generated, self._generated + count
-        index = np.arange(begin, self._generated)
-        value = index * self._workers + self._worker
-        at = self._start + (index * self._gap_us).astype(np.int64)
+    def _take(self, lane: _Lane, count: int) -> base.SourceBatch:
+        begin, lane.generated = lane.generated, lane.generated + count
+        index = np.arange(begin, lane.generated)
+        value = index * lane.every + lane.first
+        at = lane.start + (index * self._gap_us(lane)).astype(np.int64)
         columns = [pa.array(at).cast(RATE_SCHEMA.field(0).type), pa.array(value)]
         batch = pa.RecordBatch.from_arrays(columns, schema=RATE_SCHEMA)
         return base.SourceBatch(
-            batch, (base.BatchPiece(self._split, begin, self._generated, 0),), count * _row_bytes
+            batch, (base.BatchPiece(lane.split, begin, lane.generated, 0),), count * _row_bytes
         )
 
     def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
-        part = division.get(self._split)
-        if part is None:
-            return []
-        if part.begin != self._generated or self._start not in (0, part.digest):
-            found = f"row {self._generated} of a line that began at {self._start}"
+        return [self._replay(self._lanes[split], part) for split, part in division.items()]
+
+    def _replay(self, lane: _Lane, part: base.SplitDivision) -> base.SourceBatch:
+        if part.begin != lane.generated or lane.start not in (0, part.digest):
+            found = f"row {lane.generated} of a line that began at {lane.start}"
             expected = f"row {part.begin} of one that began at {part.digest}"
-            raise InputChangedError(self._split, part.begin, expected, found)
-        self._start = part.digest
-        return [self._take(part.end - part.begin)]
+            raise InputChangedError(lane.split, part.begin, expected, found)
+        lane.start = part.digest
+        return self._take(lane, part.end - part.begin)
 
     def take_division(self) -> base.SourceDivision:
-        begin, self._begin = self._begin, self._generated
-        if begin == self._generated:
-            return {}
-        return {self._split: base.SplitDivision(begin, self._generated, self._start)}
+        division = {}
+        for split, lane in self._lanes.items():
+            if lane.begin != lane.generated:
+                division[split] = base.SplitDivision(lane.begin, lane.generated, lane.start)
+            lane.begin = lane.generated
+        return division
 
     def describe(self, source: base.SourceBatch, row: int | None) -> str:
         (piece,) = source.pieces
