@@ -98,16 +98,17 @@ class StateTable(Protocol):
         ...
 
     def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
-        """Apply one stored block of a worker of the layout before (`dataflow.state.moving`).
+        """Take over from one stored block of another worker of the layout before (`dataflow.state.moving`).
 
-        The blocks of a part come together, oldest first; `parts_restored` follows the last part, and blocks
-        of this worker may follow that. A table that is not by key overrides this.
+        The blocks of a part come together, oldest first, after the blocks of this worker.
         """
-        self.restore(share.of_part(block, part))
+        ...
 
     def parts_restored(self, share: Share) -> None:
-        """Complete the restore of parts."""
-        del share
+        """Complete the take-over, and give up what belongs to another worker now. Both are changes that the
+        next checkpoint contains.
+        """
+        ...
 
 
 class Operator:

@@ -151,8 +151,12 @@ class BroadcastStateOperator(StatefulOperator):
                 self._rows[key] = {name: row[name] for name in self._values}
 
     def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
-        if part == share.parts[0]:  # the table is the same on every worker
+        if not share.stays and part == share.parts[0]:  # the table is the same on every worker
             self.restore(block)
+            self._changed.update(dict.fromkeys(map(self._key_of, block.to_pylist())))
+
+    def parts_restored(self, share: Share) -> None:
+        """Give nothing up: every worker has all rows."""
 
     def counters(self) -> dict[str, int]:
         return {"keys": len(self._rows)}

@@ -11,6 +11,7 @@ from typing import ClassVar, Final
 import numpy as np
 import pyarrow as pa
 
+from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import block_schema, make_block
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
@@ -22,6 +23,7 @@ from dataflow.operators.base import (
 )
 from dataflow.state.columns import Slots
 from dataflow.state.key_index import KeyIndex, SlotArray, TouchedSlots, in_pieces
+from dataflow.state.moving import Share
 from dataflow.worker.partitioning import hashes_of, weights_of
 
 COUNT_COLUMN: Final = "count"
@@ -107,10 +109,27 @@ class CountOperator(StatefulOperator):
         return make_block(self._blocks, self._index.keys(slots), self._index.hashes(slots), values, deleted)
 
     def restore(self, block: pa.RecordBatch) -> None:
+        self._load(block)
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        slots = self._load(share.of_part(block, part))
+        self._changed.reach(len(self._index))[slots] = True
+
+    def parts_restored(self, share: Share) -> None:
+        slots = self._counted()
+        lost = slots[~share.owns(self._index.hashes(slots))]
+        self._counts.values[lost] = 0
+        self._changed.reach(len(self._index))[lost] = True
+
+    def _load(self, block: pa.RecordBatch) -> Slots:
         slots = self._index.find_or_add([block.column(name) for name in self._key_names], hashes_of(block))
         counts = block.column(COUNT_COLUMN).fill_null(0).to_numpy()
         deleted = block.column(DELETED_COLUMN).to_numpy(zero_copy_only=False)
         self._counts.reach(len(self._index))[slots] = np.where(deleted, 0, counts)
+        return slots
 
     def counters(self) -> dict[str, int]:
-        return {"keys": len(self._index), "state_bytes": self._index.bytes_held + self._counts.values.nbytes}
+        return {
+            "keys": len(self._counted()),
+            "state_bytes": self._index.bytes_held + self._counts.values.nbytes,
+        }

@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 import numpy as np
 import pyarrow as pa
 
+from checkpoint import TakenPart
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.aggregate_functions import (
@@ -31,6 +32,7 @@ from dataflow.operators.late import TimedOperator, TimedSpec
 from dataflow.state.accumulators import CountAccumulator
 from dataflow.state.columns import Slots, position_in_run
 from dataflow.state.keyed_table import KeyedTable
+from dataflow.state.moving import Share
 from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order
 from dataflow.worker.partitioning import hashes_of
 
@@ -109,6 +111,12 @@ class _WindowTable(KeyedTable):
 
     def restore(self, block: pa.RecordBatch, salt: Slots | None = None) -> None:
         super().restore(block, block.column(NUMBER).to_numpy() if salt is None else salt)
+
+    def restore_part(
+        self, block: pa.RecordBatch, part: TakenPart, share: Share, salt: Slots | None = None
+    ) -> None:
+        taken = share.of_part(block, part)
+        super().restore_part(taken, part, share, taken.column(NUMBER).to_numpy() if salt is None else salt)
 
 
 class CountWindowOperator(TimedOperator):

@@ -162,16 +162,21 @@ class WatermarkTable(StateTable):
         self._gathered.add(block, part)
 
     def parts_restored(self, share: Share) -> None:
-        """Take the least of the parts. After an exchange they are equal, for all workers hear all senders."""
+        """Take the least of the parts, on a new worker. Behind an exchange they are equal, for all workers
+        hear all senders.
+        """
         found: list[list[Watermark]] = []
         for _, blocks in self._gathered.take(share.parts):
             watermarks = [UNKNOWN] * len(self.watermarks)
             for row in (row for block in blocks for row in block.to_pylist()):
                 watermarks[row["input"]] = row["mark"]
             found.append(watermarks)
-        if len(found) == len(share.parts):
+        if not share.stays and len(found) == len(share.parts):
             self.watermarks = [min(of_input) for of_input in zip(*found, strict=True)]
-            self._stored = list(self.watermarks)
+
+    def restart(self) -> None:
+        """Forget how far the inputs are, because other splits are read here now."""
+        self.watermarks = [UNKNOWN] * len(self.watermarks)
 
 
 class EventTimeOperator(NullRule):
@@ -241,9 +246,6 @@ class _RememberedWatermark(WatermarkTable):
     def __init__(self) -> None:
         super().__init__(1)
         self.by_step = StepValues()
-
-    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
-        """Take nothing over: the watermark follows from those of the splits, which move alone."""
 
     def checkpoint(self) -> pa.RecordBatch:
         return self.snapshot()

@@ -80,6 +80,7 @@ class LateTable(StateTable):
             for index, row in newest.items():
                 self.rows[index] += row["rows"]
                 self.behind_us[index] = max(self.behind_us[index], row["behind_us"])
+                self._changed.add(index)
 
 
 class TimedSpec(OperatorSpec):

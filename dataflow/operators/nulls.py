@@ -69,7 +69,7 @@ class RememberedCount(StateTable):
             self._gathered.add(block, part)
 
     def parts_restored(self, share: Share) -> None:
-        self.rows = sum(
+        self.rows += sum(
             blocks[-1].column("rows")[0].as_py() for _, blocks in self._gathered.take(share.parts)
         )
 

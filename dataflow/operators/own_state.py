@@ -46,6 +46,8 @@ class OwnState(StateTable):
         self._restored: list[pa.RecordBatch] = []
         self._redistribute = redistribute
         self._gathered = GatheredParts()
+        self._redistributed: pa.RecordBatch | None = None
+        """What this worker has now, where `_stored` is what it had in the layout before."""
         self.migrated = False
         """Whether the stored state is of an older version, so that the next checkpoint writes all of it."""
 
@@ -74,8 +76,10 @@ class OwnState(StateTable):
 
     def take_restored(self) -> pa.RecordBatch | None:
         """Return the restored state, migrated to the current version; None if no blocks were restored."""
+        if self._redistributed is not None:
+            return self._redistributed
         if not self._restored:
-            return self._stored
+            return None
         blocks, self._restored = self._restored, []
         self._stored = self._rows_of(blocks)
         return self._stored
@@ -85,10 +89,11 @@ class OwnState(StateTable):
         self._gathered.add(block, part)
 
     def parts_restored(self, share: Share) -> None:
-        states = {part.worker: self._rows_of(blocks) for part, blocks in self._gathered.take(share.parts)}
+        own = {share.id: rows} if (rows := self.take_restored()) is not None else {}
+        taken = {part.worker: self._rows_of(blocks) for part, blocks in self._gathered.take(share.parts)}
+        states = dict(sorted((own | taken).items()))
         if states:
-            self._stored = self._redistribute(states, share)
-            self._restored = [self._block(self._stored, [-1, *range(self._stored.num_rows)])]
+            self._redistributed = self._redistribute(states, share)
 
     def _rows_of(self, blocks: list[pa.RecordBatch]) -> pa.RecordBatch:
         """Return the rows in the blocks of one worker, migrated to the current version."""

@@ -61,7 +61,7 @@ def redistributed(
     if operator.redistribute == "union":
         return rows
     hashes = hash_keys([rows.column(name) for name in operator.split_by])
-    return rows.filter(pa.array(share.own(hashes)))
+    return rows.filter(pa.array(share.owns(hashes)))
 
 
 __all__ = ["check_moves", "check_redistribution", "redistributed"]

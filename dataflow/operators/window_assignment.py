@@ -18,12 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint import TakenPart
 from dataflow.core.event_time import END, Watermark
 from dataflow.errors import SchemaError
 from dataflow.operators.base import StateTable
 from dataflow.operators.event_time import micros_of
 from dataflow.state.columns import Slots
 from dataflow.state.keyed_table import KeyedTable, SlotValues
+from dataflow.state.moving import Share
 from dataflow.worker.partitioning import hashes_of
 
 START: Final = "window_start"
@@ -165,7 +167,17 @@ class WindowKeys(StateTable):
         return self.table.snapshot_pieces()
 
     def restore(self, block: pa.RecordBatch) -> None:
+        self.table.restore(block, self._salt(block))
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        taken = share.of_part(block, part)
+        self.table.restore_part(taken, part, share, self._salt(taken))
+
+    def parts_restored(self, share: Share) -> None:
+        self.table.parts_restored(share)
+
+    def _salt(self, block: pa.RecordBatch) -> Slots:
         starts = block.column(START).cast(pa.int64()).to_numpy()
-        self.table.restore(block, starts // self._slide)
         if len(starts):
             self._first_end = min(self._first_end, int(starts.min()) + self.size)
+        return np.asarray(starts // self._slide)

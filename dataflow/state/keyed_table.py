@@ -20,10 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, key_columns, make_block
 from dataflow.operators.base import StateTable
 from dataflow.state.columns import Slots
 from dataflow.state.key_index import Hashes, KeyIndex, SlotArray, TouchedSlots, in_pieces
+from dataflow.state.moving import Share
 from dataflow.worker.partitioning import hashes_of
 
 Upgrade: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -209,22 +211,36 @@ class KeyedTable(StateTable):
 
     def restore(self, block: pa.RecordBatch, salt: Slots | None = None) -> None:
         """Apply one stored block to the current content. Later blocks win. `salt` as in `find_or_add`."""
+        slots = self._load(block, salt)
+        self._of(self._changed)[slots] = False
+        self._of(self._stored)[slots] = self._of(self._live)[slots]
+
+    def restore_part(
+        self, block: pa.RecordBatch, part: TakenPart, share: Share, salt: Slots | None = None
+    ) -> None:
+        self._load(share.of_part(block, part), salt)
+
+    def parts_restored(self, share: Share) -> None:
+        live = self.live()
+        self.remove(live[~share.owns(self.hashes(live))])
+
+    def _load(self, block: pa.RecordBatch, salt: Slots | None) -> Slots:
+        """Put the rows of a block into slots, and return these. They are changed, and not stored."""
         if self._upgrade is not None and not block.schema.equals(self._blocks, check_metadata=True):
             block = self._upgrade(block)
             self.upgraded = True
         columns = [block.column(name) for name in key_columns(block.schema)]
         slots = self.find_or_add(columns, hashes_of(block), salt)
         self._touched.clear()  # a restore is no step
-        self._of(self._changed)[slots] = False
         for one in self._values:
             one.clear(slots)
         deleted = block.column(DELETED_COLUMN).to_numpy(zero_copy_only=False)
         self._of(self._live)[slots] = ~deleted
-        self._of(self._stored)[slots] = ~deleted
         kept = pa.array(np.flatnonzero(~deleted))
         for one in self._values:
             stored = [block.column(field.name).take(kept) for field in one.fields()]
             one.load(slots[~deleted], stored)
+        return slots
 
 
 def _mixed(numbers: Slots) -> Hashes:

@@ -1,15 +1,17 @@
 """How state moves to the workers of another layout. Pure: blocks in, blocks out.
 
-A worker of the new layout receives the stored blocks of several workers of the layout before, one part after
-the other (`checkpoint.core.rebalancing.state_parts`). Each state table decides what it takes from them:
+A worker that stays restores its own state as always. Then it receives the stored blocks of other workers, one
+part after the other (`checkpoint.core.rebalancing.state_parts`). Each state table decides what it takes from
+them and what it gives up. All of that counts as changes, so the next checkpoint of this worker contains its
+state completely, and nothing refers to the workers before:
 
 | state | rule |
 |---|---|
-| by key | the rows whose `_hash` is in the ranges of the part |
-| rows that wait, by key | the same; then they are numbered anew: numbers are unique in one worker only |
+| by key | the rows whose `_hash` is in the ranges of the part; own rows outside of its ranges are given up |
+| rows that wait, by key | the same, with new numbers: numbers are unique in one worker only |
 | rows that wait, without a key | stay with their worker; those of a leaving worker go to its heir |
-| broadcast tables | whole, from the first part; they are equal everywhere |
-| watermarks | the least of the parts; at sources they follow from those of the splits, which move alone |
+| broadcast tables | whole, from the first part, on a new worker; they are equal everywhere |
+| watermarks | the least of the parts, on a new worker; before an exchange they begin anew (`Circuit`) |
 | totals since the region began | stay with their worker; the heir of a leaving worker adds its totals |
 | a user's operator | as its class declares (`redistribute`) |
 """
@@ -41,31 +43,37 @@ def in_ranges(hashes: npt.NDArray[np.uint64], ranges: Ranges, unit_bits: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one worker takes over, and its ranges and place among the workers in the new layout."""
+    """What one worker takes over, and its ranges and place among the workers in the new layout.
+
+    id: the worker's id. stays: it was a worker of the layout before, so it has a state of its own.
+    """
 
     parts: tuple[TakenPart, ...]
+    """Of other workers, in the order of their ids."""
     ranges: tuple[tuple[int, int], ...]
     unit_bits: int
+    id: int
+    stays: bool
     worker: int
     workers: int
 
     @classmethod
-    def of(cls, layout: Layout, worker: int, parts: Sequence[TakenPart], place: int, workers: int) -> "Share":
-        """Return the share of the worker with this id, at this place among `workers`."""
+    def of(cls, layout: Layout, worker: int, parts: Sequence[TakenPart]) -> "Share":
+        """Return the share of the worker with this id. `parts`: including its own, if it stays."""
         ranges = tuple((one.begin, one.end) for one in layout.shards_of(worker))
-        return cls(tuple(parts), ranges, layout.shard_bits, place, workers)
+        others = tuple(part for part in parts if part.worker != worker)
+        place, workers = layout.workers.index(worker), len(layout.workers)
+        stays = len(others) < len(parts)
+        return cls(others, ranges, layout.shard_bits, worker, stays, place, workers)
 
     def of_part(self, block: pa.RecordBatch, part: TakenPart) -> pa.RecordBatch:
         """Return the rows of a block whose keys are taken over from this part."""
-        return self._filtered(block, part.ranges)
+        kept = in_ranges(block.column(HASH_COLUMN).to_numpy(), part.ranges, self.unit_bits)
+        return block if kept.all() else block.filter(pa.array(kept))
 
-    def own(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    def owns(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Return which hashes belong to this worker now."""
         return in_ranges(hashes, self.ranges, self.unit_bits)
-
-    def _filtered(self, block: pa.RecordBatch, ranges: Ranges) -> pa.RecordBatch:
-        kept = in_ranges(block.column(HASH_COLUMN).to_numpy(), ranges, self.unit_bits)
-        return block if kept.all() else block.filter(pa.array(kept))
 
 
 @dataclass(slots=True)

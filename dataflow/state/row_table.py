@@ -199,22 +199,17 @@ class RowTable(StateTable):
             self._gathered.add(share.of_part(block, part) if self._keyed else block, part)
 
     def parts_restored(self, share: Share) -> None:
-        """Number the rows of all parts anew, in the order of the parts and of arrival. A restore that reads
-        the parts again gives the same numbers, so what this worker stored since then fits.
-        """
+        """Number the rows of all parts anew, in the order of the parts and of arrival."""
+        if self._keyed:
+            own = self.all()
+            self.keep_only(own.numbers[share.owns(own.hashes)])
         for _, blocks in self._gathered.take(share.parts):
             rows = newest_rows(blocks)
-            if not rows.num_rows:
-                continue
             rows = rows.take(pa.array(np.argsort(rows.column(ROW).to_numpy())))
-            numbers: Slots = np.arange(self._next, self._next + rows.num_rows)
-            hashes = hashes_of(rows) if self._keyed else hash_keys([pa.array(numbers)])
-            times = rows.column(_RELEASE).to_numpy()
             batch = pa.RecordBatch.from_arrays(
                 [rows.column(name) for name in self._columns.names], schema=self._columns
             )
-            self._chunks.append(_Chunk(Rows(batch, times, hashes, numbers), int(times.min()), stored=True))
-            self._next += len(numbers)
+            self.add(batch, rows.column(_RELEASE).to_numpy(), hashes_of(rows) if self._keyed else None)
 
 
 def check_order(columns: pa.Schema) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoint import TakenPart, check_fingerprint, even_layout, rebalanced, state_parts
+from checkpoint import check_fingerprint, even_layout, rebalanced, state_parts
 from checkpoint.chains.state_blocks import decode_block, encode_block
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import SchemaError
@@ -64,8 +64,8 @@ class Trial:
         self._next_id = workers
         self._layout = even_layout(workers)
         self._blocks: list[list[tuple[str, bytes]]] = [[] for _ in range(workers)]
-        self._taken_over: list[list[tuple[TakenPart, list[tuple[str, bytes]]]]] = [[] for _ in range(workers)]
-        """What each worker restores before its blocks, until they begin with a snapshot."""
+        self._take_overs: list[tuple[Share, dict[int, list[tuple[str, bytes]]]]] = []
+        """While the number of workers changes: the share of each, and the blocks of former workers by id."""
         self._directories = TrialDirectories()
         self._circuits = self._open()
 
@@ -189,14 +189,14 @@ class Trial:
     def rescale(self, workers: int) -> int:
         """Crash, and continue from the last checkpoint with another number of workers. Returns as `crash`.
 
-        Sources deal their rows and splits to the new workers. Raises OperatorError if a state cannot be
-        divided, and changes nothing then; ValueError without a checkpoint, or before a snapshot has followed
-        the last such change.
+        Sources deal their rows and splits to the new workers, and a checkpoint of them follows at once.
+        Raises OperatorError if an operator does not say how its state is divided, and ValueError without a
+        checkpoint; then nothing changed.
         """
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
-        if not self._checkpoints or any(self._taken_over):
-            raise ValueError("rescale follows a checkpoint, and a second one a checkpoint with snapshot=True")
+        if not self._checkpoints:
+            raise ValueError("the number of workers can change after a checkpoint, and there is none yet")
         users = {name: spec for name, spec in self._plan.specs.items() if isinstance(spec, ApplySpec)}
         for name, spec in users.items():
             spec.check_moves(name)
@@ -204,10 +204,9 @@ class Trial:
         ids = [*self._ids[:workers], *coming]
         self._next_id += len(coming)
         layout = rebalanced(self._layout, ids)
-        stored = dict(zip(self._ids, self._blocks, strict=True))
         parts = state_parts(self._layout, layout, of_all=bool(users))
-        self._taken_over = [[(part, stored[part.worker]) for part in parts[one]] for one in ids]
-        self._blocks = [[] for _ in ids]
+        before = dict(zip(self._ids, self._blocks, strict=True))
+        self._blocks = [list(before.get(one, [])) for one in ids]
         times: dict[str, Positions] = {}
         for of_worker in self._checkpoint_times:
             for name, positions in of_worker.items():
@@ -215,7 +214,11 @@ class Trial:
         self._checkpoint_times = [times for _ in ids]
         self._ids, self._layout, self._workers = ids, layout, workers
         self._checkpoint_waiting = [(at % workers, name, rows) for at, name, rows in self._checkpoint_waiting]
-        return self.crash()
+        self._take_overs = [(Share.of(layout, one, parts[one]), before) for one in ids]
+        step = self.crash()
+        self._take_overs = []
+        self._run_step(checkpoint=True, snapshot=False, end=False)
+        return step
 
     @property
     def directories(self) -> list[tuple[str, int]]:
@@ -268,21 +271,19 @@ class Trial:
         ]
         self._directories.begin_incarnation()
         for worker, (circuit, blocks) in enumerate(zip(circuits, self._blocks, strict=True)):
-            self._take_over(worker, circuit)
             for operator, data in blocks:
                 circuit.restore(operator, decode_block(data), self._checkpoints)
+            if self._take_overs:
+                self._take_over(circuit, *self._take_overs[worker])
             circuit.time.restore(self._checkpoint_times[worker])
             self._directories.hand_to(circuit, self._plan, worker)
             circuit.restored()
         return circuits
 
-    def _take_over(self, worker: int, circuit: Circuit) -> None:
-        parts = [part for part, _ in self._taken_over[worker]]
-        if not parts:
-            return
-        share = Share.of(self._layout, self._ids[worker], parts, worker, self._workers)
-        for part, blocks in self._taken_over[worker]:
-            for operator, data in blocks:
+    def _take_over(self, circuit: Circuit, share: Share, before: dict[int, list[tuple[str, bytes]]]) -> None:
+        """Restore what a worker of a new layout takes over from the blocks of others."""
+        for part in share.parts:
+            for operator, data in before[part.worker]:
                 circuit.restore_part(operator, decode_block(data), part, share)
         circuit.parts_restored(share)
 
@@ -324,10 +325,9 @@ class Trial:
         self._checkpoint_unfinished = {name: set(left) for name, left in self._unfinished.items()}
         self._checkpoint_waiting = list(self._waiting)
         self._directories.commit()
-        for blocks, parts, made in zip(self._blocks, self._taken_over, taken, strict=True):
+        for blocks, made in zip(self._blocks, taken, strict=True):
             if made.snapshot is not None:
                 blocks[:] = made.snapshot
-                parts.clear()
                 continue
             blocks += [(name, data) for name, block in made.blocks.items() for data in encode_block(block)]
 

@@ -68,7 +68,6 @@ class Circuit:
         self.sinks: dict[str, SinkWriter] = {}
         self.stateful: dict[str, StateTable] = {}
         """Operator, or operator and table -> its state."""
-        self._with_own_time = graph.plan.with_own_time()
         self._operators: dict[str, Operator] = {}
         self._directories: dict[str, OperatorDirectory] = {}
         self._requesting: list[Operator] = []
@@ -247,18 +246,18 @@ class Circuit:
             self.stateful[table].restore(block)
 
     def restore_part(self, table: str, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
-        """Restore one stored block of a worker of another layout (`dataflow.state.moving`)."""
-        name = table.partition("~")[0]
-        if name in self._with_own_time and isinstance(self.stateful[table], WatermarkTable):
-            return  # before an exchange, a watermark follows from those of the splits, which move alone
-        with _naming(name, f"the state of worker {part.worker}"):
+        """Take over from one stored block of a worker of another layout (`dataflow.state.moving`)."""
+        with _naming(table.partition("~")[0], f"the state of worker {part.worker}"):
             self.stateful[table].restore_part(block, part, share)
 
     def parts_restored(self, share: Share) -> None:
         """Complete the restore of all parts. Raises OperatorError."""
+        own_time = self.graph.plan.with_own_time()
         for name, table in self.stateful.items():
             with _naming(name.partition("~")[0], "the state of other workers"):
                 table.parts_restored(share)
+            if isinstance(table, WatermarkTable) and name.partition("~")[0] in own_time:
+                table.restart()  # it follows from the watermarks of the splits, which move alone
 
     def take_checkpoint(self, index: int, into: Checkpoint) -> None:
         """Collect the checkpoint data of this stage after a run with `cut=True`; stage 1 includes stage 0."""

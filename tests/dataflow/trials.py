@@ -94,20 +94,19 @@ def play_with_trouble(
     trial = Trial(graph, workers=data.draw(st.integers(1, 3), label="workers"))
     crashes = data.draw(st.integers(0, 3), label="crashes")
     at = 0
-    moves, stored, taken_over = True, False, False
+    moves, stored = True, False
     while at < len(steps):
         cut = data.draw(st.sampled_from(["", "cut", "snapshot"]), label=f"cut at step {at + 1}")
         over = end and at == len(steps) - 1
         trial.step(steps[at], checkpoint=bool(cut), snapshot=cut == "snapshot", end=over)
         at += 1
-        stored, taken_over = stored or bool(cut), taken_over and cut != "snapshot"
+        stored = stored or bool(cut)
         if crashes and data.draw(st.booleans(), label="crash"):
             crashes -= 1
-            may_move = moves and stored and not taken_over
+            may_move = moves and stored
             workers = data.draw(st.integers(0, 4), label="workers from now on") if may_move else 0
             try:
                 at = trial.rescale(workers) if workers else trial.crash()
-                taken_over = taken_over or bool(workers)
             except OperatorError:  # one of them does not say it
                 moves, at = False, trial.crash()
     return trial
