@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from tests.support import class_archive
 
@@ -80,6 +81,20 @@ class SharedProcesses(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return shared_process(file) or (nodeid if file in SCHEDULED_ALONE else file)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Do not run the test again during which a process died: it failed, and would end the next process
+        too. pytest-timeout ends its process this way.
+        """
+        units = self.assigned_work[node]
+        begun = [(unit, test) for unit in units.values() for test, is_done in unit.items() if not is_done]
+        if not begun:
+            return super().remove_node(node)
+        unit, died_in = begun[0]
+        unit[died_in] = True
+        self.assigned_work[node] = {scope: unit for scope, unit in units.items() if not all(unit.values())}
+        super().remove_node(node)
+        return died_in
 
 
 @pytest.hookimpl(optionalhook=True)
