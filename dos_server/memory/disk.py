@@ -30,6 +30,9 @@ class _Node:
     stable: bytearray = field(default_factory=bytearray)
     unsynced: list[tuple[int, bytes]] = field(default_factory=list)
 
+    def __deepcopy__(self, memo: object) -> "_Node":
+        return _Node(bytearray(self.seen), bytearray(self.stable), list(self.unsynced))
+
     def sync(self) -> None:
         """Apply only the pending writes: what a failed sync dropped stays lost."""
         for position, data in self.unsynced:
