@@ -40,17 +40,6 @@ FOUND_SOON = {
 }
 """Planted bugs that few runs with a region find, with the maximum number of runs."""
 SEEDS = [seed for seed in range(1, 400) if has_region(RandomStreams(seed))]
-BATCH = 6
-BATCHES = 6
-BATCHED = SEEDS[: BATCH * BATCHES]
-
-
-# EVIDENCE-OF: P-6, P-7, P-10
-@pytest.mark.parametrize("batch", range(BATCHES))
-def test_regions_lose_nothing_and_finish(batch: int) -> None:
-    for seed in BATCHED[batch * BATCH : (batch + 1) * BATCH]:
-        result = run_seed(seed)
-        assert not result.violation, f"seed {seed}: {result.violation}\n  ./run sim --seed {seed} --trace"
 
 
 def test_without_faults_a_region_runs_through_and_is_restored_at_its_end() -> None:
@@ -64,7 +53,7 @@ def test_without_faults_a_region_runs_through_and_is_restored_at_its_end() -> No
 
 
 def test_data_of_released_checkpoints_is_deleted_from_the_servers() -> None:
-    """Most of the runs delete, and no oracle misses anything: see the batches above."""
+    """Most of the runs delete, and no oracle misses anything: see `test_nothing_is_lost_with_group_logs`."""
     # EVIDENCE-OF: P-9
     result = run_seed(SEEDS[1])
     assert not result.violation
