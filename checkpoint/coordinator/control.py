@@ -160,12 +160,12 @@ class RegionControl:
         self._post(PauseWanted(on=True))
         with self._lock:
             self._lock.wait_for(lambda: self._status.state is RegionState.PAUSED or self._over, timeout)
-            status = self._status
+            status, committed = self._status, self._cut
         if status.state is not RegionState.PAUSED:
             raise RegionFailedError(
                 f"region {self.spec.name} is not paused: it is {status.state.value} ({status.reason})"
             )
-        return status.last_checkpoint
+        return max(status.last_checkpoint, committed)  # a status follows the event of a checkpoint
 
     def resume(self) -> None:
         """Continue after `pause`. Returns immediately."""

@@ -14,8 +14,9 @@ from dos_client import (
 )
 from dos_client.core.quorum import joining_member
 from dos_client.core.replacement import begin
+from dos_client.errors import ReplacementError
 from dos_client.sessions.discovery import send_record
-from dos_protocol.errors import DosError
+from dos_protocol.errors import DosError, StaleGenerationError
 from tests.dos_client.support import (
     Threads,
     ThreadServer,
@@ -142,7 +143,8 @@ async def test_of_two_replacements_at_once_the_records_stay_one_line(four: Threa
         async with open_store(url) as store:
             record = store.record
         failed = [one for one in outcomes.values() if isinstance(one, DosError)]
-        assert len(failed) <= 1
+        assert all(isinstance(one, StaleGenerationError | ReplacementError) for one in failed), failed
+        # Both may have given way to the other. Whoever runs it again finishes the one that is in the record.
         winner = other if record.member(bytes.fromhex(other.server_id)) is not None else four[3]
         record = await replace_member(url, old=four[2].location, new=winner.location)
         assert len(record.voters) == 3
