@@ -12,7 +12,7 @@ from dos_client.reading.reading_ahead import ReadAhead
 from dos_client.reading.store_reads import bytes_of, query_bytes
 from dos_client.sessions.connection import Connection
 from dos_client.writing.views import ClaimView, LinkView
-from dos_protocol.errors import BrokenConnectionError
+from dos_protocol.errors import BrokenConnectionError, StaleGenerationError
 from dos_protocol.store_record import Member
 
 
@@ -51,7 +51,9 @@ class ClaimReads:
                 )
             elif data is not None:
                 return data
-            unavailable = isinstance(error, QuorumUnavailableError | BrokenConnectionError)
+            # A session of an older generation was ended by its server; its link connects again.
+            reconnects = isinstance(error, BrokenConnectionError | StaleGenerationError)
+            unavailable = reconnects or isinstance(error, QuorumUnavailableError)
             if not unavailable or trio.current_time() > deadline:
                 raise error
             await claim.wait_changed(0.5)
