@@ -134,8 +134,7 @@ class RegionControl:
         If a checkpoint is under way, the number may be that one's; `checkpoint` waits for a later one.
         """
         with self._lock:
-            # the status is updated after the commit is reported
-            number = max(self._cut, self._status.last_checkpoint) + 1
+            number = self._last_checkpoint() + 1
         self._post(CheckpointWanted())
         return number
 
@@ -160,12 +159,16 @@ class RegionControl:
         self._post(PauseWanted(on=True))
         with self._lock:
             self._lock.wait_for(lambda: self._status.state is RegionState.PAUSED or self._over, timeout)
-            status, committed = self._status, self._cut
+            status, last = self._status, self._last_checkpoint()
         if status.state is not RegionState.PAUSED:
             raise RegionFailedError(
                 f"region {self.spec.name} is not paused: it is {status.state.value} ({status.reason})"
             )
-        return max(status.last_checkpoint, committed)  # a status follows the event of a checkpoint
+        return last
+
+    def _last_checkpoint(self) -> int:
+        """Return the newest committed checkpoint. Hold the lock: a commit is reported before its status."""
+        return max(self._cut, self._status.last_checkpoint)
 
     def resume(self) -> None:
         """Continue after `pause`. Returns immediately."""

@@ -16,7 +16,7 @@ borders are moved onto a coarser grid first.
 import heapq
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from checkpoint import limits
@@ -67,23 +67,14 @@ def rebalanced(layout: Layout, workers: Collection[int], *, tolerance: float = 0
 
 def moved_units(before: Layout, after: Layout) -> int:
     """Return how many of the 65,536 units have another worker in `after`."""
-    old, new = _runs_of(before), _runs_of(after)
-    stayed = at = 0
-    for run in new:
-        while at < len(old) and old[at].begin < run.end:
-            if old[at].owner == run.owner:
-                stayed += min(old[at].end, run.end) - max(old[at].begin, run.begin)
-            if old[at].end > run.end:
-                break
-            at += 1
-    return _UNITS - stayed
+    return sum(run.units for run, owner in _overlaps(before, after) if run.owner != owner)
 
 
 def least_moved(before: Layout, workers: Collection[int], *, tolerance: float = 0.0) -> int:
     """Return how many units at least have another worker in any even layout of these workers."""
-    runs = _runs_of(before)
+    runs, ids = _runs_of(before), sorted(set(workers))
     have = _sizes(runs)
-    shares = _shares(have, sorted(set(workers)), _shard_units(runs, len(set(workers)), tolerance))
+    shares = _shares(have, ids, _shard_units(runs, len(ids), tolerance))
     return sum(max(0, share - have[worker]) for worker, share in shares.items())
 
 
@@ -104,17 +95,9 @@ def state_parts(before: Layout, after: Layout, *, of_all: bool = False) -> dict[
     worker, even if it takes over no key.
     """
     gained: dict[int, dict[int, list[tuple[int, int]]]] = {}
-    old = _runs_of(before)
-    at = 0
-    for run in _runs_of(after):
-        while old[at].end <= run.begin:
-            at += 1
-        for place in range(at, len(old)):
-            begin, end = max(run.begin, old[place].begin), min(run.end, old[place].end)
-            if begin >= end:
-                break
-            gained.setdefault(run.owner, {}).setdefault(old[place].owner, []).append((begin, end))
-    workers = sorted(_sizes(old))
+    for run, owner in _overlaps(before, after):
+        gained.setdefault(owner, {}).setdefault(run.owner, []).append((run.begin, run.end))
+    workers = before.workers
     heirs = {worker: worker if worker in gained else _heir(worker, gained) for worker in workers}
     return {
         worker: tuple(
@@ -137,6 +120,17 @@ def _runs_of(layout: Layout) -> list[_Run]:
     """Return the ranges of every operator, in units of 1 / 65,536 of the hash space."""
     assert layout.shard_bits == SHARD_BITS, "every layout that this program makes has these units"
     return [_Run(one.begin, one.end, one.worker) for one in layout.of_operator()]
+
+
+def _overlaps(before: Layout, after: Layout) -> Iterator[tuple[_Run, int]]:
+    """Yield the runs of `before`, divided at the borders of `after`, each with its owner in `after`."""
+    old = iter(_runs_of(before))
+    run = next(old)
+    for new in _runs_of(after):
+        while run.begin < new.end:
+            end = min(run.end, new.end)
+            yield run._replace(end=end), new.owner
+            run = run._replace(begin=end) if end < run.end else next(old, _Run(_UNITS, _UNITS, _FREE))
 
 
 def _shard_units(runs: Iterable[_Run], workers: int, tolerance: float) -> int:
@@ -252,7 +246,7 @@ def _on_grid(runs: Iterable[_Run], unit: int) -> list[_Run]:
     """Move every border to the nearest multiple of `unit`. Runs that become empty are left out."""
 
     def nearest(border: int) -> int:
-        return (border + unit // 2) // unit * unit if border < _UNITS else _UNITS
+        return (border + unit // 2) // unit * unit
 
     return _joined([_Run(nearest(run.begin), nearest(run.end), run.owner) for run in runs])
 

@@ -16,7 +16,6 @@ from typing import ClassVar, Final
 import numpy as np
 import pyarrow as pa
 
-from checkpoint import TakenPart
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.aggregate_functions import (
@@ -32,7 +31,6 @@ from dataflow.operators.late import TimedOperator, TimedSpec
 from dataflow.state.accumulators import CountAccumulator
 from dataflow.state.columns import Slots, position_in_run
 from dataflow.state.keyed_table import KeyedTable
-from dataflow.state.moving import Share
 from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order
 from dataflow.worker.partitioning import hashes_of
 
@@ -106,19 +104,6 @@ class CountWindowSpec(TimedSpec):
         return CountWindowOperator(self, context.inputs[0], context.output)
 
 
-class _WindowTable(KeyedTable):
-    """A table by key and window number. Windows of one key differ in their number."""
-
-    def restore(self, block: pa.RecordBatch, salt: Slots | None = None) -> None:
-        super().restore(block, block.column(NUMBER).to_numpy() if salt is None else salt)
-
-    def restore_part(
-        self, block: pa.RecordBatch, part: TakenPart, share: Share, salt: Slots | None = None
-    ) -> None:
-        taken = share.of_part(block, part)
-        super().restore_part(taken, part, share, taken.column(NUMBER).to_numpy() if salt is None else salt)
-
-
 class CountWindowOperator(TimedOperator):
     """State: the waiting rows, the number of counted rows per key, and the windows that are not full."""
 
@@ -131,7 +116,11 @@ class CountWindowOperator(TimedOperator):
         self._counts = CountAccumulator("count")
         self._counted = KeyedTable(pa.schema(keys), [self._counts])
         self._accumulators = open_all(dict(spec.aggregates), columns)
-        self._windows = _WindowTable(pa.schema([*keys, (NUMBER, pa.int64())]), self._accumulators)
+        self._windows = KeyedTable(
+            pa.schema([*keys, (NUMBER, pa.int64())]),
+            self._accumulators,
+            salt_of=lambda block: block.column(NUMBER).to_numpy(),
+        )
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         name = self._spec.window.time

@@ -102,7 +102,11 @@ class WindowKeys(StateTable):
         self._offset = micros_of(window.offset, "offset")
         self.start_type = pa.timestamp("us", columns.field(window.time).type.tz)
         fields = [columns.field(name) for name in keys]
-        self.table = KeyedTable(pa.schema([*fields, (START, self.start_type)]), values)
+        self.table = KeyedTable(
+            pa.schema([*fields, (START, self.start_type)]),
+            values,
+            salt_of=lambda block: _starts_in(block) // self._slide,
+        )
         self._first_end = END
         """A lower bound of the ends of all open windows."""
 
@@ -167,17 +171,22 @@ class WindowKeys(StateTable):
         return self.table.snapshot_pieces()
 
     def restore(self, block: pa.RecordBatch) -> None:
-        self.table.restore(block, self._salt(block))
+        self._note_starts(block)
+        self.table.restore(block)
 
     def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
-        taken = share.of_part(block, part)
-        self.table.restore_part(taken, part, share, self._salt(taken))
+        self._note_starts(block)
+        self.table.restore_part(block, part, share)
 
     def parts_restored(self, share: Share) -> None:
         self.table.parts_restored(share)
 
-    def _salt(self, block: pa.RecordBatch) -> Slots:
-        starts = block.column(START).cast(pa.int64()).to_numpy()
-        if len(starts):
-            self._first_end = min(self._first_end, int(starts.min()) + self.size)
-        return np.asarray(starts // self._slide)
+    def _note_starts(self, block: pa.RecordBatch) -> None:
+        self._first_end = min(
+            self._first_end, int(_starts_in(block).min(initial=END - self.size)) + self.size
+        )
+
+
+def _starts_in(block: pa.RecordBatch) -> Slots:
+    starts: Slots = block.column(START).cast(pa.int64()).to_numpy()
+    return starts

@@ -6,7 +6,8 @@ the new layout may have splits that nobody began before some that are done: thes
 byte 0.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from itertools import islice
 from typing import Final, Protocol
 
@@ -56,45 +57,64 @@ def redealt(files: DealtFiles, positions: Sequence[Positions], worker: int, work
     )
 
 
+def later_in(positions: Mapping[str, SplitPosition]) -> tuple[str, set[int]]:
+    """Return the key of the later splits that are done, "" if there are none, and their numbers."""
+    key = next((key for key in positions if key.startswith(DONE_LATER)), "")
+    return key, ranges_of_text(key[1:])
+
+
+def later_key(numbers: Iterable[int]) -> str:
+    """Return the key for these numbers."""
+    return DONE_LATER + text_of_ranges(sorted(numbers))
+
+
+def chained(digest: int, name: str) -> int:
+    """Return the digest of the splits that are done first, with one more."""
+    return digest64(name.encode(), digest)
+
+
+def combined(digest: int, name: str) -> int:
+    """Return the digest of the later splits that are done, with one more or one less: their order does not
+    matter.
+    """
+    return digest ^ digest64(name.encode())
+
+
 def _done(files: DealtFiles, at: Positions, place: int, workers: int) -> set[str]:
     """Return the splits that a worker of the former layout has read to their end."""
     first = at.get(DONE_SPLITS, SplitPosition(0, done=True))
-    later = next((key for key in at if key.startswith(DONE_LATER)), "")
-    numbers = ranges_of_text(later[1:])
+    key, numbers = later_in(at)
     count = max([first.position, *(number + 1 for number in numbers)])
     names = [name for name, _ in islice(files.splits_of(place, workers), count)]
-    digest, later_names = 0, [names[number] for number in sorted(numbers) if number < len(names)]
-    for name in names[: first.position]:
-        digest = digest64(name.encode(), digest)
-    combined = 0
-    for name in later_names:
-        combined ^= digest64(name.encode())
-    if len(names) < count or digest != first.digest or (later and combined != at[later].digest):
+    first_names = names[: first.position]
+    later_names = [names[number] for number in numbers if number < len(names)]
+    differs = reduce(chained, first_names, 0) != first.digest
+    if len(names) < count or differs or (key and reduce(combined, later_names, 0) != at[key].digest):
         raise InputListChangedError(
             f"the {count} inputs that worker {place} of {workers} has begun are no longer the first of its"
             " list"
         )
-    return {*names[: first.position], *later_names}
+    return {*first_names, *later_names}
 
 
 def _positions(splits: Iterable[tuple[str, str]], done: set[str], reading: Positions) -> Positions:
     """Return positions for a list of which these are done and being read."""
     left = len(done) + len(reading)
-    first = digest = combined = 0
-    later: list[int] = []
+    first: list[str] = []
+    later: dict[int, str] = {}
     found: Positions = {}
     for index, (name, _) in enumerate(splits):
         if not left:
             break
-        if name in done and index == first:
-            first, digest = first + 1, digest64(name.encode(), digest)
+        if name in done and index == len(first):
+            first.append(name)
         elif name in done:
-            later.append(index)
-            combined ^= digest64(name.encode())
+            later[index] = name
         else:
             found[name] = reading.get(name, SplitPosition(0))
         left -= name in done or name in reading
-    positions = {DONE_SPLITS: SplitPosition(first, digest, done=True)}
+    positions = {DONE_SPLITS: SplitPosition(len(first), reduce(chained, first, 0), done=True)}
     if later:
-        positions[DONE_LATER + text_of_ranges(later)] = SplitPosition(len(later), combined, done=True)
+        digest = reduce(combined, later.values(), 0)
+        positions[later_key(later)] = SplitPosition(len(later), digest, done=True)
     return positions | found

@@ -34,15 +34,13 @@ from dataflow.errors import InputChangedError, InputListChangedError, SchemaErro
 from dataflow.operators.base import OperatorContext
 from dataflow.sources import base
 from dataflow.sources.file_bytes import GZIP_SUFFIX, FileBytes
-from dataflow.sources.file_dealing import DONE_LATER, redealt
+from dataflow.sources.file_dealing import chained, combined, later_in, later_key, redealt
 from dataflow.sources.input_files import OpenInputs
 from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
 from dataflow.sources.objects import input_files
 from dataflow.sources.paths import Paths, check_errors, input_paths, is_url, set_fields
-from dataflow.sources.ranges import ranges_of_text, text_of_ranges
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dataflow.sources.text import LINE_SCHEMA, Errors
-from dos_protocol.digests import digest64
 
 _tail_bytes_min: Final = 4 * limits.KIB
 """Minimum number of bytes per read, even if less room is left in the batch: avoids very small reads."""
@@ -195,8 +193,7 @@ class FileReader(base.SourceReader):
                 f" first of its list: expected names with digest {done.digest:016x}, found"
                 f" {self._done_count} with {self._done_names:016x}"
             )
-        later = next((key for key in positions if key.startswith(DONE_LATER)), "")
-        finished = ranges_of_text(later[1:])
+        later, finished = later_in(positions)
         in_progress = {name: at for name, at in positions.items() if name not in (base.DONE_SPLITS, later)}
         while finished or in_progress:
             if self._started_count in finished and self._next is not None:
@@ -239,7 +236,7 @@ class FileReader(base.SourceReader):
     def positions(self) -> base.Positions:
         positions = {base.DONE_SPLITS: SplitPosition(self._done_count, self._done_names, done=True)}
         if self._later:
-            self._later_key = self._later_key or DONE_LATER + text_of_ranges(sorted(self._later))
+            self._later_key = self._later_key or later_key(self._later)
             positions[self._later_key] = SplitPosition(len(self._later), self._later_names, done=True)
         return positions | self._at
 
@@ -375,12 +372,12 @@ class FileReader(base.SourceReader):
         self._at.pop(split.name, None)
         self._later[split.index] = split.name
         self._later_key = ""
-        self._later_names ^= digest64(split.name.encode())
+        self._later_names = combined(self._later_names, split.name)
         while self._done_count in self._later:
             name = self._later.pop(self._done_count)
             self._done_count += 1
-            self._done_names = digest64(name.encode(), self._done_names)
-            self._later_names ^= digest64(name.encode())
+            self._done_names = chained(self._done_names, name)
+            self._later_names = combined(self._later_names, name)
 
     # --- For display ----------------------------------------------------------------------------------
 

@@ -64,8 +64,9 @@ class RateSource(base.SourceSpec):
 
     def redeal(self, positions: Sequence[base.Positions], worker: int, workers: int) -> base.Positions:
         stored = base.own_positions(positions, lambda split: split != _NO_LANE)
-        lanes = {_Lane.named(split, len(positions)).first: at for split, at in stored.items()}
-        every = _Lane.named(next(iter(stored), "w0"), len(positions)).every
+        places = {split: _place(split, len(positions)) for split in stored}
+        lanes = {first: stored[split] for split, (first, _) in places.items()}
+        every = next((every for _, every in places.values()), len(positions))
         own = {
             f"w{lane:04d}/{every}": lanes.get(lane, SplitPosition(0))
             for lane in range(worker, every, workers)
@@ -81,28 +82,38 @@ def wall_us() -> int:
     return time.time_ns() // 1000
 
 
+def _place(split: str, workers: int) -> tuple[int, int]:
+    """Return the first number of a lane, and the distance of its numbers: of wNNNN in a region that always
+    had `workers` workers, or of wNNNN/EVERY.
+    """
+    first, _, every = split[1:].partition("/")
+    return int(first), int(every or workers)
+
+
 @dataclass(slots=True)
 class _Lane:
-    """Every `every`-th number from `first` on. `generated` rows were generated, the first at `start` (0: not
-    known yet). `begin`: where the step began.
+    """Every `every`-th number from `first` on, one in `gap_us` microseconds, `rows` in all (None: no limit).
+    `generated` rows were generated, the first at `start` (0: not known yet). `begin`: where the step began.
     """
 
     split: str
     first: int
     every: int
+    gap_us: float
+    rows: int | None
     start: int = 0
     generated: int = 0
     begin: int = 0
 
-    @classmethod
-    def named(cls, split: str, workers: int) -> "_Lane":
-        """Return the lane of a split: wNNNN of a region that always had `workers` workers, or wNNNN/EVERY."""
-        first, _, every = split[1:].partition("/")
-        return cls(split, int(first), int(every or workers))
+    @property
+    def is_over(self) -> bool:
+        return self.rows is not None and self.generated >= self.rows
 
-    def rows_in(self, rows: int | None) -> int | None:
-        """Return how many of the `rows` rows of all lanes are in this one; None: no limit."""
-        return None if rows is None else -(-max(0, rows - self.first) // self.every)
+    def due(self, now: int) -> int:
+        """Return the number of rows that are due and not generated."""
+        since = now - self.start if self.start else 0
+        due = max(0, int(since // self.gap_us) + 1)
+        return (due if self.rows is None else min(due, self.rows)) - self.generated
 
 
 class RateReader(base.SourceReader):
@@ -116,8 +127,14 @@ class RateReader(base.SourceReader):
         self._clock = clock
         self._clear()
 
+    def _lane(self, split: str) -> _Lane:
+        first, every = _place(split, self._workers)
+        left = None if self._spec.rows is None else max(0, self._spec.rows - first)
+        rows = None if left is None else -(-left // every)
+        return _Lane(split, first, every, every * _us / self._spec.rows_per_second, rows)
+
     def _clear(self) -> None:
-        own = _Lane.named(f"w{self._worker:04d}", self._workers)
+        own = self._lane(f"w{self._worker:04d}")
         self._lanes = {own.split: own}
         self._dealt = False
         """Whether the lanes were dealt to another number of workers, so that positions name all of them."""
@@ -126,8 +143,7 @@ class RateReader(base.SourceReader):
         self._clear()
         self._dealt = any("/" in split for split in positions)
         if self._dealt:
-            lanes = [_Lane.named(split, self._workers) for split in positions if split != _NO_LANE]
-            self._lanes = {lane.split: lane for lane in lanes}
+            self._lanes = {split: self._lane(split) for split in positions if split != _NO_LANE}
         for split, lane in self._lanes.items():
             at = positions.get(split, SplitPosition(0))
             lane.start, lane.generated, lane.begin = at.digest, at.position, at.position
@@ -137,59 +153,44 @@ class RateReader(base.SourceReader):
         found = {split: SplitPosition(lane.generated, lane.start) for split, lane in begun.items()}
         return found or ({_NO_LANE: SplitPosition(0)} if self._dealt else {})
 
-    def _is_over(self, lane: _Lane) -> bool:
-        rows = lane.rows_in(self._spec.rows)
-        return rows is not None and lane.generated >= rows
+    def _left(self) -> list[_Lane]:
+        """Return the lanes that have more to generate."""
+        return [lane for lane in self._lanes.values() if not lane.is_over]
 
     @property
     def exhausted(self) -> bool:
-        return all(self._is_over(lane) for lane in self._lanes.values())
+        return not self._left()
 
     def time_now(self) -> SourceTime:
-        return SourceTime(
-            self.exhausted, behind=[split for split, one in self._lanes.items() if not self._is_over(one)]
-        )
+        left = self._left()
+        return SourceTime(not left, behind=[lane.split for lane in left])
 
     @property
     def has_input(self) -> bool:
-        return any(self._due(lane) > lane.generated for lane in self._lanes.values())
+        now = self._clock()
+        return any(lane.due(now) > 0 for lane in self._left())
 
     @property
     def wakes_in(self) -> float | None:
-        if self.exhausted:
-            return None
         now = self._clock()
-        due_us = min(
-            lane.start + lane.generated * self._gap_us(lane) - now
-            for lane in self._lanes.values()
-            if not self._is_over(lane)
-        )
-        return max(due_us / _us, _wait_s_min)
-
-    def _gap_us(self, lane: _Lane) -> float:
-        return lane.every * _us / self._spec.rows_per_second
-
-    def _due(self, lane: _Lane) -> int:
-        """Return the number of rows of a lane that are due by now."""
-        since = self._clock() - lane.start if lane.start else 0
-        due, rows = max(0, int(since // self._gap_us(lane)) + 1), lane.rows_in(self._spec.rows)
-        return due if rows is None else min(due, rows)
+        due_us = [lane.start + lane.generated * lane.gap_us - now for lane in self._left()]
+        return max(min(due_us) / _us, _wait_s_min) if due_us else None
 
     def read(self, bytes_max: int) -> base.SourceBatch | None:
-        lane = max(self._lanes.values(), key=lambda one: self._due(one) - one.generated, default=None)
-        if lane is None:
+        now = self._clock()
+        due, lane = max(
+            ((lane.due(now), lane) for lane in self._left()), key=lambda one: one[0], default=(0, None)
+        )
+        if lane is None or due <= 0:
             return None
-        count = min(self._due(lane) - lane.generated, max(1, bytes_max // _row_bytes))
-        if count <= 0:
-            return None
-        lane.start = lane.start or self._clock()
-        return self._take(lane, count)
+        lane.start = lane.start or now
+        return self._take(lane, min(due, max(1, bytes_max // _row_bytes)))
 
     def _take(self, lane: _Lane, count: int) -> base.SourceBatch:
         begin, lane.generated = lane.generated, lane.generated + count
         index = np.arange(begin, lane.generated)
         value = index * lane.every + lane.first
-        at = lane.start + (index * self._gap_us(lane)).astype(np.int64)
+        at = lane.start + (index * lane.gap_us).astype(np.int64)
         columns = [pa.array(at).cast(RATE_SCHEMA.field(0).type), pa.array(value)]
         batch = pa.RecordBatch.from_arrays(columns, schema=RATE_SCHEMA)
         return base.SourceBatch(

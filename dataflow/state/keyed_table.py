@@ -72,15 +72,17 @@ class KeyedTable(StateTable):
         *,
         version: int = 1,
         upgrade: Upgrade | None = None,
+        salt_of: Callable[[pa.RecordBatch], Slots] | None = None,
     ) -> None:
         """version: of the values, as the user declares it. upgrade: converts blocks of another version, or
-        with other columns, to this one.
+        with other columns, to this one. salt_of: returns the `salt` of `find_or_add` for the rows of a block.
 
         Raises UnsupportedKeyTypeError, and ValueError for duplicate column names.
         """
         self._values = tuple(values)
         self._keys = keys
         self._upgrade = upgrade
+        self._salt_of = salt_of
         fields = pa.schema([field for one in values for field in one.fields()])
         self._blocks = block_schema(keys, fields, state_version=version)
         self.upgraded = False
@@ -209,27 +211,26 @@ class KeyedTable(StateTable):
         hashes = self._of(self._hashes)[slots]
         return make_block(self._blocks, self._index.keys(slots), hashes, values, deleted)
 
-    def restore(self, block: pa.RecordBatch, salt: Slots | None = None) -> None:
-        """Apply one stored block to the current content. Later blocks win. `salt` as in `find_or_add`."""
-        slots = self._load(block, salt)
+    def restore(self, block: pa.RecordBatch) -> None:
+        """Apply one stored block to the current content. Later blocks win."""
+        slots = self._load(block)
         self._of(self._changed)[slots] = False
         self._of(self._stored)[slots] = self._of(self._live)[slots]
 
-    def restore_part(
-        self, block: pa.RecordBatch, part: TakenPart, share: Share, salt: Slots | None = None
-    ) -> None:
-        self._load(share.of_part(block, part), salt)
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        self._load(share.of_part(block, part))
 
     def parts_restored(self, share: Share) -> None:
         live = self.live()
         self.remove(live[~share.owns(self.hashes(live))])
 
-    def _load(self, block: pa.RecordBatch, salt: Slots | None) -> Slots:
+    def _load(self, block: pa.RecordBatch) -> Slots:
         """Put the rows of a block into slots, and return these. They are changed, and not stored."""
         if self._upgrade is not None and not block.schema.equals(self._blocks, check_metadata=True):
             block = self._upgrade(block)
             self.upgraded = True
         columns = [block.column(name) for name in key_columns(block.schema)]
+        salt = None if self._salt_of is None else self._salt_of(block)
         slots = self.find_or_add(columns, hashes_of(block), salt)
         self._touched.clear()  # a restore is no step
         for one in self._values:

@@ -4,9 +4,9 @@ The circuits of all workers, their exchanges and the bytes of their state are re
 and sinks are not: every source yields the rows given to `step`, and every sink keeps its rows.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -16,7 +16,7 @@ from dataflow.core.event_time import SourceTime
 from dataflow.errors import SchemaError
 from dataflow.graph.builder import Graph, GraphPlan
 from dataflow.operators.apply import ApplySpec
-from dataflow.sources.base import BatchPiece, Positions, SourceBatch, SourceSpec
+from dataflow.sources.base import BatchPiece, Positions, SourceBatch, SourceSpec, own_positions
 from dataflow.state.moving import Share
 from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.testing.directories import TrialDirectories
@@ -25,6 +25,8 @@ from dataflow.testing.step_batches import Rows, batch_of, batches_of
 from dataflow.worker.checkpoint_part import Checkpoint
 from dataflow.worker.circuit import Circuit, Sends
 from dataflow.worker.circuit_time import ONE_SPLIT, StepTime
+
+TakeOver: TypeAlias = Callable[[int, Circuit], None]
 
 
 class Trial:
@@ -59,13 +61,10 @@ class Trial:
             name: [] for name, spec in self._plan.specs.items() if isinstance(spec, TrialSink)
         }
         """Sink -> (step, batch)."""
-        self._ids = list(range(workers))
-        """The id of each worker. Ids are never used again."""
         self._next_id = workers
+        """The id of the next worker that comes. Ids are never used again."""
         self._layout = even_layout(workers)
         self._blocks: list[list[tuple[str, bytes]]] = [[] for _ in range(workers)]
-        self._take_overs: list[tuple[Share, dict[int, list[tuple[str, bytes]]]]] = []
-        """While the number of workers changes: the share of each, and the blocks of former workers by id."""
         self._directories = TrialDirectories()
         self._circuits = self._open()
 
@@ -176,6 +175,9 @@ class Trial:
 
         Returns the number of steps in the checkpoint: the next `step` follows them.
         """
+        return self._go_back()
+
+    def _go_back(self, take_over: TakeOver | None = None) -> int:
         for circuit in self._circuits:
             circuit.close()
         self._step = self._checkpoint_step
@@ -183,7 +185,7 @@ class Trial:
             self._sink_batches[name] = [(step, batch) for step, batch in batches if step <= self._step]
         self._unfinished = {name: set(left) for name, left in self._checkpoint_unfinished.items()}
         self._waiting = list(self._checkpoint_waiting)
-        self._circuits = self._open()
+        self._circuits = self._open(take_over)
         return self._step
 
     def rescale(self, workers: int) -> int:
@@ -200,23 +202,29 @@ class Trial:
         users = {name: spec for name, spec in self._plan.specs.items() if isinstance(spec, ApplySpec)}
         for name, spec in users.items():
             spec.check_moves(name)
-        coming = range(self._next_id, self._next_id + workers - len(self._ids))
-        ids = [*self._ids[:workers], *coming]
+        old, stored = self._layout, dict(zip(self._layout.workers, self._blocks, strict=True))
+        coming = range(self._next_id, self._next_id + workers - len(stored))
         self._next_id += len(coming)
-        layout = rebalanced(self._layout, ids)
-        parts = state_parts(self._layout, layout, of_all=bool(users))
-        before = dict(zip(self._ids, self._blocks, strict=True))
-        self._blocks = [list(before.get(one, [])) for one in ids]
-        times: dict[str, Positions] = {}
-        for of_worker in self._checkpoint_times:
-            for name, positions in of_worker.items():
-                times[name] = {**times.get(name, {}), **positions}
+        ids = [*old.workers[:workers], *coming]
+        self._layout, self._workers = rebalanced(old, ids), workers
+        parts = state_parts(old, self._layout, of_all=bool(users))
+        self._blocks = [list(stored.get(one, [])) for one in ids]
+        times = {
+            name: own_positions([one.get(name, {}) for one in self._checkpoint_times], lambda _: True)
+            for of_worker in self._checkpoint_times
+            for name in of_worker
+        }
         self._checkpoint_times = [times for _ in ids]
-        self._ids, self._layout, self._workers = ids, layout, workers
         self._checkpoint_waiting = [(at % workers, name, rows) for at, name, rows in self._checkpoint_waiting]
-        self._take_overs = [(Share.of(layout, one, parts[one]), before) for one in ids]
-        step = self.crash()
-        self._take_overs = []
+
+        def take_over(worker: int, circuit: Circuit) -> None:
+            share = Share.of(self._layout, ids[worker], parts[ids[worker]])
+            for part in share.parts:
+                for operator, data in stored[part.worker]:
+                    circuit.restore_part(operator, decode_block(data), part, share)
+            circuit.parts_restored(share)
+
+        step = self._go_back(take_over)
         self._run_step(checkpoint=True, snapshot=False, end=False)
         return step
 
@@ -257,7 +265,8 @@ class Trial:
 
     # --- what the runtime does ------------------------------------------------------------------------------
 
-    def _open(self) -> list[Circuit]:
+    def _open(self, take_over: TakeOver | None = None) -> list[Circuit]:
+        """Open the circuits at the last checkpoint. take_over: completes the state of one."""
         circuits = [
             Circuit(
                 self._plan,
@@ -273,19 +282,12 @@ class Trial:
         for worker, (circuit, blocks) in enumerate(zip(circuits, self._blocks, strict=True)):
             for operator, data in blocks:
                 circuit.restore(operator, decode_block(data), self._checkpoints)
-            if self._take_overs:
-                self._take_over(circuit, *self._take_overs[worker])
+            if take_over is not None:
+                take_over(worker, circuit)
             circuit.time.restore(self._checkpoint_times[worker])
             self._directories.hand_to(circuit, self._plan, worker)
             circuit.restored()
         return circuits
-
-    def _take_over(self, circuit: Circuit, share: Share, before: dict[int, list[tuple[str, bytes]]]) -> None:
-        """Restore what a worker of a new layout takes over from the blocks of others."""
-        for part in share.parts:
-            for operator, data in before[part.worker]:
-                circuit.restore_part(operator, decode_block(data), part, share)
-        circuit.parts_restored(share)
 
     def _run(self, *, checkpoint: bool, taken: Sequence[Checkpoint], end: bool) -> None:
         sends = [

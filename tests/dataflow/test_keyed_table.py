@@ -23,7 +23,7 @@ KEYS = pa.schema([("key", pa.string()), ("window", pa.int64())])
 
 def made() -> tuple[KeyedTable, CountAccumulator]:
     counts = CountAccumulator("count")
-    return KeyedTable(KEYS, [counts]), counts
+    return KeyedTable(KEYS, [counts], salt_of=lambda block: block.column("window").to_numpy()), counts
 
 
 def put(table: KeyedTable, counts: CountAccumulator, rows: list[tuple[str, int]]) -> None:
@@ -49,7 +49,7 @@ def content(table: KeyedTable, counts: CountAccumulator) -> dict[tuple[str, int]
 def loaded(blocks: list[Any]) -> tuple[KeyedTable, CountAccumulator]:
     table, counts = made()
     for block in blocks:
-        table.restore(block, block.column("window").to_numpy())
+        table.restore(block)
     return table, counts
 
 

@@ -24,6 +24,7 @@ from dataflow.operators.base import OperatorContext
 from dataflow.sources import base
 from dataflow.sources.rate import RateReader
 from tests.dataflow.test_generated_sources import Clock
+from tests.stories.markers.words import Words
 
 LIVES = st.lists(
     st.tuples(st.integers(1, 6), st.lists(st.integers(0, 4), min_size=6, max_size=6)), min_size=1
@@ -163,12 +164,5 @@ def test_a_list_of_files_that_changed_is_noticed(files: list[Path]) -> None:
 
 
 def test_a_source_without_a_rule_is_refused() -> None:
-    class Own(base.SourceSpec):
-        def output_schema(self, inputs: Any) -> pa.Schema:
-            raise NotImplementedError
-
-        def open(self, context: OperatorContext) -> base.SourceReader:
-            raise NotImplementedError
-
-    with pytest.raises(SchemaError, match="Own does not define how its splits are dealt"):
-        Own().redeal([{}], 0, 2)
+    with pytest.raises(SchemaError, match="Words does not define how its splits are dealt"):
+        Words().redeal([{}], 0, 2)

@@ -72,6 +72,7 @@ def test_every_key_is_on_one_worker_with_its_state(old: int, new: int) -> None:
     assert total(trial, "counts", "keys") == len(WORDS)
     assert Counter(one["count"] for one in trial.rows("out")) == {1: 40, 2: 40}
     assert trial.rescale(old) == 2
+    assert total(trial, "counts", "keys") == len(WORDS)
     trial.step({"rows": dealt(rows)})
     assert Counter(one["count"] for one in trial.rows("out")) == {1: 40, 2: 40, 3: 40}
 

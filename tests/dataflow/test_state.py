@@ -110,6 +110,7 @@ def test_a_count_is_a_counter_that_reports_what_changed(
             operator.process(keyed([word for word, _ in batch], [weight for _, weight in batch]))
         made = [row for out in operator.end_step() for row in out.to_pylist()]
         assert made == [{"word": word, "count": model[word]} for word in order]
+        assert operator.counters()["keys"] == sum(1 for count in model.values() if count)
         changed |= set(order)
         if number in cuts:
             block = operator.checkpoint()

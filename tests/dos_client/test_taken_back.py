@@ -25,13 +25,17 @@ MUCH = bytes(1 << 20)
 
 
 @asynccontextmanager
-async def written(servers: list[ThreadServer]) -> AsyncGenerator[tuple[Store, Claim, ObjectWriter]]:
-    """A new store whose members all have CONTENT in the object x, and its writer."""
+async def written(
+    servers: list[ThreadServer], content: bytes = CONTENT
+) -> AsyncGenerator[tuple[Store, Claim, ObjectWriter]]:
+    """A new store whose members all have this in the object x, and its writer, of epoch 1."""
     await init_store(url_of(servers))
     async with claimed(servers) as (store, claim):
         writer = claim.open_object("x")
-        await writer.wait_synced(writer.append(CONTENT))
+        await writer.wait_synced(writer.append(content))
         await caught_up(store)
+        for server in servers:
+            await has(server, "d", "x", content)
         yield store, claim, writer
 
 
@@ -41,12 +45,7 @@ async def test_bytes_that_only_a_member_damaged_since_the_claim_had_are_for_a_ne
 ) -> None:
     """One member had them, so they were never acknowledged: they are not "lost", and the next claim finds
     two sound members without them (R4)."""
-    await init_store(url_of(three))
-    async with claimed(three, epoch=1) as (_, claim):
-        writer = claim.open_object("x")
-        await writer.wait_synced(writer.append(b"a"))
-        for server in three:
-            await has(server, "d", "x", b"a")
+    async with written(three, b"a") as (_, _, writer):
         await off(*three[:2])
         writer.append(CONTENT)
         await has(three[2], "d", "x", b"a" + CONTENT)
@@ -72,12 +71,7 @@ async def test_bytes_that_only_a_member_that_left_has_are_for_a_new_claim_to_jud
 ) -> None:
     """A claim does not wait for the machine of that member: two of three are enough to decide without it."""
     *stay, leaves = three
-    await init_store(url_of(three))
-    async with claimed(three, epoch=1) as (_, claim):
-        writer = claim.open_object("x")
-        await writer.wait_synced(writer.append(b"a"))
-        for server in three:
-            await has(server, "d", "x", b"a")
+    async with written(three, b"a") as (_, _, writer):
         await off(*stay)
         writer.append(CONTENT)
         await has(leaves, "d", "x", b"a" + CONTENT)
@@ -151,12 +145,7 @@ async def test_what_a_claim_reads_is_not_short_while_members_that_have_more_are_
     three: list[ThreadServer], offset: int
 ) -> None:
     """The end of the one member that is there is not the object's end."""
-    await init_store(url_of(three))
-    async with claimed(three, epoch=1) as (_, claim):
-        writer = claim.open_object("x")
-        await writer.wait_synced(writer.append(b"a"))
-        for server in three:
-            await has(server, "d", "x", b"a")
+    async with written(three, b"a") as (_, _, writer):
         await off(three[2])
         await writer.wait_synced(writer.append(CONTENT))
     await on(three[2])

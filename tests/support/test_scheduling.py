@@ -1,8 +1,8 @@
 """Which process runs which test, if one of them dies."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.test_second_chance import pytest_in
 
 CONFTEST = "from tests.conftest import pytest_xdist_make_scheduler"
 TESTS = """
@@ -22,15 +22,7 @@ def run(folder: Path, *, dies: int) -> tuple[int, str, list[str]]:
     ran = folder / "ran"
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(TESTS.format(ran=str(ran), dies=dies))
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "test_it.py"]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-    )
+    done = pytest_in(folder, "-n", "2", "-p", "no:cacheprovider", "test_it.py")
     return done.returncode, done.stdout, sorted(ran.read_text().split())
 
 
