@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from checkpoint.core.layout import Layout as Layout
     from checkpoint.core.layout import even_layout as even_layout
     from checkpoint.core.manifest import Cut as Cut
+    from checkpoint.core.manifest import RetiredWorker as RetiredWorker
     from checkpoint.core.manifest import SplitPosition as SplitPosition
     from checkpoint.core.manifest import WorkerCut as WorkerCut
     from checkpoint.core.messages import Committed as Committed

@@ -48,6 +48,7 @@ checkpoints.
 manifest_reads_max: Final = 5
 """How often a reader tries again if the manifest's chain was restarted while it read."""
 workers_max: Final = 4096
+workers_default: Final = 2
 layout_ranges_max: Final = 64
 """Ranges of the hash space that one worker has at most: each checkpoint lists them all."""
 

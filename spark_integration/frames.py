@@ -82,7 +82,7 @@ def through(
     df: DataFrame,
     graph: Graph,
     *,
-    workers: int = 2,
+    workers: int | None = None,
     store: str | None = None,
     name: str | None = None,
     checkpoint: str | Path | None = None,

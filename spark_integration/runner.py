@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from checkpoint import RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
+from checkpoint.limits import workers_default
 from dataflow.application import Application, start_application
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, parts_of
@@ -44,7 +45,7 @@ def run(
     graph: Graph,
     *,
     name: str | None = None,
-    workers: int = 2,
+    workers: int | None = None,
     store: str | None = None,
     token: bytes = b"",
     data_dir: str | Path | None = None,
@@ -69,7 +70,8 @@ def run(
 
     - `name`: of the region, and of its directories in the store; default: the graph's.
     - `workers`: copies of the circuit; each is a Spark job of one task that holds a slot while the region
-      runs.
+      runs. Default: as many as the region's last checkpoint has, 2 for a new region. With another number than
+      that, the state moves to the new workers first.
     - `store`: `dos://host[:port][,host2...]`. Default on a local master: one server in this process, which
       keeps its data in `data_dir`, or in a temporary directory.
     - `checkpoint_interval`: seconds between checkpoints; default: the `period` of the graph's
@@ -102,7 +104,8 @@ def run(
     driver_host = spark.sparkContext.getConf().get("spark.driver.host")
     host, listen_host = choose_addresses(master, coordinator_address, driver_host, insecure=insecure)
     use_this_python(spark, master)
-    _check_confs_and_slots(spark, master, workers * len(parts), spare_slots, start_timeout)
+    slots = (workers or workers_default) * len(parts)
+    _check_confs_and_slots(spark, master, slots, spare_slots, start_timeout)
     with contextlib.ExitStack() as undo:
         used = choose_store(
             store, one_machine=master.one_machine, master=master.url, data_dir=data_dir, token=token
@@ -185,7 +188,6 @@ def _task_maker(
             "application": application,
             "without_checkpoints": spec.without_checkpoints,
             "worker": worker,
-            "workers": spec.workers,
             "attempt": attempt,
             "coordinator": coordinator,
             "job_key": spec.job_key,

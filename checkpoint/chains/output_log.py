@@ -141,6 +141,8 @@ class OutputLog(ChainStore):
         LocalProtocolError.
         """
         end = self._line.end_of(step)
+        if end is None and step == self._line.last:
+            end = self._writer.end  # nothing was appended since it was opened
         if end is None:
             raise LocalProtocolError(f"the output of step {step} is not known; the last is {self.last_step}")
         await self._writer.wait_synced(end)

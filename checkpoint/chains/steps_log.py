@@ -6,7 +6,6 @@ that became visible before a checkpoint needs its division even after a reset to
 `core/divisions.py` has the format of the records.
 """
 
-from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Final
 
@@ -83,13 +82,25 @@ class StepsLog(ChainStore):
         """
         if not self._fold.after < step <= self.last_step + 1:
             raise LocalProtocolError(f"step {step} cannot be divided after step {self.last_step}")
-        text = encode_sources(sources)
-        position = self._writer.append(Record(Op.DIVISION, ints=(step, time_ms), strings=(text,)))
-        self._fold.add(Division(step, time_ms, sources))
-        self._older.add(Division(step, time_ms, sources))
+        division = Division(step, time_ms, sources)
+        position = self._writer.append(self._record(division))
+        self._fold.add(division)
+        self._older.add(division)
         for later in [known for known in self._ends if known > step]:
             del self._ends[later]
         self._ends[step] = position
+        return position
+
+    def void(self, step: int) -> Position:
+        """Append that no division recorded so far counts: after `step`, another layout divides the input.
+
+        Raises FencedError, ClosedError.
+        """
+        division = Division(0, 0, {})
+        position = self._writer.append(self._record(division))
+        self._fold.add(division)
+        self._older.add(division)
+        self._ends = {step: position}
         return position
 
     async def synced(self, step: int) -> Position:
@@ -115,9 +126,9 @@ class StepsLog(ChainStore):
         self._ends = {step: end for step, end in self._ends.items() if step > until}
         if self._due():
             fold = self._older if self._older.last_step >= self.last_step else self._fold
-            await self._writer.roll(self._records(fold.between(until, self.last_step)))
+            await self._writer.roll(map(self._record, fold.between(until, self.last_step)))
 
     @staticmethod
-    def _records(divisions: Iterable[Division]) -> Iterable[Record]:
-        for step, time_ms, sources in divisions:
-            yield Record(Op.DIVISION, ints=(step, time_ms), strings=(encode_sources(sources),))
+    def _record(division: Division) -> Record:
+        step, time_ms, sources = division
+        return Record(Op.DIVISION, ints=(step, time_ms), strings=(encode_sources(sources),))

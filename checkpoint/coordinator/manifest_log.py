@@ -276,7 +276,7 @@ async def cuts_in(records: AsyncGenerator[tuple[Position, Record]]) -> AsyncGene
             if record.op is not Op.CUT:
                 continue
             cut = decode_cut(record.flags, record.ints, record.strings[0])
-            check_cut(cut, workers=len(cut.workers), before=before, gap=in_snapshot)
+            check_cut(cut, before=before, gap=in_snapshot)
             before = cut
             yield cut
 

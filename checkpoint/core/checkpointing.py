@@ -132,8 +132,11 @@ class Checkpointing:
     def on_prepared(self, worker: Worker, vote: Prepared, now: float) -> Refusal | None:
         """Count a vote. With the last one, append the checkpoint to the manifest."""
         state, pending = self._state, self._state.pending
-        if pending is None or pending.appended or worker.state is not WorkerState.RUNNING:
+        votes = WorkerState.RESTORED if state.phase is CoordinatorPhase.RESTORING else WorkerState.RUNNING
+        if pending is None or pending.appended or worker.state is not votes:
             return Refusal("STALE_CUT", f"vote for checkpoint {vote.cut}, but none is requested")
+        if votes is WorkerState.RESTORED:
+            worker.last_step = vote.step  # steps that are recorded above it had another layout
         worker.step = max(worker.step, vote.produced)
         worker.note_operators(vote.operators)
         refusal = pending.vote(vote)
@@ -152,9 +155,10 @@ class Checkpointing:
             state.spec.operators,
             retained,
             savepoints,
+            state.declared,
         )
         try:
-            check_cut(cut, workers=len(state.roster), before=state.last_checkpoint)
+            check_cut(cut, before=state.last_checkpoint)
         except ManifestError as error:
             self._fail(error, now)
             return None

@@ -34,6 +34,7 @@ The parts share one `CoordinatorState`. A part calls only parts above it in this
 | Recovery | recovery.py | rounds and reset attempts |
 | Gathering | gathering.py | workers are launched, join, are ordered and start |
 | Losses | losses.py | workers fail, fall silent or take too long |
+| Rescaling | rescaling.py | the layout of an incarnation, and its number of workers |
 | ManifestClaim | manifest_claim.py | the manifest is opened, superseded or lost |
 | Stopping | stopping.py | the request to stop |
 """
@@ -54,6 +55,7 @@ from checkpoint.core.pausing import Pausing
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionSpec, RegionStatus
 from checkpoint.core.region_states import CoordinatorPhase
+from checkpoint.core.rescaling import Rescaling
 from checkpoint.core.roster import Worker
 from checkpoint.core.savepoints import Savepoints
 from checkpoint.core.status_reports import StatusReporter
@@ -80,7 +82,8 @@ class Coordinator:
         self._recovery = recovery = Recovery(state, ending)
         self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery)
         losses = Losses(state, ending, checkpointing, recovery)
-        manifest = ManifestClaim(state, ending, checkpointing, savepoints, recovery, gathering)
+        rescaling = Rescaling(state, ending)
+        manifest = ManifestClaim(state, ending, checkpointing, savepoints, recovery, gathering, rescaling)
         stopping = Stopping(state, ending, checkpointing)
         self._last_tick = 0.0
         self._on_event: Final[dict[type[Any], Callable[[Any, float], None]]] = {
@@ -157,7 +160,10 @@ class Coordinator:
         self._recovery.start(now)
 
     def _on_cut_appended(self, event: v.CutAppended, now: float) -> None:
+        layout_changed = self.state.layout_changes
         self._checkpointing.on_cut_appended(event, now)
+        if layout_changed and not self.state.layout_changes:
+            self._gathering.start_all(now)
         # Before settle_or_request: that may request another checkpoint, and a region with a pending one does
         # not become PAUSED.
         self._pausing.note_paused()

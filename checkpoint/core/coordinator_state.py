@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import Effect, End, NotifyObservers, SendControl
 from checkpoint.core.dropped import dropped_rows
 from checkpoint.core.layout import Layout, even_layout
@@ -62,9 +63,11 @@ class CoordinatorState:
     def __init__(self, spec: RegionSpec) -> None:
         self.spec = spec
         self.phase = CoordinatorPhase.NEW
-        self.roster = Roster(spec.workers)
+        self.roster = Roster(spec.workers or limits.workers_default)
         self.timers = Timers()
-        self.layout: Layout = even_layout(spec.workers)
+        self.layout: Layout = even_layout(len(self.roster))
+        """The layout of the incarnation. If `last_checkpoint` has another one, the layout changes: the next
+        checkpoint is voted before any worker starts."""
 
         self.incarnation = 0
         self.epoch_floor = 0
@@ -85,6 +88,8 @@ class CoordinatorState:
         """The timer of the periodic checkpoint has expired, and no checkpoint could be requested yet."""
         self.number_wanted = 0
         """A checkpoint of at least this number was requested from outside, 0 for none. A reset keeps it."""
+        self.declared = len(self.roster)
+        """The number of workers that a program asked for last (`Cut.declared`)."""
         self.checkpoints_committed = 0
         self.final_committed = False
 
@@ -157,6 +162,11 @@ class CoordinatorState:
     def last_step(self) -> int:
         """The step of the last committed checkpoint, 0 for none."""
         return self.last_checkpoint.step if self.last_checkpoint else 0
+
+    @property
+    def layout_changes(self) -> bool:
+        """Whether the next checkpoint is the one that makes `layout` the layout of the region."""
+        return self.last_checkpoint is not None and self.last_checkpoint.layout != self.layout
 
     @property
     def held_savepoints(self) -> dict[str, int]:

@@ -9,6 +9,8 @@ Pure: values and a fold. `steps_log.py` keeps the chain that holds the records.
   get new input ranges and are recorded again under the same numbers.
 - Therefore a record for step n voids all earlier records for steps >= n. The newest records count, and they
   have no gap.
+- So a record for step 0, which is no step, voids all. It is written when the layout changes: the records
+  before it divide the input among other workers.
 """
 
 from collections.abc import Iterable

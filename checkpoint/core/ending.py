@@ -33,7 +33,7 @@ class Ending:
         shared.timers.set("grace", now + limits.stop_grace_s)
         shared.timers.set("beat", now + limits.heartbeat_s)
         shared.send_all(self.stop_message(kind, reason))
-        for worker in shared.roster:
+        for worker in shared.roster.ever():
             worker.launch_at = None
             # No Stop reaches a worker that has no link: cancel its attempt.
             if worker.state in (WorkerState.LAUNCHED, WorkerState.LOST) and not worker.ended:
@@ -49,7 +49,7 @@ class Ending:
         state = self._state
         if state.phase is not CoordinatorPhase.ENDING or state.outcome is None:
             return
-        if force or all(worker.ended for worker in state.roster):
+        if force or all(worker.ended for worker in state.roster.ever()):
             state.move(PhaseEvent.GONE)
             state.timers.clear()
             for _, link in list(state.roster.linked()):
@@ -64,6 +64,6 @@ class Ending:
             return
         self._cancelled = True
         self._state.timers.set("grace", now + limits.stop_grace_s)
-        for worker in self._state.roster:
+        for worker in self._state.roster.ever():
             if not worker.ended:
                 self._state.emit(CancelWorker(worker.index))

@@ -19,6 +19,7 @@ from checkpoint.core.region import RegionState, WorkerJoined
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerEvent, WorkerState
 from checkpoint.core.retention import floors_of, steps_kept_after
 from checkpoint.core.roster import Worker
+from checkpoint.core.voting import PendingCut
 from checkpoint.errors import RegionFailedError
 
 
@@ -92,6 +93,11 @@ class Gathering:
         state.round.ordered_at = now
         state.timers.clear("gather")
         state.timers.set("restore", now + state.spec.reset_timeout_s)
+        if state.layout_changes:
+            # Nothing of the new layout counts before this checkpoint of it is committed.
+            state.pending = PendingCut(
+                state.last_number + 1, state.incarnation, len(state.roster), final=False, requested_at=now
+            )
         for worker, link in state.roster.linked():
             worker.move(WorkerEvent.ORDER)
             state.send(
@@ -124,18 +130,20 @@ class Gathering:
         self._ending.decide(RegionState.FAILED, text, now, kind="failed", error=error)
 
     def on_restored(self, worker: Worker, message: Restored, now: float) -> Refusal | None:
-        """Note that a worker has restored the checkpoint. With the last one, start all workers."""
+        """Note that a worker has restored the checkpoint. With the last one, start all workers, unless their
+        layout is not committed yet.
+        """
         if worker.state is not WorkerState.ORDERED:
             return Refusal("UNEXPECTED", f"worker {worker.index} reported Restored without an order")
         worker.move(WorkerEvent.RESTORED)
         worker.last_step = message.last_step
         worker.replayed_bytes, worker.restore_seconds = message.replayed_bytes, message.seconds
         worker.restore_phases_s = message.phases_s
-        if self._state.roster.all_in(WorkerState.RESTORED):
-            self._start_all(now)
+        if self._state.roster.all_in(WorkerState.RESTORED) and not self._state.layout_changes:
+            self.start_all(now)
         return None
 
-    def _start_all(self, now: float) -> None:
+    def start_all(self, now: float) -> None:
         """Start all workers.
 
         Steps that all workers have on record are replayed exactly. The first step that one of them lacks gets

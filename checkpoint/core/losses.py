@@ -43,7 +43,9 @@ class Losses:
         if event.attempt != worker.attempt:
             return
         worker.ended = True
-        if worker.state in (WorkerState.LOST, WorkerState.DONE):
+        if worker.index >= len(state.roster):
+            pass  # the layout does not have it: nothing follows
+        elif worker.state in (WorkerState.LOST, WorkerState.DONE):
             if event.error:
                 worker.error = event.error
             if worker.state is WorkerState.LOST and not state.over:
@@ -171,8 +173,17 @@ class Losses:
             self.lose(worker, text, now, ended=False)
 
     def restore_timed_out(self, now: float) -> None:
-        slow = self._state.roster.indices_not_in(WorkerState.RESTORED)
-        timeout_s = self._state.spec.reset_timeout_s
+        """Count the workers that did not restore as lost; if their layout is not committed, also those that
+        did not vote. If all voted, keep waiting for the manifest.
+        """
+        state = self._state
+        timeout_s = state.spec.reset_timeout_s
+        slow = state.roster.indices_not_in(WorkerState.RESTORED)
+        if not slow and state.pending is not None:
+            slow = state.pending.missing()
+        if not slow:
+            state.timers.set("restore", now + timeout_s)
+            return
         self._lose_all(slow, f"it did not restore within reset_timeout {timeout_s:g} s", now)
 
     def drain_timed_out(self, now: float) -> None:

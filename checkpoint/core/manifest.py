@@ -18,7 +18,7 @@ output. Its append to the manifest, synced on the quorum, *is* the commit. One r
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import IntFlag
 from typing import Any, Final, NamedTuple
 
@@ -34,7 +34,8 @@ from journal import Floor, Position
 CUT_VERSION: Final = 2
 SAVEPOINTS_VERSION: Final = 3
 DIRECTORIES_VERSION: Final = 4
-_READABLE: Final = (1, 2, 3, 4)
+LAYOUTS_VERSION: Final = 5
+_READABLE: Final = (1, 2, 3, 4, 5)
 """The versions of a checkpoint's record:
 
 | version | content | why older programs must refuse it |
@@ -43,6 +44,7 @@ _READABLE: Final = (1, 2, 3, 4)
 | 2 | states both | |
 | 3 | version 2 with savepoints | they would release what the savepoints hold |
 | 4 | positions of operators' directories, and perhaps savepoints | they would lose the files |
+| 5 | the region had other workers before | they would change the number back, and lose output |
 """
 _SAVEPOINT_NAME: Final = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.savepoint_name_chars_max - 1}}}", re.ASCII
@@ -99,6 +101,15 @@ class WorkerCut(msgspec.Struct, frozen=True, kw_only=True):
         return {at.epoch for at in self.positions().values()}
 
 
+class RetiredWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint keeps of a worker that the region had before and does not have now: its output."""
+
+    sinks: dict[str, Any] = {}
+    """As in the last checkpoint of that worker. It continues there if it comes back."""
+    floors: dict[str, Floor] = {}
+    """As in `WorkerCut`, of its output logs."""
+
+
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint: a consistent state of the whole region, everything up to the end of `step`."""
 
@@ -129,16 +140,34 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = ""
     """host:pid of the driver that committed it. For people."""
     version: int = CUT_VERSION
-
-
-def version_with(savepoints: dict[str, int], workers: Mapping[int, WorkerCut]) -> int:
-    """Return the lowest version that can store these savepoints and directories.
-
-    Without either it is version 2, so that programs that know no later version can continue.
+    retired: dict[int, RetiredWorker] = {}
+    """Workers that the region had before, with the output that they made. From version 5 on."""
+    declared: int = 0
+    """The number of workers that a program asked for last, if the region was scaled to another one since;
+    otherwise 0. A program that asks for the same number again gets the number of this checkpoint. From
+    version 5 on.
     """
-    if any(part.directories for part in workers.values()):
+
+    @property
+    def workers_declared(self) -> int:
+        """The number of workers that a program asked for last."""
+        return self.declared or len(self.workers)
+
+
+def in_its_version(cut: Cut) -> Cut:
+    """Return the checkpoint in the lowest version that can store it.
+
+    If possible that is version 2, so that programs that know no later version can continue.
+    """
+    return msgspec.structs.replace(cut, version=_least_version(cut))
+
+
+def _least_version(cut: Cut) -> int:
+    if cut.retired or cut.declared:
+        return LAYOUTS_VERSION
+    if any(part.directories for part in cut.workers.values()):
         return DIRECTORIES_VERSION
-    return SAVEPOINTS_VERSION if savepoints else CUT_VERSION
+    return SAVEPOINTS_VERSION if cut.savepoints else CUT_VERSION
 
 
 def savepoint_name_problem(name: str) -> str:
@@ -221,8 +250,8 @@ def _refuse_duplicates(text: bytes, cut: int) -> None:
         raise ManifestError(f"its record is not JSON: {error}", cut=cut) from error
 
 
-def check_cut(cut: Cut, *, workers: int, before: Cut | None = None, gap: bool = False) -> None:
-    """Raise ManifestError with the reason if a region of `workers` workers cannot be restored to `cut`.
+def check_cut(cut: Cut, *, before: Cut | None = None, gap: bool = False) -> None:
+    """Raise ManifestError with the reason if a region cannot be restored to `cut`.
 
     - `before`: the checkpoint before it in the chain, which it is compared with.
     - `gap`: released checkpoints may have been between the two, as in a snapshot of the manifest with a
@@ -233,29 +262,35 @@ def check_cut(cut: Cut, *, workers: int, before: Cut | None = None, gap: bool = 
             f"it has step {cut.step} and incarnation {cut.incarnation}: numbers begin at 1, steps at 0",
             cut=cut.cut,
         )
-    made_by = max(cut.workers, default=0) + 1
-    missing = sorted(set(range(made_by)) - cut.workers.keys())
+    workers = max(cut.workers, default=0) + 1
+    missing = sorted(set(range(workers)) - cut.workers.keys())
     if missing:
-        raise ManifestError(f"it has no part of worker {missing[0]} of {max(made_by, workers)}", cut=cut.cut)
-    if made_by != workers:
-        raise ManifestError(
-            f"it was made by {_counted(made_by)}, the region has {_counted(workers)}",
-            cut=cut.cut,
-            remedy="run the region with as many workers as made the checkpoint: the number cannot change yet",
-        )
+        raise ManifestError(f"it has no part of worker {missing[0]} of {workers}", cut=cut.cut)
     for worker, part in cut.workers.items():
         _check_worker(cut.cut, worker, part, cut.incarnation)
-    if cut.version < DIRECTORIES_VERSION <= version_with({}, cut.workers):
+    if cut.version < DIRECTORIES_VERSION and any(part.directories for part in cut.workers.values()):
         raise ManifestError(f"it has directories, which version {cut.version} does not allow", cut=cut.cut)
+    _check_retired(cut)
     check_layout(cut.layout, workers, cut=cut.cut)
+    if idle := sorted(cut.workers.keys() - set(cut.layout.workers)):
+        raise ManifestError(f"worker {idle[0]} owns no shards", cut=cut.cut)
     _check_retained(cut, before)
     _check_savepoints(cut)
     if before is not None:
         _check_order(cut, before, gap=gap)
 
 
-def _counted(workers: int) -> str:
-    return "1 worker" if workers == 1 else f"{workers} workers"
+def _check_retired(cut: Cut) -> None:
+    if cut.version < LAYOUTS_VERSION and (cut.retired or cut.declared):
+        raise ManifestError(
+            f"it states former workers, which version {cut.version} does not allow", cut=cut.cut
+        )
+    if both := sorted(cut.retired.keys() & cut.workers.keys()):
+        raise ManifestError(f"worker {both[0]} has a part and is a former worker", cut=cut.cut)
+    if min(cut.retired, default=0) < 0 or not 0 <= cut.declared <= limits.workers_max:
+        raise ManifestError(
+            f"invalid former workers {sorted(cut.retired)}, or number of workers {cut.declared}", cut=cut.cut
+        )
 
 
 def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int) -> None:

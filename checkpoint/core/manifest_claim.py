@@ -17,11 +17,11 @@ from checkpoint.core.coordinator_vocabulary import (
 from checkpoint.core.ending import Ending
 from checkpoint.core.fingerprint import check_fingerprint
 from checkpoint.core.gathering import Gathering
-from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, check_cut
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerState
+from checkpoint.core.rescaling import Rescaling
 from checkpoint.core.savepoints import Savepoints
 from checkpoint.errors import FingerprintMismatchError, ManifestError, RegionFencedError
 
@@ -37,8 +37,10 @@ class ManifestClaim:
         savepoints: Savepoints,
         recovery: Recovery,
         gathering: Gathering,
+        rescaling: Rescaling,
     ) -> None:
         self._state = state
+        self._rescaling = rescaling
         self._ending = ending
         self._checkpointing = checkpointing
         self._savepoints = savepoints
@@ -67,10 +69,8 @@ class ManifestClaim:
             0,
         )
         state.kept = event.kept
-        state.layout = (
-            event.last_checkpoint.layout if event.last_checkpoint else even_layout(len(state.roster))
-        )
         self._settle_doubt(now)
+        self._rescaling.choose_layout(now)
         self._savepoints.settle_after_opening()
         # Not earlier: only now that the manifest is held above it can the old attempt commit nothing more.
         for worker in state.roster:
@@ -88,7 +88,8 @@ class ManifestClaim:
                 f"it is the last in the manifest, but checkpoint {state.last_checkpoint.cut} was committed",
                 cut=cut.cut,
             )
-        check_cut(cut, workers=len(state.roster))
+        check_cut(cut)
+        self._rescaling.check_possible(cut)
         present, older = state.spec.operators, state.spec.older_operators
         check_fingerprint(cut.operators, present, region=state.spec.name, cut=cut.cut, older=older)
 

@@ -211,6 +211,13 @@ class Restore(Releasing, frozen=True, kw_only=True):
     peers: tuple[Peer, ...]
     layout: Layout
 
+    @property
+    def moves(self) -> bool:
+        """Whether the layout is another one than in the checkpoint: then the answer is Restored, and at once
+        the vote for the next checkpoint, at the same step. Start follows when that one is committed.
+        """
+        return self.restore is not None and self.restore.layout != self.layout
+
 
 class Start(ControlMessage, frozen=True, kw_only=True):
     """All workers have restored the checkpoint: start.

@@ -6,7 +6,7 @@ orders. This module ensures that a worker never votes or reports for an incarnat
 1. An order counts only in the incarnation of the newest Restore. A Restore counts only above that
    incarnation.
 2. A vote needs the state RUNNING, the requested checkpoint or a later one, and positions of this incarnation
-   (R12).
+   (R12). Only if the layout changes, the first vote follows in the state RESTORED.
 3. A Restore voids every order that was not taken yet.
 4. If nothing arrives from the coordinator for `orphan_timeout`, the worker ends itself. Time in which the
    worker's own loop was late does not count. A broken link is not dialled again: the coordinator counts this
@@ -173,6 +173,8 @@ class ParticipantCore:
         """The highest checkpoint requested, restored or committed."""
         self.voted = 0
         """The last checkpoint voted for in this incarnation, or restored."""
+        self._moves = False
+        """The layout changes: this worker votes for the next checkpoint before it starts."""
         self.orders: deque[Order] = deque()
         self._received_at = now
         self._orphan_timeout_s = orphan_timeout_s
@@ -244,6 +246,7 @@ class ParticipantCore:
             return
         self._move(ParticipantEvent.RESTORE)
         self.incarnation, self.cut_seen, self.voted = order.incarnation, order.cut, order.cut
+        self._moves = order.moves
         self.orders.clear()
         self.orders.append(order)
 
@@ -260,7 +263,9 @@ class ParticipantCore:
                 self.orders.append(order)
             else:
                 self._refuse("UNEXPECTED", f"received Start in state {self.state.name}")
-        elif self.state is not ParticipantState.RUNNING:
+        elif self.state is not ParticipantState.RUNNING and not (
+            isinstance(order, Committed) and self._votes_restored
+        ):
             self._refuse(
                 "UNEXPECTED", f"received {kind} of checkpoint {order.cut} in state {self.state.name}"
             )
@@ -276,6 +281,10 @@ class ParticipantCore:
                 isinstance(order, Committed) or order.cut > self.voted
             ):  # otherwise already done: a peer's STEP_END requested it
                 self.orders.append(order)
+
+    @property
+    def _votes_restored(self) -> bool:
+        return self._moves and self.state is ParticipantState.RESTORED
 
     def _refuse(self, name: Any, text: str) -> None:
         self._out.append(OrderRefused(Refusal(name, text)))
@@ -317,7 +326,7 @@ class ParticipantCore:
             raise StaleIncarnationError(
                 f"vote with positions of epochs {epochs} in incarnation {self.incarnation}"
             )
-        if self.state is not ParticipantState.RUNNING:
+        if self.state is not ParticipantState.RUNNING and not self._votes_restored:
             raise LocalProtocolError(f"vote for checkpoint {vote.cut} in state {self.state.name}")
         if vote.cut <= self.voted or vote.cut < self.cut_seen:
             raise LocalProtocolError(

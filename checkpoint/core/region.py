@@ -62,7 +62,8 @@ class RegionSpec:
     """The specification of a region. Times are in seconds."""
 
     name: str
-    workers: int
+    workers: int | None
+    """None: as many as its last checkpoint has, `workers_default` without one."""
     store_url: str
     job_key: bytes = field(repr=False)
     """At least 16 random bytes, made by the driver for this run; never in a log, URL or configuration."""
@@ -91,6 +92,10 @@ class RegionSpec:
     """The first and last port to try; None: any free port."""
     retain: int = limits.cuts_retained
     """How many checkpoints stay restorable, at least 2. Data that only older ones need is deleted."""
+    keeps_workers: str = ""
+    """Why the number of workers cannot change, with the operator and the remedy; empty if it can."""
+    shows_steps: bool = False
+    """Whether output of a step may be visible for good before a checkpoint covers it."""
     answer_requests: bool = True
     """Whether this driver reads requests (`dos region`) from the store and answers them."""
 
@@ -98,7 +103,7 @@ class RegionSpec:
         check_name(self.name)
         check_name(worker_directory(self.name, limits.workers_max))
         check_name(requests_directory(self.name))
-        if not 0 < self.workers <= limits.workers_max:
+        if self.workers is not None and not 0 < self.workers <= limits.workers_max:
             raise ValueError(f"a region has 1 to {limits.workers_max} workers, got {self.workers}")
         for name in ("checkpoint_interval_s", "drain_timeout_s", "reset_timeout_s", "start_timeout_s"):
             if not 0 < getattr(self, name) < float("inf"):

@@ -79,10 +79,15 @@ class Worker:
 
 
 class Roster:
-    """All workers of a region, by index and by link."""
+    """All workers of a region, by index and by link.
+
+    Workers that the present layout does not have are kept until the region ends, with their attempt numbers:
+    their processes may still run, and another layout may have them again.
+    """
 
     def __init__(self, workers: int) -> None:
-        self._workers = [Worker(index) for index in range(workers)]
+        self._ever = [Worker(index) for index in range(workers)]
+        self._workers = list(self._ever)
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -91,7 +96,27 @@ class Roster:
         return iter(self._workers)
 
     def __getitem__(self, index: int) -> Worker:
-        return self._workers[index]
+        """Return a worker of any layout."""
+        return self._ever[index]
+
+    def ever(self) -> Iterator[Worker]:
+        """Return the workers of all layouts that this driver had."""
+        return iter(self._ever)
+
+    def resize(self, workers: int) -> list[Worker]:
+        """Have this number of workers. Return those that leave; the caller ends them (`retire`)."""
+        self._ever += [Worker(index) for index in range(len(self._ever), workers)]
+        leaving = self._workers[workers:]
+        self._workers = self._ever[:workers]
+        return leaving
+
+    def retire(self, worker: Worker) -> int | None:
+        """Note that a worker has left the region. Return its link, which the caller closes."""
+        link, worker.link = worker.link, None
+        if worker.state not in (WorkerState.ABSENT, WorkerState.LOST, WorkerState.DONE):
+            worker.move(WorkerEvent.LOSE)
+        worker.launch_at, worker.failures, worker.error = None, 0, ""
+        return link
 
     def by_link(self, link: int) -> Worker | None:
         return next((worker for worker in self._workers if worker.link == link), None)

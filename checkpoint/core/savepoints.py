@@ -23,7 +23,7 @@ from checkpoint import limits
 from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
-from checkpoint.core.manifest import Cut, savepoint_name_problem, version_with
+from checkpoint.core.manifest import Cut, in_its_version, savepoint_name_problem
 from checkpoint.core.region import SavepointSettled
 
 
@@ -125,7 +125,7 @@ def recorded_again(kept: tuple[Cut, ...], incarnation: int, savepoints: dict[str
     Restoring it restores the positions of the last one. Everything that is retained stays retained.
     """
     last = kept[-1]
-    return msgspec.structs.replace(
+    again = msgspec.structs.replace(
         last,
         cut=last.cut + 1,
         parent=last.cut,
@@ -133,9 +133,9 @@ def recorded_again(kept: tuple[Cut, ...], incarnation: int, savepoints: dict[str
         rolled_back_to=last.rolled_back_to or last.cut,
         retained=(*(cut.cut for cut in kept), last.cut + 1),
         savepoints=savepoints,
-        version=version_with(savepoints, last.workers),
         phases_s={},
     )
+    return in_its_version(again)
 
 
 def _held_before(kept: tuple[Cut, ...], name: str) -> int:

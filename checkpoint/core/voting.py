@@ -3,11 +3,13 @@
 A vote is counted only here, and a checkpoint is built only from the votes of all workers.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from checkpoint.core.layout import Layout
-from checkpoint.core.manifest import Cut, version_with
+from checkpoint.core.manifest import Cut, RetiredWorker, in_its_version
 from checkpoint.core.messages import Prepared, Refusal
+from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class PendingCut:
         operators: dict[str, str],
         retained: tuple[int, ...] = (),
         savepoints: dict[str, int] | None = None,
+        declared: int = 0,
     ) -> Cut:
         """Return the checkpoint of all votes. Call it when no vote is missing and they agree.
 
@@ -72,7 +75,7 @@ class PendingCut:
         assert not self.missing()
         assert not self.disagreement()
         workers = {worker: self.votes[worker].positions for worker in range(self.workers)}
-        return Cut(
+        cut = Cut(
             cut=self.number,
             step=self.votes[0].step,
             incarnation=self.incarnation,
@@ -85,9 +88,11 @@ class PendingCut:
             parent=parent.cut if parent else 0,
             retained=retained,
             savepoints=savepoints or {},
-            version=version_with(savepoints or {}, workers),
             phases_s={worker: vote.phases_s for worker, vote in sorted(self.votes.items())},
+            retired={} if parent is None else _retired(parent, workers),
+            declared=declared if declared != len(workers) else 0,
         )
+        return in_its_version(cut)
 
     def phases_s(self) -> dict[str, float]:
         """Return phase -> seconds of the slowest worker."""
@@ -96,3 +101,16 @@ class PendingCut:
             for phase, seconds in vote.phases_s.items():
                 longest[phase] = max(longest.get(phase, 0.0), seconds)
         return longest
+
+
+def _retired(parent: Cut, workers: Collection[int]) -> dict[int, RetiredWorker]:
+    """Return the former workers with output, of a checkpoint of these workers."""
+    leaving = {
+        worker: RetiredWorker(
+            sinks=part.sinks,
+            floors={chain: at for chain, at in part.floors.items() if chain.startswith(OUTPUT_CHAIN_PREFIX)},
+        )
+        for worker, part in parent.workers.items()
+        if part.sinks
+    }
+    return {worker: one for worker, one in {**parent.retired, **leaving}.items() if worker not in workers}

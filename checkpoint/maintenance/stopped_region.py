@@ -86,7 +86,7 @@ async def savepoint_stopped(host: ManifestHost, region: str, name: str, cut: int
         if wanted is not None:
             savepoints[name] = wanted
         record = recorded_again(kept, held.opened.incarnation, savepoints)
-        check_cut(record, workers=len(record.workers), before=last)
+        check_cut(record, before=last)
         await held.log.append(AppendCut(record))
         if not any(isinstance(event, CutAppended) for event in held.events):
             raise RegionFencedError(

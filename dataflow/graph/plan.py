@@ -9,9 +9,10 @@ from dataflow.core.complete_first import PendingTables, find_waiting
 from dataflow.core.delivery import Delivery
 from dataflow.core.plan import CircuitPlan, OperatorKind
 from dataflow.core.regions import Choice, Consistent
-from dataflow.errors import GraphError
+from dataflow.errors import GraphError, OperatorError
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.broadcast_state import BroadcastStateSpec
+from dataflow.sinks.base import SinkSpec
 from dataflow.sources.base import SourceSpec
 
 
@@ -47,7 +48,19 @@ class GraphPlan:
             "operators": self.operators,
             "graph_fingerprint": self.fingerprint,
             "older_operators": self.older_operators,
+            "keeps_workers": self._keeps_workers(),
+            "shows_steps": self.delivery == "at-most-once"
+            or any(isinstance(spec, SinkSpec) and spec.shows_steps for spec in self.specs.values()),
         }
+
+    def _keeps_workers(self) -> str:
+        """Return why the number of workers cannot change, empty if it can."""
+        for name, spec in self.specs.items():
+            try:
+                spec.check_moves(name)
+            except OperatorError as error:
+                return f"{name!r} has no rule for it: {error.cause} ({error.remedy})"
+        return ""
 
     def the_region(self) -> Consistent:
         """Return the settings of the graph's only region.

@@ -110,6 +110,7 @@ class ApplySpec(OperatorSpec):
 
     def check_moves(self, name: str) -> None:
         """Raise OperatorError if nothing says what another number of workers does with its state."""
+        OperatorSpec.check_moves(self, name)  # no super(): dataclass(slots=True) makes another class
         try:
             check_moves(self.operator)
         except UserFault as fault:

@@ -37,6 +37,7 @@ from checkpoint.key_hash import HASH_COLUMN
 from dataflow.core.delivery import Delivery
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
+from dataflow.errors import OperatorError
 from dataflow.schema import RESERVED_COLUMNS, schema_text
 from dataflow.state.moving import Share
 from dataflow.state.operator_directory import OperatorDirectory
@@ -250,6 +251,16 @@ class OperatorSpec(ABC):
         with its worker.
         """
         return False
+
+    def check_moves(self, name: str) -> None:
+        """Raise OperatorError if another number of workers could not take over its state. name: its name."""
+        if self.keeps_files:
+            raise OperatorError(
+                name,
+                "another number of workers",
+                "it keeps files, which do not move to other workers",
+                remedy="keep the number of workers of a region that has it",
+            )
 
     @property
     def can_trigger(self) -> bool:

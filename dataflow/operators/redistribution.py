@@ -43,11 +43,6 @@ def check_moves(operator: UserOperator) -> None:
             " it",
             remedy="set redistribute in its class: 'split' with split_by, 'union', or a method",
         )
-    if operator.keeps_files:
-        raise UserFault(
-            f"{type(operator).__name__} keeps files, which do not move to other workers",
-            remedy="keep the number of workers of a region that has it",
-        )
 
 
 def redistributed(

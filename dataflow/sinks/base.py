@@ -88,6 +88,11 @@ class SinkSpec(OperatorSpec):
     runs_outside: ClassVar[bool] = False
     """Whether it needs no checkpoints to make its output visible."""
 
+    @property
+    def shows_steps(self) -> bool:
+        """Whether output becomes visible for good before a checkpoint covers it."""
+        return False
+
     def output_schema(self, inputs: Sequence[pa.Schema]) -> None:
         self.check_input(inputs[0])
 

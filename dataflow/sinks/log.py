@@ -47,6 +47,10 @@ class LogSink(SinkSpec):
     publish: Publish
     rule: RetentionRule
 
+    @property
+    def shows_steps(self) -> bool:
+        return self.publish is Publish.STEP
+
     def __init__(
         self,
         *,

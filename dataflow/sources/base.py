@@ -16,7 +16,7 @@ import pyarrow as pa
 from checkpoint import SplitPosition
 from dataflow.core.event_time import SourceTime, Watermark
 from dataflow.core.plan import OperatorKind
-from dataflow.errors import SchemaError
+from dataflow.errors import OperatorError, SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 
 Positions: TypeAlias = dict[str, SplitPosition]
@@ -175,6 +175,15 @@ class SourceSpec(OperatorSpec):
         The driver calls it before any worker starts. The default does nothing. Raises OSError if that cannot
         be determined from this machine.
         """
+
+    def check_moves(self, name: str) -> None:
+        if type(self).redeal is SourceSpec.redeal:
+            raise OperatorError(
+                name,
+                "another number of workers",
+                f"{type(self).__name__} does not say how its splits are dealt to other workers",
+                remedy="define redeal in its class, or keep the number of workers",
+            )
 
     @abstractmethod
     def open(self, context: OperatorContext) -> SourceReader:

@@ -8,18 +8,17 @@ step (union, count, exchange, sink) run then, in the order of the plan. So the r
 on its rows and their order, not on their batches: a replay with other batches gives the same result.
 """
 
-import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from checkpoint import Layout, TakenPart, merge_counters
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import KIND_RULES, NodePlan, OperatorKind, StagePlan
-from dataflow.errors import OperatorError, OperatorFailure, UserFault
+from dataflow.errors import UserFault
 from dataflow.graph.builder import GraphPlan
 from dataflow.operators.base import Operator, OperatorContext, StateTable
 from dataflow.operators.broadcast_state import BroadcastStateOperator
@@ -34,6 +33,7 @@ from dataflow.state.moving import Share
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.worker.checkpoint_part import Checkpoint
 from dataflow.worker.circuit_time import CircuitTime, StepTime
+from dataflow.worker.failures import naming, operator_error
 from dataflow.worker.partitioning import Broadcaster, Partitioner
 
 Sends: TypeAlias = dict[int, list[list[pa.RecordBatch]]]
@@ -66,6 +66,7 @@ class Circuit:
         self._workers = workers
         self.sources: dict[str, SourceReader] = {}
         self.sinks: dict[str, SinkWriter] = {}
+        self._sink_contexts: dict[str, OperatorContext] = {}
         self.stateful: dict[str, StateTable] = {}
         """Operator, or operator and table -> its state."""
         self._operators: dict[str, Operator] = {}
@@ -118,6 +119,7 @@ class Circuit:
             self.sources[node.name] = operator
         elif isinstance(operator, SinkWriter):
             self.sinks[node.name] = operator
+            self._sink_contexts[node.name] = context
         for suffix, table in operator.tables().items():
             self.stateful[node.name + suffix] = table
         if isinstance(operator, BroadcastStateOperator):
@@ -182,11 +184,25 @@ class Circuit:
         self._directories[name] = directory
         self._operators[name].take_directory(directory)
 
+    def complete_output(self, worker: int, positions: Mapping[str, Any], cut: int) -> None:
+        """Publish what a worker that has left had prepared for the checkpoint, and discard what followed.
+
+        `positions`: sink -> what the checkpoint stores of it for that worker.
+        """
+        for name, context in self._sink_contexts.items():
+            operator = self.graph.specs[name].open(replace(context, worker=worker))
+            try:
+                assert isinstance(operator, SinkWriter)
+                operator.reset_to(positions.get(name))
+                operator.publish(cut)
+            finally:
+                operator.close()
+
     def restored(self) -> None:
         """Start the operators, upstream first, after all state is restored. Raises OperatorError."""
         for node in self.graph.plan.nodes:
             if node.name in self._operators:
-                with _naming(node.name, "its start"):
+                with naming(node.name, "its start"):
                     self._operators[node.name].restored()
 
     # --- one stage of one step ------------------------------------------------------------------------------
@@ -242,19 +258,19 @@ class Circuit:
 
     def restore(self, table: str, block: pa.RecordBatch, cut: int) -> None:
         """Restore one stored block of a table in `stateful`. Raises OperatorError."""
-        with _naming(table.partition("~")[0], f"the state of checkpoint {cut}"):
+        with naming(table.partition("~")[0], f"the state of checkpoint {cut}"):
             self.stateful[table].restore(block)
 
     def restore_part(self, table: str, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
         """Take over from one stored block of a worker of another layout (`dataflow.state.moving`)."""
-        with _naming(table.partition("~")[0], f"the state of worker {part.worker}"):
+        with naming(table.partition("~")[0], f"the state of worker {part.worker}"):
             self.stateful[table].restore_part(block, part, share)
 
     def parts_restored(self, share: Share) -> None:
         """Complete the restore of all parts. Raises OperatorError."""
         own_time = self.graph.plan.with_own_time()
         for name, table in self.stateful.items():
-            with _naming(name.partition("~")[0], "the state of other workers"):
+            with naming(name.partition("~")[0], "the state of other workers"):
                 table.parts_restored(share)
             if isinstance(table, WatermarkTable) and name.partition("~")[0] in own_time:
                 table.restart()  # it follows from the watermarks of the splits, which move alone
@@ -266,12 +282,12 @@ class Circuit:
             if node.name not in self._operators:
                 continue
             for suffix, table in self._operators[node.name].tables().items():
-                with _naming(node.name, "a checkpoint"):
+                with naming(node.name, "a checkpoint"):
                     into.blocks[node.name + suffix] = table.checkpoint()
                     if into.snapshot is not None:
                         into.snapshot.add(node.name + suffix, table.snapshot_pieces())
             if node.name in self._directories:
-                with _naming(node.name, "a checkpoint"):
+                with naming(node.name, "a checkpoint"):
                     self._directories[node.name].cut(into.cut, into.step)
             if node.name in self.sinks:
                 into.sinks[node.name] = self.sinks[node.name].prepare(into.cut)
@@ -322,7 +338,7 @@ class Circuit:
         try:
             made = operator.process_of(given.port, given.batch)
         except UserFault as fault:
-            raise _operator_error(node.name, given.origin.describe(fault.row), fault) from fault
+            raise operator_error(node.name, given.origin.describe(fault.row), fault) from fault
         for batch in made:
             if node.exchange is None:
                 self._emit(run, node.name, batch, given.origin.coarse())
@@ -350,7 +366,7 @@ class Circuit:
         # In input order: the result must not depend on how the step was divided into batches.
         for given in sorted(self._unions.pop(node.name, ()), key=lambda given: given.port):
             self._emit(run, node.name, given.batch, given.origin.coarse())
-        with _naming(node.name, origin.text):
+        with naming(node.name, origin.text):
             made = [*operator.end_step()]
             if self.time.flows:
                 for index, watermark in enumerate(self.time.inputs(run.step, node)):
@@ -367,25 +383,3 @@ class _Run(NamedTuple):
 
     step: int
     stage: StagePlan
-
-
-@contextmanager
-def _naming(operator: str, position: str) -> Iterator[None]:
-    """Turn a user's fault into an error that names the operator and the position in its input."""
-    try:
-        yield
-    except UserFault as fault:
-        raise _operator_error(operator, position, fault) from fault
-
-
-def _operator_error(name: str, position: str, fault: UserFault) -> OperatorError:
-    cause = fault.__cause__
-    lines = traceback.format_exception(cause) if cause is not None else [str(fault)]
-    return OperatorError(
-        name,
-        position,
-        str(fault),
-        traceback_text="".join(lines),
-        remedy=fault.remedy,
-        wants_reset=isinstance(cause, OperatorFailure),
-    )

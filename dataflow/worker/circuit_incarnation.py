@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from checkpoint import Alignment, ChannelFrame, CompleteStep, Division, FrameFlag, FrameType, SplitPosition
-from checkpoint.chains.state_blocks import decode_block, encode_block
+from checkpoint.chains.state_blocks import decode_block
 from checkpoint.errors import StepOrderError
 from dataflow.core.event_time import Watermark, decode_watermark
 from dataflow.core.schedule import Barrier, Produce, RunStage, Schedule
@@ -22,14 +22,12 @@ from dataflow.sinks.log import LogWriter
 from dataflow.sources.prefetched import PrefetchedReader
 from dataflow.state.directory_handover import Handover
 from dataflow.state.operator_directory import OperatorDirectory
-from dataflow.state.snapshot_spool import SnapshotSpool
-from dataflow.worker.checkpoint_part import Checkpoint
+from dataflow.worker.checkpoint_taking import CheckpointTaking
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.directories import PostedChanges
 from dataflow.worker.identity import Clock, Identity
 from dataflow.worker.messages import (
     CutRequested,
-    CutTaken,
     DivisionsDurable,
     LoadStateBlock,
     OutputMade,
@@ -76,13 +74,15 @@ class CircuitIncarnation:
         self._post = post
         self._clock = Clock() if clock is None else clock
         self._stages = graph.plan.stages
+        self._change = order.change
+        workers = len(order.layout.workers)
+        last_cut = order.cut if order.change is None else order.change.cut
         first = order.step + 1
         ahead = min(worker_limits.steps_ahead, graph.plan.steps_ahead_max)
-        self._schedule = Schedule(graph.plan, first, order.cut, order.step, ahead)
+        self._schedule = Schedule(graph.plan, first, last_cut, order.step, ahead)
         self._divisions: dict[int, Division] = {}
         self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._split_times: dict[int, dict[str, dict[str, SplitPosition]]] = {}
-        self._checkpoints: dict[int, tuple[Checkpoint, dict[str, float]]] = {}
         self._at_most_once = graph.delivery == "at-most-once"
         self._handovers: tuple[Handover, ...] = ()
         self._durable = order.step
@@ -94,21 +94,26 @@ class CircuitIncarnation:
         self._waits_since: dict[int, float] = {}
         """Step -> when its last stage ended here. From then on it waits for the frames of its peers."""
         self._aligned = {
-            channel: Alignment[Item](identity.workers, first_step=first, last_checkpoint=order.cut)
+            channel: Alignment[Item](workers, first_step=first, last_checkpoint=last_cut)
             for channel in range(graph.plan.channels)
         }
         self._circuit = Circuit(
             graph,
             region=identity.region,
             worker=identity.worker,
-            workers=identity.workers,
+            workers=workers,
             store_id=order.store_id,
             layout=order.layout,
             incarnation=order.incarnation,
             scratch=identity.scratch,
             checkpoint=order.cut,
         )
-        self._sending = StageOutput(self._circuit, identity, self.number, self._stages, self._aligned)
+        self._sending = StageOutput(
+            self._circuit, identity, self.number, workers, self._stages, self._aligned
+        )
+        self._checkpoints = CheckpointTaking(
+            self._circuit, shared, self._clock, identity.scratch, incarnation=self.number
+        )
         self._reading = StepInput(self._circuit, worker_limits, shared, self._clock, order.incarnation)
         try:
             self._position_ends(order)
@@ -138,6 +143,9 @@ class CircuitIncarnation:
             writer.reset_to(None if part is None else part.sinks.get(name))
             if order.cut:
                 writer.publish(order.cut)  # the worker may have died between commit and publish
+        if order.change is not None:
+            for worker, leaving in order.change.leaving.items():
+                self._circuit.complete_output(worker, leaving.sinks, order.cut)
         self._shared.step = order.step
         self._shared.exhausted = False
 
@@ -146,16 +154,34 @@ class CircuitIncarnation:
         if block.operator not in self._circuit.stateful:
             return  # the fingerprint agrees: an earlier version of this operator had state, this one has none
         label = f"the state of operator {block.operator!r} in checkpoint {block.cut}"
-        self._circuit.restore(block.operator, decode_block(block.data, where=label), block.cut)
+        decoded = decode_block(block.data, where=label)
+        if block.part is None:
+            self._circuit.restore(block.operator, decoded, block.cut)
+        else:
+            assert self._change is not None
+            self._circuit.restore_part(block.operator, decoded, block.part, self._change.share)
 
     def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:
         """Take the operators' files after all blocks are restored, and start them. Raises OperatorError."""
+        if self._change is not None:
+            self._circuit.parts_restored(self._change.share)
         self._handovers = tuple(directories.values())
         for name, handover in directories.items():
             log = PostedChanges(self.number, name, handover, self._post)
             self._circuit.hand_directory(name, OperatorDirectory(handover.path, log, self._me.scratch))
         self._circuit.restored()
         self._shared.operators = self._circuit.counters()  # no step may follow to report them
+
+    def take_first_checkpoint(self) -> None:
+        """If the layout changes: take the checkpoint that makes it the region's, before any step runs."""
+        if self._change is None:
+            return
+        step, cut = self._schedule.produced, self._change.cut
+        for stage in range(1, len(self._stages)):
+            self._checkpoints.collect(stage, step, cut)
+        positions = {name: reader.positions() for name, reader in self._circuit.sources.items()}
+        sources = positions | self._circuit.time.positions()
+        self._post(self._checkpoints.finish(step, Barrier(cut), sources))
 
     def start(self, order: Started) -> None:
         """Run steps: all workers are at the checkpoint. Recorded steps are replayed first."""
@@ -315,7 +341,7 @@ class CircuitIncarnation:
         aligned_s = begin - self._waits_since[step]
         sends = self._circuit.run_stage(stage, step, received, cut=bool(barrier.cut), watermarks=watermarks)
         if barrier.cut:
-            self._checkpoint(
+            self._checkpoints.collect(
                 stage, step, barrier.cut, aligned_s=aligned_s, drained_s=self._clock.seconds() - begin
             )
         self._request_cuts(step)
@@ -350,18 +376,6 @@ class CircuitIncarnation:
         except ValueError as error:
             raise StepOrderError(f"from worker {frame.sender}: {error}") from error
 
-    def _checkpoint(self, stage: int, step: int, cut: int, *, aligned_s: float, drained_s: float) -> None:
-        if step not in self._checkpoints:
-            due = self._shared.snapshot_due or self._circuit.wants_snapshot
-            spool = SnapshotSpool(self._me.scratch) if due else None
-            self._checkpoints[step] = (Checkpoint(cut, spool, step=step), {})
-        taken, phases = self._checkpoints[step]
-        begin = self._clock.seconds()
-        self._circuit.take_checkpoint(stage, taken)
-        phases["align"] = phases.get("align", 0.0) + aligned_s
-        phases["drain"] = phases.get("drain", 0.0) + drained_s
-        phases["write"] = phases.get("write", 0.0) + self._clock.seconds() - begin
-
     def _step_over(self, step: int) -> None:
         self._note_exhausted()
         positions, split_times = self._positions.pop(step), self._split_times.pop(step)
@@ -372,24 +386,6 @@ class CircuitIncarnation:
         for name, writer in self._circuit.sinks.items():
             if isinstance(writer, LogWriter):
                 self._post(OutputMade(self.number, step, name, *writer.take_step(), positions))
-        if not barrier.cut:
-            return
-        self._cut_taken(step)
-        taken, phases = self._checkpoints.pop(step)
-        begin = self._clock.seconds()
-        blocks = tuple((name, data) for name, block in taken.blocks.items() for data in encode_block(block))
-        phases["write"] += self._clock.seconds() - begin
-        self._post(
-            CutTaken(
-                self.number,
-                step,
-                barrier,
-                blocks,
-                taken.snapshot,
-                positions | split_times,
-                taken.sinks,
-                dict(self._circuit.sinks),
-                phases,
-            )
-        )
-        self._shared.cuts += 1
+        if barrier.cut:
+            self._cut_taken(step)
+            self._post(self._checkpoints.finish(step, barrier, positions | split_times))

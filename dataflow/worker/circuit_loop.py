@@ -175,6 +175,7 @@ class CircuitLoop:
             run.loaded(message.directories)
             self._state = LoopState.LOADED
             self._post(StateLoaded(run.number))
+            run.take_first_checkpoint()
         elif isinstance(message, Started):
             run.start(message)
             self._state = LoopState.RUNNING

@@ -34,6 +34,7 @@ class Exchange:
         self,
         spec: WorkerSpec,
         incarnation: int,
+        workers: int,
         *,
         inbox: Inbox,
         shared: Shared,
@@ -45,7 +46,7 @@ class Exchange:
         self._shared = shared
         self._lost = lost
         self._outgoing: dict[int, trio.MemorySendChannel[Frames]] = {}
-        self._channels = IncomingFrames(spec.region, spec.worker, spec.workers, incarnation)
+        self._channels = IncomingFrames(spec.region, spec.worker, workers, incarnation)
         self._over = trio.Event()
         self._links: dict[int, Link] = {}
         """The links that this worker dialled, by peer. A pair of hosts that is silent is silent on these too:

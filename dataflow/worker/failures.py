@@ -1,10 +1,15 @@
-"""Map an error that ended an incarnation to the report for the coordinator, by `FailureKind`."""
+"""What a failure becomes: an error that ended an incarnation, a report for the coordinator (by
+`FailureKind`); a fault of user code, an error that names the operator.
+"""
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from checkpoint import FailureKind
 from checkpoint.errors import InputTrimmedError, ManifestError
-from dataflow.errors import InputChangedError, PeerLostError
+from dataflow.errors import InputChangedError, OperatorError, OperatorFailure, PeerLostError, UserFault
 from dos_protocol.errors import DosError, FencedError, errors_in
 from journal import EpochUsedTwiceError
 
@@ -36,3 +41,25 @@ def first_error(error: BaseException) -> Exception:
     """Return the first error of a group that is no PeerLostError; which explains less."""
     errors = errors_in(error)
     return next((one for one in errors if not isinstance(one, PeerLostError)), errors[0])
+
+
+@contextmanager
+def naming(operator: str, position: str) -> Iterator[None]:
+    """Turn a user's fault into an error that names the operator and the position in its input."""
+    try:
+        yield
+    except UserFault as fault:
+        raise operator_error(operator, position, fault) from fault
+
+
+def operator_error(name: str, position: str, fault: UserFault) -> OperatorError:
+    cause = fault.__cause__
+    lines = traceback.format_exception(cause) if cause is not None else [str(fault)]
+    return OperatorError(
+        name,
+        position,
+        str(fault),
+        traceback_text="".join(lines),
+        remedy=fault.remedy,
+        wants_reset=isinstance(cause, OperatorFailure),
+    )

@@ -19,10 +19,9 @@ class Clock:
 
 
 class Identity(NamedTuple):
-    """Region, worker and number of workers of a running circuit."""
+    """Region and worker of a process."""
 
     region: str
     worker: int
-    workers: int
     scratch: str = ""
     """A directory for data that need not survive; '': the directory for temporary files."""

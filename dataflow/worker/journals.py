@@ -47,9 +47,10 @@ class Journals:
 
         Raises what `StateStore.open` and `StepsLog.open` raise.
         """
-        at = None if order.restore is None else order.restore.workers[order.worker].state
+        own = None if order.restore is None else order.restore.workers.get(order.worker)
+        at, version = (None, 0) if own is None else (own.state, order.cut)
         state = await StateStore.open(
-            claim, version=order.cut, at=at, generation=generation, scratch=scratch, rolling=rolling
+            claim, version=version, at=at, generation=generation, scratch=scratch, rolling=rolling
         )
         try:
             after = after_step(order)
@@ -101,6 +102,8 @@ class Journals:
         too.
         """
         state = await self._state.commit(taken.barrier.cut, taken.blocks)
+        if taken.step == self._after:
+            self._steps.void(taken.step)  # the layout changes
         steps = await self._steps.synced(taken.step)
         floors = {STATE_CHAIN: self._state.floor, STEPS_CHAIN: self._steps.floor}
         return WorkerCut(state=state, steps=steps, sources=taken.sources, sinks=taken.sinks, floors=floors)

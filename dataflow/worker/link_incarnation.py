@@ -34,6 +34,7 @@ from dataflow.worker.directories import Directories
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.failures import first_error
 from dataflow.worker.journals import Journals, NoJournals, after_step
+from dataflow.worker.layout_change import LayoutChange
 from dataflow.worker.messages import (
     BlockLoaded,
     CutTaken,
@@ -85,12 +86,17 @@ class LinkIncarnation:
         self._store = store
         self._inbox = inbox
         self._shared = shared
-        self._exchange = Exchange(spec, order.incarnation, inbox=inbox, shared=shared, lost=self.fail)
+        self._workers = len(order.layout.workers)
+        self._exchange = Exchange(
+            spec, order.incarnation, self._workers, inbox=inbox, shared=shared, lost=self.fail
+        )
         self._plan = spec.graph.plan()
+        self._change = LayoutChange.of(order, self._plan)
+        """What this worker does if the layout changes."""
         self._outputs = Outputs(
             self._plan,
             self._exchange,
-            peers=spec.workers - 1,
+            peers=self._workers - 1,
             durable=lambda step: self._inbox.put(DivisionsDurable(self.number, step)),
         )
         self._exchange.on_durable = self._outputs.on_peer_durable
@@ -174,11 +180,13 @@ class LinkIncarnation:
     async def _claim_and_work(self) -> None:
         phases = PhaseTimer(trio.current_time())
         order, after = self._order, after_step(self._order)
-        part = None if order.restore is None else order.restore.workers[self._spec.worker]
+        part = self._part
         store_id = self._store.record.store_id
         feeds = self._feeds(part)
         buffers = {name: feed.buffer for name, feed in feeds.items()}
-        self._inbox.put(RestoreCircuit(self.number, after, order.cut, part, order.layout, store_id, buffers))
+        self._inbox.put(
+            RestoreCircuit(self.number, after, order.cut, part, order.layout, store_id, buffers, self._change)
+        )
         directory = worker_directory(self._spec.region, self._spec.worker)
         async with trio.open_nursery() as reading:
             for feed in feeds.values():  # before the claim: reading needs none, and steps find their input
@@ -221,10 +229,17 @@ class LinkIncarnation:
             nursery.start_soon(self._publish)
             nursery.start_soon(self._watch, claim)
 
+    @property
+    def _part(self) -> WorkerCut | None:
+        """This worker's part of the checkpoint, None for the beginning."""
+        if self._change is not None:
+            return self._change.part
+        restore = self._order.restore
+        return None if restore is None else restore.workers[self._spec.worker]
+
     async def _open_chains(self, claim: Claim, stack: AsyncExitStack) -> Journals:
         """Open all chains concurrently; they are independent. `stack` closes what was opened."""
-        order, spec = self._order, self._spec
-        part = None if order.restore is None else order.restore.workers[spec.worker]
+        order, spec, part = self._order, self._spec, self._part
         scratch = Scratch(spec.scratch_dir) if spec.scratch_dir else None
         generation = self._store.record.generation
         journals: Journals = NoJournals()
@@ -268,7 +283,7 @@ class LinkIncarnation:
                 self._store,
                 application=spec.application or spec.region,
                 worker=spec.worker,
-                workers=spec.workers,
+                workers=self._workers,
                 positions={} if part is None else part.sources.get(name, {}),
                 woken=lambda: self._inbox.put(Woken()),
                 consumer="" if spec.without_checkpoints else spec.region,
@@ -279,9 +294,13 @@ class LinkIncarnation:
         }
 
     async def _load(self, journals: Journals) -> None:
-        async for cut, operator, data in journals.blocks():
+        async for block in journals.blocks():
             await self._block_room.acquire()
-            self._inbox.put(LoadStateBlock(self.number, cut, operator, data))
+            self._inbox.put(LoadStateBlock(self.number, *block))
+        if self._change is not None:
+            async for part, block in self._change.blocks(self._store, self._order):
+                await self._block_room.acquire()
+                self._inbox.put(LoadStateBlock(self.number, *block, part))
         self._inbox.put(StateComplete(self.number, await self._directories.rebuild()))
         await self._loaded.wait()
 

@@ -15,12 +15,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from checkpoint import ChannelFrame, Division, FailureKind, Layout, Sources, SplitPosition, WorkerCut
+from checkpoint import (
+    ChannelFrame,
+    Division,
+    FailureKind,
+    Layout,
+    Sources,
+    SplitPosition,
+    TakenPart,
+    WorkerCut,
+)
 from dataflow.core.schedule import Barrier
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.state.directory_handover import Handover
 from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.worker.layout_change import LayoutChange
 from journal import Record
 
 # --- to the circuit thread ----------------------------------------------------------------------------------
@@ -39,6 +49,8 @@ class RestoreCircuit:
     store_id: bytes
     feeds: Mapping[str, PrefetchBuffer] = field(default_factory=dict)
     """Prefetch buffers of the sources that are in the store."""
+    change: LayoutChange | None = None
+    """If the layout is another one than in the checkpoint: what this worker has to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,8 @@ class LoadStateBlock:
     cut: int
     operator: str
     data: bytes
+    part: TakenPart | None = None
+    """It is state of a worker of the former layout: only what belongs to this worker now is taken over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def run_worker(spec: WorkerSpec) -> WorkerSummary:
     links = LinkThread(spec, inbox=inbox, shared=shared)
     loop = CircuitLoop(
         plan,
-        Identity(spec.region, spec.worker, spec.workers, spec.scratch_dir),
+        Identity(spec.region, spec.worker, spec.scratch_dir),
         worker_limits=spec.limits,
         inbox=inbox,
         shared=shared,

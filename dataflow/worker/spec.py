@@ -9,7 +9,6 @@ from typing import Final
 
 from checkpoint import limits as checkpoint_limits
 from checkpoint.participant import ParticipantSpec
-from dataflow.errors import SpecError
 from dataflow.graph.builder import Graph
 from dataflow.limits import WorkerLimits
 
@@ -22,11 +21,10 @@ By default a worker advertises the local address of its link to the coordinator.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """One attempt of one worker of a region."""
+    """One attempt of one worker of a region. How many workers there are is part of each order to restore."""
 
     region: str
     worker: int
-    workers: int
     attempt: int
     coordinator: tuple[str, int]
     job_key: bytes = field(repr=False)
@@ -53,10 +51,6 @@ class WorkerSpec:
     limits: WorkerLimits = field(default_factory=WorkerLimits)
     heartbeat_s: float = checkpoint_limits.heartbeat_s
     orphan_timeout_s: float = checkpoint_limits.orphan_timeout_s
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.worker < self.workers:
-            raise SpecError(f"worker {self.worker} of {self.workers}: indices start at 0")
 
     def participant(self) -> ParticipantSpec:
         """Return the part that the control link needs."""

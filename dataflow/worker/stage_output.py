@@ -32,12 +32,14 @@ class StageOutput:
         circuit: Circuit,
         identity: Identity,
         incarnation: int,
+        workers: int,
         stages: Sequence[StagePlan],
         aligned: Mapping[int, Alignment[Item]],
     ) -> None:
         self._circuit = circuit
         self._me = identity
         self._number = incarnation
+        self._workers = workers
         self._job = job_digest(identity.region)
         self._stages = stages
         self._aligned = aligned
@@ -46,11 +48,9 @@ class StageOutput:
         self, stage: int, step: int, sends: Sends, barrier: Barrier
     ) -> Mapping[int, tuple[ChannelFrame, ...]]:
         """End the step on the channels of a stage: keep the own share, return the frames by peer."""
-        frames: dict[int, list[ChannelFrame]] = {
-            w: [] for w in range(self._me.workers) if w != self._me.worker
-        }
+        frames: dict[int, list[ChannelFrame]] = {w: [] for w in range(self._workers) if w != self._me.worker}
         for channel in self._stages[stage].sends:
-            parts = sends.get(channel, [[] for _ in range(self._me.workers)])
+            parts = sends.get(channel, [[] for _ in range(self._workers)])
             time = [self._circuit.time.to_send(step, channel)] if self._circuit.time.flows else []
             self._keep(channel, step, [*parts[self._me.worker], *time], barrier)
             for worker, queue in frames.items():

@@ -129,13 +129,17 @@ def test_a_manifest_that_cannot_be_read_fails_with_the_reason() -> None:
     assert region.core.state.outcome.error is error
 
 
-def test_a_checkpoint_of_another_graph_or_size_is_refused_before_anything_starts() -> None:
+def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_starts() -> None:
     region = CoordinatorHarness().run()
     cut = region.commit()
     other = CoordinatorHarness(operators={"count": "count(word binary)"})
     other.opened(cut)
     assert "operator 'count' was count(word string), is count(word binary)" in other.core.state.reason
     assert other.sent(Restore) == []
-    smaller = CoordinatorHarness(1)
+    smaller = CoordinatorHarness(1, keeps_workers="'own' has no rule for it (declare one)")
     smaller.opened(cut)
-    assert "it was made by 2 workers, the region has 1 worker" in smaller.core.state.reason
+    assert (
+        "it was made by 2 workers, the region has 1 worker: 'own' has no rule for it (declare one)"
+        in smaller.core.state.reason
+    )
+    assert smaller.sent(Restore) == []

@@ -11,11 +11,12 @@ from checkpoint import limits
 from checkpoint.core.layout import Layout, ShardRange, even_layout
 from checkpoint.core.manifest import (
     CutFlag,
+    RetiredWorker,
     SplitPosition,
     check_cut,
     decode_cut,
     encode_cut,
-    version_with,
+    in_its_version,
 )
 from checkpoint.core.retention import floors_of, keep
 from checkpoint.errors import ManifestError
@@ -40,13 +41,16 @@ def cuts(draw):
         )
         for index in range(workers)
     }
-    return a_cut(
+    retired = st.dictionaries(st.integers(workers, 9), st.builds(RetiredWorker, sinks=sinks), max_size=2)
+    cut = a_cut(
         workers=parts,
-        version=version_with({}, parts),
         layout=even_layout(workers),
         final=draw(st.booleans()),
         step=draw(st.integers(0, 2**63)),
+        retired=draw(retired),
+        declared=draw(st.integers(0, 9)),
     )
+    return in_its_version(cut)
 
 
 @given(cuts())
@@ -55,7 +59,7 @@ def test_a_checkpoint_returns_from_its_record(cut) -> None:
     assert record.ints == (cut.cut, cut.step, cut.incarnation)
     assert bool(record.flags & CutFlag.FINAL) == cut.final
     assert decode_cut(*record) == cut
-    check_cut(cut, workers=len(cut.workers))
+    check_cut(cut)
 
 
 @given(cuts(), st.data())
@@ -66,7 +70,7 @@ def test_a_checkpoint_that_was_damaged_is_refused_by_name_or_still_says_the_same
     text = bytes(bad[: data.draw(st.integers(0, len(text)))]) if data.draw(st.booleans()) else bytes(bad)
     try:
         found = decode_cut(flags, ints, text)
-        check_cut(found, workers=len(cut.workers))
+        check_cut(found)
     except ManifestError:
         return
     assert (found.cut, found.step, found.incarnation) == ints
@@ -87,7 +91,7 @@ def edited(**fields):
         ((0, (6, 40, 3), encode_cut(a_cut()).text), r"has ints \[6, 40, 3\], but JSON \[5, 40, 3\]"),
         ((0, (), encode_cut(a_cut()).text), r"has ints \[\]"),
         ((1, (5, 40, 3), encode_cut(a_cut()).text), "flags 0x1 of its record contradict its JSON"),
-        (edited(version=5), "version 5, this program reads versions up to 4"),
+        (edited(version=6), "version 6, this program reads versions up to 5"),
         (edited(workers={"0": {"state": {"epoch": 1}}}), "does not decode"),
         (
             (0, (5, 40, 3), encode_cut(a_cut()).text.replace(b'"1":{', b'"0":{')),
@@ -108,10 +112,10 @@ def at(**fields):
 @pytest.mark.parametrize(
     ("cut", "text"),
     [
-        (a_cut(workers={0: worker_cut()}), "made by 1 worker, the region has 2 workers"),
+        (a_cut(workers={0: worker_cut()}), "belong to worker 1, but there are 1"),
         (a_cut(workers={0: worker_cut(), 2: worker_cut()}), "no part of worker 1 of 3"),
         (a_cut(workers={1: worker_cut()}), "no part of worker 0 of 2"),
-        (a_cut(workers={n: worker_cut() for n in range(3)}), "made by 3 workers, the region has 2 workers"),
+        (a_cut(workers={n: worker_cut() for n in range(3)}), "worker 2 owns no shards"),
         (a_cut(workers=at(state=Position(3, -1, 0))), "worker 1: invalid state position"),
         (a_cut(workers=at(steps=Position(0, 5, 0))), "worker 1: invalid steps position"),
         (a_cut(workers=at(state=Position(3, 5, 2**64))), "worker 1: invalid state position"),
@@ -139,18 +143,18 @@ def at(**fields):
 def test_a_checkpoint_that_cannot_be_restored_is_refused_with_the_reason(cut, text) -> None:
     before = a_cut(cut=4, step=30, parent=3)
     if text is None:
-        check_cut(cut, workers=2, before=before)
+        check_cut(cut, before=before)
         return
     with pytest.raises(ManifestError, match=text):
-        check_cut(cut, workers=2, before=before)
+        check_cut(cut, before=before)
 
 
 def test_a_checkpoint_of_an_older_incarnation_cannot_follow_and_a_rollback_may_go_back_in_steps() -> None:
     before = a_cut(cut=4, step=50, incarnation=4, parent=3)
     with pytest.raises(ManifestError, match="incarnation 3 is below 4 of checkpoint 4"):
-        check_cut(a_cut(), workers=2, before=before)
+        check_cut(a_cut(), before=before)
     back = a_cut(incarnation=4, rolled_back_to=2)
-    check_cut(back, workers=2, before=before)
+    check_cut(back, before=before)
     assert encode_cut(back).flags == CutFlag.ROLLBACK
 
 
@@ -176,7 +180,7 @@ GOLDEN_VERSION_1 = (
 
 def test_a_checkpoint_of_version_1_is_read_and_says_nothing_of_what_is_free() -> None:
     cut = decode_cut(*GOLDEN_VERSION_1)
-    check_cut(cut, workers=1)
+    check_cut(cut)
     assert (cut.version, cut.retained, cut.workers[0].floors) == (1, (), {})
     assert encode_cut(cut).ints == (5, 40, 3)
     assert floors_of(keep((), cut), 0) == {}, "all of its chains may be needed"
@@ -194,7 +198,7 @@ GOLDEN_LATER = (
 
 def test_a_checkpoint_of_version_2_is_read_and_knows_no_directories() -> None:
     cut = decode_cut(0, (5, 40, 3), GOLDEN_LATER % (b'"floors":{"state":[2,60]}', 2))
-    check_cut(cut, workers=1)
+    check_cut(cut)
     assert (cut.version, cut.workers[0].directories) == (2, {})
     assert floors_of(keep((), cut), 0) == {"state": (2, 60)}
 
@@ -202,25 +206,45 @@ def test_a_checkpoint_of_version_2_is_read_and_knows_no_directories() -> None:
 def test_a_checkpoint_of_version_4_has_the_positions_of_directories() -> None:
     part = b'"floors":{"files-own":[2,60]},"directories":{"own":{"epoch":3,"size":70,"digest":9}}'
     cut = decode_cut(0, (5, 40, 3), GOLDEN_LATER % (part, 4))
-    check_cut(cut, workers=1)
+    check_cut(cut)
     assert cut.workers[0].directories == {"own": Position(3, 70, 9)}
-    assert (version_with({}, cut.workers), version_with({}, {0: worker_cut()})) == (4, 2)
+    assert in_its_version(cut).version == 4
+    assert in_its_version(msgspec.structs.replace(cut, workers={0: worker_cut()})).version == 2
     with pytest.raises(ManifestError, match="it has directories, which version 2 does not allow"):
-        check_cut(msgspec.structs.replace(cut, version=2), workers=1)
+        check_cut(msgspec.structs.replace(cut, version=2))
+
+
+def test_a_checkpoint_of_version_5_has_the_output_of_former_workers() -> None:
+    later = GOLDEN_LATER.replace(
+        b'"version":%d}',
+        b'"version":%d,"retired":{"1":{"sinks":{"out":{"epoch":2,"size":9,"digest":1}},'
+        b'"floors":{"out-out":[1,0]}}},"declared":2}',
+    )
+    cut = decode_cut(0, (5, 40, 3), later % (b'"floors":{}', 5))
+    check_cut(cut)
+    assert cut.retired[1].sinks == {"out": {"epoch": 2, "size": 9, "digest": 1}}
+    assert (cut.retired[1].floors, cut.workers_declared) == ({"out-out": (1, 0)}, 2)
+    assert in_its_version(cut).version == 5
+    with pytest.raises(ManifestError, match="it states former workers, which version 4 does not allow"):
+        check_cut(msgspec.structs.replace(cut, version=4))
+    with pytest.raises(ManifestError, match="worker 0 has a part and is a former worker"):
+        check_cut(msgspec.structs.replace(cut, retired={0: cut.retired[1]}))
+    with pytest.raises(ManifestError, match=r"invalid former workers \[-1\]"):
+        check_cut(msgspec.structs.replace(cut, retired={-1: cut.retired[1]}))
 
 
 def test_a_split_may_stand_at_its_beginning_and_not_before() -> None:
     at = {"lines": {"a": SplitPosition(0)}}
-    check_cut(numbered_cut(workers={0: part(sources=at)}), workers=1)
+    check_cut(numbered_cut(workers={0: part(sources=at)}))
     for wrong in (SplitPosition(-1), SplitPosition(0, digest=-1), SplitPosition(0, digest=1 << 64)):
         with pytest.raises(ManifestError, match="split 'a' of 'lines'"):
-            check_cut(numbered_cut(workers={0: part(sources={"lines": {"a": wrong}})}), workers=1)
+            check_cut(numbered_cut(workers={0: part(sources={"lines": {"a": wrong}})}))
 
 
 def test_the_digest_of_a_split_is_resumed_below_its_position_at_a_multiple_of_64_kib() -> None:
     block, good = 65_536, SplitPosition(200_000, 1, resume=ResumePoint(65_536, 2))
     cut = numbered_cut(workers={0: part(sources={"lines": {"a": good}})})
-    check_cut(cut, workers=1)
+    check_cut(cut)
     record = encode_cut(cut)
     assert decode_cut(*record) == cut
     assert b'"a":{"position":200000,"digest":1,"done":false,"resume":[65536,2]}' in record.text
@@ -235,7 +259,7 @@ def test_the_digest_of_a_split_is_resumed_below_its_position_at_a_multiple_of_64
         with pytest.raises(
             ManifestError, match=rf"'a' of 'lines' at 200000 cannot be resumed at {wrong.size}"
         ):
-            check_cut(numbered_cut(workers={0: part(sources=at)}), workers=1)
+            check_cut(numbered_cut(workers={0: part(sources=at)}))
 
 
 @pytest.mark.parametrize("gap", [False, True])
@@ -245,10 +269,10 @@ def test_a_checkpoint_continues_from_the_one_before_it_or_from_a_later_one_that_
 ) -> None:
     after = numbered_cut(6, parent=parent)
     if parent == 4 or (gap and parent > 4):
-        check_cut(after, workers=2, before=numbered_cut(4), gap=gap)
+        check_cut(after, before=numbered_cut(4), gap=gap)
     else:
         with pytest.raises(ManifestError, match=f"its parent is checkpoint {parent}"):
-            check_cut(after, workers=2, before=numbered_cut(4), gap=gap)
+            check_cut(after, before=numbered_cut(4), gap=gap)
 
 
 def test_a_record_of_a_checkpoint_may_be_as_long_as_the_limit_and_no_longer(

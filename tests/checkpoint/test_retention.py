@@ -32,10 +32,10 @@ def test_what_is_released_is_never_retained_again(retained, before, text) -> Non
     # EVIDENCE-OF: P-6
     cut, older = a_cut(retained=retained), a_cut(cut=4, parent=3, retained=before)
     if text is None:
-        check_cut(cut, workers=2, before=older)
+        check_cut(cut, before=older)
         return
     with pytest.raises(ManifestError, match=text):
-        check_cut(cut, workers=2, before=older)
+        check_cut(cut, before=older)
 
 
 floors = st.dictionaries(st.sampled_from(["state", "steps"]), st.tuples(st.integers(1, 4), st.integers(0, 9)))

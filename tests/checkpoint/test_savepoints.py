@@ -161,7 +161,7 @@ def test_a_checkpoint_with_savepoints_is_of_a_version_that_who_knows_no_savepoin
     cut = a_cut(retained=(2, 4, 5), savepoints={"good": 2}, version=3)
     encoded = encode_cut(cut)
     assert decode_cut(*encoded) == cut
-    check_cut(cut, workers=2)
+    check_cut(cut)
     for change, text in [
         ({"version": 2}, "version 2 does not allow"),
         ({"retained": (4, 5)}, "savepoint 'good' holds checkpoint 2, which it does not retain"),
@@ -169,7 +169,7 @@ def test_a_checkpoint_with_savepoints_is_of_a_version_that_who_knows_no_savepoin
         ({"savepoints": {f"p{n}": 2 for n in range(limits.savepoints_max + 1)}}, "the limit is 64"),
     ]:
         with pytest.raises(ManifestError, match=text):
-            check_cut(msgspec.structs.replace(cut, **change), workers=2)
+            check_cut(msgspec.structs.replace(cut, **change))
 
 
 @pytest.mark.trio

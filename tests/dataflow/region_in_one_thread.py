@@ -138,7 +138,7 @@ class OneThreadRegion:
             order = RestoreCircuit(self.incarnation, step, cut, part, even_layout(self.workers), b"s" * 16)
             side.run = CircuitIncarnation(
                 self.plan,
-                Identity("region", index, self.workers),
+                Identity("region", index),
                 order,
                 worker_limits=self.limits or self._any_limits(),
                 shared=side.shared,

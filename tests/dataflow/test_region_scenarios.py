@@ -372,20 +372,3 @@ def test_a_sink_that_is_missing_at_the_start_is_waited_for(scenario: Scenario) -
         assert f"output '{scenario.out}/part-w000{lost.worker}.tsv' cannot be opened" in lost.reason
         mounted.mkdir()
         scenario.ends_right(control)
-
-
-def test_a_second_worker_is_refused_clearly_and_the_first_alone_continues(scenario: Scenario) -> None:
-    with scenario.running(scenario.graph(), workers=1) as (control, watch):
-        watch.cuts(2)
-        control.stop()
-        assert control.wait(WAIT_S)
-        stopped = control.status
-    with scenario.running(scenario.graph(), workers=2) as (control, _):
-        assert control.wait(WAIT_S)
-        assert control.status.state is RegionState.FAILED
-        said = str(control.exception())
-        assert "was made by 1 worker, the region has 2 workers" in said
-        assert "run the region with as many workers as made the checkpoint" in said
-    with scenario.running(scenario.graph(), workers=1) as (control, _):
-        scenario.ends_right(control)
-        assert control.status.last_checkpoint > stopped.last_checkpoint

@@ -20,7 +20,6 @@ from journal import EpochUsedTwiceError
 SPEC = WorkerSpec(
     region="r",
     worker=0,
-    workers=2,
     attempt=1,
     coordinator=("127.0.0.1", 1),
     job_key=b"k" * 32,
@@ -31,7 +30,7 @@ SPEC = WorkerSpec(
 
 def test_a_worker_that_cannot_be_reached_is_named_with_its_address_and_the_setting_that_decides_it() -> None:
     async def main() -> None:
-        exchange = Exchange(SPEC, 1, inbox=Inbox(), shared=Shared(), lost=lambda _: None)
+        exchange = Exchange(SPEC, 1, 2, inbox=Inbox(), shared=Shared(), lost=lambda _: None)
         async with trio.open_nursery() as nursery:
             await exchange.dial_all(nursery, [Peer("127.0.0.1", 2), Peer("127.0.0.1", 1)], step=0)
 
@@ -60,7 +59,7 @@ class SilentLink:
 
 def test_a_silent_host_is_named_and_a_machine_that_stood_still_blames_no_peer() -> None:
     clock, link = MockClock(), SilentLink()
-    exchange = Exchange(SPEC, 1, inbox=Inbox(), shared=Shared(), lost=lambda _: None)
+    exchange = Exchange(SPEC, 1, 2, inbox=Inbox(), shared=Shared(), lost=lambda _: None)
     exchange._links[1] = cast("Link", link)
 
     async def pass_time(seconds: float, silent_s: float) -> None:

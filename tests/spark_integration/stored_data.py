@@ -16,7 +16,7 @@ from checkpoint.chains.state_store import StateStore
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.coordinator.manifest_log import cut_record
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut, version_with
+from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut, in_its_version
 from checkpoint.core.outputs import Output, OutputHead, Publish, encode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.key_hash import hash_keys
@@ -134,10 +134,9 @@ def write_cuts(
                         fingerprint="f",
                         operators=dict(operators or {}),
                         parent=number - 1,
-                        version=version_with({}, workers),
                         retained=tuple(range(max(number - retain + 1, 1), number + 1)) if retain else (),
                     )
-                    await writer.wait_synced(writer.append(cut_record(cut)))
+                    await writer.wait_synced(writer.append(cut_record(in_its_version(cut))))
 
     store.portal.call(write)
 

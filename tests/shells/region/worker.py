@@ -65,7 +65,6 @@ class Worker(RegionProcess):
         self.spec = WorkerSpec(
             region=spec.name,
             worker=index,
-            workers=spec.workers,
             attempt=attempt,
             coordinator=driver.address,
             job_key=spec.job_key,
@@ -78,7 +77,7 @@ class Worker(RegionProcess):
         self.links = Links(self.spec, inbox=self.inbox, shared=self.shared)
         self.loop = CircuitLoop(
             plan,
-            Identity(spec.name, index, spec.workers),
+            Identity(spec.name, index),
             worker_limits=region.limits,
             inbox=self.inbox,
             shared=self.shared,

@@ -111,7 +111,7 @@ class Worker(Process):
         self._timer = DeadlineTimer(self, self._tick)
         self.loop = CircuitLoop(
             region.plan_for(self),
-            Identity(spec.name, index, spec.workers),
+            Identity(spec.name, index),
             worker_limits=region.limits,
             inbox=self.inbox,
             shared=self.shared,

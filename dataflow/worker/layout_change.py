@@ -1,0 +1,90 @@
+"""What one worker does when an incarnation has another layout than the checkpoint that it restores.
+
+The worker restores its own state, if it has any, and takes over its parts of other workers
+(`dataflow/state/moving.py`). Sources are dealt anew from the positions of all workers. A worker that comes
+back continues its output where it ended. The output of a worker that leaves is completed by its heir.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import NamedTuple
+
+import msgspec
+
+from checkpoint import Restore, RetiredWorker, TakenPart, WorkerCut, state_parts
+from checkpoint.chains.state_reading import StoredStateBlock, blocks_at
+from dataflow.graph.builder import GraphPlan
+from dataflow.operators.apply import ApplySpec
+from dataflow.sources.base import Positions, SourceSpec, own_positions
+from dataflow.state.moving import Share
+from dos_client import Store
+from journal import ORIGIN
+
+
+class LayoutChange(NamedTuple):
+    """The duties of one worker in the first incarnation of a layout."""
+
+    cut: int
+    """The checkpoint that it votes for before it starts."""
+    share: Share
+    part: WorkerCut
+    """Where its sources and sinks continue. The positions of chains are those of its own former part."""
+    leaving: dict[int, WorkerCut]
+    """Workers whose output it completes, as their heir, with their parts of the checkpoint."""
+
+    @classmethod
+    def of(cls, order: Restore, plan: GraphPlan) -> "LayoutChange | None":
+        """Return the duties of the ordered worker, None if the layout does not change.
+
+        Raises SchemaError if a source cannot be dealt to other workers.
+        """
+        if order.restore is None or not order.moves:
+            return None
+        cut, worker = order.restore, order.worker
+        # The state of a user's operator is divided by a function of all of it.
+        of_all = any(isinstance(spec, ApplySpec) for spec in plan.specs.values())
+        parts = state_parts(cut.layout, order.layout, of_all=of_all)[worker]
+        share = Share.of(order.layout, worker, parts)
+        leaving = {
+            part.worker: cut.workers[part.worker]
+            for part in share.parts
+            if part.stays and part.worker not in order.layout.workers
+        }
+        before = cut.retired.get(worker, RetiredWorker())
+        own = cut.workers.get(worker, WorkerCut(state=ORIGIN, steps=ORIGIN, sinks=before.sinks))
+        sources = dealt_sources(plan, [cut.workers[one].sources for one in sorted(cut.workers)], share)
+        return cls(order.cut + 1, share, msgspec.structs.replace(own, sources=sources), leaving)
+
+    async def blocks(
+        self, store: Store, order: Restore
+    ) -> AsyncGenerator[tuple[TakenPart, StoredStateBlock]]:
+        """Yield the state blocks of the workers from which this one takes over, part by part.
+
+        They are read without a claim: nobody writes below a committed position. Raises as `blocks_at`.
+        """
+        assert order.restore is not None
+        for part in self.share.parts:
+            at = order.restore.workers[part.worker].state
+            async with aclosing(blocks_at(store, order.job, part.worker, at)) as blocks:
+                async for block in blocks:
+                    yield part, block
+
+
+def dealt_sources(
+    plan: GraphPlan, of_workers: list[dict[str, Positions]], share: Share
+) -> dict[str, Positions]:
+    """Return where the sources of a worker continue, and the watermarks of all splits.
+
+    `of_workers`: what the checkpoint stores of the workers before, in their order.
+    """
+    dealt = {}
+    for name in {name: None for sources in of_workers for name in sources}:
+        positions = [sources.get(name, {}) for sources in of_workers]
+        spec = plan.specs.get(name)
+        dealt[name] = (
+            spec.redeal(positions, share.worker, share.workers)
+            if isinstance(spec, SourceSpec)
+            # An `event_time`: each worker forgets the splits that it does not have, in its first step.
+            else own_positions(positions, lambda _: True)
+        )
+    return dealt
