@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from checkpoint.core.region import RegionSpec as RegionSpec
     from checkpoint.core.region import RegionState as RegionState
     from checkpoint.core.region import RegionStatus as RegionStatus
+    from checkpoint.core.region import ScaleSettled as ScaleSettled
     from checkpoint.core.region import StateChanged as StateChanged
     from checkpoint.core.region import coordinator_directory as coordinator_directory
     from checkpoint.core.region import region_of_worker as region_of_worker

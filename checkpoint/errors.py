@@ -125,6 +125,10 @@ class SavepointRefusedError(DosError):
     remedy = "`dos checkpoint ls` lists the retained checkpoints and the savepoints"
 
 
+class NotScaledError(DosError):
+    """The region keeps the workers that it has: the request was refused, or the change was given up."""
+
+
 class StateNotRecordedError(DosError):
     """The changes between two checkpoints cannot be determined from a worker's state blocks; see `reason`."""
 

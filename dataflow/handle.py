@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol
 
-from checkpoint import Launcher, RegionEvent, RegionSpec, RegionStatus, StateChanged
+from checkpoint import Launcher, RegionEvent, RegionSpec, RegionStatus, ScaleSettled, StateChanged
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, check_places, part_options
@@ -130,6 +130,15 @@ class RegionHandle:
         Raises RegionFailedError if none was committed within `timeout` seconds.
         """
         return self._control.checkpoint(timeout)
+
+    def scale(self, workers: int | None, timeout: float | None = None) -> ScaleSettled:
+        """Change the number of workers while the region runs. Their state moves with the keys that they own.
+
+        Returns when the region runs with them, with the seconds that it took and that no input was taken.
+        None gives up a change that is under way. Raises NotScaledError with the reason if the region keeps
+        its workers; RegionFailedError after `timeout` seconds, and the change goes on.
+        """
+        return self._control.scale(workers, timeout)
 
     def reset(self) -> None:
         """Go back to the last committed checkpoint, as after a lost worker. Not counted as an attempt."""

@@ -7,7 +7,7 @@ It makes no claims and returns only committed output:
 1. Of a log with publish="step": what a quorum holds.
 2. Of a log with publish="checkpoint": what the last committed checkpoint covers. This is readable even
    while a worker's directory is claimed by an attempt that never opened its log.
-3. A step is returned when the parts of all workers are available.
+3. A step is returned when the parts of all workers that the region had then are available.
 """
 
 from collections.abc import AsyncGenerator
@@ -67,28 +67,35 @@ async def read_output(
     segment by segment, so a step counts when the next one was yielded or the iteration has ended.
     """
     cut = await _last_cut(store, region)
-    workers = await _workers(store, region, cut)
+    workers = await _workers(store, region, sink, cut)
     if not workers:
         raise NoOutputError(region, sink)
+    present = set(workers if cut is None else cut.workers)
     async with AsyncExitStack() as stack:
-        logs = []
-        for worker in workers:
-            log = _log_of_worker(store, region, worker, sink, cut, after_step)
-            logs.append(await stack.enter_async_context(aclosing(log)))
-        outputs = [await anext(log, None) for log in logs]
-        first = max((output.step for output in outputs if output is not None), default=0)
+        logs = [
+            await stack.enter_async_context(
+                aclosing(_WorkerLog(store, region, worker, sink, cut, after_step))
+            )
+            for worker in workers
+        ]
+        for log in logs:
+            await log.advance()
+        # Logs are trimmed in whole segments: they need not begin with the same step.
+        first = max((log.head.step for log in logs if log.head is not None and log.begin), default=0)
         if 0 < after_step < first - 1:
             raise await PublishedOutput(store, region, sink).trimmed_steps(after_step + 1, first - 1)
-        while True:
-            # Logs are trimmed in whole segments: they need not begin with the same step.
-            for index, log in enumerate(logs):
-                while (output := outputs[index]) is not None and output.step < first:
-                    outputs[index] = await anext(log, None)
-            complete = [output for output in outputs if output is not None]
-            if len(complete) < len(workers):
-                return
-            yield _step_of(dict(zip(workers, complete, strict=True)))
-            outputs = [await anext(log, None) for log in logs]
+        for log in logs:
+            while log.head is not None and log.head.step < first:
+                await log.advance()
+        while heads := {log.worker: log.head for log in logs if log.head is not None}:
+            step = min(output.step for output in heads.values())
+            if any(log.worker in present and log.head is None and log.reached < step for log in logs):
+                return  # it is not visible yet
+            # A log whose next step is later is of a worker that the region did not have in this step.
+            yield _step_of({worker: output for worker, output in heads.items() if output.step == step})
+            for log in logs:
+                if log.head is not None and log.head.step == step:
+                    await log.advance()
 
 
 def collect_output(url: str, region: str, sink: str, *, token: bytes = b"") -> pa.Table | None:
@@ -119,35 +126,59 @@ async def _last_cut(store: Store, region: str) -> Cut | None:
     return last
 
 
-async def _workers(store: Store, region: str, cut: Cut | None) -> list[int]:
+async def _workers(store: Store, region: str, sink: str, cut: Cut | None) -> list[int]:
     if cut is not None:
-        return sorted(cut.workers)
+        return sorted(worker for worker, part in cut.outputs().items() if sink in part.sinks)
     prefix = worker_directory(region, 0)[:-4]
     names = [name.removeprefix(prefix) for name in await store.list_directories(prefix)]
     return sorted(int(name) for name in names if len(name) == 4 and name.isdigit())
 
 
-async def _log_of_worker(
-    store: Store, region: str, worker: int, sink: str, cut: Cut | None, after_step: int
-) -> AsyncGenerator[Output]:
-    """Yield the committed output of one worker above a step, in order."""
-    directory, chain_name = worker_directory(region, worker), output_chain(sink)
-    in_cut = _end_in(cut, worker, sink)
-    begin = 0 if cut is None else begin_in(cut, worker, sink)
-    chain = await inspect_chain(store, directory, chain_name, proved=in_cut, floor=begin)
-    if not chain.seen:
-        raise NoOutputError(region, sink)
-    visible = await _visible(store, directory, chain, in_cut)
-    async with aclosing(read_records(store, visible, directory=directory)) as records:
-        async for end, record in records:
-            if record.op is Op.OUTPUT:
-                output = decode_output(record.ints, record.strings, where=chain_name, at=end.size)
-                if output.step > after_step:
-                    yield output
+class _WorkerLog:
+    """The committed output of one worker above a step, in order. Call `advance` first."""
+
+    def __init__(
+        self, store: Store, region: str, worker: int, sink: str, cut: Cut | None, after_step: int
+    ) -> None:
+        self.worker = worker
+        self.begin = 0 if cut is None else begin_in(cut, worker, sink)
+        """The offset below which it is trimmed."""
+        self.head: Output | None = None
+        """The next step, None at the end of what is visible."""
+        self.reached = 0
+        """The last step of this log, or before its beginning, that was passed."""
+        self._store, self._region, self._sink = store, region, sink
+        self._in_cut = _end_in(cut, worker, sink)
+        self._after_step = after_step
+        self._outputs = self._read()
+
+    async def advance(self) -> None:
+        """Go to the next step. Raises NoOutputError, CorruptDataError, and read errors."""
+        self.head = None
+        async for output in self._outputs:
+            self.reached = output.step
+            if output.step > self._after_step and not output.head.begins:
+                self.head = output
+                return
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        await self._outputs.aclose()
+
+    async def _read(self) -> AsyncGenerator[Output]:
+        directory, chain_name = worker_directory(self._region, self.worker), output_chain(self._sink)
+        chain = await inspect_chain(self._store, directory, chain_name, proved=self._in_cut, floor=self.begin)
+        if not chain.seen:
+            raise NoOutputError(self._region, self._sink)
+        visible = await _visible(self._store, directory, chain, self._in_cut)
+        async with aclosing(read_records(self._store, visible, directory=directory)) as records:
+            async for end, record in records:
+                if record.op is Op.OUTPUT:
+                    yield decode_output(record.ints, record.strings, where=chain_name, at=end.size)
 
 
 def _end_in(cut: Cut | None, worker: int, sink: str) -> Position | None:
-    prepared = None if cut is None else cut.workers[worker].sinks.get(sink)
+    prepared = None if cut is None else cut.outputs()[worker].sinks.get(sink)
     return None if prepared is None else msgspec.convert(prepared, Position)
 
 

@@ -23,7 +23,7 @@ from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.core.consumers import output_register
 from checkpoint.core.inputs import InputPiece
 from checkpoint.core.manifest import Cut, decode_cut
-from checkpoint.core.outputs import Publish, decode_output, output_chain
+from checkpoint.core.outputs import Output, Publish, decode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.errors import InputTrimmedError
 from dos_client import Store
@@ -113,7 +113,7 @@ class PublishedOutput:
         return InputTrimmedError(where, first, last, because, source="LogSource", unit="steps")
 
     def _positions(self, cut: Cut) -> dict[int, Position]:
-        prepared = {worker: part.sinks.get(self.sink) for worker, part in cut.workers.items()}
+        prepared = {worker: part.sinks.get(self.sink) for worker, part in cut.outputs().items()}
         return {worker: msgspec.convert(at, Position) for worker, at in prepared.items() if at is not None}
 
     async def present(self) -> dict[str, "OutputFollower"]:
@@ -132,8 +132,8 @@ class PublishedOutput:
 
 def begin_in(cut: Cut, worker: int, sink: str) -> int:
     """Return the offset from which on a checkpoint retains a worker's log."""
-    floors = cut.workers[worker].floors if worker in cut.workers else {}
-    return floors.get(output_chain(sink), NO_FLOOR)[1]
+    part = cut.outputs().get(worker)
+    return NO_FLOOR[1] if part is None else part.floors.get(output_chain(sink), NO_FLOOR)[1]
 
 
 def split_of(worker: int) -> str:
@@ -234,7 +234,7 @@ class OutputFollower:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
                     output = decode_output(record.ints, record.strings, where=self._directory, at=end)
-                    self._check_follows(output.step, end)
+                    self._check_follows(output, end)
                     if output.rows and end > self._skipped:
                         yield InputPiece(self._split, begin, end, output.step, output.rows, output.data)
                 begin = end
@@ -252,11 +252,11 @@ class OutputFollower:
         """End all waits."""
         self._watch.close()
 
-    def _check_follows(self, step: int, end: int) -> None:
-        if self._chain_begun and step != self._step + 1:
+    def _check_follows(self, output: Output, end: int) -> None:
+        if self._chain_begun and output.step != self._step + 1 and not output.head.begins:
             expected = f"the output of step {self._step + 1}"
-            raise CorruptDataError(self._directory, end, expected, f"that of step {step}")
-        self._chain_begun, self._step = True, step
+            raise CorruptDataError(self._directory, end, expected, f"that of step {output.step}")
+        self._chain_begun, self._step = True, output.step
 
     async def _publish_mode(self) -> Publish | None:
         """Return how the log is published, according to its first record; None if it has no record."""

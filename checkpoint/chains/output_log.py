@@ -124,12 +124,22 @@ class OutputLog(ChainStore):
 
         Raises FencedError. If cancelled, the step may be in the log: the next opening finds out.
         """
+        head = OutputHead(sink=sink, publish=self._publish, inputs=inputs)
+        await self._append(step, rows, digest, head, data)
+
+    async def begin_after(self, sink: str, step: int) -> None:
+        """Append that this worker joins the region after a step: the log continues with the next one.
+
+        Raises FencedError.
+        """
+        await self._append(step, 0, 0, OutputHead(sink=sink, publish=self._publish, begins=True), b"")
+
+    async def _append(self, step: int, rows: int, digest: int, head: OutputHead, data: bytes) -> None:
         async with self._appending:
             self._segments.note()  # the trimmer may have begun one
             await self._roll_if_longer(limits.output_segment_bytes_max)
             self._segments.note()
             digest = digest if self._publish is Publish.STEP else 0
-            head = OutputHead(sink=sink, publish=self._publish, inputs=inputs)
             ints, strings = encode_output(Output(step, wall_time_ms(), rows, digest, head, data))
             end = self._writer.append(Record(Op.OUTPUT, ints=ints, strings=strings))
             self._line.add(step, digest, end)

@@ -2,7 +2,7 @@
 
 A command writes a request into the region's store and reads the answers (`requests/client.py`), so it needs
 neither Spark nor a connection to the driver. Commands that only send a request are rows of a table
-(`requests.py`); `savepoint` and `trim` are in files of their names.
+(`requests.py`); `savepoint`, `scale` and `trim` are in files of their names.
 """
 
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
-from checkpoint.cli import savepoints, trim
+from checkpoint.cli import savepoints, scale, trim
 from checkpoint.cli.arguments import RegionName, Timeout, in_store
 from checkpoint.cli.requests import add_request_commands
 from checkpoint.core.checkpoint_views import checkpoint_row
@@ -40,8 +40,8 @@ from dos_client.cli.kit import (
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Control a running region: its status, a checkpoint, a reset, a pause or its end, from any machine"
-    " that reaches its store."
+    help="Control a running region: its status, a checkpoint, a reset, a pause, its number of workers or its"
+    " end, from any machine that reaches its store."
     "\n\nExample: dos region status dos://h1,h2,h3 wordcount",
 )
 
@@ -153,6 +153,11 @@ def _print_status(answer: Answer) -> None:
         f"{found.get('state')}{reason}, reported by driver {answer.driver}: incarnation {answer.incarnation},"
         f" {found.get('checkpointsCommitted')} checkpoints, {found.get('resetAttempts')} reset attempts spent"
     )
+    if change := found.get("scaling"):
+        print(
+            f"going from {len(found.get('workers', []))} to {change['workers']} workers for"
+            f" {change['seconds']:.1f} s: {change['phase']}"
+        )
     if lost := dropped_text(found.get("rowsDropped", {})):
         print(lost)
     if recovery := found.get("recovery"):
@@ -202,5 +207,6 @@ def _print_status(answer: Answer) -> None:
 
 add_request_commands(app)
 app.command()(savepoints.savepoint)
+app.command()(scale.scale)
 app.command()(trim.trim)
 fill_help(app)

@@ -40,7 +40,7 @@ class OutputFileEntry(msgspec.Struct, frozen=True):
 def parts_of(cut: Cut, sink: str) -> dict[int, OutputFileEntry]:
     """Return worker -> the file of a sink in a checkpoint; none for a sink that writes no such files."""
     found = {}
-    for worker, part in sorted(cut.workers.items()):
+    for worker, part in sorted(cut.outputs().items()):
         try:
             found[worker] = msgspec.convert(part.sinks.get(sink), OutputFileEntry)
         except msgspec.ValidationError:
@@ -102,7 +102,7 @@ def verify(
     cut = in_store(url, token_file, work)
     parts = parts_of(cut, sink)
     if not parts:
-        sinks = {one for part in cut.workers.values() for one in part.sinks if parts_of(cut, one)}
+        sinks = {one for part in cut.outputs().values() for one in part.sinks if parts_of(cut, one)}
         known = ", ".join(sorted(sinks)) or "none"
         text = f"checkpoint {cut.cut} of {name} has no files of a sink {sink!r}; sinks with files: {known}"
         fail(text, NEGATIVE)

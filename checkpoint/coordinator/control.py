@@ -14,6 +14,7 @@ from typing import Any, Final
 import trio
 
 from checkpoint.coordinator.listeners import Listeners, RegionListener
+from checkpoint.coordinator.outcomes import Outcomes
 from checkpoint.coordinator.shell import Observer, RegionShell, listening, run_region
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
@@ -35,6 +36,7 @@ from checkpoint.core.region import (
     RegionStatus,
     ResetReport,
     SavepointSettled,
+    ScaleSettled,
     StateChanged,
 )
 from checkpoint.core.request_handling import NO_CHECKPOINTS
@@ -80,7 +82,7 @@ class RegionControl:
         self._go: trio.Event | None = None
         self._address: tuple[str, int] | None = None
         self._cut = 0
-        self._settled: dict[str, SavepointSettled] = {}
+        self._outcomes = Outcomes(spec.name, self._lock, self._post, lambda: self._over)
         self._over = False
         self._error: Exception | None = None
         self._abandon = trio.CancelScope()
@@ -270,27 +272,23 @@ class RegionControl:
         Raises LocalProtocolError with the reason if the savepoint cannot be created, because the checkpoint
         is released or the name is taken; RegionFailedError after `timeout` seconds or at the region's end.
         """
-        return self._wait_settled(SavepointWanted(name, checkpoint), timeout)
+        self._need_checkpoints()
+        return self._outcomes.savepoint(SavepointWanted(name, checkpoint), timeout)
 
     def drop_savepoint(self, name: str, timeout: float | None = None) -> int:
         """Drop a savepoint and what only it needed. Return its checkpoint's number. Raises as `savepoint`."""
-        return self._wait_settled(SavepointWanted(name, on=False), timeout)
-
-    def _wait_settled(self, wanted: SavepointWanted, timeout: float | None) -> int:
         self._need_checkpoints()
-        with self._lock:
-            self._settled.pop(wanted.name, None)
-        self._post(wanted)
-        with self._lock:
-            self._lock.wait_for(lambda: wanted.name in self._settled or self._over, timeout)
-            outcome = self._settled.pop(wanted.name, None)
-        if outcome is None:
-            raise RegionFailedError(
-                f"region {self.spec.name} committed no checkpoint that records savepoint {wanted.name!r}"
-            )
-        if outcome.error:
-            raise LocalProtocolError(f"region {self.spec.name}: {outcome.error}")
-        return outcome.checkpoint
+        return self._outcomes.savepoint(SavepointWanted(name, on=False), timeout)
+
+    def scale(self, workers: int | None, timeout: float | None = None) -> ScaleSettled:
+        """Change the number of workers while the region runs; None gives up a change that is under way.
+
+        Returns when the checkpoint with the new layout is committed. Raises NotScaledError with the reason if
+        the region keeps the workers that it has. After `timeout` seconds it raises RegionFailedError, and the
+        change goes on.
+        """
+        self._need_checkpoints()
+        return self._outcomes.scale(workers, timeout)
 
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
         """Notify this listener, on a separate thread, of all later events."""
@@ -365,10 +363,9 @@ class RegionControl:
             with self._lock:
                 self._cut = max(self._cut, event.checkpoint)
                 self._lock.notify_all()
-        elif isinstance(event, SavepointSettled):
+        elif isinstance(event, SavepointSettled | ScaleSettled):
             with self._lock:
-                self._settled[event.name] = event
-                self._lock.notify_all()
+                self._outcomes.note(event)
         if isinstance(event, ResetReport):
             logger.warning("%s", reset_line(self.spec.name, event))
         self._notify_listeners(event)

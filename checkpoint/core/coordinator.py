@@ -61,7 +61,7 @@ from checkpoint.core.savepoints import Savepoints
 from checkpoint.core.status_reports import StatusReporter
 from checkpoint.core.stopping import Stopping
 
-PATIENCE: Final = ("gather", "restore", "drain")
+PATIENCE: Final = ("gather", "restore", "drain", "scale")
 """Timers that wait for others: they do not advance while the store has no quorum."""
 
 
@@ -82,7 +82,7 @@ class Coordinator:
         self._recovery = recovery = Recovery(state, ending)
         self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery)
         losses = Losses(state, ending, checkpointing, recovery)
-        rescaling = Rescaling(state, ending)
+        self._rescaling = rescaling = Rescaling(state, ending, pausing, recovery)
         manifest = ManifestClaim(state, ending, checkpointing, savepoints, recovery, gathering, rescaling)
         stopping = Stopping(state, ending, checkpointing)
         self._last_tick = 0.0
@@ -103,6 +103,7 @@ class Coordinator:
             v.ResetWanted: self._on_reset_wanted,
             v.PauseWanted: pausing.on_pause_wanted,
             v.SavepointWanted: savepoints.on_savepoint_wanted,
+            v.ScaleWanted: rescaling.on_scale_wanted,
             v.StopWanted: stopping.on_stop_wanted,
         }
         self._on_message: Final[dict[type[Any], Callable[[Worker, Any, float], m.Refusal | None]]] = {
@@ -121,6 +122,7 @@ class Coordinator:
             "restore": losses.restore_timed_out,
             "drain": losses.drain_timed_out,
             "cut": checkpointing.cut_timer_expired,
+            "scale": rescaling.timed_out,
             "stop": stopping.timed_out,
             "grace": ending.grace_expired,
         }
@@ -132,6 +134,7 @@ class Coordinator:
             return []
         self._on_event[type(event)](event, now)
         self._reporter.note_waiting(now)
+        self._rescaling.advance(now)
         if not state.over:
             self._gathering.launch_due(now)
         self._reporter.report_change()
@@ -139,7 +142,7 @@ class Coordinator:
 
     def deadline(self) -> float | None:
         """Return when the next Tick is due, None if nothing happens by time alone."""
-        launches = [worker.launch_at for worker in self.state.roster if worker.launch_at is not None]
+        launches = [one.launch_at for one in self.state.roster.ever() if one.launch_at is not None]
         due = self.state.timers.next()
         return min([*launches, *([] if due is None else [due])], default=None)
 
@@ -163,6 +166,7 @@ class Coordinator:
         layout_changed = self.state.layout_changes
         self._checkpointing.on_cut_appended(event, now)
         if layout_changed and not self.state.layout_changes:
+            self._rescaling.committed(now)
             self._gathering.start_all(now)
         # Before settle_or_request: that may request another checkpoint, and a region with a pending one does
         # not become PAUSED.

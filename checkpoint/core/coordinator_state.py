@@ -50,6 +50,27 @@ class Round:
     """When all workers were ordered to restore."""
 
 
+@dataclass(slots=True)
+class Scaling:
+    """A change of the number of workers while the region runs (`rescaling.py`)."""
+
+    workers: int
+    """The number of workers to come."""
+    began: float
+    incarnation: int
+    """The incarnation in which it was requested. In another one it is given up, unless it switches."""
+    user_paused: bool
+    """The region was paused by a user, and stays so."""
+    holds: bool = False
+    """The region is ordered to pause for the switch."""
+    switches: bool = False
+    """The incarnation with the new layout is under way, or begun."""
+    opened: bool = False
+    """That incarnation has begun."""
+    checkpoint: int = 0
+    """The checkpoint from which it begins."""
+
+
 class CoordinatorState:
     """The fields and the outbox of one coordinator.
 
@@ -99,6 +120,9 @@ class CoordinatorState:
         """The number of the pause order in force, 0 for none."""
         self.is_paused = False
         """No worker takes input, and everything that was taken is committed."""
+
+        self.scaling: Scaling | None = None
+        """The change of the number of workers that is under way."""
 
         self.placement = Placement()
         self.round = Round()

@@ -134,6 +134,13 @@ class SavepointWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleWanted:
+    """A user requests another number of workers; None: that the change under way is given up."""
+
+    workers: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class StopWanted:
     """A user requests that the region stops."""
 
@@ -155,6 +162,7 @@ Event: TypeAlias = (
     | ResetWanted
     | PauseWanted
     | SavepointWanted
+    | ScaleWanted
     | StopWanted
 )
 

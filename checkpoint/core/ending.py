@@ -32,7 +32,8 @@ class Ending:
         shared.timers.clear()
         shared.timers.set("grace", now + limits.stop_grace_s)
         shared.timers.set("beat", now + limits.heartbeat_s)
-        shared.send_all(self.stop_message(kind, reason))
+        for _, link in shared.roster.linked(coming=True):
+            shared.send(link, self.stop_message(kind, reason))
         for worker in shared.roster.ever():
             worker.launch_at = None
             # No Stop reaches a worker that has no link: cancel its attempt.
@@ -52,7 +53,7 @@ class Ending:
         if force or all(worker.ended for worker in state.roster.ever()):
             state.move(PhaseEvent.GONE)
             state.timers.clear()
-            for _, link in list(state.roster.linked()):
+            for _, link in list(state.roster.linked(coming=True)):
                 state.emit(CloseLink(link))
             self._reporter.report_change()  # before End, after which no effect follows
             state.emit(state.outcome)

@@ -46,14 +46,14 @@ class Gathering:
         This needs no incarnation, because a launched worker only joins.
         """
         state = self._state
-        for worker in state.roster:
+        for worker in state.roster.ever():
             if worker.launch_at is not None and worker.launch_at <= now:
                 state.emit(LaunchWorker(worker.index, state.roster.launch(worker, state.round.number, now)))
 
     def on_join(self, link: int, join: Join, now: float) -> Refusal | None:
         """Take the first message of a link. Only the current attempt of a worker is accepted."""
         state = self._state
-        if not 0 <= join.worker < len(state.roster):
+        if not state.roster.has(join.worker):
             return self._refuse_join(link, "refused", f"there is no worker {join.worker}")
         worker = state.roster[join.worker]
         if state.over:
@@ -177,6 +177,9 @@ class Gathering:
         missing = state.roster.indices_not_in(WorkerState.JOINED)
         if state.phase is CoordinatorPhase.OPENING and not missing:
             state.timers.set("gather", now + state.spec.start_timeout_s)
+            return
+        if state.scaling is not None:
+            self._recovery.reset("a worker of the new layout did not join", now)
             return
         errors = "; ".join(f"worker {i}: {state.roster[i].error}" for i in missing if state.roster[i].error)
         listed = ", ".join(map(str, missing))

@@ -43,8 +43,8 @@ class Losses:
         if event.attempt != worker.attempt:
             return
         worker.ended = True
-        if worker.index >= len(state.roster):
-            pass  # the layout does not have it: nothing follows
+        if worker.index >= len(state.roster) and worker not in state.roster.coming:
+            pass  # no layout has it now: nothing follows
         elif worker.state in (WorkerState.LOST, WorkerState.DONE):
             if event.error:
                 worker.error = event.error
@@ -135,7 +135,7 @@ class Losses:
             self._checkpointing.finish_if_all_have(now)
             return
         self._close(state.roster.lose(worker, f"{reason}\n{text}" if text else reason, ended=ended))
-        if state.over:
+        if state.over or worker in state.roster.coming:
             if not ended:
                 state.emit(CancelWorker(worker.index))
             self._ending.end_if_all_ended()
@@ -167,7 +167,8 @@ class Losses:
         state = self._state
         state.timers.set("beat", now + limits.heartbeat_s)
         number = state.incarnation
-        state.send_all(Heartbeat(job=state.spec.name, incarnation=number, epoch=number))
+        for _, link in state.roster.linked(coming=True):
+            state.send(link, Heartbeat(job=state.spec.name, incarnation=number, epoch=number))
         while (worker := state.roster.silent(now, state.spec.suspect_after_s)) is not None:
             text = f"nothing was received from it for {now - worker.received_at:.1f} s"
             self.lose(worker, text, now, ended=False)

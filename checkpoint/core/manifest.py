@@ -148,6 +148,10 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     version 5 on.
     """
 
+    def outputs(self) -> "dict[int, WorkerCut | RetiredWorker]":
+        """Return worker -> `sinks` and `floors` of its output, of present and former workers."""
+        return {**self.retired, **self.workers}
+
     @property
     def workers_declared(self) -> int:
         """The number of workers that a program asked for last."""

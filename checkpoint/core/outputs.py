@@ -58,6 +58,10 @@ class OutputHead(msgspec.Struct, frozen=True, kw_only=True):
 
     The output of a step corresponds to the inputs of all workers.
     """
+    begins: bool | msgspec.UnsetType = msgspec.UNSET
+    """Set in a record without rows, which is no step: the worker joins the region after this step. The steps
+    since the log's last one, if there are any, were made by other workers.
+    """
 
 
 class Output(NamedTuple):

@@ -36,6 +36,9 @@ class Pausing:
         """Pause or continue. A request for what is already in force changes nothing."""
         del now
         state = self._state
+        if state.scaling is not None:
+            state.scaling.user_paused = event.on  # it holds when the change is settled
+            return
         if (
             state.over
             or state.phase is CoordinatorPhase.STOPPING
@@ -43,8 +46,13 @@ class Pausing:
             or state.spec.without_checkpoints
         ):
             return
-        self._orders += event.on
-        state.pause = self._orders if event.on else 0
+        self.order(on=event.on)
+
+    def order(self, *, on: bool) -> None:
+        """Pause or continue; if the region does not run now, from the start of its workers on."""
+        state = self._state
+        self._orders += on
+        state.pause = self._orders if on else 0
         if state.phase is CoordinatorPhase.RUNNING:
             self.order_pause()
 

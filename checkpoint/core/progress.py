@@ -12,7 +12,13 @@ from typing import Any, Final
 
 from checkpoint.core.dropped import merge_counters
 from checkpoint.core.recovery_estimate import RecoveryEstimate
-from checkpoint.core.region import CheckpointCommitted, RegionStatus, ResetReport, WorkerStatus
+from checkpoint.core.region import (
+    CheckpointCommitted,
+    RegionStatus,
+    ResetReport,
+    ScalingStatus,
+    WorkerStatus,
+)
 
 RECENT_PROGRESS_MAX: Final = 100
 _DIGITS: Final = 6
@@ -121,10 +127,15 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "waitingBytes": status.waiting_bytes,
         "savepoints": dict(status.savepoints),
         "rowsDropped": rows_dropped_json(status),
+        "scaling": None if status.scaling is None else _scaling_json(status.scaling),
         "recovery": recovery_json(status.recovery),
         "workers": [worker_json(worker) for worker in status.workers],
         "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_LISTED_MAX:]],
     }
+
+
+def _scaling_json(scaling: ScalingStatus) -> dict[str, Any]:
+    return {"workers": scaling.workers, "phase": scaling.phase, "seconds": round(scaling.seconds, 3)}
 
 
 def rows_dropped_json(status: RegionStatus) -> dict[str, dict[str, int]]:

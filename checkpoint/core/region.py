@@ -200,6 +200,20 @@ class ResetReport:
     """
 
 
+ScalingPhase: TypeAlias = Literal["launching workers", "pausing", "moving state"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingStatus:
+    """A change of the number of workers that is under way."""
+
+    workers: int
+    """The number of workers to come."""
+    phase: ScalingPhase
+    seconds: float
+    """Since it was requested, as of the last event."""
+
+
 @dataclass(frozen=True, slots=True)
 class RegionStatus:
     """A consistent snapshot of the region's status."""
@@ -225,6 +239,8 @@ class RegionStatus:
     """The savepoints of the last checkpoint: name -> the checkpoint that stays restorable."""
     dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Rule ("late", "null") -> operator -> rows that it dropped since the region began."""
+    scaling: ScalingStatus | None = None
+    """The change of the number of workers that is under way, None if there is none."""
     recovery: RecoveryEstimate | None = None
     """How long a recovery would take now; None before the workers have started, and at the end."""
 
@@ -290,6 +306,32 @@ class SavepointSettled:
     """Why it failed, empty on success. After an error nothing has changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScaleSettled:
+    """A request for another number of workers is settled: the checkpoint with the new layout is committed, or
+    it failed.
+    """
+
+    wanted: int | None
+    """The number that was requested, None for a request to give a change up."""
+    workers: int
+    """The number of workers that the region has now."""
+    error: str = ""
+    """Why it failed, empty on success. After an error the region has the workers that it had before."""
+    given_up: bool = False
+    """The change was begun and given up."""
+    seconds: float = 0.0
+    """From the request until it was settled."""
+    pause_s: float = 0.0
+    """For how long of that no input was taken."""
+
+
 RegionEvent: TypeAlias = (
-    StateChanged | CheckpointCommitted | WorkerLost | WorkerJoined | ResetReport | SavepointSettled
+    StateChanged
+    | CheckpointCommitted
+    | WorkerLost
+    | WorkerJoined
+    | ResetReport
+    | SavepointSettled
+    | ScaleSettled
 )

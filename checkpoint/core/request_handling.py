@@ -17,6 +17,8 @@ ran when it was written; `checkpoint/requests/server.py` does not read older one
 | resume | accepted | done, once the region is not PAUSED |
 | pin | accepted | done, with the checkpoint that the savepoint holds; failed, with the reason |
 | unpin | accepted | as for pin |
+| scale | accepted | done, with the number of workers and the time it took; failed, with the reason |
+| unscale | accepted | done, once the change is given up; failed, with the reason |
 | stop | accepted | done, with the state in which the region ended |
 """
 
@@ -30,6 +32,7 @@ from checkpoint.core.coordinator_vocabulary import (
     PauseWanted,
     ResetWanted,
     SavepointWanted,
+    ScaleWanted,
     StopWanted,
 )
 from checkpoint.core.progress import reset_json
@@ -40,6 +43,7 @@ from checkpoint.core.region import (
     RegionStatus,
     ResetReport,
     SavepointSettled,
+    ScaleSettled,
 )
 from checkpoint.core.request_records import Request, Verdict
 
@@ -80,7 +84,7 @@ RequestEvent: TypeAlias = RequestArrived | RegionNotified | QueueRead | RegionEn
 class CommandRegion:
     """Pass an event to the coordinator, as if the driver's own user had requested it."""
 
-    event: CheckpointWanted | ResetWanted | PauseWanted | SavepointWanted | StopWanted
+    event: CheckpointWanted | ResetWanted | PauseWanted | SavepointWanted | ScaleWanted | StopWanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +114,15 @@ _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
     "resume": {RegionState.STOPPING: "the region is being stopped"},
     "pin": {RegionState.STOPPING: "the region is being stopped"},
     "unpin": {RegionState.STOPPING: "the region is being stopped"},
+    "scale": {RegionState.STOPPING: "the region is being stopped"},
+    "unscale": {},
     "stop": {},
 }
 """Request -> state -> why it is refused. It is accepted in all other states but the final ones."""
 _CLOCK_STEP_S: Final = 1e-6
 """Differences of clock readings are rounded."""
 _CUT_REQUESTS: Final = ("checkpoint", "pin", "unpin")
-_REFUSED_WITHOUT_CUTS: Final = (*_CUT_REQUESTS, "pause", "resume")
+_REFUSED_WITHOUT_CUTS: Final = (*_CUT_REQUESTS, "pause", "resume", "scale", "unscale")
 
 
 @dataclass(slots=True)
@@ -127,6 +133,7 @@ class _OpenRequest:
     what: str
     requested_at: float
     name: str = ""
+    workers: int = 0
 
 
 NO_CHECKPOINTS: Final = "{} is outside of any consistent region and has no checkpoints"
@@ -175,7 +182,7 @@ class RequestHandler:
         elif request.what == "status":
             self._status_requests.append(request.id)
         else:
-            self._open.append(_OpenRequest(request.id, request.what, now, request.name))
+            self._open.append(_OpenRequest(request.id, request.what, now, request.name, request.workers))
             self._out.append(WriteAnswer((request.id,), "accepted", f"the region is {status.state.value}"))
             self._command_region(request)
 
@@ -222,6 +229,8 @@ class RequestHandler:
             self._out.append(CommandRegion(StopWanted()))
         elif what in ("pause", "resume"):
             self._out.append(CommandRegion(PauseWanted(on=what == "pause")))
+        elif what in ("scale", "unscale"):
+            self._out.append(CommandRegion(ScaleWanted(request.workers if what == "scale" else None)))
         elif what in ("pin", "unpin"):
             self._out.append(CommandRegion(SavepointWanted(request.name, request.cut, on=what == "pin")))
         else:
@@ -238,6 +247,24 @@ class RequestHandler:
             self._done("reset", now, reset_json(event))
         elif isinstance(event, SavepointSettled):
             self._savepoint_settled(event)
+        elif isinstance(event, ScaleSettled):
+            self._scale_settled(event)
+
+    def _scale_settled(self, event: ScaleSettled) -> None:
+        """Answer the requests for this number; after a change that was given up, also those for that."""
+        result = {
+            "workers": event.workers,
+            "seconds": round(event.seconds, 6),
+            "pauseSeconds": round(event.pause_s, 6),
+        }
+        scale = [one for one in self._open if one.what == "scale" and one.workers == event.wanted]
+        of_all = event.wanted is None or event.given_up
+        unscale = [one for one in self._open if one.what == "unscale" and of_all]
+        for done, error in ((scale, event.error), (unscale, "" if event.given_up else event.error)):
+            if done:
+                self._open = [one for one in self._open if one not in done]
+                ids = tuple(one.id for one in done)
+                self._out.append(WriteAnswer(ids, "failed" if error else "done", error, result))
 
     def _savepoint_settled(self, event: SavepointSettled) -> None:
         """Answer all requests about this savepoint. Of two opposite ones, both receive the outcome."""

@@ -75,7 +75,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """32 random hexadecimal digits. Two records with one id are one request."""
     region: str
     what: str
-    """status, checkpoint, reset, pause, resume, pin, unpin or stop."""
+    """status, checkpoint, reset, pause, resume, pin, unpin, scale, unscale or stop."""
     wall_time_ms: int
     patience_ms: int
     """How long after `wall_time_ms` the request may still be begun."""
@@ -85,6 +85,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The name of a savepoint."""
     cut: int = 0
     """The checkpoint of a savepoint, 0 for the last one."""
+    workers: int = 0
+    """The number of workers to go to."""
     asked_by: str = ""
     """user@host, for the log."""
 

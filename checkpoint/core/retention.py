@@ -49,8 +49,14 @@ def keep(kept: Sequence[Cut], cut: Cut) -> tuple[Cut, ...]:
 
 
 def floors_of(kept: Sequence[Cut], worker: int) -> dict[str, Floor]:
-    """Return chain -> the lowest segment of this worker that a retained checkpoint needs."""
-    return lowest(cut.workers[worker].floors for cut in kept if worker in cut.workers)
+    """Return chain -> the lowest segment of this worker that a retained checkpoint needs.
+
+    Of a former worker that is a segment which cannot exist yet: nothing of its state is needed.
+    """
+    parts = [cut.workers[worker] for cut in kept if worker in cut.workers]
+    if kept and not parts:
+        return dict.fromkeys(("state", "steps"), (kept[-1].incarnation + 1, 0))
+    return lowest(part.floors for part in parts)
 
 
 def steps_kept_after(kept: Sequence[Cut]) -> int:

@@ -88,6 +88,8 @@ class Roster:
     def __init__(self, workers: int) -> None:
         self._ever = [Worker(index) for index in range(workers)]
         self._workers = list(self._ever)
+        self.coming: list[Worker] = []
+        """Workers that the next layout has and the present one does not: they only join."""
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -105,10 +107,22 @@ class Roster:
 
     def resize(self, workers: int) -> list[Worker]:
         """Have this number of workers. Return those that leave; the caller ends them (`retire`)."""
-        self._ever += [Worker(index) for index in range(len(self._ever), workers)]
-        leaving = self._workers[workers:]
-        self._workers = self._ever[:workers]
+        self._grow(workers)
+        leaving = [worker for worker in self._ever[workers:] if self.has(worker.index)]
+        self._workers, self.coming = self._ever[:workers], []
         return leaving
+
+    def expect(self, workers: int) -> None:
+        """Let further workers join, up to this number, that `resize` will add."""
+        self._grow(workers)
+        self.coming = self._ever[len(self) : workers]
+
+    def has(self, index: int) -> bool:
+        """Return whether it is a worker of the present layout, or one that comes."""
+        return 0 <= index < len(self) + len(self.coming)
+
+    def _grow(self, workers: int) -> None:
+        self._ever += [Worker(index) for index in range(len(self._ever), workers)]
 
     def retire(self, worker: Worker) -> int | None:
         """Note that a worker has left the region. Return its link, which the caller closes."""
@@ -119,7 +133,7 @@ class Roster:
         return link
 
     def by_link(self, link: int) -> Worker | None:
-        return next((worker for worker in self._workers if worker.link == link), None)
+        return next((worker for worker in self._ever if worker.link == link), None)
 
     def all_in(self, *states: WorkerState) -> bool:
         return all(worker.state in states for worker in self._workers)
@@ -127,9 +141,9 @@ class Roster:
     def indices_not_in(self, *states: WorkerState) -> list[int]:
         return [worker.index for worker in self._workers if worker.state not in states]
 
-    def linked(self) -> Iterator[tuple[Worker, int]]:
-        """Yield (worker, its link) of every linked worker."""
-        for worker in self._workers:
+    def linked(self, *, coming: bool = False) -> Iterator[tuple[Worker, int]]:
+        """Yield (worker, its link) of every linked worker; with `coming` also of those that come."""
+        for worker in (*self._workers, *(self.coming if coming else ())):
             if worker.link is not None:
                 yield worker, worker.link
 
@@ -184,12 +198,13 @@ class Roster:
 
     def shift(self, seconds: float) -> None:
         """Add time that does not count as silence of any worker."""
-        for worker in self._workers:
+        for worker, _ in self.linked(coming=True):
             worker.received_at += seconds
 
     def silent(self, now: float, seconds: float) -> Worker | None:
         """Return a linked worker that sent nothing for more than `seconds`, None if there is none."""
-        return next((w for w, _ in self.linked() if now - w.received_at > seconds), None)
+        linked = self.linked(coming=True)
+        return next((worker for worker, _ in linked if now - worker.received_at > seconds), None)
 
 
 def launch_delay_s(failures: int) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.recovery_estimate import RecoveryEstimate, estimate
-from checkpoint.core.region import RegionState, RegionStatus, StateChanged
+from checkpoint.core.region import RegionState, RegionStatus, ScalingPhase, ScalingStatus, StateChanged
 from checkpoint.core.region_states import LINKED, VISIBLE_STATES, CoordinatorPhase
 from checkpoint.core.roster import Worker
 
@@ -85,7 +85,16 @@ class StatusReporter:
             savepoints=state.held_savepoints,
             dropped=state.dropped,
             recovery=self._recovery(),
+            scaling=self._scaling(),
         )
+
+    def _scaling(self) -> ScalingStatus | None:
+        change = self._state.scaling
+        if change is None:
+            return None
+        running = "pausing" if change.holds else "launching workers"
+        phase: ScalingPhase = "moving state" if change.switches else running
+        return ScalingStatus(change.workers, phase, self._now - change.began)
 
     def _recovery(self) -> RecoveryEstimate | None:
         """Return how long a recovery would take now; None if the region is over or was never started."""

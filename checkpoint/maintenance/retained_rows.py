@@ -122,12 +122,12 @@ class OutputRows:
     async def splits(self) -> list[str]:
         last = (await retained_checkpoints(self._store, self._region))[-1:]
         return [
-            split_of(one) for cut in last for one, part in cut.workers.items() if self._sink in part.sinks
+            split_of(one) for cut in last for one, part in cut.outputs().items() if self._sink in part.sinks
         ]
 
     async def refuse_unknown(self) -> None:
         last = (await read_manifest(self._store, self._region)).last  # raises NoRegionError
-        parts = last.workers.values() if last is not None else ()
+        parts = last.outputs().values() if last is not None else ()
         raise NoSinkError(self._region, self._sink, sorted({sink for part in parts for sink in part.sinks}))
 
     def directory(self, split: str) -> str:

@@ -56,7 +56,7 @@ async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObjec
     coordinator = coordinator_directory(view.region)
     found = await objects_below(store, coordinator, await _manifest_floor(store, coordinator))
     kept = needed(view)
-    for worker in sorted({worker for cut in kept for worker in cut.workers}):
+    for worker in sorted({worker for cut in kept for worker in cut.outputs()}):
         floors = without_outputs(floors_of(kept, worker))
         found += await objects_below(store, worker_directory(view.region, worker), floors)
     return found
@@ -94,7 +94,7 @@ async def collect_stopped(host: ManifestHost, region: str, *, wait_s: float = li
     # First the manifest: holding it proves the last checkpoint, whose floors decide what is deleted (R14).
     async with hold_manifest(host, region) as (log, opened, _):
         clean = await log.wait_collected(wait_s)
-        for worker in sorted({worker for cut in opened.kept for worker in cut.workers}):
+        for worker in sorted({worker for cut in opened.kept for worker in cut.outputs()}):
             directory = worker_directory(region, worker)
             claim = await host.claim(directory, opened.incarnation, limits.claim_patience_s)
             if claim is None:

@@ -53,9 +53,10 @@ class RequestClient:
         accepted: Callable[[Answer], None] = lambda _: None,
         name: str = "",
         cut: int = 0,
+        workers: int = 0,
     ) -> Reply:
         """Send a request and wait for the final answer: at most `patience_s` seconds for the first answer,
-        and `wait_s` more for the final one. name, cut: of a savepoint.
+        and `wait_s` more for the final one. name, cut: of a savepoint. workers: to go to.
 
         Raises NoAnswerError, whose text says whether the request may still be carried out;
         QuorumUnavailableError if it could not be written in time.
@@ -63,7 +64,7 @@ class RequestClient:
         if not self._began:
             await self._queue.skip_present()
             self._began = True
-        request = self._request(what, incarnation, patience_s, name, cut)
+        request = self._request(what, incarnation, patience_s, name, cut, workers)
         await self._write(request)
         doubt, begun = "", False
         deadline = trio.current_time() + patience_s
@@ -92,7 +93,13 @@ class RequestClient:
         raise NoAnswerError(self._no_answer_text(request, doubt, patience_s, wait_s, begun=begun))
 
     def _request(
-        self, what: str, incarnation: int, patience_s: float, name: str = "", cut: int = 0
+        self,
+        what: str,
+        incarnation: int,
+        patience_s: float,
+        name: str = "",
+        cut: int = 0,
+        workers: int = 0,
     ) -> Request:
         return Request(
             id=randomness.fresh_id().hex(),
@@ -103,6 +110,7 @@ class RequestClient:
             incarnation=incarnation,
             name=name,
             cut=cut,
+            workers=workers,
             asked_by=_requester(),
         )
 

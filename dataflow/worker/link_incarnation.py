@@ -254,6 +254,7 @@ class LinkIncarnation:
                     generation=generation,
                     scratch=scratch,
                     floors=order.floors,
+                    joins=self._change is not None and not self._change.share.stays,
                 )
             )
             if not spec.without_checkpoints:

@@ -77,8 +77,10 @@ class Outputs:
         generation: int,
         scratch: Scratch | None,
         floors: Mapping[str, Floor],
+        joins: bool = False,
     ) -> None:
-        """Open every log at its position. floors: what the manifest has released of each chain.
+        """Open every log at its position. floors: what the manifest has released of each chain. joins: the
+        region did not have this worker in the checkpoint.
 
         Raises what `OutputLog.open` raises; call `aclose` then too.
         """
@@ -94,6 +96,8 @@ class Outputs:
                 scratch=scratch,
                 released=floors.get(output_chain(name), NO_FLOOR),
             )
+            if joins:
+                await log.begin_after(name, after_step)
             self._logs[name] = log
             self._handled[name] = after_step
 

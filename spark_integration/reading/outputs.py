@@ -97,7 +97,7 @@ class OutputOrigin(ChainOrigin):
                 remedy="`dos checkpoint ls` lists them",
             )
         points = {}
-        for worker, part in cut.workers.items():
+        for worker, part in cut.outputs().items():
             if (prepared := part.sinks.get(self._sink)) is not None:
                 at = msgspec.convert(prepared, Position)
                 points[f"w{worker:04d}"] = SplitPoint(at.epoch, at.size)
@@ -139,6 +139,8 @@ class _StepReader(PieceReader):
         if record.op is not Op.OUTPUT:
             return False
         output = decode_output(record.ints, record.strings, where=self._name, at=end)
+        if output.head.begins:
+            return False
         self.rows, self.bytes = output.rows, end - begin
         self.order, self.time_ms = output.step, output.time_ms
         return True

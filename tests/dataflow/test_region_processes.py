@@ -42,9 +42,12 @@ class Watch:
 
     def __init__(self) -> None:
         self.events: list[RegionEvent] = []
+        self.also: Callable[[RegionEvent], None] = lambda _: None
+        """Called with each event, as soon as it comes."""
         self._changed = threading.Condition()
 
     def __call__(self, event: RegionEvent) -> None:
+        self.also(event)
         with self._changed:
             self.events.append(event)
             self._changed.notify_all()

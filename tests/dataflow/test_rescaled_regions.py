@@ -1,25 +1,35 @@
-"""A stopped region goes on with another number of workers, on real servers and real worker processes."""
+"""Regions that go to another number of workers, stopped and running, on real servers and worker processes."""
 
+import os
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, WorkerJoined
+from checkpoint.errors import NotScaledError
+from dataflow import FileSource, Graph, JournaledFileSink
 from tests.dataflow.support import rows_of, true_counts
+from tests.dataflow.test_output_processes import counted, inputs, last_shown, steps_of
 from tests.dataflow.test_region_processes import (
+    WAIT_S,
     finished,
     hurry,
+    kill,
     running,
     slow_word_count,
     texts,
     three_servers,
+    unhurried,
 )
 
 __all__ = ["texts", "three_servers"]
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
 
 def counts_in(directory: Path) -> dict[str, int]:
-    """Word -> its last count, wherever its worker was. Fails if any count is missing or there twice."""
+    """Word -> its last count, wherever its worker was. Fails if any count is there twice."""
     found: dict[str, list[int]] = {}
     for _, (word, count) in rows_of(directory):
         assert word is not None
@@ -30,7 +40,6 @@ def counts_in(directory: Path) -> dict[str, int]:
     return {word: max(counts) for word, counts in found.items()}
 
 
-@pytest.mark.usefixtures("forks")
 def test_a_stopped_region_goes_on_with_other_numbers_of_workers(
     shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
@@ -43,3 +52,96 @@ def test_a_stopped_region_goes_on_with_other_numbers_of_workers(
     with running(graph, shared_store, tmp_path, workers=5) as (control, _):
         assert finished(control), control.status
     assert counts_in(tmp_path / "out") == dict(true_counts(texts, 3))
+
+
+def test_a_running_region_goes_to_other_numbers_of_workers(
+    shared_store: str, texts: list[Path], tmp_path: Path
+) -> None:
+    graph = slow_word_count(texts, tmp_path / "out")
+    with running(graph, shared_store, tmp_path, workers=2) as (control, watch):
+        watch.cuts(2)
+        for workers in (3, 5, 1):
+            settled = control.scale(workers, WAIT_S)
+            assert (settled.workers, settled.error) == (workers, "")
+            assert len(control.status.workers) == workers
+        assert not control.status.resets, "a change is no reset"
+    # A program that asks for the same number as before does not undo the change.
+    hurry(tmp_path / "out")
+    with running(graph, shared_store, tmp_path, workers=2) as (control, _):
+        assert finished(control), control.status
+        assert len(control.status.workers) == 1
+    assert counts_in(tmp_path / "out") == dict(true_counts(texts, 3))
+
+
+@pytest.mark.parametrize("publish", ["step", "checkpoint"])
+def test_output_logs_have_every_step_once_through_changes_and_kills(
+    shared_store: str, tmp_path: Path, publish: str
+) -> None:
+    """Worker 1 leaves and comes back, so its log has steps before and after the others' steps."""
+    paths = inputs(tmp_path)
+    graph = counted(paths, tmp_path, publish)
+    with running(graph, shared_store, tmp_path, workers=2) as (control, watch):
+        watch.cuts(2)
+        control.scale(1, WAIT_S)
+        kill(control, 0, wipe=True)
+        control.checkpoint(WAIT_S)
+        control.scale(3, WAIT_S)
+        kill(control, 1, wipe=False)
+        control.checkpoint(WAIT_S)
+    with running(graph, shared_store, tmp_path, workers=4) as (control, watch):
+        watch.wait(lambda event: isinstance(event, CheckpointCommitted) and len(control.status.workers) == 4)
+        hurry(tmp_path / "out")
+        assert finished(control), control.status
+        assert len(control.status.workers) == 4
+    assert last_shown(shared_store, tmp_path.name) == dict(true_counts(paths, 3))
+    steps = steps_of(shared_store, tmp_path.name)
+    assert [one.step for one in steps] == list(range(1, steps[-1].step + 1))
+    assert {len(one.parts) for one in steps} == {1, 2, 3, 4}
+
+
+def test_a_change_that_fails_leaves_the_workers_that_were_there(
+    shared_store: str, texts: list[Path], tmp_path: Path
+) -> None:
+    graph = slow_word_count(texts, tmp_path / "out")
+
+    def kill_the_new(event: RegionEvent) -> None:
+        if isinstance(event, WorkerJoined) and event.worker == 2:
+            os.kill(event.pid, signal.SIGKILL)
+
+    with running(graph, shared_store, tmp_path, workers=2) as (control, watch):
+        watch.cuts(2)
+        watch.also = kill_the_new
+        with pytest.raises(NotScaledError, match="keeps 2 workers"):
+            control.scale(3, WAIT_S)
+        watch.also = lambda _: None
+        for wrong, why in ((0, "a region has 1 to 4096 workers, got 0"), (None, "no change of the number")):
+            with pytest.raises(NotScaledError, match=why):
+                control.scale(wrong, WAIT_S)
+        assert control.checkpoint(WAIT_S)
+        assert len(control.status.workers) == 2
+        assert control.scale(3, WAIT_S).workers == 3
+        hurry(tmp_path / "out")
+        assert finished(control), control.status
+    assert counts_in(tmp_path / "out") == dict(true_counts(texts, 3))
+
+
+def test_what_has_no_rule_keeps_its_number_of_workers(
+    shared_store: str, texts: list[Path], tmp_path: Path
+) -> None:
+    graph = Graph("kept")
+    lines = graph.source("lines", FileSource(texts, errors="replace"))
+    words = lines.flat_map(
+        "words", partial(unhurried, tmp_path / "hurry"), schema="word string", takes="batch"
+    )
+    words.key_by("by_word", "word").count("counts").sink("out", JournaledFileSink())
+    with running(graph, shared_store, tmp_path, workers=1) as (control, watch):
+        watch.cuts(2)
+        with pytest.raises(NotScaledError, match="'out' has no rule for it: it keeps files"):
+            control.scale(2, WAIT_S)
+    with running(graph, shared_store, tmp_path, workers=2) as (control, _):
+        assert control.wait(WAIT_S)
+        reason = str(control.exception())
+        assert "made by 1 worker, the region has 2 workers: 'out' has no rule for it" in reason
+    with running(graph, shared_store, tmp_path) as (control, watch):
+        watch.cuts(1)
+        assert len(control.status.workers) == 1

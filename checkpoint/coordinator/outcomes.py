@@ -1,0 +1,76 @@
+"""Requests that a region settles later, for the threads that wait: savepoints, numbers of workers."""
+
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+from checkpoint.core.coordinator_vocabulary import SavepointWanted, ScaleWanted
+from checkpoint.core.region import SavepointSettled, ScaleSettled
+from checkpoint.errors import NotScaledError, RegionFailedError
+from dos_protocol.errors import LocalProtocolError
+
+Wanted: TypeAlias = SavepointWanted | ScaleWanted
+Settled: TypeAlias = SavepointSettled | ScaleSettled
+_Key: TypeAlias = tuple[str, str | int | None]
+
+
+class Outcomes:
+    """The requests of one region that wait for their outcome.
+
+    changed: notified of each outcome, and when the region is over; hold it for `note`. post: passes a request
+    to the coordinator.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        changed: threading.Condition,
+        post: Callable[[Wanted], None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._region = region
+        self._changed = changed
+        self._post = post
+        self._is_over = is_over
+        self._settled: dict[_Key, Settled] = {}
+
+    def note(self, event: Settled) -> None:
+        """Note an outcome."""
+        for key in _keys_of(event):
+            self._settled[key] = event
+        self._changed.notify_all()
+
+    def savepoint(self, wanted: SavepointWanted, timeout: float | None) -> int:
+        """Make or drop a savepoint; return its checkpoint. Raises LocalProtocolError, RegionFailedError."""
+        outcome = self._wait(wanted, ("savepoint", wanted.name), timeout)
+        if not isinstance(outcome, SavepointSettled):
+            raise RegionFailedError(
+                f"region {self._region} committed no checkpoint that records savepoint {wanted.name!r}"
+            )
+        if outcome.error:
+            raise LocalProtocolError(f"region {self._region}: {outcome.error}")
+        return outcome.checkpoint
+
+    def scale(self, workers: int | None, timeout: float | None) -> ScaleSettled:
+        """Change the number of workers, or give a change up. Raises NotScaledError, RegionFailedError."""
+        outcome = self._wait(ScaleWanted(workers), ("scale", workers), timeout)
+        if not isinstance(outcome, ScaleSettled):
+            raise RegionFailedError(f"region {self._region} has not changed its number of workers yet")
+        if outcome.error and not (workers is None and outcome.given_up):
+            has = "1 worker" if outcome.workers == 1 else f"{outcome.workers} workers"
+            raise NotScaledError(f"region {self._region} keeps {has}: {outcome.error}")
+        return outcome
+
+    def _wait(self, wanted: Wanted, key: _Key, timeout: float | None) -> Settled | None:
+        with self._changed:
+            self._settled.pop(key, None)
+        self._post(wanted)
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._settled or self._is_over(), timeout)
+            return self._settled.pop(key, None)
+
+
+def _keys_of(event: Settled) -> list[_Key]:
+    if isinstance(event, SavepointSettled):
+        return [("savepoint", event.name)]
+    return [("scale", event.wanted), *([("scale", None)] if event.given_up else [])]
