@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Final
 
 from checkpoint.chains.chain_store import ChainStore, TakenChain
-from checkpoint.core.divisions import Division, DivisionFold, Sources, decode_division, encode_sources
+from checkpoint.core.divisions import Division, DivisionFold, Sources, decode_division, encode_division
 from checkpoint.core.retention import Rolling
 from dos_protocol.errors import LocalProtocolError
 from journal import ChainWriter, Op, Position, Record, Scratch
@@ -29,8 +29,10 @@ class StepsLog(ChainStore):
         fold: DivisionFold,
         older: DivisionFold,
         rolling: Rolling | None = None,
+        workers: int = 0,
     ) -> None:
         super().__init__(restored, writer, rolling)
+        self._workers = workers
         self._fold = fold
         self._older = older
         self._ends: dict[int, Position] = {}
@@ -42,25 +44,28 @@ class StepsLog(ChainStore):
         *,
         after_step: int,
         kept_after: int = 0,
+        workers: int = 0,
         generation: int,
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
     ) -> "StepsLog":
         """Take the chain over at its head and open a segment there. `after_step` is the step of the restored
-        checkpoint, `kept_after` that of the oldest retained checkpoint.
+        checkpoint, `kept_after` that of the oldest retained checkpoint. `workers`: the number of workers, if
+        there is no checkpoint.
 
         Raises what `journal.take_over` and `ChainWriter.open` raise, ManifestError for an impossible
         division.
         """
         taken = await TakenChain.take(claim, STEPS_CHAIN, generation=generation, scratch=scratch)
-        fold, older = DivisionFold(after_step), DivisionFold(min(kept_after, after_step))
+        fold = DivisionFold(after_step, workers)
+        older = DivisionFold(min(kept_after, after_step), workers)
         async with aclosing(taken.records()) as records:
             async for _, record in records:
                 if record.op is Op.DIVISION:
-                    division = decode_division(record.ints, record.strings[0])
+                    division = decode_division(record.ints, record.strings)
                     fold.add(division)
                     older.add(division)
-        return cls(taken, await taken.open(), fold, older, rolling)
+        return cls(taken, await taken.open(), fold, older, rolling, workers)
 
     @property
     def last_step(self) -> int:
@@ -68,6 +73,11 @@ class StepsLog(ChainStore):
         `after_step`.
         """
         return self._fold.last_step
+
+    @property
+    def of_others(self) -> bool:
+        """Whether another number of workers recorded steps, before any checkpoint. They do not count."""
+        return self._fold.others
 
     def divisions(self, after: int, until: int) -> list[Division]:
         """Return the divisions of steps after+1 .. until, in order, for an exact replay."""
@@ -82,7 +92,7 @@ class StepsLog(ChainStore):
         """
         if not self._fold.after < step <= self.last_step + 1:
             raise LocalProtocolError(f"step {step} cannot be divided after step {self.last_step}")
-        division = Division(step, time_ms, sources)
+        division = Division(step, time_ms, sources, self._workers)
         position = self._writer.append(self._record(division))
         self._fold.add(division)
         self._older.add(division)
@@ -130,5 +140,5 @@ class StepsLog(ChainStore):
 
     @staticmethod
     def _record(division: Division) -> Record:
-        step, time_ms, sources = division
-        return Record(Op.DIVISION, ints=(step, time_ms), strings=(encode_sources(sources),))
+        encoded = encode_division(division)
+        return Record(Op.DIVISION, ints=encoded.ints, strings=encoded.strings)

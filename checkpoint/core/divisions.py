@@ -11,9 +11,11 @@ Pure: values and a fold. `steps_log.py` keeps the chain that holds the records.
   have no gap.
 - So a record for step 0, which is no step, voids all. It is written when the layout changes: the records
   before it divide the input among other workers.
+- Before the first checkpoint, which stores the layout, each record states the number of workers. Records of
+  another number are void.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -35,17 +37,28 @@ class Division(NamedTuple):
     time_ms: int
     """The recorded time of the step, which operators may use as 'now'."""
     sources: Sources
+    workers: int = 0
+    """The number of workers; 0 after the first checkpoint, and in records of earlier versions."""
 
 
 _decoder: "msgspec.json.Decoder[Sources]" = msgspec.json.Decoder(Sources)
 
 
-def encode_sources(sources: Sources) -> bytes:
-    """Return the JSON of a division's sources."""
-    return msgspec.json.encode(sources)
+class DivisionRecord(NamedTuple):
+    """The arguments of the journal record of a division, whose op is DIVISION."""
+
+    ints: tuple[int, int]
+    strings: tuple[bytes, ...]
 
 
-def decode_division(ints: Iterable[int], text: bytes) -> Division:
+def encode_division(division: Division) -> DivisionRecord:
+    """Return the record of a division."""
+    text = msgspec.json.encode(division.sources)
+    workers = (str(division.workers).encode(),) if division.workers else ()
+    return DivisionRecord((division.step, division.time_ms), (text, *workers))
+
+
+def decode_division(ints: Iterable[int], strings: Sequence[bytes]) -> Division:
     """Return the division in a record.
 
     Raises ManifestError for an invalid one: it passed its checksum, so its writer had a bug.
@@ -54,21 +67,28 @@ def decode_division(ints: Iterable[int], text: bytes) -> Division:
     if len(numbers) != 2:
         raise ManifestError(f"expected the step and the time of a division, got {list(numbers)}")
     try:
-        sources = _decoder.decode(text)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        sources = _decoder.decode(strings[0])
+        workers = int(strings[1]) if len(strings) > 1 else 0
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ManifestError(f"the input division of step {numbers[0]} does not decode: {error}") from error
     for source, splits in sources.items():
         for split, part in splits.items():
             if len(part) < 2 or not 0 <= part[0] <= part[1]:
                 raise ManifestError(f"step {numbers[0]}: split {split!r} of {source!r} is {list(part)}")
-    return Division(numbers[0], numbers[1], sources)
+    return Division(numbers[0], numbers[1], sources, workers)
 
 
 class DivisionFold:
-    """The divisions that count, of the steps above `after`. Invariant: the steps kept have no gap."""
+    """The divisions that count, of the steps above `after`. Invariant: the steps kept have no gap.
 
-    def __init__(self, after: int = 0) -> None:
+    workers: the number of workers of a region without a checkpoint, otherwise 0. `others`: a record of
+    another number was void.
+    """
+
+    def __init__(self, after: int = 0, workers: int = 0) -> None:
         self.after = after
+        self.others = False
+        self._workers = workers
         self._kept: list[Division] = []
 
     @property
@@ -79,6 +99,10 @@ class DivisionFold:
     def add(self, division: Division) -> None:
         """Take the next record of the chain. Raises ManifestError if it leaves a gap."""
         step = division.step
+        if self._workers and division.workers not in (0, self._workers):
+            self.others = True
+            self._kept.clear()
+            return
         if step <= self.after:
             self._kept.clear()  # recorded again at or below `after`: the records above no longer count
             return

@@ -51,11 +51,12 @@ def keep(kept: Sequence[Cut], cut: Cut) -> tuple[Cut, ...]:
 def floors_of(kept: Sequence[Cut], worker: int) -> dict[str, Floor]:
     """Return chain -> the lowest segment of this worker that a retained checkpoint needs.
 
-    Of a former worker that is a segment which cannot exist yet: nothing of its state is needed.
+    Of a worker in none of them that is a segment which cannot exist yet: if it was there before, nothing of
+    its state is needed. (Its steps chain continues at its head if it comes back.)
     """
     parts = [cut.workers[worker] for cut in kept if worker in cut.workers]
     if kept and not parts:
-        return dict.fromkeys(("state", "steps"), (kept[-1].incarnation + 1, 0))
+        return {"state": (kept[-1].incarnation + 1, 0)}
     return lowest(part.floors for part in parts)
 
 

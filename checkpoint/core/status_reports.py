@@ -92,7 +92,7 @@ class StatusReporter:
         change = self._state.scaling
         if change is None:
             return None
-        running = "pausing" if change.holds else "launching workers"
+        running: ScalingPhase = "pausing" if change.holds else "launching workers"
         phase: ScalingPhase = "moving state" if change.switches else running
         return ScalingStatus(change.workers, phase, self._now - change.began)
 

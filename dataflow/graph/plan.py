@@ -49,9 +49,14 @@ class GraphPlan:
             "graph_fingerprint": self.fingerprint,
             "older_operators": self.older_operators,
             "keeps_workers": self._keeps_workers(),
-            "shows_steps": self.delivery == "at-most-once"
-            or any(isinstance(spec, SinkSpec) and spec.shows_steps for spec in self.specs.values()),
+            "shows_steps": self.shows_steps,
         }
+
+    @property
+    def shows_steps(self) -> bool:
+        """Whether output of a step may be visible for good before a checkpoint covers it."""
+        sinks = [spec for spec in self.specs.values() if isinstance(spec, SinkSpec)]
+        return self.delivery == "at-most-once" or any(spec.shows_steps for spec in sinks)
 
     def _keeps_workers(self) -> str:
         """Return why the number of workers cannot change, empty if it can."""

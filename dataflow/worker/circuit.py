@@ -187,14 +187,15 @@ class Circuit:
     def complete_output(self, worker: int, positions: Mapping[str, Any], cut: int) -> None:
         """Publish what a worker that has left had prepared for the checkpoint, and discard what followed.
 
-        `positions`: sink -> what the checkpoint stores of it for that worker.
+        `positions`: sink -> what the checkpoint stores of it for that worker. `cut`: 0 for the beginning.
         """
         for name, context in self._sink_contexts.items():
             operator = self.graph.specs[name].open(replace(context, worker=worker))
             try:
                 assert isinstance(operator, SinkWriter)
                 operator.reset_to(positions.get(name))
-                operator.publish(cut)
+                if cut:
+                    operator.publish(cut)
             finally:
                 operator.close()
 

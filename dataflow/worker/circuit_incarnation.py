@@ -143,9 +143,8 @@ class CircuitIncarnation:
             writer.reset_to(None if part is None else part.sinks.get(name))
             if order.cut:
                 writer.publish(order.cut)  # the worker may have died between commit and publish
-        if order.change is not None:
-            for worker, leaving in order.change.leaving.items():
-                self._circuit.complete_output(worker, leaving.sinks, order.cut)
+        for worker, sinks in order.completes.items():
+            self._circuit.complete_output(worker, sinks, order.cut)
         self._shared.step = order.step
         self._shared.exhausted = False
 

@@ -13,6 +13,7 @@ from checkpoint import Committed, Division, Restore, Rolling, WorkerCut
 from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
+from checkpoint.errors import ManifestError
 from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.messages import CutTaken, StageEnded
 from journal import Scratch
@@ -42,10 +43,12 @@ class Journals:
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
         collecting: FloorCollector | None = None,
+        shows_steps: bool = False,
     ) -> "Journals":
-        """Open both chains for the ordered checkpoint.
+        """Open both chains for the ordered checkpoint. shows_steps: output of recorded steps may be visible.
 
-        Raises what `StateStore.open` and `StepsLog.open` raise.
+        Raises what `StateStore.open` and `StepsLog.open` raise; ManifestError if output may be visible that
+        another number of workers made before the first checkpoint.
         """
         own = None if order.restore is None else order.restore.workers.get(order.worker)
         at, version = (None, 0) if own is None else (own.state, order.cut)
@@ -58,10 +61,18 @@ class Journals:
                 claim,
                 after_step=after,
                 kept_after=order.steps_kept_after,
+                workers=len(order.layout.workers) if order.restore is None else 0,
                 generation=generation,
                 scratch=scratch,
                 rolling=rolling,
             )
+            if steps.of_others and shows_steps:
+                await steps.aclose()
+                raise ManifestError(
+                    f"the region has no checkpoint, and another number of workers than"
+                    f" {len(order.layout.workers)} has made output that may be visible",
+                    remedy="run it with that number until its first checkpoint, or under another name",
+                )
         except BaseException:
             await state.aclose()
             raise

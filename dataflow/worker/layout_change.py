@@ -7,11 +7,11 @@ back continues its output where it ended. The output of a worker that leaves is 
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from checkpoint import Restore, RetiredWorker, TakenPart, WorkerCut, state_parts
+from checkpoint import Restore, RetiredWorker, TakenPart, WorkerCut, region_of_worker, state_parts
 from checkpoint.chains.state_reading import StoredStateBlock, blocks_at
 from dataflow.graph.builder import GraphPlan
 from dataflow.operators.apply import ApplySpec
@@ -29,8 +29,8 @@ class LayoutChange(NamedTuple):
     share: Share
     part: WorkerCut
     """Where its sources and sinks continue. The positions of chains are those of its own former part."""
-    leaving: dict[int, WorkerCut]
-    """Workers whose output it completes, as their heir, with their parts of the checkpoint."""
+    completes: dict[int, dict[str, Any]]
+    """Workers whose output it completes, as their heir, with what the checkpoint stores of their sinks."""
 
     @classmethod
     def of(cls, order: Restore, plan: GraphPlan) -> "LayoutChange | None":
@@ -45,15 +45,15 @@ class LayoutChange(NamedTuple):
         of_all = any(isinstance(spec, ApplySpec) for spec in plan.specs.values())
         parts = state_parts(cut.layout, order.layout, of_all=of_all)[worker]
         share = Share.of(order.layout, worker, parts)
-        leaving = {
-            part.worker: cut.workers[part.worker]
+        completes = {
+            part.worker: cut.workers[part.worker].sinks
             for part in share.parts
             if part.stays and part.worker not in order.layout.workers
         }
         before = cut.retired.get(worker, RetiredWorker())
         own = cut.workers.get(worker, WorkerCut(state=ORIGIN, steps=ORIGIN, sinks=before.sinks))
         sources = dealt_sources(plan, [cut.workers[one].sources for one in sorted(cut.workers)], share)
-        return cls(order.cut + 1, share, msgspec.structs.replace(own, sources=sources), leaving)
+        return cls(order.cut + 1, share, msgspec.structs.replace(own, sources=sources), completes)
 
     async def blocks(
         self, store: Store, order: Restore
@@ -68,6 +68,25 @@ class LayoutChange(NamedTuple):
             async with aclosing(blocks_at(store, order.job, part.worker, at)) as blocks:
                 async for block in blocks:
                     yield part, block
+
+
+def part_of(order: Restore, change: LayoutChange | None) -> WorkerCut | None:
+    """Return the part of the checkpoint from which the ordered worker continues, None for the beginning."""
+    if change is not None:
+        return change.part
+    return None if order.restore is None else order.restore.workers[order.worker]
+
+
+async def left_before(store: Store, order: Restore) -> dict[int, dict[str, Any]]:
+    """Return the workers that the region once had, and has not now, if it begins: they made no checkpoint,
+    but perhaps output. The first worker completes it. Raises QuorumUnavailableError.
+    """
+    if order.restore is not None or order.worker != order.layout.workers[0]:
+        return {}
+    names = await store.list_directories(f"{order.job}.w")
+    found = [region_of_worker(name) for name in names]
+    workers = {one[1] for one in found if one is not None and one[0] == order.job}
+    return {worker: {} for worker in sorted(workers - set(order.layout.workers))}
 
 
 def dealt_sources(

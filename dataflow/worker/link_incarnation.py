@@ -34,7 +34,7 @@ from dataflow.worker.directories import Directories
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.failures import first_error
 from dataflow.worker.journals import Journals, NoJournals, after_step
-from dataflow.worker.layout_change import LayoutChange
+from dataflow.worker.layout_change import LayoutChange, left_before, part_of
 from dataflow.worker.messages import (
     BlockLoaded,
     CutTaken,
@@ -93,6 +93,7 @@ class LinkIncarnation:
         self._plan = spec.graph.plan()
         self._change = LayoutChange.of(order, self._plan)
         """What this worker does if the layout changes."""
+        self._part = part_of(order, self._change)
         self._outputs = Outputs(
             self._plan,
             self._exchange,
@@ -184,8 +185,12 @@ class LinkIncarnation:
         store_id = self._store.record.store_id
         feeds = self._feeds(part)
         buffers = {name: feed.buffer for name, feed in feeds.items()}
+        change = self._change
+        completes = await left_before(self._store, order) if change is None else change.completes
         self._inbox.put(
-            RestoreCircuit(self.number, after, order.cut, part, order.layout, store_id, buffers, self._change)
+            RestoreCircuit(
+                self.number, after, order.cut, part, order.layout, store_id, buffers, change, completes
+            )
         )
         directory = worker_directory(self._spec.region, self._spec.worker)
         async with trio.open_nursery() as reading:
@@ -229,14 +234,6 @@ class LinkIncarnation:
             nursery.start_soon(self._publish)
             nursery.start_soon(self._watch, claim)
 
-    @property
-    def _part(self) -> WorkerCut | None:
-        """This worker's part of the checkpoint, None for the beginning."""
-        if self._change is not None:
-            return self._change.part
-        restore = self._order.restore
-        return None if restore is None else restore.workers[self._spec.worker]
-
     async def _open_chains(self, claim: Claim, stack: AsyncExitStack) -> Journals:
         """Open all chains concurrently; they are independent. `stack` closes what was opened."""
         order, spec, part = self._order, self._spec, self._part
@@ -270,6 +267,7 @@ class LinkIncarnation:
                     scratch=scratch,
                     rolling=rolling,
                     collecting=self._collecting,
+                    shows_steps=self._plan.shows_steps,
                 )
                 await stack.enter_async_context(aclosing(journals))
         self._journals = journals

@@ -51,6 +51,10 @@ class RestoreCircuit:
     """Prefetch buffers of the sources that are in the store."""
     change: LayoutChange | None = None
     """If the layout is another one than in the checkpoint: what this worker has to do."""
+    completes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Workers that the layout does not have -> what the checkpoint stores of their sinks. This worker
+    completes their output.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.divisions import Division, DivisionFold, decode_division, encode_sources
+from checkpoint.core.divisions import Division, DivisionFold, decode_division, encode_division
 from checkpoint.errors import ManifestError
 from tests.checkpoint.manifest_samples import names
 
@@ -12,19 +12,52 @@ from tests.checkpoint.manifest_samples import names
 @given(
     st.dictionaries(
         names, st.dictionaries(names, st.tuples(st.integers(0, 9), st.integers(9, 2**60))), max_size=3
-    )
+    ),
+    st.integers(0, 9),
 )
-def test_a_division_returns_from_its_record(sources) -> None:
-    assert decode_division((4, 99), encode_sources(sources)) == Division(4, 99, sources)
+def test_a_division_returns_from_its_record(sources, workers) -> None:
+    division = Division(4, 99, sources, workers)
+    assert decode_division(*encode_division(division)) == division
+    assert len(encode_division(division).strings) == 1 + bool(workers), "as in earlier versions"
 
 
 @pytest.mark.parametrize(
-    ("ints", "text"),
-    [((1,), b"{}"), ((1, 2), b"["), ((1, 2), b'{"in": {"a": [3, 2]}}'), ((1, 2), b'{"in": {"a": [3]}}')],
+    ("ints", "strings"),
+    [
+        ((1,), (b"{}",)),
+        ((1, 2), (b"[",)),
+        ((1, 2), (b'{"in": {"a": [3, 2]}}',)),
+        ((1, 2), (b'{"in": {"a": [3]}}',)),
+        ((1, 2), (b"{}", b"two")),
+    ],
 )
-def test_a_division_that_cannot_be_is_refused(ints, text) -> None:
+def test_a_division_that_cannot_be_is_refused(ints, strings) -> None:
     with pytest.raises(ManifestError):
-        decode_division(ints, text)
+        decode_division(ints, strings)
+
+
+def test_before_the_first_checkpoint_steps_of_another_number_of_workers_do_not_count() -> None:
+    fold = DivisionFold(workers=2)
+    for step in (1, 2, 3):
+        fold.add(Division(step, 9, {}, workers=3))
+    assert (fold.last_step, fold.others) == (0, True)
+    for step in (1, 2):
+        fold.add(Division(step, 10, {}, workers=2))
+    assert [one.time_ms for one in fold.between(0, 9)] == [10, 10]
+    fold.add(Division(1, 11, {}, workers=1))
+    assert fold.between(0, 9) == []
+    after_a_checkpoint = DivisionFold(1)
+    after_a_checkpoint.add(Division(2, 9, {}, workers=3))
+    assert (after_a_checkpoint.last_step, after_a_checkpoint.others) == (2, False)
+
+
+def test_a_record_of_no_step_voids_all_before_it() -> None:
+    fold = DivisionFold(3)
+    for step in (4, 5, 0):
+        fold.add(Division(step, 9, {}))
+    assert fold.between(0, 9) == []
+    fold.add(Division(4, 10, {}))
+    assert [one.time_ms for one in fold.between(3, 9)] == [10]
 
 
 @given(st.integers(0, 5), st.lists(st.integers(1, 12), max_size=30))

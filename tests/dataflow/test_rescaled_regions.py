@@ -23,6 +23,7 @@ from tests.dataflow.test_region_processes import (
     three_servers,
     unhurried,
 )
+from tests.support.polling import until
 
 __all__ = ["texts", "three_servers"]
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
@@ -145,3 +146,26 @@ def test_what_has_no_rule_keeps_its_number_of_workers(
     with running(graph, shared_store, tmp_path) as (control, watch):
         watch.cuts(1)
         assert len(control.status.workers) == 1
+
+
+def test_output_of_workers_that_made_no_checkpoint_is_discarded(
+    shared_store: str, texts: list[Path], tmp_path: Path
+) -> None:
+    """Rows of a `FileSink` are visible at once. Three workers show some and fail; then one begins anew."""
+    graph = slow_word_count(texts, tmp_path / "out")
+    fields = {"max_consecutive_reset_attempts": 0}
+    with running(graph, shared_store, tmp_path, workers=3, checkpoint_interval=1000.0, fields=fields) as (
+        control,
+        _,
+    ):
+        parts = [tmp_path / "out" / f"part-w000{worker}.tsv" for worker in range(3)]
+        for part in parts:
+            until(lambda part=part: part.exists() and part.stat().st_size > 0, f"rows in {part}", WAIT_S)
+        kill(control, 0, wipe=True)
+        assert control.wait(WAIT_S)
+        assert control.status.last_checkpoint == 0
+    hurry(tmp_path / "out")
+    with running(graph, shared_store, tmp_path, workers=1) as (control, _):
+        assert finished(control), control.status
+    assert [part.stat().st_size for part in parts[1:]] == [0, 0]
+    assert counts_in(tmp_path / "out") == dict(true_counts(texts, 3))

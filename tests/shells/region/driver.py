@@ -50,7 +50,7 @@ class RecordedShell(RegionShell):
             region.guarded(region.record.sent, effect.message)
             region.saw(f"sent: {type(effect.message).__name__}")
         elif isinstance(effect, AppendCut):
-            region.guarded(region.record.appended, effect.cut, self.spec.workers)
+            region.guarded(region.record.appended, effect.cut, len(effect.cut.layout.workers))
             region.saw("appends a checkpoint")
         elif isinstance(effect, OpenManifest):
             region.saw("manifest opens")

@@ -106,7 +106,7 @@ class Worker(RegionProcess):
     async def _circuit(self) -> LinksEnded:
         """Process messages and pieces of work one after the other. Each piece takes virtual time."""
         while True:
-            while self.inbox.next_restores and not self._may_write():  # noqa: ASYNC110 - as a lock is polled
+            while not self._may_write():  # noqa: ASYNC110 - as a lock is polled
                 await trio.sleep(0.05)
             message = self.inbox.take_nowait()
             if message is None and not self.loop.busy:
@@ -122,7 +122,8 @@ class Worker(RegionProcess):
 
     def _may_write(self) -> bool:
         """Return whether no other process has the locks of its parts."""
-        return self.region.output.free_for(self.index, self)
+        output = self.region.output
+        return all(output.free_for(one, self) for one in self.inbox.opens_parts(self.index))
 
     def _post(self, message: ToLinks) -> None:
         """Pass a message from the circuit to the links, as threads do by trio's token."""

@@ -45,8 +45,8 @@ class Auditor(Process):
                 if record.op is Op.CUT:
                     self.cuts.append(decode_cut(record.flags, record.ints, record.strings[0]))
         claim.close()
-        for worker in range(self.region.spec.workers):
-            for cut in retained_of(self.cuts):
+        for cut in retained_of(self.cuts):
+            for worker in cut.workers:
                 claim = await self._claim(worker_directory(name, worker))
                 self.counts[cut.cut, worker] = await self._state(claim, cut, worker)
                 claim.close()

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import Final
+from typing import ClassVar, Final
 
 from checkpoint.core.coordinator_vocabulary import End
 from checkpoint.core.region import RegionSpec, RegionState
@@ -49,6 +49,8 @@ class RegionBase:
     fails now, because of an invalid row; `finishing`: after the heal, work is fast, by the factor
     `finishing_pace`."""
 
+    scales: ClassVar[bool] = False
+    """Whether its number of workers changes. A test sets it, so that all other runs stay as they are."""
     finishing_pace: float
     pace_s: float
     record: Record

@@ -137,7 +137,7 @@ class Driver(Process):
 
     def _order(self, order: OpenManifest | AppendCut) -> None:
         if isinstance(order, AppendCut):
-            self.region.record.appended(order.cut, self.region.spec.workers)
+            self.region.record.appended(order.cut, len(self.core.state.roster))
             self.region.saw("appends a checkpoint")
         else:
             self.region.saw("manifest opens")

@@ -26,7 +26,8 @@ _POLL_S = 0.9
 class Feeds:
     """The feeds of one incarnation. `buffers`: by source, for the circuit."""
 
-    def __init__(self, worker: "Worker", part: WorkerCut | None, incarnation: int) -> None:
+    def __init__(self, worker: "Worker", part: WorkerCut | None, incarnation: int, *, workers: int) -> None:
+        self._workers = workers
         self._worker = worker
         self._incarnation = incarnation
         specs = worker.region.plan_for(worker).specs
@@ -44,9 +45,7 @@ class Feeds:
     async def _fill(self, name: str, source: InputSource) -> None:
         """Follow every split of this worker. The producers of a simulated input exist before its region."""
         worker, region, buffer = self._worker, self._worker.region, self.buffers[name]
-        ours = [
-            split for split in region.producers if source.owner(split, region.spec.workers) == worker.index
-        ]
+        ours = [split for split in region.producers if source.owner(split, self._workers) == worker.index]
         buffer.known(ours)
         at = self._positions.get(name, {})
         stores = {split: region.store_for(worker) for split in ours}

@@ -92,6 +92,9 @@ class RegionSource(base.SourceSpec):
         del inputs
         return SCHEMA
 
+    def redeal(self, positions: Sequence[base.Positions], worker: int, workers: int) -> base.Positions:
+        return base.own_positions(positions, self.given.of_worker(worker, workers).__contains__)
+
     def open(self, context: OperatorContext) -> "Reader":
         reader = self.readers[context.worker] = Reader(
             self.given,

@@ -16,6 +16,7 @@ from checkpoint.chains.output_following import split_of
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.trimming import Trimmer, TrimPlanner
 from checkpoint.core.consumers import output_register
+from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import Restore
 from checkpoint.core.outputs import OutputDecision, output_chain
 from checkpoint.core.region import worker_directory
@@ -68,10 +69,17 @@ class LogOutputs:
         self._handled: dict[str, int] = {}
         """Sink -> the last step that was appended or discarded."""
 
-    async def open(self, claim: RegionClaim, order: Restore, collecting: FloorCollector) -> None:
+    async def open(
+        self,
+        claim: RegionClaim,
+        order: Restore,
+        part: WorkerCut | None,
+        collecting: FloorCollector,
+        *,
+        joins: bool,
+    ) -> None:
         """Open every log at its position."""
         worker = self._worker
-        part = None if order.restore is None else order.restore.workers[worker.index]
         after = 0 if order.restore is None else order.restore.step
         for name, spec in self._sinks.items():
             prepared = None if part is None else part.sinks.get(name)
@@ -85,6 +93,8 @@ class LogOutputs:
                 released=order.floors.get(output_chain(name), NO_FLOOR),
             )
             log._appending = SimLock(worker)  # type: ignore[assignment]
+            if joins:
+                await log.begin_after(name, after)
             self._handled[name] = after
             planner = TrimPlanner(
                 worker.region.store_for(worker), output_register(worker.region.spec.name, name), spec.rule

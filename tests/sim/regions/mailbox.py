@@ -30,6 +30,13 @@ class Mailbox(Inbox):
     def take_nowait(self) -> ToCircuit | None:
         return self._messages.popleft() if self._messages else None
 
+    def opens_parts(self, worker: int) -> list[int]:
+        """Return the workers whose output the next message opens: this one's, and those that it completes."""
+        first = self._messages[0] if self._messages else None
+        if not isinstance(first, RestoreCircuit):
+            return []
+        return [worker, *first.completes]
+
     @property
     def next_restores(self) -> bool:
         return bool(self._messages) and isinstance(self._messages[0], RestoreCircuit)

@@ -59,7 +59,7 @@ class Output:
 
     def upto(self, cut: Cut, worker: int, sink: str) -> list[list[str]]:
         """Return the rows of a worker's part up to a checkpoint."""
-        size: int = cut.workers[worker].sinks[sink]["size"]
+        size: int = cut.outputs()[worker].sinks[sink]["size"]
         return rows_of(self.content(worker, sink)[:size])
 
 
@@ -76,7 +76,11 @@ def counts_of(rows: list[list[str]]) -> Counter[str]:
 class Part:
     """One file of one process, with the interface `dataflow.sinks.part_file.PartPort`."""
 
-    def __init__(self, output: Output, worker: int, sink: str, process: Holder) -> None:
+    def __init__(
+        self, output: Output, worker: int, sink: str, process: Holder, *, is_heir: bool = False
+    ) -> None:
+        """is_heir: the process completes the part of a worker that has left, and gives it free again."""
+        self._is_heir = is_heir
         self.name = part_name(worker)
         self.full_path = f"{sink}-{self.name}"
         self._output = output
@@ -130,6 +134,8 @@ class Part:
         if self._handle >= 0:
             self._disk.close(self._handle)
             self._handle = -1
+            if self._is_heir and self._output.holders.get(self._worker) is self._process:
+                del self._output.holders[self._worker]
 
 
 class RegionSink(SinkSpec):

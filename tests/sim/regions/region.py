@@ -8,7 +8,7 @@ from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from checkpoint.core.coordinator_vocabulary import End, PauseWanted
+from checkpoint.core.coordinator_vocabulary import End, PauseWanted, ScaleWanted
 from checkpoint.core.region import RegionState
 from checkpoint.core.retention import Rolling
 from dataflow import Graph
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 RUNS_WITH_ONE: Final = 8
 """One run in so many has a region."""
 STEP_ROWS: Final = 3
+WORKERS_MAX: Final = 4
 
 
 def has_region(rng: RandomStreams) -> bool:
@@ -76,6 +77,7 @@ class Region(RegionBase):
         self.rng = cluster.rng
         rng = self.rng.stream("region topology")
         workers = rng.choice([2, 2, 2, 3])
+        self._scaling = self.rng.stream("region scaling")
         self.pace_s = rng.choice([0.3, 0.5, 0.5])
         of_worker = rng.choice([1, 2])
         steps = int(rng.uniform(4.5, 11.0) / self.pace_s)
@@ -93,7 +95,7 @@ class Region(RegionBase):
         self.rolling = Rolling() if kept.random() < 0.2 else _short(kept)
         self.spec = replace(self.spec, retain=kept.choice([2, 2, 2, 3, 5]))
         self.limits = WorkerLimits(step_bytes_max=STEP_ROWS)
-        self.output = Output(workers)
+        self.output = Output(WORKERS_MAX if self.scales else workers)
         self.record = Record(self)
         self.drivers: list[Driver] = []
         self.workers: list[Worker] = []
@@ -108,7 +110,9 @@ class Region(RegionBase):
         """Return the graph with this process's source and sinks."""
         plan = _plan()
         own = {
-            sink: RegionSink(lambda index, sink=sink: Part(self.output, index, sink, worker))
+            sink: RegionSink(
+                lambda index, sink=sink: Part(self.output, index, sink, worker, is_heir=index != worker.index)
+            )
             for sink in SINKS
         }
         source = RegionSource(self.given, self._reads, lambda: self.broken, self.readers)
@@ -161,10 +165,30 @@ class Region(RegionBase):
         """Start a driver if none runs and the region has not finished."""
         started = self.running
         if started is None and not self.finished:
+            if self.scales and self._scaling.random() < 0.3:  # a program that asks for another number
+                self.spec = replace(self.spec, workers=self._scaling.randint(1, self._most_workers))
             self.new_driver()
+        if self.scales and started is not None and not self.finishing:
+            self._scale(started)
         if started is not None and started.core.status().state is RegionState.RUNNING:
             self.made = True
         self.env.after(0.3 + 1.5 * self._supervised.random(), self._supervise)
+
+    @property
+    def _most_workers(self) -> int:
+        """Return how many workers have journals: creating others needs every member (R16), and a member may
+        be lost for good."""
+        assert self.spec.workers is not None
+        made = [len(cut.outputs()) for cut in self.record.committed]
+        return max([self.spec.workers, *made])
+
+    def _scale(self, driver: Driver) -> None:
+        """Request another number of workers now and then, or that a change is given up."""
+        drawn = self._scaling.random()
+        if drawn < 0.3:
+            driver.post(ScaleWanted(self._scaling.randint(1, WORKERS_MAX)))
+        elif drawn < 0.33:
+            driver.post(ScaleWanted(None))
 
     # The end
 

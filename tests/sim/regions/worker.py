@@ -139,7 +139,8 @@ class Worker(Process):
     async def _circuit(self) -> None:
         """Process messages and pieces of work one after the other. Each piece takes virtual time."""
         while True:
-            while self.inbox.next_restores and not self.region.output.free_for(self.index, self):
+            output = self.region.output
+            while not all(output.free_for(one, self) for one in self.inbox.opens_parts(self.index)):
                 await self.sleep(0.05)  # another process has the lock of the part
             message = self.inbox.take_nowait()
             if message is None and not self.loop.busy:

@@ -30,6 +30,7 @@ from dataflow.errors import PeerLostError
 from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.failures import failure_of
 from dataflow.worker.journals import Journals, after_step
+from dataflow.worker.layout_change import LayoutChange, part_of
 from dataflow.worker.messages import (
     Arrived,
     BlockLoaded,
@@ -60,6 +61,7 @@ from tests.sim.regions.channel import Channel, dial
 from tests.sim.regions.claiming import RegionClaim
 from tests.sim.regions.feeds import Feeds
 from tests.sim.regions.log_outputs import LogOutputs
+from tests.sim.store.sim_store import SimStore
 
 if TYPE_CHECKING:
     from tests.sim.regions.worker import Worker
@@ -86,8 +88,9 @@ class WorkerIncarnation:
         self._worker = worker
         self._order = order
         self._journals: Journals | None = None
-        spec = worker.region.spec
-        self._channels = IncomingFrames(spec.name, worker.index, spec.workers, order.incarnation)
+        workers = len(order.layout.workers)
+        self._channels = IncomingFrames(worker.region.spec.name, worker.index, workers, order.incarnation)
+        self._change = LayoutChange.of(order, worker.region.plan_for(worker))
         self._outputs = LogOutputs(worker)
         self._outgoing: dict[int, Channel] = {}
         self._incoming: list[Channel] = []
@@ -169,22 +172,34 @@ class WorkerIncarnation:
 
     async def _work(self) -> None:
         worker, order, region = self._worker, self._order, self._worker.region
-        part = None if order.restore is None else order.restore.workers[worker.index]
+        change = self._change
+        part = part_of(order, change)
+        if change is not None:
+            worker.region.saw(f"a worker {'stays' if change.share.stays else 'joins'} in another layout")
         after, store = after_step(order), region.store
         begin = worker.now
-        feeds = Feeds(worker, part, self.number)
+        feeds = Feeds(worker, part, self.number, workers=len(order.layout.workers))
         for feed in feeds.each():
             self._start("feed", feed)
         worker.inbox.put(
             RestoreCircuit(
-                self.number, after, order.cut, part, order.layout, store.store_id, dict(feeds.buffers)
+                self.number,
+                after,
+                order.cut,
+                part,
+                order.layout,
+                store.store_id,
+                dict(feeds.buffers),
+                change,
+                self._left_before() if change is None else change.completes,
             )
         )
         directory = worker_directory(region.spec.name, worker.index)
         self.claim = await worker.host.claim(directory, self.number)
         assert self.claim is not None, "it waits without a limit"
         collecting = FloorCollector(self.claim)
-        await self._outputs.open(self.claim, order, collecting)
+        joins = change is not None and not change.share.stays
+        await self._outputs.open(self.claim, order, part, collecting, joins=joins)
         journals = self._journals = await Journals.open(
             self.claim, order, generation=store.generation, rolling=region.rolling, collecting=collecting
         )
@@ -208,16 +223,34 @@ class WorkerIncarnation:
         for task in self._outputs.tasks():
             self._start("outputs", task)
 
+    def _left_before(self) -> dict[int, dict[str, Any]]:
+        """Return what `left_before` of `dataflow.worker.layout_change` does."""
+        region, order = self._worker.region, self._order
+        if not region.scales or order.restore is not None or self._worker.index:
+            return {}
+        return {worker: {} for worker in range(len(order.layout.workers), len(region.output.disks))}
+
     async def _load(self, journals: Journals) -> None:
         worker = self._worker
-        async for cut, operator, data in journals.blocks():
-            while self._blocks_out >= limits.state_blocks_ahead:
-                await worker.wait(self._changed)
-            self._blocks_out += 1
-            worker.inbox.put(LoadStateBlock(self.number, cut, operator, data))
+        async for block in journals.blocks():
+            await self._put(LoadStateBlock(self.number, *block))
+        if self._change is not None:
+            region = worker.region
+            store = SimStore(worker, region.network, region.store)
+            try:
+                async for part, block in self._change.blocks(store, self._order):
+                    await self._put(LoadStateBlock(self.number, *block, part))
+            finally:
+                store.close()
         worker.inbox.put(StateComplete(self.number))
         while not self._loaded:
             await worker.wait(self._changed)
+
+    async def _put(self, block: LoadStateBlock) -> None:
+        while self._blocks_out >= limits.state_blocks_ahead:
+            await self._worker.wait(self._changed)
+        self._blocks_out += 1
+        self._worker.inbox.put(block)
 
     async def _serve(self, journals: Journals) -> None:
         """Process the messages of the circuit in order: record, then send."""

@@ -1,0 +1,157 @@
+"""The number of workers of a region changes again and again while everything fails."""
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from checkpoint.chains.steps_log import StepsLog
+from checkpoint.core import gathering, voting
+from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.gathering import Gathering
+from checkpoint.core.rebalancing import TakenPart
+from checkpoint.core.region_states import CoordinatorPhase
+from checkpoint.core.retention import floors_of
+from checkpoint.core.voting import PendingCut
+from dataflow.state.moving import Share
+from dataflow.worker import layout_change
+from dataflow.worker.circuit import Circuit
+from dataflow.worker.layout_change import LayoutChange
+from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.regions.region import Region, has_region
+from tests.sim.run import run_seed
+
+SEEDS = [seed for seed in range(1, 1_200) if has_region(RandomStreams(seed))]
+RUNS = 40
+
+Planted = contextlib.AbstractContextManager[Any]
+
+
+@pytest.fixture(autouse=True)
+def _scales() -> Iterator[None]:
+    with mock.patch.object(Region, "scales", new=True):
+        yield
+
+
+def test_rows_and_keys_survive_any_change_of_the_number_of_workers() -> None:
+    seen: Counter[str] = Counter()
+    for seed in SEEDS[:RUNS]:
+        result = run_seed(seed)
+        assert not result.violation, f"seed {seed}: {result.violation}"
+        seen += result.history.sometimes
+    assert seen["a worker joins in another layout"] > RUNS / 4
+    assert seen["a worker stays in another layout"] > RUNS / 4
+
+
+def a_range_is_lost() -> Planted:
+    original = layout_change.state_parts
+
+    def parts(*args: Any, **more: Any) -> dict[int, tuple[TakenPart, ...]]:
+        found = original(*args, **more)
+        return {
+            worker: tuple(
+                part if part.worker == worker else part._replace(ranges=part.ranges[:-1]) for part in taken
+            )
+            for worker, taken in found.items()
+        }
+
+    return mock.patch.object(layout_change, "state_parts", parts)
+
+
+def a_range_is_owned_twice() -> Planted:
+    return mock.patch.object(Share, "owns", lambda _, hashes: np.ones(len(hashes), np.bool_))
+
+
+def the_tail_is_not_read() -> Planted:
+    original = LayoutChange.blocks
+
+    async def blocks(self: LayoutChange, *args: Any) -> AsyncGenerator[Any]:
+        found = [block async for block in original(self, *args)]
+        for block in found[:-1]:
+            yield block
+
+    return mock.patch.object(LayoutChange, "blocks", blocks)
+
+
+def sources_begin_anew() -> Planted:
+    return mock.patch.object(layout_change, "dealt_sources", return_value={})
+
+
+def splits_are_dealt_to_the_former_number() -> Planted:
+    original = layout_change.dealt_sources
+
+    def dealt(plan: Any, of_workers: Any, share: Share) -> Any:
+        return original(plan, of_workers, replace(share, workers=len(of_workers)))
+
+    return mock.patch.object(layout_change, "dealt_sources", dealt)
+
+
+def workers_start_before_the_commit() -> Planted:
+    on_restored, start_all = Gathering.on_restored, Gathering.start_all
+
+    def at_once(self: Gathering, *args: Any) -> Any:
+        with mock.patch.object(CoordinatorState, "layout_changes", new=False):
+            return on_restored(self, *args)
+
+    def once(self: Gathering, now: float) -> None:
+        if self._state.phase is CoordinatorPhase.RESTORING:
+            start_all(self, now)
+
+    return mock.patch.multiple(Gathering, on_restored=at_once, start_all=once)
+
+
+def nobody_completes_the_output_of_a_worker_that_left() -> Planted:
+    return mock.patch.object(Circuit, "complete_output")
+
+
+def divisions_of_the_former_layout_count() -> Planted:
+    return mock.patch.object(StepsLog, "void")
+
+
+def output_of_former_workers_is_forgotten() -> Planted:
+    return mock.patch.object(voting, "_retired", return_value={})
+
+
+def chains_are_released_before_they_are_taken_over() -> Planted:
+    def floors(kept: Any, worker: int) -> Any:
+        found = floors_of(kept, worker)
+        return {**found, "state": (kept[-1].incarnation + 1, 0)} if kept else found
+
+    return mock.patch.object(gathering, "floors_of", floors)
+
+
+def the_former_layout_is_stored() -> Planted:
+    original = PendingCut.build
+
+    def build(self: PendingCut, parent: Any, layout: Any, *args: Any) -> Any:
+        return original(self, parent, layout if parent is None else parent.layout, *args)
+
+    return mock.patch.object(PendingCut, "build", build)
+
+
+BUGS: list[Callable[[], Planted]] = [
+    a_range_is_lost,
+    a_range_is_owned_twice,
+    the_tail_is_not_read,
+    sources_begin_anew,
+    splits_are_dealt_to_the_former_number,
+    workers_start_before_the_commit,
+    nobody_completes_the_output_of_a_worker_that_left,
+    divisions_of_the_former_layout_count,
+    output_of_former_workers_is_forgotten,
+    chains_are_released_before_they_are_taken_over,
+    the_former_layout_is_stored,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_of_scaling_is_found(bug: Callable[[], Planted]) -> None:
+    with bug():
+        found = next((result for seed in SEEDS if (result := run_seed(seed)).violation), None)
+    assert found is not None
+    print(found.seed, found.violation)
