@@ -30,7 +30,7 @@ def scale(
 ) -> None:
     """Change the number of workers of a running region. Their state moves with the keys that they own.
 
-    The new workers are launched first, while the region runs. Then it pauses, and goes on with all of them.
+    The new workers are launched first, while the region runs. Then it pauses, and continues with all of them.
     Until then --cancel gives the change up; whatever fails meanwhile leaves the region with the workers that
     it had. Each worker needs a task slot. `dos region status` shows how far the change is.
 

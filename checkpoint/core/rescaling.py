@@ -15,7 +15,7 @@ At a start that is all, because nothing runs. While a region runs, two steps com
 - *Pause*: all workers stop after the same step, and a checkpoint of it is committed. So no output is visible
   that this checkpoint does not cover.
 
-A reset before the commit gives the change up: the region goes on with the workers that it had.
+A reset before the commit gives the change up: the region continues with its former workers.
 
 A region that shows the output of steps before their checkpoint (`RegionSpec.shows_steps`) also changes in
 this way after a start: with its former workers, it replays first what may have been shown.
@@ -210,7 +210,7 @@ class Rescaling:
         """End a worker that the layout does not have any more."""
         state, link = self._state, self._state.roster.retire(worker)
         if link is not None:
-            text = f"the region goes on with {_counted(len(state.roster))}"
+            text = f"the region continues with {_counted(len(state.roster))}"
             state.send(link, self._ending.stop_message("stopped", text))
             state.emit(CloseLink(link))
         elif not worker.ended:
