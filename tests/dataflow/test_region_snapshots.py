@@ -69,7 +69,6 @@ def run_in_threads(
         return WorkerSpec(
             region="words",
             worker=worker,
-            workers=2,
             attempt=attempt,
             coordinator=address,
             job_key=spec.job_key,

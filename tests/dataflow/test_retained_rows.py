@@ -77,7 +77,6 @@ def region(
             region=name,
             application="shop",
             worker=worker,
-            workers=1,
             attempt=attempt,
             coordinator=address,
             job_key=spec.job_key,
