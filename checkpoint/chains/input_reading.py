@@ -126,6 +126,10 @@ class InputFollower:
                                 yield piece
                 begin = end
 
+    async def rests(self) -> bool:
+        """Return False: a producer may always write more."""
+        return False
+
     async def wait(self, timeout_s: float) -> None:
         """Wait until more may have been recorded, at most `timeout_s` seconds."""
         await self._watch.wait(timeout_s)

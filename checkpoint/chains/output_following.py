@@ -53,7 +53,9 @@ class PublishedOutput:
         self.sink = sink
         directory = coordinator_directory(region)
         self._manifest = ChainFollower(store, directory, MANIFEST_CHAIN, skip_lost=True)
+        self._newest: Cut | None = None
         self._cut: Cut | None = None
+        self._listed: set[str] | None = None
         self._polled_at = -limits.output_poll_s
         self._lock = trio.Lock()
 
@@ -62,13 +64,21 @@ class PublishedOutput:
         await register_consumer(self._store, output_register(self.region, self.sink), region, source)
 
     async def last_checkpoint(self) -> Cut | None:
-        """Return the last committed checkpoint, cached for `output_poll_s`. Raises as reading does."""
+        """Return the last committed checkpoint, cached for `output_poll_s`. Raises as reading does.
+
+        Once `splits` was called, one with a worker that it did not list does not count before it does: what
+        other workers made after that is not read before the reader knows of the new one.
+        """
         async with self._lock:
             if trio.current_time() >= self._polled_at + limits.output_poll_s:
                 async with aclosing(self._manifest.poll()) as records:
                     async for _, record in records:
                         if record.op is Op.CUT:
-                            self._cut = decode_cut(record.flags, record.ints, record.strings[0])
+                            self._newest = decode_cut(record.flags, record.ints, record.strings[0])
+                if self._newest is not None and (
+                    self._listed is None or self._listed.issuperset(map(split_of, self._newest.workers))
+                ):
+                    self._cut = self._newest
                 self._polled_at = trio.current_time()
             return self._cut
 
@@ -79,7 +89,8 @@ class PublishedOutput:
         prefix = worker_directory(self.region, 0)[:-4]
         names = await self._store.list_directories(prefix)
         found = [name.removeprefix(prefix) for name in names]
-        return sorted(f"w{name}" for name in found if len(name) == 4 and name.isdigit())
+        self._listed = {f"w{name}" for name in found if len(name) == 4 and name.isdigit()}
+        return sorted(self._listed)
 
     async def ends(self) -> dict[str, int] | None:
         """Return the end of each log if the region has processed all of its input, otherwise None."""
@@ -238,6 +249,14 @@ class OutputFollower:
                     if output.rows and end > self._skipped:
                         yield InputPiece(self._split, begin, end, output.step, output.rows, output.data)
                 begin = end
+
+    async def rests(self) -> bool:
+        """Return whether the region does not have this worker now, and all of its log was read."""
+        cut, worker = await self._output.last_checkpoint(), int(self._split[1:])
+        if cut is None or worker in cut.workers:
+            return False
+        end = await self._output.position(self._split)
+        return end is None or self._chain.at >= end.size
 
     async def wait(self, timeout_s: float) -> None:
         """Wait until more may be visible, at most `timeout_s` seconds; with publish="step" until the log has

@@ -55,7 +55,8 @@ class Outcomes:
         """Change the number of workers, or give a change up. Raises NotScaledError, RegionFailedError."""
         outcome = self._wait(ScaleWanted(workers), ("scale", workers), timeout)
         if not isinstance(outcome, ScaleSettled):
-            raise RegionFailedError(f"region {self._region} has not changed its number of workers yet")
+            why = "it has ended" if self._is_over() else "the change is still under way"
+            raise RegionFailedError(f"region {self._region} has the workers that it had: {why}")
         if outcome.error and not (workers is None and outcome.given_up):
             has = "1 worker" if outcome.workers == 1 else f"{outcome.workers} workers"
             raise NotScaledError(f"region {self._region} keeps {has}: {outcome.error}")

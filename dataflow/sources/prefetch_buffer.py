@@ -37,6 +37,8 @@ class PrefetchBuffer:
         """Splits of this worker that may still have input; None: not listed yet."""
         self._caught_up: set[str] = set()
         """Those of them that had nothing more when they were polled last."""
+        self._resting: set[str] = set()
+        """Those of them of which nothing is expected now: they hold no watermark back."""
 
     # --- the link thread ------------------------------------------------------------------------------------
 
@@ -62,10 +64,14 @@ class PrefetchBuffer:
         with self._lock:
             self._known = {*(self._known or ()), *splits}
 
-    def polled(self, split: str, *, caught_up: bool) -> None:
-        """Note that a split was polled, and whether all its current input is in the buffer."""
+    def polled(self, split: str, *, caught_up: bool, rests: bool = False) -> None:
+        """Note that a split was polled, and whether all its current input is in the buffer.
+
+        rests: nothing is expected of it until it has input again.
+        """
         with self._lock:
             (self._caught_up.add if caught_up else self._caught_up.discard)(split)
+            (self._resting.add if rests else self._resting.discard)(split)
 
     def at_end(self, split: str) -> None:
         """Note that all of a split is in the buffer and no more will follow."""
@@ -101,7 +107,7 @@ class PrefetchBuffer:
         """Return which splits hold the watermark back, including those without any recorded row."""
         with self._lock:
             waiting = {split for split, pieces in self._pieces.items() if pieces}
-            known = self._known or set()
+            known = (self._known or set()) - self._resting
             quiet = dict.fromkeys((known & self._caught_up) - waiting, 0.0)
             behind = waiting | (known - self._caught_up)
             over = self._complete and not self._count

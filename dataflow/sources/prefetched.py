@@ -43,6 +43,10 @@ class Follower(Protocol):
         """Yield the pieces that have arrived since the last call, then end."""
         ...
 
+    async def rests(self) -> bool:
+        """Return whether nothing is expected of the split until it has input again."""
+        ...
+
     async def wait(self, timeout_s: float) -> None:
         """Wait until there may be more, at most `timeout_s` seconds."""
         ...

@@ -121,7 +121,7 @@ class Prefetcher:
                 async with aclosing(follower.poll()) as pieces:
                     async for piece in pieces:
                         await self._put(piece)
-                self.buffer.polled(split, caught_up=True)
+                self.buffer.polled(split, caught_up=True, rests=await follower.rests())
             except _UNAVAILABLE as error:
                 self.buffer.polled(split, caught_up=False)
                 logger.debug("%s of %s waits: %s", split, self._name, error)

@@ -2,14 +2,26 @@
 
 import os
 import signal
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from checkpoint.core.region import CheckpointCommitted, RegionEvent, WorkerJoined
 from checkpoint.errors import NotScaledError
-from dataflow import FileSource, Graph, JournaledFileSink
+from dataflow import (
+    Count,
+    FileSink,
+    FileSource,
+    Graph,
+    JournaledFileSink,
+    LogSink,
+    LogSource,
+    RateSource,
+    Tumbling,
+)
 from tests.dataflow.support import rows_of, true_counts
 from tests.dataflow.test_output_processes import counted, inputs, last_shown, steps_of
 from tests.dataflow.test_region_processes import (
@@ -169,3 +181,42 @@ def test_output_of_workers_that_made_no_checkpoint_is_discarded(
         assert finished(control), control.status
     assert [part.stat().st_size for part in parts[1:]] == [0, 0]
     assert counts_in(tmp_path / "out") == dict(true_counts(texts, 3))
+
+
+def of_ten(row: Any) -> dict[str, Any]:
+    return {"at": row["timestamp"], "word": f"w{row['value'] % 10}"}
+
+
+def test_a_region_reads_the_log_of_one_that_is_scaled_with_every_row_in_time(
+    shared_store: str, tmp_path: Path
+) -> None:
+    """Windows close by the event time of all logs: that of a worker that left holds nothing back, and no row
+    of one that joins is late."""
+    rows = 12_000
+    above = Graph("above")
+    words = above.source("rows", RateSource(1_000, rows=rows)).map(
+        "words", of_ten, schema="at timestamp, word string"
+    )
+    words.key_by("divided", "word").sink("shown", LogSink())  # so that each log has rows
+    below = Graph("below")
+    read = below.source("read", LogSource("shown", "at timestamp, word string", region=f"{tmp_path.name}-a"))
+    timed = read.event_time("timed", "at", lateness=timedelta(seconds=3)).key_by("by_word", "word")
+    windows = timed.aggregate("windows", Tumbling("at", timedelta(seconds=0.3)), n=Count())
+    windows.sink("out", FileSink(tmp_path / "out"))
+    up, down = tmp_path / f"{tmp_path.name}-a", tmp_path / f"{tmp_path.name}-b"
+    with (
+        running(above, shared_store, up, workers=2) as (upper, watch),
+        running(below, shared_store, down, workers=2) as (lower, _),
+    ):
+        watch.cuts(2)
+        for workers in (1, 3, 2):
+            upper.scale(workers, WAIT_S)
+            upper.checkpoint(WAIT_S)
+            if workers == 1:  # what was read before closes 3 s of windows, each with ten words
+                shown = len(rows_of(tmp_path / "out")) + 3 * 10 * 4
+                until(lambda shown=shown: len(rows_of(tmp_path / "out")) > shown, "closed windows", WAIT_S)
+        assert finished(upper), upper.status
+        assert finished(lower), lower.status
+        assert not lower.status.dropped.get("late"), lower.status.dropped
+    found = [(row[0], int(str(row[-1]))) for _, row in rows_of(tmp_path / "out")]
+    assert sum(n for _, n in found) == rows
