@@ -1,0 +1,269 @@
+"""Another number of workers, as the coordinator decides it: at a start, while the region runs, given up."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCut,
+    CancelWorker,
+    CheckpointWanted,
+    CutAppended,
+    LaunchWorker,
+    LinkDown,
+    ManifestOpened,
+    NotifyObservers,
+    OpenManifest,
+    PauseWanted,
+    ResetWanted,
+    ScaleWanted,
+    StopWanted,
+    WorkerEnded,
+)
+from checkpoint.core.manifest import Cut, in_its_version
+from checkpoint.core.messages import Committed, Counters, Pause, Paused, Restore, Restored, Start, Stop
+from checkpoint.core.region import RegionState, ScaleSettled
+from tests.checkpoint.coordinator_harness import CoordinatorHarness
+
+
+def settled(region: CoordinatorHarness) -> list[ScaleSettled]:
+    return [one.event for one in region.take(NotifyObservers) if isinstance(one.event, ScaleSettled)]
+
+
+def paused(region: CoordinatorHarness, workers: int, cut: int, step: int) -> None:
+    """All workers carry out the pause order that is in force; the checkpoint that follows is committed."""
+    for worker in range(workers):
+        region.receive(
+            worker, Paused, pause=region.core.state.pause, step=step - 1, counters=Counters(step=step - 1)
+        )
+    commit(region, workers, cut, step)
+
+
+def commit(region: CoordinatorHarness, workers: int, cut: int, step: int) -> Cut:
+    for worker in range(workers):
+        region.vote(worker, cut, step)
+    (append,) = [one for one in region.out if isinstance(one, AppendCut)][-1:]
+    region.play(CutAppended(append.cut))
+    return append.cut
+
+
+def reopened(region: CoordinatorHarness) -> None:
+    """The manifest is opened again with its last checkpoint."""
+    last = region.core.state.last_checkpoint
+    assert last is not None
+    region.epoch += 1
+    region.play(ManifestOpened(region.epoch, last, (last,)))
+
+
+def switched(workers: int = 3, **fields: object) -> CoordinatorHarness:
+    """Two workers are to become three; all stand still, and the new layout is ordered."""
+    region = CoordinatorHarness(**fields).run()
+    region.commit(1, step=5)
+    region.play(ScaleWanted(workers))
+    for worker in range(2, workers):
+        region.join(worker)
+    paused(region, 2, cut=2, step=8)
+    assert region.take(OpenManifest)
+    reopened(region)
+    return region
+
+
+def test_new_workers_join_first_then_the_region_pauses_then_all_restore_vote_and_start() -> None:
+    region = CoordinatorHarness().run()
+    region.commit(1, step=5)
+    region.take()
+    region.play(ScaleWanted(3))
+    assert region.take(LaunchWorker) == [LaunchWorker(2, 1)]
+    assert region.core.status().scaling.phase == "launching workers"
+    assert region.state is RegionState.RUNNING
+    region.join(2)
+    assert [link for link, _ in region.sent(Pause)] == [100, 101], "only those that run"
+    assert region.core.status().scaling.phase == "pausing"
+    paused(region, 2, cut=2, step=8)
+    assert len(region.take(OpenManifest)) == 1
+    reopened(region)
+    orders = [order for _, order in region.sent(Restore)]
+    assert [(order.worker, order.moves, len(order.peers)) for order in orders] == [
+        (worker, True, 3) for worker in range(3)
+    ]
+    for worker in range(3):
+        region.receive(worker, Restored, last_step=9)
+    assert region.sent(Start) == [], "its layout is not committed"
+    cut = commit(region, 3, cut=3, step=8)
+    assert (cut.step, cut.layout, len(cut.workers)) == (8, orders[0].layout, 3)
+    starts = region.sent(Start, Committed)
+    assert [type(order) for _, order in starts] == [Committed] * 3 + [Start] * 3
+    assert starts[-1][1].replay_until_step == 8, "what is recorded above belongs to the former layout"
+    assert region.state is RegionState.RUNNING
+    assert region.core.status().scaling is None
+    assert region.core.state.pause == 0
+    assert not region.core.status().resets
+
+
+def test_workers_that_leave_end_and_their_output_is_kept_in_the_checkpoints() -> None:
+    region = CoordinatorHarness(3).run()
+    region.commit(1, step=5)
+    region.play(ScaleWanted(1))
+    paused(region, 3, cut=2, step=8)
+    region.take()
+    reopened(region)
+    assert [link for link, _ in region.sent(Stop)] == [101, 102]
+    region.receive(0, Restored, last_step=8)
+    assert commit(region, 1, cut=3, step=8).layout.workers == (0,)
+    region.play(WorkerEnded(1, 1, None), WorkerEnded(2, 1, "killed"))
+    assert region.take(LaunchWorker) == []
+    assert region.state is RegionState.RUNNING
+    region.play(StopWanted())
+    assert region.take(CancelWorker) == []
+
+
+def test_a_region_ends_only_when_workers_that_left_have_ended_too() -> None:
+    region = CoordinatorHarness(2).run()
+    region.commit(1, step=5)
+    region.play(ScaleWanted(1))
+    paused(region, 2, cut=2, step=8)
+    reopened(region)
+    region.receive(0, Restored, last_step=8)
+    commit(region, 1, cut=3, step=8)
+    region.play(StopWanted(), WorkerEnded(0, 1, None))
+    assert region.state is RegionState.STOPPING
+    region.play(WorkerEnded(1, 1, None))
+    assert region.state is RegionState.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        (0, "a region has 1 to 4096 workers, got 0"),
+        (5000, "a region has 1 to 4096 workers, got 5000"),
+        (None, "no change of the number of workers is under way"),
+    ],
+)
+def test_what_is_impossible_is_refused_and_changes_nothing(wanted: int | None, why: str) -> None:
+    region = CoordinatorHarness().run()
+    region.commit(1, step=5)
+    region.play(ScaleWanted(wanted))
+    assert settled(region) == [ScaleSettled(wanted, 2, why)]
+    assert region.core.state.scaling is None
+
+
+def test_a_region_that_does_not_run_or_goes_already_or_has_no_rule_is_not_scaled() -> None:
+    region = CoordinatorHarness()
+    region.play(ScaleWanted(3))
+    assert "does not run now" in settled(region)[0].error
+    region.run()
+    region.play(ScaleWanted(2))
+    assert settled(region) == [ScaleSettled(2, 2)], "it has that number"
+    region.play(ScaleWanted(3), ScaleWanted(4))
+    assert settled(region) == [
+        ScaleSettled(4, 2, "the region is already going to 3 workers: wait, or cancel that first")
+    ]
+    kept = CoordinatorHarness(keeps_workers="'own' has no rule").run()
+    kept.play(ScaleWanted(3))
+    assert settled(kept) == [ScaleSettled(3, 2, "'own' has no rule")]
+
+
+def given_up(region: CoordinatorHarness, why: str) -> None:
+    (outcome,) = settled(region)
+    assert outcome.given_up
+    assert why in outcome.error
+    assert outcome.workers == 2
+    assert region.core.state.scaling is None
+    assert len(region.core.state.roster) == 2
+
+
+def test_a_change_is_given_up_by_request_by_a_lost_worker_a_reset_a_stop_and_by_time() -> None:
+    region = CoordinatorHarness().run()
+    region.commit(1, step=5)
+    for end, why in (
+        ((ScaleWanted(None),), "cancelled"),
+        ((WorkerEnded(2, 2, "no slot"),), "worker 2 was lost: no slot"),
+        ((ResetWanted(),), "a reset was requested"),
+    ):
+        region.take()
+        region.play(ScaleWanted(3))
+        region.play(*end)
+        given_up(region, why)
+        assert not region.core.state.pause
+    reopened(region)
+    for worker in range(2):
+        region.receive(worker, Restored, last_step=5)
+    region.take()
+    region.play(ScaleWanted(3))
+    region.tick(region.spec.start_timeout_s + 2)
+    given_up(region, "worker 2 did not join within")
+    region.play(ScaleWanted(3), CheckpointWanted(), StopWanted())
+    given_up(region, "being stopped")
+
+
+def test_a_reset_before_the_commit_leaves_the_former_layout() -> None:
+    region = switched()
+    region.take()
+    region.play(LinkDown(102, "gone"), WorkerEnded(2, 1, "killed"))
+    reopened(region)
+    given_up(region, "worker 2 was lost")
+    orders = [order for _, order in region.sent(Restore)]
+    assert [(order.worker, order.moves, order.cut) for order in orders] == []
+    for worker in range(2):
+        assert region.core.state.roster[worker].link is not None
+
+
+def test_a_commit_that_was_in_doubt_counts_if_the_manifest_has_it() -> None:
+    region = switched()
+    for worker in range(3):
+        region.receive(worker, Restored, last_step=8)
+    for worker in range(3):
+        region.vote(worker, 3, step=8)
+    (append,) = region.take(AppendCut)
+    region.play(LinkDown(102, "gone"))
+    region.epoch += 1
+    region.play(ManifestOpened(region.epoch, append.cut, (append.cut,)))
+    assert settled(region)[0].error == ""
+    assert len(region.core.state.roster) == 3
+    assert region.core.state.layout == append.cut.layout
+
+
+def test_it_is_too_late_to_cancel_once_the_new_layout_is_ordered() -> None:
+    region = switched()
+    region.take()
+    region.play(ScaleWanted(None))
+    assert settled(region) == [ScaleSettled(None, 3, "it is too late: the new layout is being committed")]
+
+
+def test_a_region_that_a_user_pauses_meanwhile_is_paused_afterwards() -> None:
+    region = CoordinatorHarness().run()
+    region.commit(1, step=5)
+    region.play(ScaleWanted(3), PauseWanted(on=True))
+    assert region.sent(Pause) == [], "it pauses for the change anyway"
+    region.join(2)
+    paused(region, 2, cut=2, step=8)
+    reopened(region)
+    for worker in range(3):
+        region.receive(worker, Restored, last_step=8)
+    region.take()
+    commit(region, 3, cut=3, step=8)
+    assert [order.pause for _, order in region.sent(Pause)] == [region.core.state.pause] * 3
+    assert region.core.state.pause > 0
+
+
+def cut_of(workers: int, **fields: object) -> Cut:
+    cut = CoordinatorHarness(workers).run().commit(1, step=5)
+    return in_its_version(msgspec.structs.replace(cut, **fields))
+
+
+@pytest.mark.parametrize(
+    ("asked", "declared", "workers"),
+    [(2, 0, 3), (3, 0, 3), (None, 0, 3), (2, 2, 3), (None, 2, 3), (3, 2, 3), (4, 2, 4)],
+)
+def test_a_program_changes_the_number_only_if_it_asks_for_another_than_before(
+    asked: int | None, declared: int, workers: int
+) -> None:
+    """The last checkpoint has three workers; `declared`: what the program before had asked for."""
+    region = CoordinatorHarness(2)
+    region.core.state.spec = replace(region.spec, workers=asked)
+    expected = workers if asked is None or asked in (3, declared) else asked
+    region.opened(cut_of(3, declared=declared))
+    assert len(region.core.state.roster) == expected
+    assert region.core.state.layout_changes == (expected != 3)
+    assert region.core.state.declared == (asked if asked == expected else declared or 3)
