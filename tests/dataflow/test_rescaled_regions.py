@@ -1,12 +1,15 @@
 """Regions that go to another number of workers, stopped and running, on real servers and worker processes."""
 
+import json
 import os
 import signal
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from checkpoint.core.region import CheckpointCommitted, RegionEvent, WorkerJoined
@@ -19,9 +22,11 @@ from dataflow import (
     JournaledFileSink,
     LogSink,
     LogSource,
+    ParquetSink,
     RateSource,
     Tumbling,
 )
+from dataflow.sinks.sql import SqlSink
 from tests.dataflow.support import rows_of, true_counts
 from tests.dataflow.test_output_processes import counted, inputs, last_shown, steps_of
 from tests.dataflow.test_region_processes import (
@@ -35,7 +40,10 @@ from tests.dataflow.test_region_processes import (
     three_servers,
     unhurried,
 )
+from tests.dataflow.test_sql_sink import rows_in
+from tests.support.dos_command import dos
 from tests.support.polling import until
+from tests.support.postgres import PostgresServer, postgres_server
 
 __all__ = ["texts", "three_servers"]
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
@@ -220,3 +228,58 @@ def test_a_region_reads_the_log_of_one_that_is_scaled_with_every_row_in_time(
         assert not lower.status.dropped.get("late"), lower.status.dropped
     found = [(row[0], int(str(row[-1]))) for _, row in rows_of(tmp_path / "out")]
     assert sum(n for _, n in found) == rows
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+def number_of(row: Any) -> dict[str, int]:
+    return {"id": row["value"]}
+
+
+def test_rows_in_transactions_count_once_through_changes_and_kills(
+    shared_store: str, tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """The heir of a worker that left commits what that worker had prepared, and nothing else of it."""
+    rows = 8_000
+    graph = Graph("sold")
+    numbers = graph.source("rows", RateSource(1_000, rows=rows)).map("numbers", number_of, schema="id bigint")
+    numbers.sink("files", ParquetSink(tmp_path / "files"))
+    numbers.sink("table", SqlSink(postgres.url, "rescaled"))
+    with running(graph, shared_store, tmp_path, workers=3) as (control, watch):
+        watch.cuts(2)
+        for workers in (1, 3, 2):
+            control.scale(workers, WAIT_S)
+            kill(control, workers - 1, wipe=False)
+            control.checkpoint(WAIT_S)
+        assert finished(control), control.status
+    read = pq.read_table(tmp_path / "files")
+    assert sorted(read.column("id").to_pylist()) == list(range(rows))
+    assert sorted(row[0] for row in rows_in(postgres.url, "rescaled", read.schema)) == list(range(rows))
+
+
+def test_the_command_scales_a_region_from_anywhere(
+    shared_store: str, texts: list[Path], tmp_path: Path
+) -> None:
+    graph, name = slow_word_count(texts, tmp_path / "out"), tmp_path.name
+    with running(graph, shared_store, tmp_path, workers=2) as (control, watch):
+        watch.cuts(2)
+        done = dos("region", "scale", shared_store, name, "--workers", 3)
+        assert done.returncode == 0, done.stderr
+        assert "the region has 3 workers, after" in done.stdout
+        assert len(control.status.workers) == 3
+        as_json = dos("region", "scale", shared_store, name, "--workers", 1, "--json")
+        assert json.loads(as_json.stdout)["result"]["workers"] == 1
+        assert len(control.status.workers) == 1
+        none = dos("region", "scale", shared_store, name, "--cancel")
+        assert none.returncode == 1
+        assert "no change of the number of workers is under way" in none.stderr
+        for wrong in ((), ("--workers", 2, "--cancel"), ("--workers", 5000)):
+            assert dos("region", "scale", shared_store, name, *wrong).returncode == 2
+        assert (
+            json.loads(dos("region", "status", shared_store, name, "--json").stdout)["status"]["scaling"]
+            is None
+        )
