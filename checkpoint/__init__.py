@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from checkpoint.core.manifest import SplitPosition as SplitPosition
     from checkpoint.core.manifest import WorkerCut as WorkerCut
     from checkpoint.core.messages import Committed as Committed
+    from checkpoint.core.messages import CopyAhead as CopyAhead
     from checkpoint.core.messages import Counters as Counters
     from checkpoint.core.messages import FailureKind as FailureKind
     from checkpoint.core.messages import Pause as Pause

@@ -60,6 +60,8 @@ from checkpoint import limits
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import (
+    CopiedAhead,
+    CopyAhead,
     Counters,
     Failed,
     FailureKind,
@@ -174,7 +176,8 @@ class Participant:
                 raise self._ended
             await self._changed.wait()
         order = self._core.orders.popleft()
-        self._taken = order.incarnation
+        if not isinstance(order, CopyAhead):  # which begins no incarnation
+            self._taken = order.incarnation
         return order
 
     async def restored(
@@ -242,6 +245,19 @@ class Participant:
                 traceback=traceback,
                 peer=peer,
                 epoch_held=epoch_held,
+            )
+        )
+
+    async def copied(self, copied: int, total: int, *, done: bool = False, error: str = "") -> None:
+        """Report how many bytes of state are copied ahead of a change of the layout."""
+        await self._report(
+            CopiedAhead(
+                job=self._spec.job,
+                worker=self._spec.worker,
+                copied_bytes=copied,
+                total_bytes=total,
+                done=done,
+                error=error,
             )
         )
 

@@ -164,6 +164,8 @@ store_poll_s: Final = 0.1
 peer_dial_s: Final = 5.0
 peer_silent_s: Final = 4.0
 """A peer whose host sends no packet for this long is lost: its kernel is asked for one each second."""
+copied_report_s: Final = 0.5
+"""How often a worker reports how much state it has copied ahead of a change of the layout."""
 peer_silence_poll_s: Final = 0.5
 peer_wait_s: Final = 30.0
 """How long a peer that is one incarnation ahead waits for this worker to get the same order."""

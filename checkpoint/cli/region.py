@@ -156,7 +156,9 @@ def _print_status(answer: Answer) -> None:
     if change := found.get("scaling"):
         print(
             f"going from {len(found.get('workers', []))} to {change['workers']} workers for"
-            f" {change['seconds']:.1f} s: {change['phase']}"
+            f" {change['seconds']:.1f} s: {change['phase']}, {count_text(change['copiedBytes'])} of"
+            f" {count_text(change['totalBytes'])} copied; it will pause for about"
+            f" {change['pauseSeconds'] or 0.0:.1f} s"
         )
     if lost := dropped_text(found.get("rowsDropped", {})):
         print(lost)

@@ -113,6 +113,7 @@ class Coordinator:
             m.Prepared: checkpointing.on_prepared,
             m.WantsCut: checkpointing.on_wants_cut,
             m.Paused: pausing.on_paused,
+            m.CopiedAhead: rescaling.on_copied,
             m.Finished: checkpointing.on_finished,
         }
         self._on_timer: Final[dict[str, Callable[[float], None]]] = {
@@ -227,5 +228,9 @@ class Coordinator:
 
 
 def _counts_when_stale(message: m.ToCoordinator) -> bool:
-    """Return whether a message of an older incarnation counts: a heartbeat, or the failure of an attempt."""
-    return isinstance(message, m.Progress) or (isinstance(message, m.Failed) and message.kind == "internal")
+    """Return whether a message of an older incarnation counts: a heartbeat, the failure of an attempt, or
+    what a worker that has only joined has copied.
+    """
+    if isinstance(message, m.Failed):
+        return message.kind == "internal"
+    return isinstance(message, m.Progress | m.CopiedAhead)

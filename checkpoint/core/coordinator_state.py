@@ -4,7 +4,7 @@
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -13,7 +13,7 @@ from checkpoint.core.coordinator_vocabulary import Effect, End, NotifyObservers,
 from checkpoint.core.dropped import dropped_rows
 from checkpoint.core.layout import Layout, even_layout
 from checkpoint.core.manifest import Cut
-from checkpoint.core.messages import ToWorker
+from checkpoint.core.messages import CopiedAhead, ToWorker
 from checkpoint.core.placement import Placement
 from checkpoint.core.recovery_estimate import RecoveryHistory
 from checkpoint.core.region import RegionEvent, RegionSpec, ResetReport
@@ -61,6 +61,8 @@ class Scaling:
     """The incarnation in which it was requested. In another one it is given up, unless it switches."""
     user_paused: bool
     """The region was paused by a user, and stays so."""
+    copied: dict[int, CopiedAhead] = field(default_factory=dict)
+    """Worker -> its last report. Complete once all of them are done."""
     holds: bool = False
     """The region is ordered to pause for the switch."""
     switches: bool = False

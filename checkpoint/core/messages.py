@@ -16,7 +16,7 @@ A message of another job or another incarnation is refused by name. Otherwise a 
 could complete a checkpoint of the current one (V11).
 """
 
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -179,6 +179,16 @@ class Finished(FromWorker, frozen=True, kw_only=True):
     """The operators' counters, as in `Prepared`."""
 
 
+class CopiedAhead(FromWorker, frozen=True, kw_only=True):
+    """How much of the state that this worker takes over is copied ahead (`CopyAhead`)."""
+
+    copied_bytes: int
+    total_bytes: int
+    done: bool = False
+    error: str = ""
+    """Why it cannot prepare, empty if it can."""
+
+
 # --- coordinator to worker ------------------------------------------------------------------------
 
 
@@ -217,6 +227,18 @@ class Restore(Releasing, frozen=True, kw_only=True):
         the vote for the next checkpoint, at the same step. Start follows when that one is committed.
         """
         return self.restore is not None and self.restore.layout != self.layout
+
+
+class CopyAhead(ControlMessage, frozen=True, kw_only=True):
+    """Prepare for another layout while the region runs: create journals, copy state of checkpoint `cut`.
+
+    A worker of the present layout, or one that has only joined, answers with CopiedAhead, again and again.
+    """
+
+    worker: int
+    restore: Cut
+    layout: Layout
+    moves: ClassVar[bool] = True
 
 
 class Start(ControlMessage, frozen=True, kw_only=True):
@@ -261,8 +283,10 @@ class Stop(ControlMessage, frozen=True, kw_only=True):
     reason: str
 
 
-ToCoordinator: TypeAlias = Join | Restored | Progress | WantsCut | Prepared | Failed | Paused | Finished
-ToWorker: TypeAlias = Restore | Start | RequestCut | Committed | Pause | Heartbeat | Stop
+ToCoordinator: TypeAlias = (
+    Join | Restored | Progress | WantsCut | Prepared | Failed | Paused | CopiedAhead | Finished
+)
+ToWorker: TypeAlias = Restore | CopyAhead | Start | RequestCut | Committed | Pause | Heartbeat | Stop
 
 _to_coordinator: Final[msgspec.json.Decoder[ToCoordinator]] = msgspec.json.Decoder(ToCoordinator)
 _to_worker: Final[msgspec.json.Decoder[ToWorker]] = msgspec.json.Decoder(ToWorker)

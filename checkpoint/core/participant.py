@@ -23,6 +23,7 @@ import msgspec
 from checkpoint import limits
 from checkpoint.core.messages import (
     Committed,
+    CopyAhead,
     Counters,
     Failed,
     Finished,
@@ -47,7 +48,7 @@ from checkpoint.core.timers import Timers
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from dos_protocol.errors import DosError, LocalProtocolError
 
-Order: TypeAlias = Restore | Start | RequestCut | Committed | Pause
+Order: TypeAlias = Restore | CopyAhead | Start | RequestCut | Committed | Pause
 
 
 class ParticipantState(Enum):
@@ -230,6 +231,8 @@ class ParticipantCore:
             self._end(StoppedError(f"{message.kind}: {message.reason}"))
         elif isinstance(message, Restore):
             self._restore(message)
+        elif isinstance(message, CopyAhead):
+            self._copy_ahead(message)
         elif not isinstance(message, Heartbeat):
             self._order(message)
 
@@ -249,6 +252,15 @@ class ParticipantCore:
         self._moves = order.moves
         self.orders.clear()
         self.orders.append(order)
+
+    def _copy_ahead(self, order: CopyAhead) -> None:
+        """Take the order in any incarnation that is not over: a worker that only joined has none."""
+        if order.incarnation < self.incarnation or order.worker != self.worker:
+            self._refuse("STALE_INCARNATION", f"CopyAhead of incarnation {order.incarnation}")
+        elif self.state is ParticipantState.CONNECTED:
+            self._refuse("UNEXPECTED", "received CopyAhead before this worker joined")
+        else:
+            self.orders.append(order)
 
     def _order(self, order: Start | RequestCut | Committed | Pause) -> None:
         kind = type(order).__name__

@@ -135,7 +135,14 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
 
 
 def _scaling_json(scaling: ScalingStatus) -> dict[str, Any]:
-    return {"workers": scaling.workers, "phase": scaling.phase, "seconds": round(scaling.seconds, 3)}
+    return {
+        "workers": scaling.workers,
+        "phase": scaling.phase,
+        "seconds": round(scaling.seconds, 3),
+        "copiedBytes": scaling.copied_bytes,
+        "totalBytes": scaling.total_bytes,
+        "pauseSeconds": None if scaling.pause_s is None else round(scaling.pause_s, 3),
+    }
 
 
 def rows_dropped_json(status: RegionStatus) -> dict[str, dict[str, int]]:

@@ -200,7 +200,7 @@ class ResetReport:
     """
 
 
-ScalingPhase: TypeAlias = Literal["launching workers", "pausing", "moving state"]
+ScalingPhase: TypeAlias = Literal["launching workers", "copying state", "pausing", "moving state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +212,11 @@ class ScalingStatus:
     phase: ScalingPhase
     seconds: float
     """Since it was requested, as of the last event."""
+    copied_bytes: int = 0
+    total_bytes: int = 0
+    """Of the state that is copied while the region runs."""
+    pause_s: float | None = None
+    """For how long about no input will be taken; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ The layout changes with a checkpoint (docs/decisions/0231):
 
 At a start that is all, because nothing runs. While a region runs, two steps come before it:
 
-- *Prepare*: the new workers are launched and join. If one of them does not, the change is given up.
+- *Prepare*: the new workers are launched and join. They create their journals, and each worker of the new
+  layout copies the state that it takes over, as of the last checkpoint.
 - *Pause*: all workers stop after the same step, and a checkpoint of it is committed. So no output is visible
   that this checkpoint does not cover.
 
@@ -30,6 +31,7 @@ from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, Scal
 from checkpoint.core.ending import Ending
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut
+from checkpoint.core.messages import CopiedAhead, CopyAhead, Refusal
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.rebalancing import rebalanced
 from checkpoint.core.recovery import Recovery
@@ -153,12 +155,52 @@ class Rescaling:
             if state.phase in (CoordinatorPhase.STOPPING, CoordinatorPhase.OPENING):
                 self._give_up(state.reason or "the region is being stopped", now)
         elif not change.holds:
-            if all(worker.state is WorkerState.JOINED for worker in state.roster.coming):
+            if not all(worker.state is WorkerState.JOINED for worker in state.roster.coming):
+                return
+            if not change.copied:
+                self._copy_ahead(change, now)
+            if all(report.done for report in change.copied.values()):
                 change.holds, self._held_at = True, now
                 if not state.pause:
                     self._pausing.order(on=True)
         elif state.is_paused:
             self._switch(change, now)
+
+    def _copy_ahead(self, change: Scaling, now: float) -> None:
+        """Order all workers of the new layout to prepare. Without a checkpoint there is nothing to copy."""
+        state, last = self._state, self._state.last_checkpoint
+        if last is None:
+            return
+        layout = rebalanced(last.layout, range(change.workers))
+        for worker, link in state.roster.linked(coming=True):
+            if worker.index < change.workers:
+                change.copied[worker.index] = CopiedAhead(
+                    job=state.spec.name, worker=worker.index, copied_bytes=0, total_bytes=0
+                )
+                state.send(
+                    link,
+                    CopyAhead(
+                        job=state.spec.name,
+                        incarnation=state.incarnation,
+                        epoch=state.incarnation,
+                        cut=last.cut,
+                        worker=worker.index,
+                        restore=last,
+                        layout=layout,
+                    ),
+                )
+        state.timers.set("scale", now + state.spec.start_timeout_s)
+
+    def on_copied(self, worker: Worker, message: CopiedAhead, now: float) -> Refusal | None:
+        """Note how much a worker has copied. It may take longer than any limit, as long as it gets on."""
+        change = self._state.scaling
+        if change is None or worker.index not in change.copied or change.holds:
+            return Refusal("UNEXPECTED", f"worker {worker.index} copies state, but no change is under way")
+        change.copied[worker.index] = message
+        self._state.timers.set("scale", now + self._state.spec.start_timeout_s)
+        if message.error:
+            self._give_up(f"worker {worker.index} cannot prepare: {message.error}", now)
+        return None
 
     def _switch(self, change: Scaling, now: float) -> None:
         """Begin the incarnation with the new layout. All workers stand still after the last checkpoint."""
@@ -182,7 +224,7 @@ class Rescaling:
         self._give_up(
             f"worker {', '.join(missing)} did not join within {timeout_s:g} s: provide a task slot for each"
             if missing
-            else f"the region did not pause within {timeout_s:g} s",
+            else f"the region did not copy its state and pause within {timeout_s:g} s",
             now,
         )
 

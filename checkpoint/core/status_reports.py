@@ -5,7 +5,7 @@ A part of the coordinator. It changes no field of the shared state.
 
 from collections.abc import Iterator
 
-from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.coordinator_state import CoordinatorState, Scaling
 from checkpoint.core.recovery_estimate import RecoveryEstimate, estimate
 from checkpoint.core.region import RegionState, RegionStatus, ScalingPhase, ScalingStatus, StateChanged
 from checkpoint.core.region_states import LINKED, VISIBLE_STATES, CoordinatorPhase
@@ -92,9 +92,15 @@ class StatusReporter:
         change = self._state.scaling
         if change is None:
             return None
-        running: ScalingPhase = "pausing" if change.holds else "launching workers"
-        phase: ScalingPhase = "moving state" if change.switches else running
-        return ScalingStatus(change.workers, phase, self._now - change.began)
+        recovery = self._recovery()
+        return ScalingStatus(
+            change.workers,
+            _phase_of(change),
+            self._now - change.began,
+            sum(report.copied_bytes for report in change.copied.values()),
+            sum(report.total_bytes for report in change.copied.values()),
+            None if recovery is None else recovery.claim_s + recovery.state_s,
+        )
 
     def _recovery(self) -> RecoveryEstimate | None:
         """Return how long a recovery would take now; None if the region is over or was never started."""
@@ -112,3 +118,11 @@ class StatusReporter:
         if current != self._reported:
             self._reported = current
             self._state.report(StateChanged(*current))
+
+
+def _phase_of(change: Scaling) -> ScalingPhase:
+    if change.switches:
+        return "moving state"
+    if change.holds:
+        return "pausing"
+    return "copying state" if change.copied else "launching workers"

@@ -30,16 +30,20 @@ class SnapshotSpool:
 
     def add(self, table: str, blocks: Iterable[pa.RecordBatch]) -> None:
         """Append the blocks of a table. Raises UserFault if the disk fails; the spool is invalid then."""
+        for block in blocks:
+            for data in encode_block(block):
+                self.append(table, data)
+
+    def append(self, table: str, data: bytes) -> None:
+        """Append an encoded block of a table. Raises as `add`."""
         with of_scratch(self._scratch, "a snapshot could not be written"):
             if self._file is None:
                 self._file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - it lives as long as this
                     limits.snapshot_memory_bytes_max, dir=str(scratch_directory(self._scratch))
                 )
                 weakref.finalize(self, self._file.close)  # even if it is never read
-            for block in blocks:
-                for data in encode_block(block):
-                    self._file.write(data)
-                    self._names.append((table, len(data)))
+            self._file.write(data)
+            self._names.append((table, len(data)))
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
         """Yield (table, encoded block), from the first on. Raises OSError."""

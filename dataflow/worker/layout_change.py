@@ -5,14 +5,11 @@ The worker restores its own state, if it has any, and takes over its parts of ot
 back continues its output where it ended. The output of a worker that leaves is completed by its heir.
 """
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any, NamedTuple
 
 import msgspec
 
-from checkpoint import Restore, RetiredWorker, TakenPart, WorkerCut, region_of_worker, state_parts
-from checkpoint.chains.state_reading import StoredStateBlock, blocks_at
+from checkpoint import CopyAhead, Restore, RetiredWorker, WorkerCut, region_of_worker, state_parts
 from dataflow.graph.builder import GraphPlan
 from dataflow.operators.apply import ApplySpec
 from dataflow.sources.base import Positions, SourceSpec, own_positions
@@ -33,7 +30,7 @@ class LayoutChange(NamedTuple):
     """Workers whose output it completes, as their heir, with what the checkpoint stores of their sinks."""
 
     @classmethod
-    def of(cls, order: Restore, plan: GraphPlan) -> "LayoutChange | None":
+    def of(cls, order: Restore | CopyAhead, plan: GraphPlan) -> "LayoutChange | None":
         """Return the duties of the ordered worker, None if the layout does not change.
 
         Raises SchemaError if a source cannot be dealt to other workers.
@@ -54,20 +51,6 @@ class LayoutChange(NamedTuple):
         own = cut.workers.get(worker, WorkerCut(state=ORIGIN, steps=ORIGIN, sinks=before.sinks))
         sources = dealt_sources(plan, [cut.workers[one].sources for one in sorted(cut.workers)], share)
         return cls(order.cut + 1, share, msgspec.structs.replace(own, sources=sources), completes)
-
-    async def blocks(
-        self, store: Store, order: Restore
-    ) -> AsyncGenerator[tuple[TakenPart, StoredStateBlock]]:
-        """Yield the state blocks of the workers from which this one takes over, part by part.
-
-        They are read without a claim: nobody writes below a committed position. Raises as `blocks_at`.
-        """
-        assert order.restore is not None
-        for part in self.share.parts:
-            at = order.restore.workers[part.worker].state
-            async with aclosing(blocks_at(store, order.job, part.worker, at)) as blocks:
-                async for block in blocks:
-                    yield part, block
 
 
 def part_of(order: Restore, change: LayoutChange | None) -> WorkerCut | None:

@@ -30,6 +30,7 @@ from dataflow import limits
 from dataflow.core.phase_timer import PhaseTimer
 from dataflow.sources.prefetched import PrefetchedSource
 from dataflow.worker.collecting import FloorCollector
+from dataflow.worker.copying import CopiedState
 from dataflow.worker.directories import Directories
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.failures import first_error
@@ -77,8 +78,10 @@ class LinkIncarnation:
         *,
         inbox: Inbox,
         shared: Shared,
+        copies: CopiedState,
     ) -> None:
         self.number = order.incarnation
+        self._copies = copies
         self.claim: Claim | None = None
         self._spec = spec
         self._order = order
@@ -297,7 +300,7 @@ class LinkIncarnation:
             await self._block_room.acquire()
             self._inbox.put(LoadStateBlock(self.number, *block))
         if self._change is not None:
-            async for part, block in self._change.blocks(self._store, self._order):
+            async for part, block in self._copies.taken_over(self._store, self._order, self._change):
                 await self._block_room.acquire()
                 self._inbox.put(LoadStateBlock(self.number, *block, part))
         self._inbox.put(StateComplete(self.number, await self._directories.rebuild()))

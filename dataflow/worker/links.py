@@ -6,17 +6,19 @@ next one begins. Everything here runs on trio. The circuit is reached by message
 """
 
 import logging
+import math
 from contextlib import suppress
 from functools import partial
 
 import trio
 
-from checkpoint import Committed, Counters, Pause, RequestCut, Restore, Start
+from checkpoint import Committed, CopyAhead, Counters, Pause, RequestCut, Restore, Start
 from checkpoint.errors import StaleIncarnationError, StoppedError
 from checkpoint.link import Link, serve_links
 from checkpoint.participant import Participant, open_participant
 from dataflow import limits
-from dataflow.errors import CircuitStoppedError
+from dataflow.errors import CircuitStoppedError, UserFault
+from dataflow.worker.copying import CopiedState, copy_ahead
 from dataflow.worker.failures import failure_of, first_error
 from dataflow.worker.link_incarnation import LinkIncarnation
 from dataflow.worker.messages import (
@@ -30,7 +32,8 @@ from dataflow.worker.messages import (
     ToLinks,
 )
 from dataflow.worker.spec import WorkerSpec
-from dos_client import Store, open_store
+from dos_client import Store, open_store, randomness
+from dos_protocol.errors import DosError
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -49,6 +52,9 @@ class Links:
         self._new_incarnation = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._control: Participant | None = None
+        self._copies = CopiedState(spec.scratch_dir)
+        """What is copied ahead of a change of the layout."""
+        self._copying = trio.CancelScope()
 
     def deliver(self, message: ToLinks) -> None:
         """Take a message of the circuit. Never blocks. Drops a message of an earlier incarnation."""
@@ -110,6 +116,8 @@ class Links:
             order = await control.next_order()
             if isinstance(order, Restore):
                 await self._begin(order, control, store, nursery)
+            elif isinstance(order, CopyAhead):
+                nursery.start_soon(self._copy_ahead, order, control, store)
             elif self._incarnation is None or order.incarnation != self._incarnation.number:
                 logger.warning("ignored an order for incarnation %d: not current", order.incarnation)
             elif isinstance(order, Start):
@@ -136,12 +144,36 @@ class Links:
         self._shared.room = True
         self._shared.pausing = False
         self._shared.snapshot_due = False
+        self._copying.cancel()
+        copies, self._copies = self._copies, CopiedState(self._spec.scratch_dir)
         self._incarnation = LinkIncarnation(
-            self._spec, order, control, store, inbox=self._inbox, shared=self._shared
+            self._spec, order, control, store, inbox=self._inbox, shared=self._shared, copies=copies
         )
         nursery.start_soon(self._run_incarnation, self._incarnation, control)
         self._new_incarnation.set()
         self._new_incarnation = trio.Event()
+
+    async def _copy_ahead(self, order: CopyAhead, control: Participant, store: Store) -> None:
+        """Prepare for another layout, in place of what was prepared before. Report how far that is."""
+        self._copying.cancel()
+        self._copying = trio.CancelScope()
+        self._copies = copies = CopiedState(self._spec.scratch_dir)
+        reported_at = -math.inf
+
+        async def report(copied: int, total: int) -> None:
+            nonlocal reported_at
+            if trio.current_time() > reported_at + limits.copied_report_s:
+                reported_at = trio.current_time()
+                await control.copied(copied, total)
+
+        with self._copying, suppress(StaleIncarnationError):
+            try:
+                plan = self._spec.graph.plan()
+                total = await copy_ahead(store, order, plan, copies, report, randomness.fresh_id())
+            except (DosError, UserFault) as error:
+                await control.copied(0, 0, error=str(error))
+            else:
+                await control.copied(total, total, done=True)
 
     async def _run_incarnation(self, incarnation: LinkIncarnation, control: Participant) -> None:
         failure = await incarnation.run()

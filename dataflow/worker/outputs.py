@@ -85,7 +85,7 @@ class Outputs:
         Raises what `OutputLog.open` raises; call `aclose` then too.
         """
         for name, spec in self._sinks.items():
-            at = None if part is None else _position(name, part.sinks.get(name))
+            at = None if part is None else log_position(name, part.sinks.get(name))
             log = await OutputLog.open(
                 claim,
                 name,
@@ -202,7 +202,8 @@ class Outputs:
         return positions
 
 
-def _position(sink: str, prepared: Any) -> Position | None:
+def log_position(sink: str, prepared: Any) -> Position | None:
+    """Return the position of an output log that a checkpoint stores. Raises CorruptDataError."""
     if prepared is None:
         return None
     try:

@@ -22,7 +22,18 @@ from checkpoint.core.coordinator_vocabulary import (
     WorkerEnded,
 )
 from checkpoint.core.manifest import Cut, in_its_version
-from checkpoint.core.messages import Committed, Counters, Pause, Paused, Restore, Restored, Start, Stop
+from checkpoint.core.messages import (
+    Committed,
+    CopiedAhead,
+    CopyAhead,
+    Counters,
+    Pause,
+    Paused,
+    Restore,
+    Restored,
+    Start,
+    Stop,
+)
 from checkpoint.core.region import RegionState, ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 
@@ -38,6 +49,14 @@ def paused(region: CoordinatorHarness, workers: int, cut: int, step: int) -> Non
             worker, Paused, pause=region.core.state.pause, step=step - 1, counters=Counters(step=step - 1)
         )
     commit(region, workers, cut, step)
+
+
+def copied(region: CoordinatorHarness, workers: int) -> None:
+    """All workers of the new layout have prepared. One that has only joined reports in no incarnation."""
+    for worker in range(workers):
+        number = 0 if worker >= len(region.core.state.roster) else region.epoch
+        fields = {"copied_bytes": 7, "total_bytes": 7, "done": True, "incarnation": number, "epoch": number}
+        region.receive(worker, CopiedAhead, **fields)
 
 
 def commit(region: CoordinatorHarness, workers: int, cut: int, step: int) -> Cut:
@@ -63,6 +82,7 @@ def switched(workers: int = 3, **fields: object) -> CoordinatorHarness:
     region.play(ScaleWanted(workers))
     for worker in range(2, workers):
         region.join(worker)
+    copied(region, workers)
     paused(region, 2, cut=2, step=8)
     assert region.take(OpenManifest)
     reopened(region)
@@ -78,6 +98,16 @@ def test_new_workers_join_first_then_the_region_pauses_then_all_restore_vote_and
     assert region.core.status().scaling.phase == "launching workers"
     assert region.state is RegionState.RUNNING
     region.join(2)
+    orders = [order for _, order in region.sent(CopyAhead, Pause)]
+    assert [(order.worker, order.cut, order.restore.cut) for order in orders] == [
+        (worker, 1, 1) for worker in range(3)
+    ]
+    assert orders[0].layout.workers == (0, 1, 2)
+    region.receive(0, CopiedAhead, copied_bytes=5, total_bytes=20)
+    status = region.core.status().scaling
+    assert (status.phase, status.copied_bytes, status.total_bytes) == ("copying state", 5, 20)
+    assert region.sent(Pause) == []
+    copied(region, 3)
     assert [link for link, _ in region.sent(Pause)] == [100, 101], "only those that run"
     assert region.core.status().scaling.phase == "pausing"
     paused(region, 2, cut=2, step=8)
@@ -105,6 +135,7 @@ def test_workers_that_leave_end_and_their_output_is_kept_in_the_checkpoints() ->
     region = CoordinatorHarness(3).run()
     region.commit(1, step=5)
     region.play(ScaleWanted(1))
+    copied(region, 1)
     paused(region, 3, cut=2, step=8)
     region.take()
     reopened(region)
@@ -122,6 +153,7 @@ def test_a_region_ends_only_when_workers_that_left_have_ended_too() -> None:
     region = CoordinatorHarness(2).run()
     region.commit(1, step=5)
     region.play(ScaleWanted(1))
+    copied(region, 1)
     paused(region, 2, cut=2, step=8)
     reopened(region)
     region.receive(0, Restored, last_step=8)
@@ -193,6 +225,10 @@ def test_a_change_is_given_up_by_request_by_a_lost_worker_a_reset_a_stop_and_by_
     region.play(ScaleWanted(3))
     region.tick(region.spec.start_timeout_s + 2)
     given_up(region, "worker 2 did not join within")
+    region.play(ScaleWanted(3))
+    region.join(2, attempt=region.core.state.roster[2].attempt)
+    region.receive(2, CopiedAhead, incarnation=0, epoch=0, copied_bytes=0, total_bytes=0, error="s1 is down")
+    given_up(region, "worker 2 cannot prepare: s1 is down")
     region.play(ScaleWanted(3), CheckpointWanted(), StopWanted())
     given_up(region, "being stopped")
 
@@ -237,6 +273,7 @@ def test_a_region_that_a_user_pauses_meanwhile_is_paused_afterwards() -> None:
     region.play(ScaleWanted(3), PauseWanted(on=True))
     assert region.sent(Pause) == [], "it pauses for the change anyway"
     region.join(2)
+    copied(region, 3)
     paused(region, 2, cut=2, step=8)
     reopened(region)
     for worker in range(3):

@@ -19,9 +19,9 @@ from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.retention import floors_of
 from checkpoint.core.voting import PendingCut
 from dataflow.state.moving import Share
-from dataflow.worker import layout_change
+from dataflow.worker import copying, layout_change
 from dataflow.worker.circuit import Circuit
-from dataflow.worker.layout_change import LayoutChange
+from dataflow.worker.copying import CopiedState
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.regions.region import Region, has_region
 from tests.sim.run import run_seed
@@ -46,6 +46,7 @@ def test_rows_and_keys_survive_any_change_of_the_number_of_workers() -> None:
         seen += result.history.sometimes
     assert seen["a worker joins in another layout"] > RUNS / 4
     assert seen["a worker stays in another layout"] > RUNS / 4
+    assert seen["state was copied ahead"] > RUNS / 4
 
 
 def a_range_is_lost() -> Planted:
@@ -67,15 +68,23 @@ def a_range_is_owned_twice() -> Planted:
     return mock.patch.object(Share, "owns", lambda _, hashes: np.ones(len(hashes), np.bool_))
 
 
-def the_tail_is_not_read() -> Planted:
-    original = LayoutChange.blocks
+def a_part_is_not_read_to_its_end() -> Planted:
+    original = CopiedState.taken_over
 
-    async def blocks(self: LayoutChange, *args: Any) -> AsyncGenerator[Any]:
+    async def taken_over(self: CopiedState, *args: Any) -> AsyncGenerator[Any]:
         found = [block async for block in original(self, *args)]
         for block in found[:-1]:
             yield block
 
-    return mock.patch.object(LayoutChange, "blocks", blocks)
+    return mock.patch.object(CopiedState, "taken_over", taken_over)
+
+
+def the_tail_after_the_copy_is_not_read() -> Planted:
+    async def nothing(*_: Any) -> AsyncGenerator[Any]:
+        for block in ():
+            yield block
+
+    return mock.patch.object(copying, "blocks_between", nothing)
 
 
 def sources_begin_anew() -> Planted:
@@ -137,7 +146,8 @@ def the_former_layout_is_stored() -> Planted:
 BUGS: list[Callable[[], Planted]] = [
     a_range_is_lost,
     a_range_is_owned_twice,
-    the_tail_is_not_read,
+    a_part_is_not_read_to_its_end,
+    the_tail_after_the_copy_is_not_read,
     sources_begin_anew,
     splits_are_dealt_to_the_former_number,
     workers_start_before_the_commit,

@@ -4,11 +4,13 @@ It does as tasks of one process what the two threads of a worker do. It executes
 the order in which they arrive, and ends one incarnation before it begins the next.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.messages import (
     Committed,
+    CopiedAhead,
+    CopyAhead,
     Counters,
     Failed,
     Join,
@@ -33,10 +35,13 @@ from checkpoint.core.participant import (
     ReportWanted,
     SendReport,
 )
+from checkpoint.core.region import worker_directory
 from checkpoint.errors import StaleIncarnationError
 from dataflow import limits
 from dataflow.worker.circuit_loop import CircuitLoop
+from dataflow.worker.copying import CopiedState, create_journals
 from dataflow.worker.identity import Clock, Identity
+from dataflow.worker.layout_change import LayoutChange
 from dataflow.worker.messages import (
     CircuitFailed,
     CutRequested,
@@ -47,13 +52,14 @@ from dataflow.worker.messages import (
     ToLinks,
 )
 from dos_protocol.errors import DosError
-from tests.sim.engine.environment import Process, Signal
+from tests.sim.engine.environment import Process, Signal, Task
 from tests.sim.engine.network import Wire
 from tests.sim.regions.channel import Channel, accept, dial
 from tests.sim.regions.claiming import Host
 from tests.sim.regions.deadline_timer import DeadlineTimer
 from tests.sim.regions.mailbox import Mailbox
 from tests.sim.regions.worker_incarnation import WorkerIncarnation
+from tests.sim.store.sim_store import SimStore
 
 if TYPE_CHECKING:
     from tests.sim.regions.driver import Driver
@@ -106,6 +112,8 @@ class Worker(Process):
         self.incarnation: WorkerIncarnation | None = None
         self.incarnation_began = Signal()
         self._control: Channel | None = None
+        self._copies = CopiedState()
+        self._copying: Task | None = None
         self._taken = 0
         self._ordered = Signal()
         self._timer = DeadlineTimer(self, self._tick)
@@ -266,10 +274,14 @@ class Worker(Process):
             while not self.core.orders:
                 await self.wait(self._ordered)
             order = self.core.orders.popleft()
-            self._taken = order.incarnation
+            if not isinstance(order, CopyAhead):
+                self._taken = order.incarnation
             self.note(f"receives {type(order).__name__} {order.cut} of incarnation {order.incarnation}")
             if isinstance(order, Restore):
                 self._begin(order)
+            elif isinstance(order, CopyAhead):
+                self._stop_copying()
+                self._copying = self.start("copying", self._copy_ahead(order))
             elif self.incarnation is None or order.incarnation != self.incarnation.number:
                 self.note(f"ignores an order of incarnation {order.incarnation}, which it does not run")
             elif isinstance(order, Start):
@@ -292,8 +304,45 @@ class Worker(Process):
         self.shared.room = True
         self.shared.pausing = False
         self.shared.snapshot_due = False
-        self.incarnation = WorkerIncarnation(self, order)
+        self._stop_copying()
+        copies, self._copies = self._copies, CopiedState()
+        self.incarnation = WorkerIncarnation(self, order, copies)
         self.incarnation_began.set()
+
+    def _stop_copying(self) -> None:
+        if self._copying is not None:
+            self._copying.stop()
+
+    async def _copy_ahead(self, order: CopyAhead) -> None:
+        """Prepare for another layout, as `dataflow.worker.links`."""
+        region, self._copies = self.region, CopiedState()
+        plan = region.plan_for(self)
+        change = LayoutChange.of(order, plan)
+        assert change is not None
+        store = SimStore(self, region.network, region.store)
+
+        async def report(copied: int, total: int) -> None:
+            self._send_copied(copied, total)
+
+        try:
+            if not change.share.stays:
+                claim = await self.host.claim(worker_directory(order.job, self.index), order.incarnation)
+                assert claim is not None, "it waits without a limit"
+                await create_journals(claim, order, change, plan, generation=region.store.generation)
+                claim.close()
+            total = await self._copies.copy(store, order, change, report)
+        except DosError as error:
+            region.saw("state could not be copied ahead")
+            self._send_copied(0, 0, error=str(error))
+        else:
+            region.saw("state was copied ahead")
+            self._send_copied(total, total, done=True)
+        finally:
+            store.close()
+
+    def _send_copied(self, copied: int, total: int, *, done: bool = False, error: str = "") -> None:
+        fields: dict[str, Any] = {"copied_bytes": copied, "total_bytes": total, "done": done, "error": error}
+        self.report(CopiedAhead(job="", worker=self.index, **fields))
 
     # Peers
 

@@ -28,6 +28,7 @@ from dataflow import limits
 from dataflow.core.incoming_frames import IncomingFrames
 from dataflow.errors import PeerLostError
 from dataflow.worker.collecting import FloorCollector
+from dataflow.worker.copying import CopiedState
 from dataflow.worker.failures import failure_of
 from dataflow.worker.journals import Journals, after_step
 from dataflow.worker.layout_change import LayoutChange, part_of
@@ -81,8 +82,9 @@ _LOST = (
 class WorkerIncarnation:
     """One incarnation. `claim`: None until it is granted."""
 
-    def __init__(self, worker: "Worker", order: Restore) -> None:
+    def __init__(self, worker: "Worker", order: Restore, copies: CopiedState) -> None:
         self.number = order.incarnation
+        self._copies = copies
         self.claim: RegionClaim | None = None
         self.over = False
         self._worker = worker
@@ -238,7 +240,7 @@ class WorkerIncarnation:
             region = worker.region
             store = SimStore(worker, region.network, region.store)
             try:
-                async for part, block in self._change.blocks(store, self._order):
+                async for part, block in self._copies.taken_over(store, self._order, self._change):
                     await self._put(LoadStateBlock(self.number, *block, part))
             finally:
                 store.close()
