@@ -82,7 +82,7 @@ class Coordinator:
         self._recovery = recovery = Recovery(state, ending)
         self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery)
         losses = Losses(state, ending, checkpointing, recovery)
-        self._rescaling = rescaling = Rescaling(state, ending, pausing, recovery)
+        self._rescaling = rescaling = Rescaling(state, ending, checkpointing, pausing, recovery)
         manifest = ManifestClaim(state, ending, checkpointing, savepoints, recovery, gathering, rescaling)
         stopping = Stopping(state, ending, checkpointing)
         self._last_tick = 0.0
@@ -124,6 +124,7 @@ class Coordinator:
             "drain": losses.drain_timed_out,
             "cut": checkpointing.cut_timer_expired,
             "scale": rescaling.timed_out,
+            "leave": rescaling.leave_expired,
             "stop": stopping.timed_out,
             "grace": ending.grace_expired,
         }

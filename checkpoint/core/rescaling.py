@@ -26,6 +26,7 @@ directory and its output again, and continues there (`Cut.retired`).
 """
 
 from checkpoint import limits
+from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState, Scaling
 from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, ScaleWanted
 from checkpoint.core.ending import Ending
@@ -44,9 +45,17 @@ from checkpoint.errors import ManifestError
 class Rescaling:
     """The layouts of one region, and the change that is under way (`CoordinatorState.scaling`)."""
 
-    def __init__(self, state: CoordinatorState, ending: Ending, pausing: Pausing, recovery: Recovery) -> None:
+    def __init__(
+        self,
+        state: CoordinatorState,
+        ending: Ending,
+        checkpointing: Checkpointing,
+        pausing: Pausing,
+        recovery: Recovery,
+    ) -> None:
         self._state = state
         self._ending = ending
+        self._checkpointing = checkpointing
         self._pausing = pausing
         self._recovery = recovery
         self._held_at = 0.0
@@ -82,8 +91,7 @@ class Rescaling:
             state.layout = rebalanced(last.layout, range(wanted)) if at_once else last.layout
         workers, asked = len(state.layout.workers), state.spec.workers
         state.declared = workers if last is None or asked == workers else last.workers_declared
-        for worker in state.roster.resize(workers):
-            self._end(worker)
+        self._end(state.roster.resize(workers), now)
         for worker in state.roster:
             if worker.state is WorkerState.ABSENT:
                 state.roster.schedule(worker, now)
@@ -138,8 +146,11 @@ class Rescaling:
         state.scaling = Scaling(workers, now, state.incarnation, user_paused=state.pause > 0)
         state.roster.expect(workers)
         for worker in state.roster.coming:
-            state.roster.schedule(worker, now)
+            self._recovery.relaunch(worker, now)
         state.timers.set("scale", now + state.spec.start_timeout_s)
+        if state.last_checkpoint is None:  # a layout changes from a checkpoint to the next
+            state.number_wanted = max(state.number_wanted, 1)
+            self._checkpointing.cut_if_overdue(now)
 
     def advance(self, now: float) -> None:
         """Take the next step of the change, if it is due. Call after each event."""
@@ -155,10 +166,11 @@ class Rescaling:
             if state.phase in (CoordinatorPhase.STOPPING, CoordinatorPhase.OPENING):
                 self._give_up(state.reason or "the region is being stopped", now)
         elif not change.holds:
-            if not all(worker.state is WorkerState.JOINED for worker in state.roster.coming):
+            joined = all(worker.state is WorkerState.JOINED for worker in state.roster.coming)
+            if not joined or state.last_checkpoint is None:
                 return
             if not change.copied:
-                self._copy_ahead(change, now)
+                self._copy_ahead(change, state.last_checkpoint, now)
             if all(report.done for report in change.copied.values()):
                 change.holds, self._held_at = True, now
                 if not state.pause:
@@ -166,11 +178,9 @@ class Rescaling:
         elif state.is_paused:
             self._switch(change, now)
 
-    def _copy_ahead(self, change: Scaling, now: float) -> None:
-        """Order all workers of the new layout to prepare. Without a checkpoint there is nothing to copy."""
-        state, last = self._state, self._state.last_checkpoint
-        if last is None:
-            return
+    def _copy_ahead(self, change: Scaling, last: Cut, now: float) -> None:
+        """Order all workers of the new layout to prepare."""
+        state = self._state
         layout = rebalanced(last.layout, range(change.workers))
         for worker, link in state.roster.linked(coming=True):
             if worker.index < change.workers:
@@ -230,8 +240,7 @@ class Rescaling:
 
     def _give_up(self, reason: str, now: float) -> None:
         self._settle(reason, now)
-        for worker in self._state.roster.resize(len(self._state.roster)):
-            self._end(worker)
+        self._end(self._state.roster.resize(len(self._state.roster)), now)
 
     def _settle(self, error: str, now: float) -> None:
         """End the change, and let the region continue unless a user has paused it."""
@@ -248,15 +257,26 @@ class Rescaling:
 
     # --- workers that leave ---------------------------------------------------------------------------
 
-    def _end(self, worker: Worker) -> None:
-        """End a worker that the layout does not have any more."""
-        state, link = self._state, self._state.roster.retire(worker)
-        if link is not None:
-            text = f"the region continues with {_counted(len(state.roster))}"
-            state.send(link, self._ending.stop_message("stopped", text))
-            state.emit(CloseLink(link))
-        elif not worker.ended:
-            state.emit(CancelWorker(worker.index))
+    def _end(self, leaving: list[Worker], now: float) -> None:
+        """End workers that the layout does not have any more."""
+        state = self._state
+        for worker in leaving:
+            link = state.roster.retire(worker)
+            if link is not None:
+                text = f"the region continues with {_counted(len(state.roster))}"
+                state.send(link, self._ending.stop_message("stopped", text))
+                state.emit(CloseLink(link))
+                state.timers.set("leave", now + limits.stop_grace_s)
+            elif not worker.ended:
+                state.emit(CancelWorker(worker.index))
+
+    def leave_expired(self, now: float) -> None:
+        """Cancel the workers that left and did not end on their own."""
+        del now
+        state = self._state
+        for worker in state.roster.ever():
+            if not state.roster.has(worker.index) and not worker.ended:
+                state.emit(CancelWorker(worker.index))
 
 
 def _counted(workers: int) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     CancelWorker,
@@ -29,6 +30,7 @@ from checkpoint.core.messages import (
     Counters,
     Pause,
     Paused,
+    RequestCut,
     Restore,
     Restored,
     Start,
@@ -304,3 +306,29 @@ def test_a_program_changes_the_number_only_if_it_asks_for_another_than_before(
     assert len(region.core.state.roster) == expected
     assert region.core.state.layout_changes == (expected != 3)
     assert region.core.state.declared == (asked if asked == expected else declared or 3)
+
+
+def test_a_region_without_a_checkpoint_commits_one_before_it_is_scaled() -> None:
+    region = CoordinatorHarness().run()
+    region.play(ScaleWanted(3))
+    region.join(2)
+    orders = region.sent(RequestCut, CopyAhead)
+    assert [type(order) for _, order in orders] == [RequestCut, RequestCut]
+    commit(region, 2, cut=1, step=1)
+    assert len(region.sent(CopyAhead)) == 3
+
+
+def test_a_worker_that_left_and_hangs_is_cancelled() -> None:
+    region = CoordinatorHarness(2).run()
+    region.commit(1, step=5)
+    region.play(ScaleWanted(1))
+    copied(region, 1)
+    paused(region, 2, cut=2, step=8)
+    reopened(region)
+    region.receive(0, Restored, last_step=8)
+    commit(region, 1, cut=3, step=8)
+    region.take()
+    region.tick(limits.stop_grace_s + 2)
+    assert region.take(CancelWorker) == [CancelWorker(1)]
+    region.play(ScaleWanted(2))
+    assert region.take(CancelWorker, LaunchWorker) == [CancelWorker(1), LaunchWorker(1, 2)]
