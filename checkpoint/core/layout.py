@@ -41,7 +41,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """The ids of all workers, sorted. The place of an id is the worker's place among its peers."""
+        """The numbers of all workers, sorted."""
         return tuple(sorted({one.worker for one in self.ranges}))
 
     def of_operator(self, operator: str = "", replica: int = 0) -> tuple[ShardRange, ...]:

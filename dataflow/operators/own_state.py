@@ -89,7 +89,7 @@ class OwnState(StateTable):
         self._gathered.add(block, part)
 
     def parts_restored(self, share: Share) -> None:
-        own = {share.id: rows} if (rows := self.take_restored()) is not None else {}
+        own = {share.worker: rows} if (rows := self.take_restored()) is not None else {}
         taken = {part.worker: self._rows_of(blocks) for part, blocks in self._gathered.take(share.parts)}
         states = dict(sorted((own | taken).items()))
         if states:

@@ -43,28 +43,26 @@ def in_ranges(hashes: npt.NDArray[np.uint64], ranges: Ranges, unit_bits: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one worker takes over, and its ranges and place among the workers in the new layout.
+    """What one worker takes over, and its ranges in the new layout.
 
-    id: the worker's id. stays: it was a worker of the layout before, so it has a state of its own.
+    stays: it was a worker of the layout before, so it has a state of its own.
     """
 
     parts: tuple[TakenPart, ...]
-    """Of other workers, in the order of their ids."""
+    """Of other workers, in their order."""
     ranges: tuple[tuple[int, int], ...]
     unit_bits: int
-    id: int
     stays: bool
     worker: int
     workers: int
 
     @classmethod
     def of(cls, layout: Layout, worker: int, parts: Sequence[TakenPart]) -> "Share":
-        """Return the share of the worker with this id. `parts`: including its own, if it stays."""
+        """Return the share of a worker. `parts`: including its own, if it stays."""
         ranges = tuple((one.begin, one.end) for one in layout.shards_of(worker))
         others = tuple(part for part in parts if part.worker != worker)
-        place, workers = layout.workers.index(worker), len(layout.workers)
         stays = len(others) < len(parts)
-        return cls(others, ranges, layout.shard_bits, worker, stays, place, workers)
+        return cls(others, ranges, layout.shard_bits, stays, worker, len(layout.workers))
 
     def of_part(self, block: pa.RecordBatch, part: TakenPart) -> pa.RecordBatch:
         """Return the rows of a block whose keys are taken over from this part."""

@@ -61,8 +61,6 @@ class Trial:
             name: [] for name, spec in self._plan.specs.items() if isinstance(spec, TrialSink)
         }
         """Sink -> (step, batch)."""
-        self._next_id = workers
-        """The id of the next worker that comes. Ids are never used again."""
         self._layout = even_layout(workers)
         self._blocks: list[list[tuple[str, bytes]]] = [[] for _ in range(workers)]
         self._directories = TrialDirectories()
@@ -203,22 +201,19 @@ class Trial:
         for name, spec in users.items():
             spec.check_moves(name)
         old, stored = self._layout, dict(zip(self._layout.workers, self._blocks, strict=True))
-        coming = range(self._next_id, self._next_id + workers - len(stored))
-        self._next_id += len(coming)
-        ids = [*old.workers[:workers], *coming]
-        self._layout, self._workers = rebalanced(old, ids), workers
+        self._layout, self._workers = rebalanced(old, range(workers)), workers
         parts = state_parts(old, self._layout, of_all=bool(users))
-        self._blocks = [list(stored.get(one, [])) for one in ids]
+        self._blocks = [list(stored.get(worker, [])) for worker in range(workers)]
         times = {
             name: own_positions([one.get(name, {}) for one in self._checkpoint_times], lambda _: True)
             for of_worker in self._checkpoint_times
             for name in of_worker
         }
-        self._checkpoint_times = [times for _ in ids]
+        self._checkpoint_times = [times for _ in range(workers)]
         self._checkpoint_waiting = [(at % workers, name, rows) for at, name, rows in self._checkpoint_waiting]
 
         def take_over(worker: int, circuit: Circuit) -> None:
-            share = Share.of(self._layout, ids[worker], parts[ids[worker]])
+            share = Share.of(self._layout, worker, parts[worker])
             for part in share.parts:
                 for operator, data in stored[part.worker]:
                     circuit.restore_part(operator, decode_block(data), part, share)

@@ -52,7 +52,7 @@ class Partitioner:
         self._workers = workers
         bounds, owners = layout.upper_bounds()
         self._bounds = np.array(bounds, np.uint64)
-        self._owners = np.searchsorted(layout.workers, np.array(owners, np.int64))
+        self._owners = np.array(owners, np.int64)
 
     def partition(self, batches: Sequence[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
         """Return the batches of each worker, in an order that depends only on the rows."""

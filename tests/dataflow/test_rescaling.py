@@ -130,7 +130,7 @@ def test_a_window_that_is_over_stays_over(old: int, new: int) -> None:
 
 
 def test_a_new_worker_has_the_least_watermark_of_the_others() -> None:
-    share = Share((TakenPart(0, (), False), TakenPart(1, (), False)), ((0, 1),), 16, 5, False, 0, 1)
+    share = Share((TakenPart(0, (), False), TakenPart(1, (), False)), ((0, 1),), 16, False, 2, 3)
     for watermarks, least in (((30, 20), 20), ((30, None), UNKNOWN)):
         table = WatermarkTable(1)
         for part, watermark in zip(share.parts, watermarks, strict=True):
