@@ -220,10 +220,10 @@ def write_journal(rows: list[Row], effort: Effort) -> None:
     JOURNAL.write(journal_section(rows, rounds_of(effort)))
 
 
-def write_scale(rows: list[Row], _effort: Effort) -> None:
+def write_scale(rows: list[Row], effort: Effort) -> None:
     """Write the section on layouts only, with its pictures."""
     draw_scale()
-    SCALE.write(scale_section(rows))
+    SCALE.write(scale_section(rows, effort.recoveries))
 
 
 SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {

@@ -1,15 +1,15 @@
-"""How much state a layout for other workers moves (`./run bench scale`), as a section of docs/benchmarks.md.
-
-Nothing here is timed: the shares follow from the layouts.
+"""Another number of workers (`./run bench scale`), as a section of docs/benchmarks.md: how much state a
+layout moves, which is calculated, and for how long a running region pauses, which is measured.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from dataflow_plot import chart
 from page_section import DOCS, Section
-from rows import Effort, Row, table_lines
+from rows import Effort, Row, run_json, say, table_lines
 
 from checkpoint.core.layout import SHARD_BITS, Layout, even_layout
 from checkpoint.core.rebalancing import least_moved, moved_units, rebalanced
@@ -30,7 +30,18 @@ the hash space into equal ranges as for a new region. Calculated on {date}.
 ![share of the state that moves](benchmarks/scale-moved.svg)
 
 ![imbalance](benchmarks/scale-imbalance.svg)
+
+A region that runs goes to another number of workers and back, {times} times (local processes, three servers,
+medians). *Pause*: no input is taken. *Gap*: the output of another branch of the region, of 1,000 rows per
+second, does not grow; without a change, a step makes gaps of up to 0.1 s. Flink needs a savepoint and a start
+at another parallelism, and Spark a start from empty state: neither was measured beside this.
+
+| change | figure | beside | aim |
+|---|---|---|---|
+{changes}
 {end}"""
+KEYS: Final = 1_000_000
+CHANGES_S_MAX: Final = 900.0
 UNITS: Final = 1 << SHARD_BITS
 MORE: Final = ((2, 3), (4, 5), (16, 17), (64, 65), (2, 4), (8, 16), (3, 5))
 FEWER: Final = ((3, 2), (5, 4), (13, 12), (26, 25))
@@ -66,8 +77,35 @@ def imbalance(workers: int, tolerance: float) -> float:
     return largest * workers / UNITS - 1
 
 
-def measure_scale(_effort: Effort) -> list[Row]:
-    """Return a row for each change."""
+def measure_scale(effort: Effort) -> list[Row]:
+    """Return a row for each change of a layout, then one for each change of a region."""
+    return [*layout_rows(), *region_rows(effort)]
+
+
+def region_rows(effort: Effort) -> list[Row]:
+    """Measure a region; return a row for more workers and one for fewer."""
+    keys = max(int(KEYS * effort.checkpoint_scale), 1_000)
+    found = run_json("benchmarks/scale_region.py", str(keys), str(effort.recoveries), timeout_s=CHANGES_S_MAX)
+    say(f"scale: {found}")
+    rows = []
+    for old, new in ((2, 3), (3, 2)):
+        times = [one for one in found["changes"] if one["workers"] == new]
+        pause, seconds, gap = (
+            statistics.median(one[name] for one in times) for name in ("pause_s", "seconds", "gap_s")
+        )
+        rows.append(
+            Row(
+                f"{found['keys']:,} keys, {old} to {new} workers",
+                f"pause {1000 * pause:,.0f} ms",
+                f"gap {1000 * gap:,.0f} ms; whole change {1000 * seconds:,.0f} ms",
+                "at most 1,000 ms",
+            )
+        )
+    return rows
+
+
+def layout_rows() -> list[Row]:
+    """Return a row for each change of a layout."""
     return [
         Row(
             f"{old} to {new}",
@@ -115,6 +153,9 @@ def draw() -> None:
     )
 
 
-def section_of(rows: Sequence[Row]) -> str:
+def section_of(rows: Sequence[Row], rounds: int) -> str:
     """Return the text of the section."""
-    return PLACE.filled(SECTION, 1, rows=table_lines(rows))
+    layouts = len(MORE) + len(FEWER)
+    return PLACE.filled(
+        SECTION, 1, rows=table_lines(rows[:layouts]), changes=table_lines(rows[layouts:]), times=rounds
+    )

@@ -9,11 +9,24 @@ from typing import Final, NamedTuple
 
 from checkpoint import FailureKind
 from checkpoint.errors import InputTrimmedError, ManifestError
-from dataflow.errors import InputChangedError, OperatorError, OperatorFailure, PeerLostError, UserFault
+from dataflow.errors import (
+    InputChangedError,
+    InputListChangedError,
+    OperatorError,
+    OperatorFailure,
+    PeerLostError,
+    UserFault,
+)
 from dos_protocol.errors import DosError, FencedError, errors_in
 from journal import EpochUsedTwiceError
 
-_FOR_A_PERSON: Final = (ManifestError, InputChangedError, InputTrimmedError, EpochUsedTwiceError)
+_FOR_A_PERSON: Final = (
+    ManifestError,
+    InputChangedError,
+    InputListChangedError,
+    InputTrimmedError,
+    EpochUsedTwiceError,
+)
 """A retry would find the same, so the region ends."""
 
 

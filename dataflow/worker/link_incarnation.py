@@ -94,9 +94,9 @@ class LinkIncarnation:
             spec, order.incarnation, self._workers, inbox=inbox, shared=shared, lost=self.fail
         )
         self._plan = spec.graph.plan()
-        self._change = LayoutChange.of(order, self._plan)
+        self._change: LayoutChange | None = None
         """What this worker does if the layout changes."""
-        self._part = part_of(order, self._change)
+        self._part: WorkerCut | None = None
         self._outputs = Outputs(
             self._plan,
             self._exchange,
@@ -184,11 +184,11 @@ class LinkIncarnation:
     async def _claim_and_work(self) -> None:
         phases = PhaseTimer(trio.current_time())
         order, after = self._order, after_step(self._order)
-        part = self._part
+        self._change = change = LayoutChange.of(order, self._plan)
+        self._part = part = part_of(order, change)
         store_id = self._store.record.store_id
         feeds = self._feeds(part)
         buffers = {name: feed.buffer for name, feed in feeds.items()}
-        change = self._change
         completes = await left_before(self._store, order) if change is None else change.completes
         self._inbox.put(
             RestoreCircuit(

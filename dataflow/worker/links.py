@@ -33,7 +33,7 @@ from dataflow.worker.messages import (
 )
 from dataflow.worker.spec import WorkerSpec
 from dos_client import Store, open_store, randomness
-from dos_protocol.errors import DosError
+from dos_protocol.errors import DosError, LocalProtocolError
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -166,7 +166,8 @@ class Links:
                 reported_at = trio.current_time()
                 await control.copied(copied, total)
 
-        with self._copying, suppress(StaleIncarnationError):
+        # Obsolete if an order has arrived meanwhile, which may end this worker.
+        with self._copying, suppress(StaleIncarnationError, LocalProtocolError):
             try:
                 plan = self._spec.graph.plan()
                 total = await copy_ahead(store, order, plan, copies, report, randomness.fresh_id())

@@ -283,3 +283,15 @@ def test_the_command_scales_a_region_from_anywhere(
             json.loads(dos("region", "status", shared_store, name, "--json").stdout)["status"]["scaling"]
             is None
         )
+
+
+def test_files_that_changed_before_a_change_of_the_number_of_workers_end_the_region_with_the_reason(
+    shared_store: str, texts: list[Path], tmp_path: Path
+) -> None:
+    with running(slow_word_count(texts, tmp_path / "out"), shared_store, tmp_path, workers=2) as (_, watch):
+        watch.cuts(2)
+    fewer = slow_word_count(texts[:1], tmp_path / "out")
+    with running(fewer, shared_store, tmp_path, workers=3) as (control, _):
+        assert control.wait(WAIT_S)
+        assert "are no longer the first of its list" in str(control.exception())
+        assert control.status.incarnation == 2, "no attempt could find anything else"
