@@ -371,7 +371,8 @@ class LinkIncarnation:
         )
         self._exchange.announce(FrameType.DURABLE, taken.step)
         await journals.voted(taken)
-        self._shared.snapshot_due = journals.snapshot_due
+        # After a change of the layout the chain is full of rows that moved away.
+        self._shared.snapshot_due = journals.snapshot_due or taken.step == after_step(self._order)
 
     async def _watch(self, claim: Claim) -> None:
         """Stop the sources while the store accepts no data, and resume them automatically."""

@@ -3,8 +3,8 @@
 This module starts, hands out and ends them. `local.py` defines the worker process and its input.
 
 A new worker process spends most of its time before joining on imports. A standby process has them done. It is
-started when the region is running, or running again after a reset, so that it takes no processor time from
-workers that are starting.
+started when the region is running, or running again after a reset, or commits a checkpoint, so that it takes
+no processor time from workers that are starting.
 """
 
 import logging
@@ -71,6 +71,10 @@ class Standby(RegionListener):
 
     def onReset(self, reset: dict[str, Any]) -> None:  # noqa: N802
         del reset
+        self.fill()
+
+    def onProgress(self, progress: dict[str, Any]) -> None:  # noqa: N802
+        del progress  # a checkpoint is committed: workers that were added have started
         self.fill()
 
     def onTerminated(self, end: dict[str, Any]) -> None:  # noqa: N802
