@@ -182,11 +182,11 @@ class Filling:
         self._count()
 
     async def _list_stable(self, name: str) -> DirectoryGoal:
-        """List the directory. Retries if objects are deleted meanwhile."""
+        """List the directory. Retries if objects are deleted, or a member is lost, meanwhile."""
         for attempt in range(1, fill_listings_max):
             try:
                 return await self._list_once(name)
-            except (NotFoundError, BusyError) as error:
+            except (NotFoundError, BusyError, BrokenConnectionError) as error:
                 log.info("filling %s: %s; listing the directory again", name, error)
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
         return await self._list_once(name)

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -15,7 +16,8 @@ from dos_client import (
     replace_member,
 )
 from dos_client.core.replacement import GONE_SUFFIX
-from dos_protocol.errors import FencedError
+from dos_client.membership.filling import Filling
+from dos_protocol.errors import BrokenConnectionError, FencedError
 from tests.dos_client.support import (
     PATIENCE_S,
     Threads,
@@ -151,6 +153,30 @@ async def test_a_member_that_loses_its_disk_while_it_is_copied_from_holds_nothin
     assert wiped
     assert four[3].server_id in [one.server_id.hex() for one in record.members]
     assert await content_of(four[3], "idle", "o0") == data
+
+
+async def test_a_member_that_is_lost_while_a_directory_is_listed_holds_nothing_up(
+    four: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection breaks between the listing and the comparison of copies; then it is listed again."""
+    url = url_of(four[:3])
+    await init_store(url)
+    await write_idle(url, "idle", 1, b"held by all")
+    await off(four[2])
+    original, broken = Filling._compare_copies, 0
+
+    async def compare(self: Filling, *args: Any) -> None:
+        nonlocal broken
+        if not broken:
+            broken += 1
+            raise BrokenConnectionError("the server closed the connection")
+        await original(self, *args)
+
+    monkeypatch.setattr(Filling, "_compare_copies", compare)
+    with trio.fail_after(PATIENCE_S):
+        await replace_member(url, old=four[2].location, new=four[3].location)
+    assert broken == 1
+    assert await content_of(four[3], "idle", "o0") == b"held by all"
 
 
 async def write_to_two_and_lose_both(
