@@ -32,6 +32,8 @@ from tests.support.servers import ServerProcess, url_of  # noqa: E402
 
 CHANGE_S_MAX = 300.0
 POLL_S = 0.005
+AFTERWARDS_S = 1.0
+"""After a change the output is watched for so long: the gap ends when it grows again."""
 
 
 class Gaps(threading.Thread):
@@ -63,7 +65,7 @@ def change(region: RegionHandle, workers: int, output: Path) -> dict[str, Any]:
     gaps = Gaps(output)
     gaps.start()
     settled = region.scale(workers, CHANGE_S_MAX)
-    time.sleep(1.0)
+    time.sleep(AFTERWARDS_S)
     return {
         "workers": workers,
         "pause_s": round(settled.pause_s, 3),

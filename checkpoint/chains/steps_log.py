@@ -92,10 +92,7 @@ class StepsLog(ChainStore):
         """
         if not self._fold.after < step <= self.last_step + 1:
             raise LocalProtocolError(f"step {step} cannot be divided after step {self.last_step}")
-        division = Division(step, time_ms, sources, self._workers)
-        position = self._writer.append(self._record(division))
-        self._fold.add(division)
-        self._older.add(division)
+        position = self._append(Division(step, time_ms, sources, self._workers))
         for later in [known for known in self._ends if known > step]:
             del self._ends[later]
         self._ends[step] = position
@@ -106,11 +103,14 @@ class StepsLog(ChainStore):
 
         Raises FencedError, ClosedError.
         """
-        division = Division(0, 0, {})
+        position = self._append(Division(0, 0, {}))
+        self._ends = {step: position}
+        return position
+
+    def _append(self, division: Division) -> Position:
         position = self._writer.append(self._record(division))
         self._fold.add(division)
         self._older.add(division)
-        self._ends = {step: position}
         return position
 
     async def synced(self, step: int) -> Position:

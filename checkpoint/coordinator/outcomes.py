@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from checkpoint.core.coordinator_vocabulary import SavepointWanted, ScaleWanted
-from checkpoint.core.region import SavepointSettled, ScaleSettled
+from checkpoint.core.region import SavepointSettled, ScaleSettled, workers_text
 from checkpoint.errors import NotScaledError, RegionFailedError
 from dos_protocol.errors import LocalProtocolError
 
@@ -58,8 +58,9 @@ class Outcomes:
             why = "it has ended" if self._is_over() else "the change is still under way"
             raise RegionFailedError(f"region {self._region} has the workers that it had: {why}")
         if outcome.error and not (workers is None and outcome.given_up):
-            has = "1 worker" if outcome.workers == 1 else f"{outcome.workers} workers"
-            raise NotScaledError(f"region {self._region} keeps {has}: {outcome.error}")
+            raise NotScaledError(
+                f"region {self._region} keeps {workers_text(outcome.workers)}: {outcome.error}"
+            )
         return outcome
 
     def _wait(self, wanted: Wanted, key: _Key, timeout: float | None) -> Settled | None:

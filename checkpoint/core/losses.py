@@ -43,7 +43,7 @@ class Losses:
         if event.attempt != worker.attempt:
             return
         worker.ended = True
-        if worker.index >= len(state.roster) and worker not in state.roster.coming:
+        if not state.roster.has(worker.index):
             pass  # no layout has it now: nothing follows
         elif worker.state in (WorkerState.LOST, WorkerState.DONE):
             if event.error:

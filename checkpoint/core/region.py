@@ -42,6 +42,11 @@ class RegionState(Enum):
 _ENDS = {RegionState.FINISHED, RegionState.STOPPED, RegionState.FAILED, RegionState.FENCED}
 
 
+def workers_text(workers: int) -> str:
+    """Return the number of workers in words."""
+    return "1 worker" if workers == 1 else f"{workers} workers"
+
+
 class Launcher(Protocol):
     """Starts worker processes. Called on the coordinator's trio thread: it must not block and must not raise.
 

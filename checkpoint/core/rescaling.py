@@ -36,7 +36,7 @@ from checkpoint.core.messages import CopiedAhead, CopyAhead, Refusal
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.rebalancing import rebalanced
 from checkpoint.core.recovery import Recovery
-from checkpoint.core.region import ScaleSettled
+from checkpoint.core.region import ScaleSettled, workers_text
 from checkpoint.core.region_states import CoordinatorPhase, WorkerState
 from checkpoint.core.roster import Worker
 from checkpoint.errors import ManifestError
@@ -68,7 +68,8 @@ class Rescaling:
         reason = self._state.spec.keeps_workers
         if reason and (wanted := self._wanted(cut)) != len(cut.workers):
             raise ManifestError(
-                f"it was made by {_counted(len(cut.workers))}, the region has {_counted(wanted)}: {reason}",
+                f"it was made by {workers_text(len(cut.workers))}, the region has {workers_text(wanted)}:"
+                f" {reason}",
                 cut=cut.cut,
                 remedy="run the region with as many workers as made the checkpoint",
             )
@@ -130,7 +131,9 @@ class Rescaling:
                 return "no change of the number of workers is under way"
             return "it is too late: the new layout is being committed" if change.switches else ""
         if change is not None:
-            return f"the region is already going to {_counted(change.workers)}: wait, or cancel that first"
+            return (
+                f"the region is already going to {workers_text(change.workers)}: wait, or cancel that first"
+            )
         if not 0 < workers <= limits.workers_max:
             return f"a region has 1 to {limits.workers_max} workers, got {workers}"
         if state.spec.without_checkpoints:
@@ -217,7 +220,7 @@ class Rescaling:
         state = self._state
         change.switches, change.checkpoint = True, state.last_number
         state.timers.clear("scale")
-        text = f"the region goes from {len(state.roster)} to {_counted(change.workers)}"
+        text = f"the region goes from {len(state.roster)} to {workers_text(change.workers)}"
         self._recovery.reset(text, now, spend=False)
         state.round.reason = ""  # planned: it is not reported as a reset
 
@@ -263,7 +266,7 @@ class Rescaling:
         for worker in leaving:
             link = state.roster.retire(worker)
             if link is not None:
-                text = f"the region continues with {_counted(len(state.roster))}"
+                text = f"the region continues with {workers_text(len(state.roster))}"
                 state.send(link, self._ending.stop_message("stopped", text))
                 state.emit(CloseLink(link))
                 state.timers.set("leave", now + limits.stop_grace_s)
@@ -277,7 +280,3 @@ class Rescaling:
         for worker in state.roster.ever():
             if not state.roster.has(worker.index) and not worker.ended:
                 state.emit(CancelWorker(worker.index))
-
-
-def _counted(workers: int) -> str:
-    return "1 worker" if workers == 1 else f"{workers} workers"

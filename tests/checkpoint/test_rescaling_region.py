@@ -91,6 +91,19 @@ def switched(workers: int = 3, **fields: object) -> CoordinatorHarness:
     return region
 
 
+def of_two_only_one() -> CoordinatorHarness:
+    """One of two workers has left, and its process has not ended."""
+    region = CoordinatorHarness(2).run()
+    region.commit(1, step=5)
+    region.play(ScaleWanted(1))
+    copied(region, 1)
+    paused(region, 2, cut=2, step=8)
+    reopened(region)
+    region.receive(0, Restored, last_step=8)
+    commit(region, 1, cut=3, step=8)
+    return region
+
+
 def test_new_workers_join_first_then_the_region_pauses_then_all_restore_vote_and_start() -> None:
     region = CoordinatorHarness().run()
     region.commit(1, step=5)
@@ -152,14 +165,7 @@ def test_workers_that_leave_end_and_their_output_is_kept_in_the_checkpoints() ->
 
 
 def test_a_region_ends_only_when_workers_that_left_have_ended_too() -> None:
-    region = CoordinatorHarness(2).run()
-    region.commit(1, step=5)
-    region.play(ScaleWanted(1))
-    copied(region, 1)
-    paused(region, 2, cut=2, step=8)
-    reopened(region)
-    region.receive(0, Restored, last_step=8)
-    commit(region, 1, cut=3, step=8)
+    region = of_two_only_one()
     region.play(StopWanted(), WorkerEnded(0, 1, None))
     assert region.state is RegionState.STOPPING
     region.play(WorkerEnded(1, 1, None))
@@ -319,14 +325,7 @@ def test_a_region_without_a_checkpoint_commits_one_before_it_is_scaled() -> None
 
 
 def test_a_worker_that_left_and_hangs_is_cancelled() -> None:
-    region = CoordinatorHarness(2).run()
-    region.commit(1, step=5)
-    region.play(ScaleWanted(1))
-    copied(region, 1)
-    paused(region, 2, cut=2, step=8)
-    reopened(region)
-    region.receive(0, Restored, last_step=8)
-    commit(region, 1, cut=3, step=8)
+    region = of_two_only_one()
     region.take()
     region.tick(limits.stop_grace_s + 2)
     assert region.take(CancelWorker) == [CancelWorker(1)]
