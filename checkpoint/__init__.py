@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from checkpoint.core.region import RegionSpec as RegionSpec
     from checkpoint.core.region import RegionState as RegionState
     from checkpoint.core.region import RegionStatus as RegionStatus
+    from checkpoint.core.region import ReplaceSettled as ReplaceSettled
     from checkpoint.core.region import ScaleSettled as ScaleSettled
     from checkpoint.core.region import StateChanged as StateChanged
     from checkpoint.core.region import coordinator_directory as coordinator_directory

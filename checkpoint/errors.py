@@ -129,6 +129,10 @@ class NotScaledError(DosError):
     """The region keeps the workers that it has: the request was refused, or the change was given up."""
 
 
+class NotReplacedError(DosError):
+    """Not all workers were replaced by other processes; the message has those that were, and the reason."""
+
+
 class StateNotRecordedError(DosError):
     """The changes between two checkpoints cannot be determined from a worker's state blocks; see `reason`."""
 

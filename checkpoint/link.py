@@ -13,9 +13,10 @@ import trio
 
 from checkpoint import limits
 from checkpoint.core.channel_frames import ChannelFrame, ChannelFrameDecoder, encode, encode_header
-from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello
+from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello, Party
+from checkpoint.core.messages import VERSIONS
 from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
-from checkpoint.runtime import LinkStream, runtime
+from checkpoint.runtime import LinkStream, package_version, runtime
 from dos_client import runtime as client_runtime
 from dos_protocol.errors import BrokenConnectionError, ClosedError
 
@@ -173,9 +174,13 @@ def _nonce() -> bytes:
     return client_runtime.runtime().fresh_id(NONCE_BYTES)
 
 
+def _this_end() -> Party:
+    return Party(VERSIONS, package_version())
+
+
 async def _dial(stream: LinkStream, key: bytes, hello: LinkHello) -> Link:
     link = Link(stream, hello)
-    dialler = Dialler(hello, key=key, nonce=_nonce())
+    dialler = Dialler(hello, key=key, nonce=_nonce(), party=_this_end())
     await link.send(dialler.hello())
     await link.send(dialler.challenged(await link.receive()))
     dialler.accepted(await link.receive())
@@ -204,7 +209,7 @@ async def accept_link(
 
 
 async def _accept(stream: LinkStream, job: str, key: bytes) -> Link:
-    acceptor = Acceptor(job=job, key=key, nonce=_nonce())
+    acceptor = Acceptor(job=job, key=key, nonce=_nonce(), party=_this_end())
     link = Link(stream, LinkHello(role="control", job=job, worker=-1, attempt=-1))
     try:
         await link.send(acceptor.received(await link.receive()))

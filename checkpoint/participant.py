@@ -60,6 +60,7 @@ from checkpoint import limits
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import (
+    VERSIONS,
     CopiedAhead,
     CopyAhead,
     Counters,
@@ -89,7 +90,7 @@ from checkpoint.core.participant import (
 from checkpoint.core.participant import ParticipantCore as Core
 from checkpoint.errors import LinkClosedError
 from checkpoint.link import Link, connect_link
-from checkpoint.runtime import runtime
+from checkpoint.runtime import package_version, runtime
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError
 
 __all__ = ["Order", "Participant", "ParticipantSpec", "open_participant"]
@@ -147,7 +148,6 @@ class Participant:
         exchange_host: str,
         exchange_port: int,
         scratch: str = "",
-        packages: Mapping[str, str] | None = None,
     ) -> None:
         """Register this worker. Call it once, after its exchange listener is bound."""
         await self._report(
@@ -161,7 +161,8 @@ class Participant:
                 exchange_port=exchange_port,
                 scratch=scratch,
                 python=platform.python_version(),
-                packages=dict(packages or {}),
+                package=package_version(),
+                speaks=VERSIONS,
             )
         )
 

@@ -8,6 +8,7 @@ then use the replacement. The launcher of a process controls its start and end;
 This file contains signatures and their real implementation where it is one line. It decides nothing.
 """
 
+import functools
 import getpass
 import os
 import socket
@@ -15,6 +16,7 @@ import struct
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib import metadata
 from typing import Any, Final, Protocol, TypeVar
 
 import trio
@@ -24,6 +26,8 @@ from dos_protocol.addresses import is_wildcard
 from dos_protocol.digests import Buffer
 
 T = TypeVar("T")
+
+DISTRIBUTION: Final = "dos-journal"
 
 
 class Endpoints(Protocol):
@@ -169,6 +173,12 @@ def wall_time_ms() -> int:
 def timestamp() -> str:
     """Return the current time for display: ISO 8601 with milliseconds, in UTC."""
     return datetime.fromtimestamp(wall_time_ms() / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+@functools.cache
+def package_version() -> str:
+    """Return the version of this package in this process, which an installation meanwhile does not change."""
+    return metadata.version(DISTRIBUTION)
 
 
 def this_driver() -> str:

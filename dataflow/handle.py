@@ -14,7 +14,15 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol
 
-from checkpoint import Launcher, RegionEvent, RegionSpec, RegionStatus, ScaleSettled, StateChanged
+from checkpoint import (
+    Launcher,
+    RegionEvent,
+    RegionSpec,
+    RegionStatus,
+    ReplaceSettled,
+    ScaleSettled,
+    StateChanged,
+)
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, check_places, part_options
@@ -139,6 +147,16 @@ class RegionHandle:
         its workers; RegionFailedError after `timeout` seconds, and the change goes on.
         """
         return self._control.scale(workers, timeout)
+
+    def replace(self, *workers: int, timeout: float | None = None) -> ReplaceSettled:
+        """Replace workers by other processes, one after the other, while the region runs; without any: all.
+
+        Each new process joins first, in a task slot of its own; then the region pauses and continues with it.
+        So another version of this package takes over, or a machine is freed. Raises NotReplacedError if a
+        worker is not replaced: it keeps its process, and so do those after it. RegionFailedError after
+        `timeout` seconds, and the replacement continues.
+        """
+        return self._control.replace(workers, timeout)
 
     def reset(self) -> None:
         """Go back to the last committed checkpoint, as after a lost worker. Not counted as an attempt."""

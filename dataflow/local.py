@@ -51,6 +51,7 @@ def run_local(
     scratch: "str | os.PathLike[str] | None" = None,
     port_range: tuple[int, int] | None = None,
     start_timeout: float = start_timeout_s,
+    hand_over: bool = False,
     on_event: Callable[[RegionEvent], None] | None = None,
     listeners: Sequence[RegionListener] = (),
     logs: "str | os.PathLike[str] | None" = None,
@@ -84,6 +85,7 @@ def run_local(
         on_event=on_event,
         listeners=listeners,
         workers=workers,
+        hand_over=hand_over,
         store_url=store,
         token=token,
         start_timeout_s=start_timeout,
@@ -132,8 +134,8 @@ def _launch(
 class ProcessLauncher:
     """Starts, kills and watches worker processes: `checkpoint`'s Launcher. No method blocks.
 
-    Each attempt has a thread that waits for the previous attempt, starts the process or takes a standby one,
-    and reports its end once.
+    Each attempt has a thread that waits for the previous attempt, unless it runs beside that; starts the
+    process or takes a standby one; and reports its end once.
     """
 
     def __init__(
@@ -149,31 +151,31 @@ class ProcessLauncher:
         self._logs = logs
         self.standby = Standby(lambda: self._begin(None), standby)
         self._lock = threading.Lock()
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._threads: dict[int, threading.Thread] = {}
+        self._processes: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+        """(worker, attempt) -> its process."""
+        self._threads: dict[tuple[int, int], threading.Thread] = {}
+        """Of all attempts that have not ended, in the order of their starts."""
         self._closing = False
-        self._cancelled: set[int] = set()
-        """Workers whose current attempt must end, perhaps before its process exists."""
+        self._cancelled: set[tuple[int, int]] = set()
+        """Attempts that must end, perhaps before their processes exist."""
 
-    def start(self, worker: int, attempt: int) -> None:
-        """Start an attempt after the previous one has ended."""
+    def start(self, worker: int, attempt: int, *, beside: bool = False) -> None:
+        """Start an attempt, after the previous ones have ended unless it runs beside them."""
         with self._lock:
             if self._closing:
-                self._cancelled.add(worker)  # the attempt ends as soon as it has a process
-            else:
-                self._cancelled.discard(worker)
-            before = self._threads.get(worker)
+                self._cancelled.add((worker, attempt))  # it ends as soon as it has a process
+            before = [] if beside else [one for (index, _), one in self._threads.items() if index == worker]
             name = f"dos-w{worker}-{attempt}"
             arguments = (worker, attempt, before)
             thread = threading.Thread(target=self._attempt, args=arguments, name=name, daemon=True)
-            self._threads[worker] = thread
+            self._threads[worker, attempt] = thread
         thread.start()
 
-    def cancel(self, worker: int) -> None:
-        """Kill the worker's current process."""
+    def cancel(self, worker: int, attempt: int) -> None:
+        """Kill the process of an attempt."""
         with self._lock:
-            self._cancelled.add(worker)
-            process = self._processes.get(worker)
+            self._cancelled.add((worker, attempt))
+            process = self._processes.get((worker, attempt))
         if process is not None:
             process.kill()
 
@@ -190,21 +192,24 @@ class ProcessLauncher:
         """Start nothing any more, kill every worker and wait. Return whether all ended in time."""
         with self._lock:
             self._closing = True
-            workers = list(self._threads)
+            attempts = list(self._threads)
         self.standby.end()
-        for worker in workers:
-            self.cancel(worker)
+        for worker, attempt in attempts:
+            self.cancel(worker, attempt)
         return self.wait_idle(timeout_s)
 
-    def _attempt(self, worker: int, attempt: int, before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()
+    def _attempt(self, worker: int, attempt: int, before: list[threading.Thread]) -> None:
+        for one in before:
+            one.join()
         try:
             error = self._run(worker, attempt)
         except Exception as problem:
             logger.exception("cannot start worker %d, attempt %d", worker, attempt)
             error = f"its process cannot be started: {problem}"
         self._ended(worker, attempt, error)
+        with self._lock:
+            del self._threads[worker, attempt]
+            self._cancelled.discard((worker, attempt))
 
     def _run(self, worker: int, attempt: int) -> str | None:
         log = self._log_path(worker, attempt)
@@ -212,8 +217,8 @@ class ProcessLauncher:
         first_input = first.encode() + b"\n" + dumps(self._spec_of(worker, attempt))
         process = self.standby.take() or self._begin(log)
         with self._lock:
-            self._processes[worker] = process
-            if worker in self._cancelled:
+            self._processes[worker, attempt] = process
+            if (worker, attempt) in self._cancelled:
                 process.kill()
         assert process.stdin is not None
         try:
@@ -223,7 +228,7 @@ class ProcessLauncher:
             logger.warning("worker %d, attempt %d ended before it got its specification", worker, attempt)
         code = process.wait()
         with self._lock:
-            del self._processes[worker]
+            del self._processes[worker, attempt]
         if code == 0:
             return None
         how = f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -10,6 +10,7 @@ block. Each job has its own thread, which waits for Spark and adds the end of th
 """
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -21,7 +22,8 @@ from pyspark.sql import SparkSession
 
 from spark_integration.core import attempts
 from spark_integration.core.error_text import task_error
-from spark_integration.limits import CANCEL_AGAIN_S
+from spark_integration.executors import Executors
+from spark_integration.limits import CANCEL_AGAIN_S, LEAVING_AGAIN_S, LEAVING_LOOK_S
 
 logger = logging.getLogger("dos.spark_integration")
 
@@ -43,7 +45,9 @@ class SparkLauncher:
 
     `make_task(worker, attempt)` returns the function for `mapInArrow`; it is called in the job's thread.
     `on_ended(worker, attempt, error)` is called in the launcher's thread when a job has ended; None: without
-    error. After `close()` nothing is started any more: a start is answered by the report of its end.
+    error. `on_leaving(workers)` is called there when the executors of workers are being decommissioned, and
+    again after `LEAVING_AGAIN_S` as long as they are. After `close()` nothing is started any more: a start is
+    answered by the report of its end.
     """
 
     def __init__(
@@ -52,11 +56,15 @@ class SparkLauncher:
         region: str,
         make_task: Callable[[int, int], TaskFunction],
         on_ended: Callable[[int, int, str | None], None],
+        on_leaving: Callable[[list[int]], None] = lambda _: None,
     ) -> None:
         self._spark = spark
         self.region = region
         self._make_task = make_task
         self._on_ended = on_ended
+        self._on_leaving = on_leaving
+        self._executors = Executors(spark)
+        self._looked_at = self._told_at = -math.inf
         self._jobs: dict[int, attempts.WorkerJobs] = {}
         self._events: queue.SimpleQueue[tuple[int, attempts.Event] | None] = queue.SimpleQueue()
         self._closing = False
@@ -65,20 +73,20 @@ class SparkLauncher:
         self._idle.set()
         InheritableThread(target=self._run, name=f"dos-{region}-launcher", daemon=True).start()
 
-    def start(self, worker: int, attempt: int) -> None:
+    def start(self, worker: int, attempt: int, *, beside: bool = False) -> None:
         """Request an attempt of a worker. Never blocks. An attempt that still runs and was not canceled keeps
-        its slot for two seconds, so that Spark places the new one elsewhere.
+        its slot for two seconds, so that Spark places the new one elsewhere; with `beside` it continues.
         """
         with self._order:
             if not self._closing:
                 self._idle.clear()
-                self._events.put((worker, attempts.StartRequested(attempt)))
+                self._events.put((worker, attempts.StartRequested(attempt, beside)))
                 return
         self._on_ended(worker, attempt, "not started: the region's launcher is closed")
 
-    def cancel(self, worker: int) -> None:
-        """Request the end of a worker's job. Never blocks; the end is reported like any other."""
-        self._events.put((worker, attempts.CancelRequested()))
+    def cancel(self, worker: int, attempt: int) -> None:
+        """Request the end of an attempt's job. Never blocks; the end is reported like any other."""
+        self._events.put((worker, attempts.CancelRequested(attempt)))
 
     def close(self, timeout_s: float) -> bool:
         """Cancel every job and wait for their ends. Return whether all ended in time."""
@@ -108,6 +116,7 @@ class SparkLauncher:
             if time.monotonic() - ticked >= CANCEL_AGAIN_S:  # tick even if events arrive without a pause
                 ticked = time.monotonic()
                 self._events.put((_ALL_WORKERS, attempts.LauncherTick()))
+                self._look_for_leaving(ticked)
             if self._events.empty() and all(jobs.is_idle for jobs in self._jobs.values()):
                 self._idle.set()
 
@@ -121,6 +130,21 @@ class SparkLauncher:
                 case attempts.ReportEnd(attempt, error):
                     logger.info("%s: worker %d attempt %d ended: %s", self.region, worker, attempt, error)
                     self._on_ended(worker, attempt, error)
+
+    def _look_for_leaving(self, now: float) -> None:
+        """Report the workers whose executors leave, once in a while."""
+        if now < self._looked_at + LEAVING_LOOK_S or now < self._told_at + LEAVING_AGAIN_S:
+            return
+        self._looked_at = now
+        tags = {
+            worker: self._attempt_tag(worker, jobs.attempt)
+            for worker, jobs in self._jobs.items()
+            if jobs.attempt is not None
+        }
+        if workers := self._executors.leaving(tags):
+            self._told_at = now
+            logger.info("%s: the executors of workers %s are being decommissioned", self.region, workers)
+            self._on_leaving(workers)
 
     def _submit(self, worker: int, attempt: int) -> None:
         logger.info("%s: submitting worker %d attempt %d", self.region, worker, attempt)

@@ -64,3 +64,8 @@ SINK_PRODUCERS_HELD_MAX = 8
 """Producers that a committing process keeps open between micro-batches."""
 SINK_SWEEP_S = 10.0
 """How long a commit waits for the removal of leftovers; the next one continues it."""
+
+LEAVING_LOOK_S = 2.0
+"""How often the launcher asks Spark which executors are being decommissioned."""
+LEAVING_AGAIN_S = 30.0
+"""After so long, workers that are still there are reported again: their replacement may have failed."""

@@ -19,6 +19,7 @@ MISMATCH = "executor mismatch"
 """Begins every message of this file. By it the driver recognizes that a retry cannot help."""
 
 
+NOT_INSTALLED = "not installed"
 SHARED = (DISTRIBUTION, "pyspark", "pyarrow", "pandas", "numpy")
 """Distributions whose objects or formats are sent from the driver to the executors."""
 
@@ -35,7 +36,7 @@ def installed_version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return NOT_INSTALLED
 
 
 def python_version() -> str:
@@ -47,8 +48,12 @@ def expected_of_driver() -> Expected:
     return Expected(python_version(), tuple(map(installed_version, SHARED)))
 
 
-def executor_problem(expected: Expected) -> str | None:
-    """Return why this process is unfit as an executor, with the remedy; None if it is fit."""
+def executor_problem(expected: Expected, *, any_version: bool = False) -> str | None:
+    """Return why this process is unfit as an executor, with the remedy; None if it is fit.
+
+    any_version: another version of this package is no problem, because its processes agree on one when they
+    connect.
+    """
     if python_version() != expected.python:
         return (
             f"Python is {python_version()} ({sys.executable}), but the driver has {expected.python}:"
@@ -56,7 +61,7 @@ def executor_problem(expected: Expected) -> str | None:
         )
     for name, version in zip(SHARED, expected.versions, strict=True):
         installed = installed_version(name)
-        if installed != version:
+        if installed != version and not (any_version and name == DISTRIBUTION and installed != NOT_INSTALLED):
             return (
                 f"{name} is {installed}, but the driver has {version}:"
                 f" install the same version for {sys.executable} on every machine"
@@ -89,6 +94,20 @@ def check_packages() -> None:
         raise ShadowedPackageError(problem)
 
 
+def forget_replaced_version() -> None:
+    """Forget our modules if another version of them was installed since this process imported them.
+
+    Spark reuses the Python processes of tasks that have ended, so a worker may start in the process of one of
+    the version before.
+    """
+    runtime = sys.modules.get("checkpoint.runtime")
+    if runtime is None or runtime.package_version() == installed_version(DISTRIBUTION):
+        return
+    for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
 class ShadowedPackageError(ImportError):
     """A package or module of another origin hides one of ours."""
 
@@ -115,9 +134,10 @@ def make_task(
     def task(batches: Iterable[Any]) -> Iterator[Any]:
         for _ in batches:
             pass  # the single row whose only purpose is that Spark calls this function
-        problem = executor_problem(expected)
+        problem = executor_problem(expected, any_version=True)
         if problem is not None:
             raise RuntimeError(f"{MISMATCH} on {platform.node()}: {problem}")
+        forget_replaced_version()
         import pyarrow
 
         from spark_integration.worker_task import run

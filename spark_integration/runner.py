@@ -57,6 +57,7 @@ def run(
     insecure: bool = False,
     start_timeout: float = START_TIMEOUT_S,
     spare_slots: int = 1,
+    hand_over: bool = False,
     on_event: Callable[[RegionEvent], None] | None = None,
     listeners: Sequence[RegionListener] = (),
 ) -> RegionHandle | Application:
@@ -66,7 +67,8 @@ def run(
     regions it returns an `Application`, which holds all of their handles.
 
     A second call with the same store and name continues from the last committed checkpoint. A driver that
-    still runs the region under that name is fenced off; its handle then reports FENCED.
+    still runs the region under that name is fenced off; its handle then reports FENCED. With `hand_over` it
+    continues until the workers of this call have joined.
 
     - `name`: of the region, and of its directories in the store; default: the graph's.
     - `workers`: copies of the circuit; each is a Spark job of one task that holds a slot while the region
@@ -87,6 +89,9 @@ def run(
     - `insecure`: confirms that links between machines are not encrypted.
     - `start_timeout`: seconds to wait for executors, and for all workers to join.
     - `spare_slots`: slots that must be left to other jobs on a master of fixed size.
+    - `hand_over`: first launches all workers and checks that they can continue from the last checkpoint, and
+      then takes the region from the driver that runs it, so that it stands still for as short as possible. If
+      that fails before, the other driver continues undisturbed. Needs task slots beside the other driver's.
     - `on_event`: called with each event of the region, in an internal thread.
     - `listeners`: called on start, progress, resets and the end (`RegionListener`), in another thread.
 
@@ -121,6 +126,7 @@ def run(
             listeners=listeners,
             at_end=_AfterLast(len(parts), used.close),
             workers=workers,
+            hand_over=hand_over,
             store_url=used.url,
             token=token,
             start_timeout_s=start_timeout,
@@ -144,7 +150,7 @@ def _launch(
 ) -> SparkLauncher:
     """Return the launcher of a region whose workers connect to this driver at `host`."""
     make_task = _task_maker(spec, application, (host, control.address[1]), shipped[part.name], scratch)
-    return SparkLauncher(spark, spec.name, make_task, _end_reporter(control, events))
+    return SparkLauncher(spark, spec.name, make_task, _end_reporter(control, events), control.move)
 
 
 def _refuse_host_paths(graph: Graph) -> None:
@@ -203,10 +209,15 @@ def _task_maker(
 
 
 def _end_reporter(control: RegionControl, events: RegionEvents) -> Callable[[int, int, str | None], None]:
-    """Return a function that reports worker ends, so that they are retried; a mismatch stops the region."""
+    """Return a function that reports worker ends, so that they are retried.
+
+    A mismatch of packages stops a region that has committed nothing yet: a retry cannot help. Later it only
+    ends the attempt, because the workers that run may continue.
+    """
 
     def report(worker: int, attempt: int, error: str | None) -> None:
-        if error is not None and on_executor.MISMATCH in error:
+        mismatch = error is not None and on_executor.MISMATCH in error
+        if error is not None and mismatch and not control.status().checkpoints_committed:
             events.failure = ExecutorMismatchError(f"worker {worker} cannot run: {error.splitlines()[-1]}")
             control.stop()
         control.worker_ended(worker, attempt, error)

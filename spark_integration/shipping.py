@@ -6,12 +6,21 @@ which no executor can import. So this module examines what the graph refers to b
 by value that do not belong to an installed distribution. Modules of installed distributions, ours included,
 must be installed on the executors; `on_executor` checks ours.
 
+An executor may have another version of this package, while workers are upgraded one after the other. pickle
+stores the fields of a dataclass with slots by position, so a field that was added would shift the others
+without an error. Here the fields of our dataclasses are sent by name, without those that have their default
+value: the other version takes its own default for a field that only it knows, and refuses by name a value
+that it does not know.
+
 This is the only file that pickles, and only for Spark's own task closure: nothing pickled is ever written to
 a journal or sent on our connections.
 """
 
+import copyreg
+import dataclasses
 import io
 import json
+import platform
 import site
 import sys
 import sysconfig
@@ -24,7 +33,8 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark import cloudpickle
 
-from spark_integration.errors import CannotShipError
+from spark_integration.errors import CannotShipError, ExecutorMismatchError
+from spark_integration.on_executor import DISTRIBUTION, MISMATCH, PACKAGES, installed_version
 
 
 def ship(value: Any, what: str) -> bytes:
@@ -68,12 +78,61 @@ class _NotingPickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # pyspark
         self.modules: dict[str, ModuleType] = {}
 
     def reducer_override(self, obj: Any) -> Any:
+        if _has_fields_by_position(type(obj)):
+            return copyreg.__newobj__, (type(obj),), _stated(obj), None, None, set_fields  # type: ignore[attr-defined]
         if isinstance(obj, FunctionType | type):
             name = getattr(obj, "__module__", None)
             module = sys.modules.get(name) if isinstance(name, str) else None
             if module is not None and name != "__main__":
                 self.modules[module.__name__] = module
         return super().reducer_override(obj)
+
+
+def _has_fields_by_position(of: type) -> bool:
+    """Return whether it is a dataclass of ours that pickle stores by position."""
+    ours = of.__module__.partition(".")[0] in PACKAGES
+    return ours and getattr(of.__dict__.get("__getstate__"), "__module__", "") == dataclasses.__name__
+
+
+def _stated(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, without those that have their default value."""
+    found = [(one, getattr(value, one.name)) for one in dataclasses.fields(value)]
+    return {one.name: present for one, present in found if not _is_default(one, present)}
+
+
+def _is_default(field: "dataclasses.Field[Any]", present: Any) -> bool:
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(present == field.default_factory())
+    return present is field.default
+
+
+def set_fields(value: Any, stated: dict[str, Any]) -> None:
+    """Set the fields of a dataclass as another version of its class has stated them.
+
+    Raises ExecutorMismatchError if the class here has no such field, or if it needs one that is not stated.
+    """
+    known = {one.name: one for one in dataclasses.fields(value)}
+    kind = type(value).__name__
+    if unknown := [name for name in stated if name not in known]:
+        raise _mismatch(f"the driver sets {', '.join(unknown)} of {kind}, which is unknown here")
+    for name, one in known.items():
+        if name in stated:
+            found = stated[name]
+        elif one.default is not dataclasses.MISSING:
+            found = one.default
+        elif one.default_factory is not dataclasses.MISSING:
+            found = one.default_factory()
+        else:
+            raise _mismatch(f"the driver does not state {name} of {kind}, which is necessary here")
+        object.__setattr__(value, name, found)
+
+
+def _mismatch(problem: str) -> ExecutorMismatchError:
+    version = installed_version(DISTRIBUTION)
+    return ExecutorMismatchError(
+        f"{MISMATCH} on {platform.node()}: {problem} ({DISTRIBUTION} {version}): install a version that fits"
+        f" the driver's for {sys.executable}"
+    )
 
 
 def executors_have(module: ModuleType) -> bool:

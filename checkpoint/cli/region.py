@@ -2,7 +2,7 @@
 
 A command writes a request into the region's store and reads the answers (`requests/client.py`), so it needs
 neither Spark nor a connection to the driver. Commands that only send a request are rows of a table
-(`requests.py`); `savepoint`, `scale` and `trim` are in files of their names.
+(`requests.py`); `savepoint`, `scale`, `replace` and `trim` are in files of their names.
 """
 
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
-from checkpoint.cli import savepoints, scale, trim
+from checkpoint.cli import replace, savepoints, scale, trim
 from checkpoint.cli.arguments import RegionName, Timeout, in_store
 from checkpoint.cli.requests import add_request_commands
 from checkpoint.core.checkpoint_views import checkpoint_row
@@ -154,17 +154,16 @@ def _print_status(answer: Answer) -> None:
         f" {found.get('checkpointsCommitted')} checkpoints, {found.get('resetAttempts')} reset attempts spent"
     )
     if change := found.get("scaling"):
-        print(
-            f"going from {len(found.get('workers', []))} to {change['workers']} workers for"
-            f" {change['seconds']:.1f} s: {change['phase']}, {count_text(change['copiedBytes'])} of"
-            f" {count_text(change['totalBytes'])} copied; it will pause for about"
-            f" {change['pauseSeconds'] or 0.0:.1f} s"
-        )
+        print(_change_text(change, len(found.get("workers", []))))
     if lost := dropped_text(found.get("rowsDropped", {})):
         print(lost)
     if recovery := found.get("recovery"):
         print(recovery_text(recovery))
     workers = found.get("workers", [])
+    versions = {one.get("version", "") for one in workers}
+    if len(versions) > 1:
+        text = ", ".join(f"worker {one['worker']} {one['version']}" for one in workers)
+        print(f"workers run different versions: {text}")
     print_table(
         (
             "#worker",
@@ -207,8 +206,22 @@ def _print_status(answer: Answer) -> None:
         print(f"reset to checkpoint {one['checkpoint']} {how}")
 
 
+def _change_text(change: dict[str, Any], workers: int) -> str:
+    """Return one line about a change of the workers that is under way."""
+    if change["replaces"] is not None:
+        text = f"replacing worker {change['replaces']} for {change['seconds']:.1f} s: {change['phase']}"
+    else:
+        text = (
+            f"going from {workers} to {change['workers']} workers for {change['seconds']:.1f} s:"
+            f" {change['phase']}, {count_text(change['copiedBytes'])} of"
+            f" {count_text(change['totalBytes'])} copied"
+        )
+    return f"{text}; it will pause for about {change['pauseSeconds'] or 0.0:.1f} s"
+
+
 add_request_commands(app)
 app.command()(savepoints.savepoint)
 app.command()(scale.scale)
+app.command()(replace.replace)
 app.command()(trim.trim)
 fill_help(app)

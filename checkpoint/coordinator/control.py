@@ -6,7 +6,7 @@ It starts in two steps, `listen` and `start`, because the launcher must know the
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -14,19 +14,20 @@ from typing import Any, Final
 import trio
 
 from checkpoint.coordinator.listeners import Listeners, RegionListener
-from checkpoint.coordinator.outcomes import Outcomes
+from checkpoint.coordinator.outcomes import Outcomes, Settled
 from checkpoint.coordinator.shell import Observer, RegionShell, listening, run_region
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     CheckpointWanted,
     Event,
     PauseWanted,
+    ReplaceWanted,
     ResetWanted,
     SavepointWanted,
     StopWanted,
     WorkerEnded,
 )
-from checkpoint.core.progress import reset_json, reset_line
+from checkpoint.core.progress import reset_line
 from checkpoint.core.region import (
     CheckpointCommitted,
     Launcher,
@@ -34,15 +35,13 @@ from checkpoint.core.region import (
     RegionSpec,
     RegionState,
     RegionStatus,
+    ReplaceSettled,
     ResetReport,
-    SavepointSettled,
     ScaleSettled,
-    StateChanged,
 )
 from checkpoint.core.request_handling import NO_CHECKPOINTS
 from checkpoint.errors import RegionFailedError
 from checkpoint.limits import listeners_end_s
-from checkpoint.runtime import this_driver, timestamp
 from dos_client import MemberStatus, Store
 from dos_protocol.errors import LocalProtocolError, errors_in
 
@@ -290,6 +289,21 @@ class RegionControl:
         self._need_checkpoints()
         return self._outcomes.scale(workers, timeout)
 
+    def replace(self, workers: Iterable[int] = (), timeout: float | None = None) -> ReplaceSettled:
+        """Replace workers by other processes, one after the other, while the region runs; without any: all.
+
+        Each new process joins first; then the region pauses, and continues with it. Needs one task slot more
+        than the region has. Returns when all are replaced. Raises NotReplacedError with the reason if one is
+        not: it keeps its process, and those that follow keep theirs. After `timeout` seconds it raises
+        RegionFailedError, and the replacement continues.
+        """
+        self._need_checkpoints()
+        return self._outcomes.replace(tuple(workers), timeout)
+
+    def move(self, workers: Iterable[int]) -> None:
+        """Request what `replace` does, and do not wait: for a launcher whose places are about to end."""
+        self._post(ReplaceWanted(tuple(workers)))
+
     def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
         """Notify this listener, on a separate thread, of all later events."""
         self._listeners.add(listener)
@@ -318,7 +332,7 @@ class RegionControl:
             status, failure = self._status, self._error
         self._listeners.ended(
             {
-                **self._stamp(status),
+                **self._listeners.stamp(status),
                 "state": status.state.value,
                 "reason": status.reason,
                 "lastCheckpoint": status.last_checkpoint,
@@ -363,27 +377,12 @@ class RegionControl:
             with self._lock:
                 self._cut = max(self._cut, event.checkpoint)
                 self._lock.notify_all()
-        elif isinstance(event, SavepointSettled | ScaleSettled):
+        elif isinstance(event, Settled):
             with self._lock:
                 self._outcomes.note(event)
         if isinstance(event, ResetReport):
             logger.warning("%s", reset_line(self.spec.name, event))
-        self._notify_listeners(event)
+        if self._shell is not None:
+            self._listeners.observe(event, self._shell.status(), self._shell.meter.last)
         if self._observer is not None:
             self._observer(event)
-
-    def _notify_listeners(self, event: RegionEvent) -> None:
-        shell = self._shell
-        if shell is None:
-            return
-        status = shell.status()
-        if isinstance(event, StateChanged) and event.state is RegionState.RUNNING:
-            last_checkpoint = {"checkpoint": status.last_checkpoint, "step": status.last_checkpoint_step}
-            self._listeners.started({**self._stamp(status), **last_checkpoint, "driver": this_driver()})
-        elif isinstance(event, CheckpointCommitted) and shell.meter.last is not None:
-            self._listeners.notify("onProgress", shell.meter.last)
-        elif isinstance(event, ResetReport):
-            self._listeners.notify("onReset", {**self._stamp(status), **reset_json(event)})
-
-    def _stamp(self, status: RegionStatus) -> dict[str, Any]:
-        return {"name": self.spec.name, "timestamp": timestamp(), "incarnation": status.incarnation}

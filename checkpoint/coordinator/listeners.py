@@ -11,6 +11,17 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from checkpoint.core.progress import reset_json
+from checkpoint.core.region import (
+    CheckpointCommitted,
+    RegionEvent,
+    RegionState,
+    RegionStatus,
+    ResetReport,
+    StateChanged,
+)
+from checkpoint.runtime import this_driver, timestamp
+
 logger: Final = logging.getLogger("dos.checkpoint")
 
 REPORTS_QUEUED_MAX: Final = 1_000
@@ -90,6 +101,20 @@ class Listeners:
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)
+
+    def observe(self, event: RegionEvent, status: RegionStatus, progress: dict[str, Any] | None) -> None:
+        """Queue what listeners are told about an event. progress: the report of the last checkpoint."""
+        if isinstance(event, StateChanged) and event.state is RegionState.RUNNING:
+            last_checkpoint = {"checkpoint": status.last_checkpoint, "step": status.last_checkpoint_step}
+            self.started({**self.stamp(status), **last_checkpoint, "driver": this_driver()})
+        elif isinstance(event, CheckpointCommitted) and progress is not None:
+            self.notify("onProgress", progress)
+        elif isinstance(event, ResetReport):
+            self.notify("onReset", {**self.stamp(status), **reset_json(event)})
+
+    def stamp(self, status: RegionStatus) -> dict[str, Any]:
+        """Return what all reports have in common."""
+        return {"name": self._region, "timestamp": timestamp(), "incarnation": status.incarnation}
 
     def started(self, start: dict[str, Any]) -> None:
         """Queue the start of the region. Only the first call has an effect."""

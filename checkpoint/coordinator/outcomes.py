@@ -1,16 +1,16 @@
-"""Requests that a region settles later, for the threads that wait: savepoints, numbers of workers."""
+"""Requests that a region settles later, for the threads that wait: savepoints, changes of the workers."""
 
 import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-from checkpoint.core.coordinator_vocabulary import SavepointWanted, ScaleWanted
-from checkpoint.core.region import SavepointSettled, ScaleSettled, workers_text
-from checkpoint.errors import NotScaledError, RegionFailedError
+from checkpoint.core.coordinator_vocabulary import ReplaceWanted, SavepointWanted, ScaleWanted
+from checkpoint.core.region import ReplaceSettled, SavepointSettled, ScaleSettled, replaced_text, workers_text
+from checkpoint.errors import NotReplacedError, NotScaledError, RegionFailedError
 from dos_protocol.errors import LocalProtocolError
 
-Wanted: TypeAlias = SavepointWanted | ScaleWanted
-Settled: TypeAlias = SavepointSettled | ScaleSettled
+Wanted: TypeAlias = SavepointWanted | ScaleWanted | ReplaceWanted
+Settled: TypeAlias = SavepointSettled | ScaleSettled | ReplaceSettled
 _Key: TypeAlias = tuple[str, str | int | None]
 
 
@@ -63,6 +63,16 @@ class Outcomes:
             )
         return outcome
 
+    def replace(self, workers: tuple[int, ...], timeout: float | None) -> ReplaceSettled:
+        """Replace workers by other processes. Raises NotReplacedError, RegionFailedError."""
+        outcome = self._wait(ReplaceWanted(workers), ("replace", None), timeout)
+        if not isinstance(outcome, ReplaceSettled):
+            why = "it has ended" if self._is_over() else "workers are still being replaced"
+            raise RegionFailedError(f"region {self._region}: not all workers are replaced: {why}")
+        if outcome.error:
+            raise NotReplacedError(f"region {self._region}: {replaced_text(outcome)}")
+        return outcome
+
     def _wait(self, wanted: Wanted, key: _Key, timeout: float | None) -> Settled | None:
         with self._changed:
             self._settled.pop(key, None)
@@ -75,4 +85,6 @@ class Outcomes:
 def _keys_of(event: Settled) -> list[_Key]:
     if isinstance(event, SavepointSettled):
         return [("savepoint", event.name)]
+    if isinstance(event, ReplaceSettled):
+        return [("replace", None)]
     return [("scale", event.wanted), *([("scale", None)] if event.given_up else [])]

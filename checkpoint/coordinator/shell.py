@@ -16,6 +16,7 @@ from typing import Any, Final
 import trio
 
 from checkpoint import limits
+from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.coordinator.drop_log import DropLog
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.coordinator.manifest_log import ManifestLog
@@ -37,6 +38,7 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
     SendControl,
 )
+from checkpoint.core.manifest import Cut
 from checkpoint.core.messages import ToWorker, control_frame, decode_from_worker
 from checkpoint.core.progress import ProgressMeter
 from checkpoint.core.region import (
@@ -46,6 +48,7 @@ from checkpoint.core.region import (
     RegionSpec,
     RegionStatus,
 )
+from checkpoint.errors import NoRegionError
 from checkpoint.link import Link, serve_links
 from checkpoint.requests.server import answering
 from checkpoint.runtime import this_driver, timestamp
@@ -92,13 +95,13 @@ class RegionShell:
 
     # --- Run ------------------------------------------------------------------------------------------
 
-    async def run(self, launcher: Launcher, manifest: ManifestLog) -> End:
-        """Run the region to its end."""
+    async def run(self, launcher: Launcher, manifest: ManifestLog, seen: Cut | None = None) -> End:
+        """Run the region to its end. seen: `Begin.seen`."""
         self._launcher, self._manifest = launcher, manifest
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_manifest)
             nursery.start_soon(manifest.watch)
-            self._handle(Begin())
+            self._handle(Begin(seen))
             while self.end is None:
                 self._handle(await self._next_event())
             nursery.cancel_scope.cancel()
@@ -133,7 +136,7 @@ class RegionShell:
             self._launch(effect)
         elif isinstance(effect, CancelWorker):
             assert self._launcher is not None
-            self._launcher.cancel(effect.worker)
+            self._launcher.cancel(effect.worker, effect.attempt)
         elif isinstance(effect, CloseLink):
             self._send(effect.link, None)
         elif isinstance(effect, MessageRefused):
@@ -144,7 +147,7 @@ class RegionShell:
     def _launch(self, effect: LaunchWorker) -> None:
         assert self._launcher is not None
         logger.info("worker %d of region %s: attempt %d", effect.worker, self.spec.name, effect.attempt)
-        self._launcher.start(effect.worker, effect.attempt)
+        self._launcher.start(effect.worker, effect.attempt, beside=effect.beside)
 
     def _notify(self, event: RegionEvent) -> None:
         logger.info("region %s: %s", self.spec.name, event)
@@ -251,7 +254,17 @@ async def run_region(
         manifest = ManifestLog(StoreHost(store), spec.name, shell.post, driver=this_driver())
         async with answering(store, spec, shell) as requests:
             shell.also_observed = requests.on_event
-            return await shell.run(launcher, manifest)
+            return await shell.run(launcher, manifest, await _seen(store, spec))
+
+
+async def _seen(store: Store, spec: RegionSpec) -> Cut | None:
+    """Return the last checkpoint of a region that is to be handed over, None if it never ran."""
+    if not spec.hand_over:
+        return None
+    try:
+        return (await read_manifest(store, spec.name)).last
+    except NoRegionError:
+        return None
 
 
 @asynccontextmanager

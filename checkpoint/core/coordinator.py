@@ -34,7 +34,7 @@ The parts share one `CoordinatorState`. A part calls only parts above it in this
 | Recovery | recovery.py | rounds and reset attempts |
 | Gathering | gathering.py | workers are launched, join, are ordered and start |
 | Losses | losses.py | workers fail, fall silent or take too long |
-| Rescaling | rescaling.py | the layout of an incarnation, and its number of workers |
+| Rescaling | rescaling.py | the layout of an incarnation, its number of workers, other processes of them |
 | ManifestClaim | manifest_claim.py | the manifest is opened, superseded or lost |
 | Stopping | stopping.py | the request to stop |
 """
@@ -83,7 +83,9 @@ class Coordinator:
         self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery)
         losses = Losses(state, ending, checkpointing, recovery)
         self._rescaling = rescaling = Rescaling(state, ending, checkpointing, pausing, recovery)
-        manifest = ManifestClaim(state, ending, checkpointing, savepoints, recovery, gathering, rescaling)
+        self._manifest = manifest = ManifestClaim(
+            state, ending, checkpointing, savepoints, recovery, gathering, rescaling
+        )
         stopping = Stopping(state, ending, checkpointing)
         self._last_tick = 0.0
         self._on_event: Final[dict[type[Any], Callable[[Any, float], None]]] = {
@@ -104,6 +106,7 @@ class Coordinator:
             v.PauseWanted: pausing.on_pause_wanted,
             v.SavepointWanted: savepoints.on_savepoint_wanted,
             v.ScaleWanted: rescaling.on_scale_wanted,
+            v.ReplaceWanted: rescaling.on_replace_wanted,
             v.StopWanted: stopping.on_stop_wanted,
         }
         self._on_message: Final[dict[type[Any], Callable[[Worker, Any, float], m.Refusal | None]]] = {
@@ -160,9 +163,9 @@ class Coordinator:
     # --- events that concern several parts ------------------------------------------------------------
 
     def _on_begin(self, event: v.Begin, now: float) -> None:
-        del event
         self._last_tick = now
-        self._recovery.start(now)
+        if not self.state.spec.hand_over or self._manifest.may_take_over(event.seen, now):
+            self._recovery.start(now)
 
     def _on_cut_appended(self, event: v.CutAppended, now: float) -> None:
         layout_changed = self.state.layout_changes

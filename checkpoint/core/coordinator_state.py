@@ -52,7 +52,7 @@ class Round:
 
 @dataclass(slots=True)
 class Scaling:
-    """A change of the number of workers while the region runs (`rescaling.py`)."""
+    """A change of the workers while the region runs: of their number, or of one process (`rescaling.py`)."""
 
     workers: int
     """The number of workers to come."""
@@ -61,6 +61,8 @@ class Scaling:
     """The incarnation in which it was requested. In another one it is given up, unless it switches."""
     user_paused: bool
     """The region was paused by a user, and stays so."""
+    replaces: int | None = None
+    """The worker that gets another process; None if the number of workers changes."""
     copied: dict[int, CopiedAhead] = field(default_factory=dict)
     """Worker -> its last report. Complete once all of them are done."""
     holds: bool = False

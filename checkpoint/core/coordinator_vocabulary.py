@@ -15,6 +15,9 @@ from dos_protocol.errors import DosError
 class Begin:
     """Start the region. Once, first."""
 
+    seen: Cut | None = None
+    """The last checkpoint that another driver has committed, as read without a claim: for a hand-over."""
+
 
 @dataclass(frozen=True, slots=True)
 class ManifestOpened:
@@ -141,6 +144,13 @@ class ScaleWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplaceWanted:
+    """A user requests new processes for these workers, one after the other; empty: for all of them."""
+
+    workers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StopWanted:
     """A user requests that the region stops."""
 
@@ -163,6 +173,7 @@ Event: TypeAlias = (
     | PauseWanted
     | SavepointWanted
     | ScaleWanted
+    | ReplaceWanted
     | StopWanted
 )
 
@@ -195,13 +206,16 @@ class LaunchWorker:
 
     worker: int
     attempt: int
+    beside: bool = False
+    """The present attempt continues to run: this one will replace it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CancelWorker:
-    """End the current attempt of a worker, through the launcher."""
+    """End an attempt of a worker, through the launcher."""
 
     worker: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

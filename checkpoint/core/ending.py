@@ -38,7 +38,7 @@ class Ending:
             worker.launch_at = None
             # No Stop reaches a worker that has no link: cancel its attempt.
             if worker.state in (WorkerState.LAUNCHED, WorkerState.LOST) and not worker.ended:
-                shared.emit(CancelWorker(worker.index))
+                shared.emit(CancelWorker(worker.index, worker.attempt))
         self.end_if_all_ended()
 
     def stop_message(self, kind: StopKind, reason: str) -> Stop:
@@ -67,4 +67,4 @@ class Ending:
         self._state.timers.set("grace", now + limits.stop_grace_s)
         for worker in self._state.roster.ever():
             if not worker.ended:
-                self._state.emit(CancelWorker(worker.index))
+                self._state.emit(CancelWorker(worker.index, worker.attempt))

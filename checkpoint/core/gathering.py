@@ -11,7 +11,16 @@ from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import CloseLink, LaunchWorker
 from checkpoint.core.ending import Ending
-from checkpoint.core.messages import Join, Refusal, Restore, Restored, Start, StopKind
+from checkpoint.core.messages import (
+    Join,
+    Refusal,
+    Restore,
+    Restored,
+    Start,
+    StopKind,
+    overlap,
+    versions_text,
+)
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.placement import host_of, worker_on_loopback
 from checkpoint.core.recovery import Recovery
@@ -48,21 +57,23 @@ class Gathering:
         state = self._state
         for worker in state.roster.ever():
             if worker.launch_at is not None and worker.launch_at <= now:
-                state.emit(LaunchWorker(worker.index, state.roster.launch(worker, state.round.number, now)))
+                attempt = state.roster.launch(worker, state.round.number, now)
+                state.emit(LaunchWorker(worker.index, attempt, beside=state.roster.is_successor(worker)))
 
     def on_join(self, link: int, join: Join, now: float) -> Refusal | None:
         """Take the first message of a link. Only the current attempt of a worker is accepted."""
         state = self._state
-        if not state.roster.has(join.worker):
-            return self._refuse_join(link, "refused", f"there is no worker {join.worker}")
-        worker = state.roster[join.worker]
         if state.over:
             return self._refuse_join(link, "stopped", state.reason)
-        if worker.state is not WorkerState.LAUNCHED or join.attempt != worker.attempt:
-            current = f"attempt {worker.attempt} is {worker.state.name}"
+        worker = state.roster.find(join.worker, join.attempt)
+        if worker is None or not state.roster.has(worker) or worker.state is not WorkerState.LAUNCHED:
+            newest = [one for one in (*state.roster, *state.roster.coming) if one.index == join.worker]
+            if not newest:
+                return self._refuse_join(link, "refused", f"there is no worker {join.worker}")
+            current = ", ".join(f"attempt {one.attempt} is {one.state.name}" for one in newest)
             text = f"attempt {join.attempt} of worker {join.worker}; {current}"
             return self._refuse_join(link, "superseded", text)
-        others = (one for one in state.roster if one is not worker and one.link is not None)
+        others = (one for one in state.roster if one.index != worker.index and one.link is not None)
         blocked = state.placement.rejects(join.host, others, now)
         if blocked is not None:
             text = f"a worker on {join.host} cannot reach worker {blocked.index} on {host_of(blocked)}"
@@ -70,11 +81,30 @@ class Gathering:
             # Not canceled: the launcher may keep its place occupied until the next attempt has another one.
             worker.launch_at = now + limits.launch_backoff_s
             return self._refuse_join(link, "superseded", text)
+        if text := self._unfit_version(join):
+            state.roster.lose(worker, text, ended=False)
+            return self._refuse_join(link, "refused", text)
         state.roster.joined(worker, link, join, now)
         state.history.note_launch(now - worker.launched_at)
         state.report(WorkerJoined(worker.index, worker.attempt, join.host, join.pid))
+        if state.spec.hand_over and not state.incarnation and state.roster.all_in(WorkerState.JOINED):
+            self._recovery.open_manifest()
         self.order_if_gathered(now)
         return None
+
+    def _unfit_version(self, join: Join) -> str:
+        """Return why a worker cannot exchange rows with one that has joined, empty if it can with all."""
+        for one in self._state.roster:
+            other = one.join
+            if one.link is None or other is None or one.index == join.worker:
+                continue
+            if not overlap(join.speaks, other.speaks):
+                return (
+                    f"worker {join.worker} on {join.host} speaks {versions_text(join.speaks)} of the messages"
+                    f" between workers, and worker {one.index} on {other.host} {versions_text(other.speaks)}:"
+                    " install a version on one of these hosts that fits the other"
+                )
+        return ""
 
     def _refuse_join(self, link: int, kind: StopKind, text: str) -> Refusal:
         self._state.send(link, self._ending.stop_message(kind, text))

@@ -14,18 +14,21 @@ The key itself is in no message, no error text and no repr.
     proof_c    = mac("dialler", transcript)
 
 The two labels differ, so a proof cannot be mirrored. Both nonces are fresh, so a proof cannot be replayed.
+Hello and Challenge state the versions of messages that each end speaks (`messages.VERSIONS`). An end that
+speaks none of the other's refuses the link.
+
 The dialler sends its proof only after it has verified the acceptor's. After the handshake, frames carry
 checksums and not MACs: the network between workers is loopback, TLS, or declared insecure by the user.
 """
 
 import hashlib
 import hmac
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from checkpoint.core.channel_frames import ChannelFrame, FrameType
-from checkpoint.core.messages import job_digest
+from checkpoint.core.messages import VERSIONS, Versions, job_digest, overlap, versions_text
 from checkpoint.errors import HandshakeError
 
 KEY_BYTES_MIN: Final = 16
@@ -43,6 +46,9 @@ class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="Hello"):
     incarnation: int = 0
     """The incarnation whose steps are sent on an exchange link, 0 on a control link."""
     nonce: bytes = b""
+    speaks: Versions = (1, 1)
+    package: str = ""
+    """The version of the package, for messages."""
 
 
 class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -50,6 +56,8 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     nonce: bytes
     proof: bytes
+    speaks: Versions = (1, 1)
+    package: str = ""
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -66,6 +74,7 @@ class LinkRefused(msgspec.Struct, frozen=True, kw_only=True, tag="Refused"):
     """The link closes. The reason contains nothing secret, because the peer may be unknown."""
 
     reason: str
+    remedy: str = ""
 
 
 _Payload: TypeAlias = LinkHello | Challenge | Proof | LinkAccepted | LinkRefused
@@ -93,17 +102,44 @@ def _decode(frame: ChannelFrame) -> _Payload:
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise HandshakeError(f"a handshake frame does not decode: {error}") from error
     if isinstance(payload, LinkRefused):
-        raise HandshakeError(f"the peer refused the link: {payload.reason}")
+        raise HandshakeError(f"the peer refused the link: {payload.reason}", remedy=payload.remedy)
     return payload
+
+
+class Party(NamedTuple):
+    """One end of a link: its package, and the versions of messages that it speaks."""
+
+    speaks: Versions = VERSIONS
+    package: str = ""
+
+
+THIS: Final = Party()
+
+
+def _check_versions(dialler: Party, acceptor: Party, worker: int) -> None:
+    if not overlap(dialler.speaks, acceptor.speaks):
+        raise HandshakeError(
+            f"worker {worker} runs {_package_text(dialler)}, the process that it connects to"
+            f" {_package_text(acceptor)}",
+            remedy="install a version on one of the two hosts that fits the other's; CHANGELOG.md has the"
+            " versions that each release speaks",
+        )
+
+
+def _package_text(party: Party) -> str:
+    return f"dos-journal {party.package or '?'}, which speaks {versions_text(party.speaks)} of the messages"
 
 
 class Dialler:
     """The side that connects: sends `hello()`, then `challenged(frame)`, then calls `accepted(frame)`."""
 
-    def __init__(self, hello: LinkHello, *, key: bytes, nonce: bytes) -> None:
+    def __init__(self, hello: LinkHello, *, key: bytes, nonce: bytes, party: Party = THIS) -> None:
         _check_key(key)
         self._key = key
-        self._hello_frame = _frame(hello.job, msgspec.structs.replace(hello, nonce=nonce))
+        self._party = party
+        self._worker = hello.worker
+        stated = msgspec.structs.replace(hello, nonce=nonce, speaks=party.speaks, package=party.package)
+        self._hello_frame = _frame(hello.job, stated)
         self._job = hello.job
 
     def hello(self) -> ChannelFrame:
@@ -112,7 +148,8 @@ class Dialler:
     def challenged(self, frame: ChannelFrame) -> ChannelFrame:
         """Return the proof to send.
 
-        Raises HandshakeError if the acceptor's proof is wrong; then no proof was made.
+        Raises HandshakeError if the acceptor's proof is wrong, or its version does not fit; then no proof
+        was made.
         """
         payload = _decode(frame)
         if not isinstance(payload, Challenge) or len(payload.nonce) < NONCE_BYTES:
@@ -120,6 +157,7 @@ class Dialler:
         transcript = bytes(self._hello_frame.payload) + payload.nonce
         if not hmac.compare_digest(payload.proof, _mac(self._key, "acceptor", transcript)):
             raise HandshakeError("the listener did not prove that it has the key of this job")
+        _check_versions(self._party, Party(payload.speaks, payload.package), self._worker)
         return _frame(self._job, Proof(proof=_mac(self._key, "dialler", transcript)))
 
     def accepted(self, frame: ChannelFrame) -> None:
@@ -131,8 +169,9 @@ class Dialler:
 class Acceptor:
     """The side that listens: sends `received(hello)`, then the frame of `proved(frame)`."""
 
-    def __init__(self, *, job: str, key: bytes, nonce: bytes) -> None:
+    def __init__(self, *, job: str, key: bytes, nonce: bytes, party: Party = THIS) -> None:
         _check_key(key)
+        self._party = party
         self._job = job
         self._key = key
         self._nonce = nonce
@@ -140,16 +179,19 @@ class Acceptor:
         self._hello: LinkHello | None = None
 
     def received(self, frame: ChannelFrame) -> ChannelFrame:
-        """Return the challenge for a Hello. Raises HandshakeError for another job."""
+        """Return the challenge for a Hello. Raises HandshakeError for another job, or a version that does not
+        fit.
+        """
         payload = _decode(frame)
         if not isinstance(payload, LinkHello) or len(payload.nonce) < NONCE_BYTES:
             raise HandshakeError(f"expected LinkHello, got {type(payload).__name__}")
         if payload.job != self._job or frame.job != job_digest(self._job):
             raise HandshakeError(f"received a link of job {payload.job[:128]!r}, this is job {self._job!r}")
+        _check_versions(Party(payload.speaks, payload.package), self._party, payload.worker)
         self._hello = payload
         self._transcript = bytes(frame.payload) + self._nonce
         proof = _mac(self._key, "acceptor", self._transcript)
-        return _frame(self._job, Challenge(nonce=self._nonce, proof=proof))
+        return _frame(self._job, Challenge(nonce=self._nonce, proof=proof, **self._party._asdict()))
 
     def proved(self, frame: ChannelFrame) -> tuple[LinkHello, ChannelFrame]:
         """Return the authenticated Hello and the acceptance to send.
@@ -165,4 +207,4 @@ class Acceptor:
 
     def refusal(self, error: HandshakeError) -> ChannelFrame:
         """Return the frame to send before the link closes."""
-        return _frame(self._job, LinkRefused(reason=error.args[0]))
+        return _frame(self._job, LinkRefused(reason=error.args[0], remedy=error.remedy))

@@ -39,12 +39,12 @@ class Losses:
     def on_worker_ended(self, event: WorkerEnded, now: float) -> None:
         """Take the launcher's report of an ended attempt. A report about an older attempt is ignored."""
         state = self._state
-        worker = state.roster[event.worker]
-        if event.attempt != worker.attempt:
+        worker = state.roster.find(event.worker, event.attempt)
+        if worker is None:
             return
-        worker.ended = True
-        if not state.roster.has(worker.index):
-            pass  # no layout has it now: nothing follows
+        state.roster.ended(worker)
+        if not state.roster.has(worker):
+            pass  # no layout has it now, or another process is in its place: nothing follows
         elif worker.state in (WorkerState.LOST, WorkerState.DONE):
             if event.error:
                 worker.error = event.error
@@ -137,7 +137,7 @@ class Losses:
         self._close(state.roster.lose(worker, f"{reason}\n{text}" if text else reason, ended=ended))
         if state.over or worker in state.roster.coming:
             if not ended:
-                state.emit(CancelWorker(worker.index))
+                state.emit(CancelWorker(worker.index, worker.attempt))
             self._ending.end_if_all_ended()
             return
         state.report(WorkerLost(worker.index, worker.attempt, reason))

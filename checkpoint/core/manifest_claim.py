@@ -49,16 +49,31 @@ class ManifestClaim:
         self._superseded = 0
         """Attempts to open the manifest that were superseded in a row."""
 
+    def may_take_over(self, seen: Cut | None, now: float) -> bool:
+        """Return whether this region can continue from a checkpoint of the driver that runs it. If not, it
+        fails now, before that driver is fenced off.
+        """
+        if not self._restorable(seen, now):
+            return False
+        if seen is not None:
+            self._rescaling.expect_workers(seen)
+        return True
+
+    def _restorable(self, cut: Cut | None, now: float) -> bool:
+        try:
+            self._check_restorable(cut)
+        except (ManifestError, FingerprintMismatchError) as error:
+            self._ending.decide(RegionState.FAILED, str(error), now, kind="failed", error=error)
+            return False
+        return True
+
     def on_manifest_opened(self, event: ManifestOpened, now: float) -> None:
         """Begin the incarnation: from now on, and not before, the coordinator may send orders in it."""
         state = self._state
         if state.phase is not CoordinatorPhase.OPENING:
             return  # the outcome was decided meanwhile; the shell closes the manifest that it opened
         assert event.incarnation > max(state.incarnation, state.epoch_floor), "epochs only rise"
-        try:
-            self._check_restorable(event.last_checkpoint)
-        except (ManifestError, FingerprintMismatchError) as error:
-            self._ending.decide(RegionState.FAILED, str(error), now, kind="failed", error=error)
+        if not self._restorable(event.last_checkpoint, now):
             return
         state.move(PhaseEvent.OPENED)
         state.round.opened_at = now

@@ -137,6 +137,7 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
 def _scaling_json(scaling: ScalingStatus) -> dict[str, Any]:
     return {
         "workers": scaling.workers,
+        "replaces": scaling.replaces,
         "phase": scaling.phase,
         "seconds": round(scaling.seconds, 3),
         "copiedBytes": scaling.copied_bytes,
@@ -187,6 +188,7 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
         "attempt": worker.attempt,
         "host": worker.host,
         "pid": worker.pid,
+        "version": worker.version,
         "step": worker.step,
         "rowsIn": worker.rows_in,
         "rowsOut": worker.counters.rows_out,

@@ -24,7 +24,11 @@ class Recovery:
         self._ending = ending
 
     def start(self, now: float) -> None:
-        """Begin the first round. Open the manifest and launch the workers concurrently: both take seconds."""
+        """Begin the first round. Open the manifest and launch the workers concurrently: both take seconds.
+
+        For a hand-over the manifest is opened when all workers have joined (`Gathering`): until then the
+        driver that runs the region continues.
+        """
         state = self._state
         state.move(PhaseEvent.BEGUN)
         state.round.number = 1
@@ -33,7 +37,8 @@ class Recovery:
         state.timers.set("gather", now + state.spec.start_timeout_s)
         for worker in state.roster:
             state.roster.schedule(worker, now)
-        self.open_manifest()
+        if not state.spec.hand_over:
+            self.open_manifest()
 
     def open_manifest(self) -> None:
         state = self._state
@@ -145,5 +150,5 @@ class Recovery:
         in a higher incarnation.
         """
         if not worker.ended:
-            self._state.emit(CancelWorker(worker.index))
+            self._state.emit(CancelWorker(worker.index, worker.attempt))
         self._state.roster.schedule(worker, now)

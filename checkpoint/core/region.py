@@ -55,11 +55,14 @@ class Launcher(Protocol):
     their order.
     """
 
-    def start(self, worker: int, attempt: int) -> None:
-        """Start attempt `attempt` of a worker. The numbers of one worker rise and are never reused."""
+    def start(self, worker: int, attempt: int, *, beside: bool = False) -> None:
+        """Start attempt `attempt` of a worker. The numbers of one worker rise and are never reused.
 
-    def cancel(self, worker: int) -> None:
-        """End the worker's current attempt, even if it hangs. Does nothing if none runs."""
+        beside: the attempt that runs continues to run; one of the two will be cancelled, or ends.
+        """
+
+    def cancel(self, worker: int, attempt: int) -> None:
+        """End an attempt of a worker, even if it hangs. Does nothing if it does not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,8 @@ class RegionSpec:
     """Why the number of workers cannot change, with the operator and the remedy; empty if it can."""
     shows_steps: bool = False
     """Whether output of a step may be visible for good before a checkpoint covers it."""
+    hand_over: bool = False
+    """Whether the driver that runs the region continues until all workers of this one have joined."""
     answer_requests: bool = True
     """Whether this driver reads requests (`dos region`) from the store and answers them."""
 
@@ -165,6 +170,8 @@ class WorkerStatus:
     pid: int = 0
     host: str = ""
     scratch: str = ""
+    version: str = ""
+    """Of the package that it runs."""
     counters: Counters = field(default_factory=Counters)
     replayed_bytes: int = 0
     restore_seconds: float = 0.0
@@ -210,7 +217,7 @@ ScalingPhase: TypeAlias = Literal["launching workers", "copying state", "pausing
 
 @dataclass(frozen=True, slots=True)
 class ScalingStatus:
-    """A change of the number of workers that is under way."""
+    """A change of the workers that is under way: of their number, or of the process of one."""
 
     workers: int
     """The number of workers to come."""
@@ -222,6 +229,8 @@ class ScalingStatus:
     """Of the state that is copied while the region runs."""
     pause_s: float | None = None
     """For how long about no input will be taken; None if that is not known."""
+    replaces: int | None = None
+    """The worker that gets another process; None if the number of workers changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +345,29 @@ class ScaleSettled:
     """For how long of that no input was taken."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReplaceSettled:
+    """A request to replace workers by other processes is settled: all of them are replaced, or it failed."""
+
+    workers: tuple[int, ...]
+    """Those to replace, in this order."""
+    replaced: tuple[int, ...] = ()
+    """Those that are replaced."""
+    error: str = ""
+    """Why it failed, empty on success. The workers that are not replaced have the process that they had."""
+    seconds: float = 0.0
+    """From the request until it was settled."""
+    pause_s: float = 0.0
+    """The longest time in which no input was taken, for one of them."""
+
+
+def replaced_text(event: ReplaceSettled) -> str:
+    """Return in words which workers are replaced, and why the others are not."""
+    left = [str(worker) for worker in event.workers if worker not in event.replaced]
+    done = f"replaced: {', '.join(map(str, event.replaced))}" if event.replaced else "no worker was replaced"
+    return f"{done}; kept: {', '.join(left)}: {event.error}" if event.error else done
+
+
 RegionEvent: TypeAlias = (
     StateChanged
     | CheckpointCommitted
@@ -344,4 +376,5 @@ RegionEvent: TypeAlias = (
     | ResetReport
     | SavepointSettled
     | ScaleSettled
+    | ReplaceSettled
 )

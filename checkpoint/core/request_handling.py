@@ -19,6 +19,7 @@ ran when it was written; `checkpoint/requests/server.py` does not read older one
 | unpin | accepted | as for pin |
 | scale | accepted | done, with the number of workers and the time it took; failed, with the reason |
 | unscale | accepted | done, once the change is given up; failed, with the reason |
+| replace | accepted | done, once all of these workers are replaced; failed, with the reason |
 | stop | accepted | done, with the state in which the region ended |
 """
 
@@ -30,6 +31,7 @@ from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import (
     CheckpointWanted,
     PauseWanted,
+    ReplaceWanted,
     ResetWanted,
     SavepointWanted,
     ScaleWanted,
@@ -41,9 +43,11 @@ from checkpoint.core.region import (
     RegionEvent,
     RegionState,
     RegionStatus,
+    ReplaceSettled,
     ResetReport,
     SavepointSettled,
     ScaleSettled,
+    replaced_text,
 )
 from checkpoint.core.request_records import Request, Verdict
 
@@ -84,7 +88,15 @@ RequestEvent: TypeAlias = RequestArrived | RegionNotified | QueueRead | RegionEn
 class CommandRegion:
     """Pass an event to the coordinator, as if the driver's own user had requested it."""
 
-    event: CheckpointWanted | ResetWanted | PauseWanted | SavepointWanted | ScaleWanted | StopWanted
+    event: (
+        CheckpointWanted
+        | ResetWanted
+        | PauseWanted
+        | SavepointWanted
+        | ScaleWanted
+        | ReplaceWanted
+        | StopWanted
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +128,14 @@ _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
     "unpin": {RegionState.STOPPING: "the region is being stopped"},
     "scale": {RegionState.STOPPING: "the region is being stopped"},
     "unscale": {},
+    "replace": {RegionState.STOPPING: "the region is being stopped"},
     "stop": {},
 }
 """Request -> state -> why it is refused. It is accepted in all other states but the final ones."""
 _CLOCK_STEP_S: Final = 1e-6
 """Differences of clock readings are rounded."""
 _CUT_REQUESTS: Final = ("checkpoint", "pin", "unpin")
-_REFUSED_WITHOUT_CUTS: Final = (*_CUT_REQUESTS, "pause", "resume", "scale", "unscale")
+_REFUSED_WITHOUT_CUTS: Final = (*_CUT_REQUESTS, "pause", "resume", "scale", "unscale", "replace")
 
 
 @dataclass(slots=True)
@@ -134,6 +147,7 @@ class _OpenRequest:
     requested_at: float
     name: str = ""
     workers: int = 0
+    replaces: tuple[int, ...] = ()
 
 
 NO_CHECKPOINTS: Final = "{} is outside of any consistent region and has no checkpoints"
@@ -182,7 +196,9 @@ class RequestHandler:
         elif request.what == "status":
             self._status_requests.append(request.id)
         else:
-            self._open.append(_OpenRequest(request.id, request.what, now, request.name, request.workers))
+            self._open.append(
+                _OpenRequest(request.id, request.what, now, request.name, request.workers, request.replaces)
+            )
             self._out.append(WriteAnswer((request.id,), "accepted", f"the region is {status.state.value}"))
             self._command_region(request)
 
@@ -231,6 +247,8 @@ class RequestHandler:
             self._out.append(CommandRegion(PauseWanted(on=what == "pause")))
         elif what in ("scale", "unscale"):
             self._out.append(CommandRegion(ScaleWanted(request.workers if what == "scale" else None)))
+        elif what == "replace":
+            self._out.append(CommandRegion(ReplaceWanted(request.replaces)))
         elif what in ("pin", "unpin"):
             self._out.append(CommandRegion(SavepointWanted(request.name, request.cut, on=what == "pin")))
         else:
@@ -249,6 +267,28 @@ class RequestHandler:
             self._savepoint_settled(event)
         elif isinstance(event, ScaleSettled):
             self._scale_settled(event)
+        elif isinstance(event, ReplaceSettled):
+            self._replace_settled(event)
+
+    def _replace_settled(self, event: ReplaceSettled) -> None:
+        """Answer the request for these workers, or for all, which names none."""
+        result = {
+            "replaced": list(event.replaced),
+            "seconds": round(event.seconds, 6),
+            "pauseSeconds": round(event.pause_s, 6),
+        }
+        error = replaced_text(event) if event.error else ""
+        wanted = ((), event.workers)
+        self._answer(
+            [one for one in self._open if one.what == "replace" and one.replaces in wanted], error, result
+        )
+
+    def _answer(self, done: list[_OpenRequest], error: str, result: dict[str, Any]) -> None:
+        """Send the final answer to these requests."""
+        if done:
+            self._open = [one for one in self._open if one not in done]
+            ids = tuple(one.id for one in done)
+            self._out.append(WriteAnswer(ids, "failed" if error else "done", error, result))
 
     def _scale_settled(self, event: ScaleSettled) -> None:
         """Answer the requests for this number; after a change that was given up, also those for that."""
@@ -261,25 +301,17 @@ class RequestHandler:
         of_all = event.wanted is None or event.given_up
         unscale = [one for one in self._open if one.what == "unscale" and of_all]
         for done, error in ((scale, event.error), (unscale, "" if event.given_up else event.error)):
-            if done:
-                self._open = [one for one in self._open if one not in done]
-                ids = tuple(one.id for one in done)
-                self._out.append(WriteAnswer(ids, "failed" if error else "done", error, result))
+            self._answer(done, error, result)
 
     def _savepoint_settled(self, event: SavepointSettled) -> None:
         """Answer all requests about this savepoint. Of two opposite ones, both receive the outcome."""
         done = [one for one in self._open if one.what in ("pin", "unpin") and one.name == event.name]
-        if done:
-            self._open = [one for one in self._open if one not in done]
-            verdict: Verdict = "failed" if event.error else "done"
-            result = {} if event.error else {"name": event.name, "checkpoint": event.checkpoint}
-            self._out.append(WriteAnswer(tuple(one.id for one in done), verdict, event.error, result))
+        result = {} if event.error else {"name": event.name, "checkpoint": event.checkpoint}
+        self._answer(done, event.error, result)
 
     def _done(self, what: str, requested_until: float, result: dict[str, Any]) -> None:
         done = [one for one in self._open if one.what == what and one.requested_at <= requested_until]
-        if done:
-            self._open = [one for one in self._open if one not in done]
-            self._out.append(WriteAnswer(tuple(one.id for one in done), "done", "", result))
+        self._answer(done, "", result)
 
     def _queue_read(self, status: RegionStatus, now: float) -> None:
         """Answer pause, resume and status requests."""

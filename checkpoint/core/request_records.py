@@ -75,7 +75,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """32 random hexadecimal digits. Two records with one id are one request."""
     region: str
     what: str
-    """status, checkpoint, reset, pause, resume, pin, unpin, scale, unscale or stop."""
+    """status, checkpoint, reset, pause, resume, pin, unpin, scale, unscale, replace or stop."""
     wall_time_ms: int
     patience_ms: int
     """How long after `wall_time_ms` the request may still be begun."""
@@ -87,6 +87,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint of a savepoint, 0 for the last one."""
     workers: int = 0
     """The number of workers to go to."""
+    replaces: tuple[int, ...] = ()
+    """The workers that get other processes, in this order; none: all."""
     asked_by: str = ""
     """user@host, for the log."""
 

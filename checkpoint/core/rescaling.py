@@ -1,4 +1,4 @@
-"""Another number of workers, at a start or while the region runs. A part of the coordinator. Pure.
+"""Another number of workers, or another process of one. A part of the coordinator. Pure.
 
 The layout changes with a checkpoint (docs/decisions/0231):
 
@@ -23,12 +23,19 @@ this way after a start: with its former workers, it replays first what may have 
 
 Workers are numbered from 0 without gaps, so the highest numbers leave. A worker that comes back gets its
 directory and its output again, and continues there (`Cut.retired`).
+
+**Another process of a worker** takes the same way without another layout: its *successor* is launched and
+joins, the region pauses, and all restore the checkpoint, the successor in place of its predecessor. So
+workers are replaced by those of another version of this package, or leave a machine. A successor that cannot
+join changes nothing.
 """
+
+from dataclasses import dataclass, field
 
 from checkpoint import limits
 from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState, Scaling
-from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, ScaleWanted
+from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, ReplaceWanted, ScaleWanted
 from checkpoint.core.ending import Ending
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut
@@ -36,10 +43,22 @@ from checkpoint.core.messages import CopiedAhead, CopyAhead, Refusal
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.rebalancing import rebalanced
 from checkpoint.core.recovery import Recovery
-from checkpoint.core.region import ScaleSettled, workers_text
+from checkpoint.core.region import ReplaceSettled, ScaleSettled, workers_text
 from checkpoint.core.region_states import CoordinatorPhase, WorkerState
 from checkpoint.core.roster import Worker
 from checkpoint.errors import ManifestError
+
+
+@dataclass(slots=True)
+class Replacement:
+    """Workers that are replaced one after the other."""
+
+    workers: tuple[int, ...] = ()
+    left: list[int] = field(default_factory=list)
+    """Those that are not replaced yet. The first one is being replaced."""
+    began: float = 0.0
+    pause_s: float = 0.0
+    """The longest time in which the region took no input, for one of them."""
 
 
 class Rescaling:
@@ -60,6 +79,7 @@ class Rescaling:
         self._recovery = recovery
         self._held_at = 0.0
         """When the region was ordered to pause for the change."""
+        self._replacement = Replacement()
 
     # --- at a start -----------------------------------------------------------------------------------
 
@@ -81,7 +101,9 @@ class Rescaling:
             state.layout = even_layout(state.spec.workers or limits.workers_default)
         elif change is not None and change.switches and not change.opened and last.cut == change.checkpoint:
             change.opened = True
-            state.layout = rebalanced(last.layout, range(change.workers))
+            if change.replaces is None:
+                state.layout = rebalanced(last.layout, range(change.workers))
+            self._end(state.roster.succeed(), "another process takes its place", now)
         else:
             if change is not None:  # it was committed after all, or it is given up
                 done = change.switches and len(last.workers) == change.workers
@@ -92,12 +114,17 @@ class Rescaling:
             state.layout = rebalanced(last.layout, range(wanted)) if at_once else last.layout
         workers, asked = len(state.layout.workers), state.spec.workers
         state.declared = workers if last is None or asked == workers else last.workers_declared
-        self._end(state.roster.resize(workers), now)
+        self._end(state.roster.resize(workers), f"the region continues with {workers_text(workers)}", now)
         for worker in state.roster:
             if worker.state is WorkerState.ABSENT:
                 state.roster.schedule(worker, now)
         if last is not None and state.scaling is None and (wanted := self._wanted(last)) != len(state.roster):
             self._begin(wanted, now)
+
+    def expect_workers(self, cut: Cut) -> None:
+        """Have as many workers as an incarnation will have that begins with this checkpoint."""
+        keeps_first = self._state.spec.shows_steps  # see `choose_layout`
+        self._state.roster.resize(len(cut.workers) if keeps_first else self._wanted(cut))
 
     def _wanted(self, cut: Cut) -> int:
         """Return the number of workers after a checkpoint: its own, unless the program asks for another one.
@@ -117,11 +144,29 @@ class Rescaling:
             state.report(ScaleSettled(event.workers, len(state.roster), problem))
         elif event.workers is None:
             assert change is not None
+            replaced = change.replaces is not None
             self._give_up("it was cancelled", now)
+            if replaced:  # what was given up is reported as a replacement
+                state.report(ScaleSettled(None, len(state.roster), given_up=True))
         elif event.workers == len(state.roster):
             state.report(ScaleSettled(event.workers, event.workers))
         else:
             self._begin(event.workers, now)
+
+    def on_replace_wanted(self, event: ReplaceWanted, now: float) -> None:
+        """Begin to replace workers. A request that is impossible is answered, and changes nothing."""
+        workers = event.workers or tuple(range(len(self._state.roster)))
+        unknown = [str(worker) for worker in workers if not 0 <= worker < len(self._state.roster)]
+        have = workers_text(len(self._state.roster))
+        problem = self._busy() or (unknown and f"the region has {have}, and no worker {', '.join(unknown)}")
+        if problem:
+            self._state.report(ReplaceSettled(workers, error=problem))
+        else:
+            self._replacement = Replacement(workers, list(workers), began=now)
+            self._replace_next(now)
+
+    def _replace_next(self, now: float) -> None:
+        self._begin(len(self._state.roster), now, replaces=self._replacement.left[0])
 
     def _problem(self, workers: int | None) -> str:
         """Return why the request cannot be carried out, empty if it can."""
@@ -130,24 +175,32 @@ class Rescaling:
             if change is None:
                 return "no change of the number of workers is under way"
             return "it is too late: the new layout is being committed" if change.switches else ""
+        if not 0 < workers <= limits.workers_max:
+            return f"a region has 1 to {limits.workers_max} workers, got {workers}"
+        return self._busy() or state.spec.keeps_workers
+
+    def _busy(self) -> str:
+        """Return why no change can begin now, empty if one can."""
+        state, change = self._state, self._state.scaling
+        if change is not None and change.replaces is not None:
+            return f"worker {change.replaces} is being replaced: wait, or cancel that first"
         if change is not None:
             return (
                 f"the region is already going to {workers_text(change.workers)}: wait, or cancel that first"
             )
-        if not 0 < workers <= limits.workers_max:
-            return f"a region has 1 to {limits.workers_max} workers, got {workers}"
         if state.spec.without_checkpoints:
-            return "the region has no checkpoints: run it again with another number of workers"
+            return "the region has no checkpoints: run it again instead"
         if state.phase is not CoordinatorPhase.RUNNING:
             return "the region does not run now: try again when it does"
-        if state.final_committed:
-            return "the region has processed all of its input"
-        return state.spec.keeps_workers
+        return "the region has processed all of its input" if state.final_committed else ""
 
-    def _begin(self, workers: int, now: float) -> None:
+    def _begin(self, workers: int, now: float, *, replaces: int | None = None) -> None:
         state = self._state
-        state.scaling = Scaling(workers, now, state.incarnation, user_paused=state.pause > 0)
-        state.roster.expect(workers)
+        state.scaling = Scaling(workers, now, state.incarnation, state.pause > 0, replaces)
+        if replaces is None:
+            state.roster.expect(workers)
+        else:
+            state.roster.expect_successor(replaces)
         for worker in state.roster.coming:
             self._recovery.relaunch(worker, now)
         state.timers.set("scale", now + state.spec.start_timeout_s)
@@ -158,28 +211,45 @@ class Rescaling:
     def advance(self, now: float) -> None:
         """Take the next step of the change, if it is due. Call after each event."""
         state, change = self._state, self._state.scaling
-        if change is None or change.switches or state.phase is CoordinatorPhase.ENDED:
+        if change is None or state.phase is CoordinatorPhase.ENDED:
             return
-        lost = [worker for worker in state.roster.coming if worker.state is WorkerState.LOST]
-        if change.incarnation != state.incarnation or state.over:
-            self._give_up(state.reason or "the region ends", now)
-        elif any(worker.launch_at is None and worker.attempt for worker in lost):
-            self._give_up(f"worker {lost[0].index} was lost: {lost[0].error}", now)
+        if change.switches:
+            if change.opened and change.replaces is not None and state.phase is CoordinatorPhase.RUNNING:
+                self._settle("", now)
+        elif reason := self._obstacle(change):
+            self._give_up(reason, now)
         elif state.phase is not CoordinatorPhase.RUNNING:
-            if state.phase in (CoordinatorPhase.STOPPING, CoordinatorPhase.OPENING):
-                self._give_up(state.reason or "the region is being stopped", now)
+            pass  # it was requested while the region starts
         elif not change.holds:
-            joined = all(worker.state is WorkerState.JOINED for worker in state.roster.coming)
-            if not joined or state.last_checkpoint is None:
-                return
-            if not change.copied:
-                self._copy_ahead(change, state.last_checkpoint, now)
-            if all(report.done for report in change.copied.values()):
-                change.holds, self._held_at = True, now
-                if not state.pause:
-                    self._pausing.order(on=True)
+            self._prepare(change, now)
         elif state.is_paused:
             self._switch(change, now)
+
+    def _obstacle(self, change: Scaling) -> str:
+        """Return why the change must be given up, empty if it can take its next step."""
+        state = self._state
+        lost = [worker for worker in state.roster.coming if worker.state is WorkerState.LOST]
+        if change.incarnation != state.incarnation or state.over:
+            return state.reason or "the region ends"
+        if any(worker.launch_at is None and worker.attempt for worker in lost):
+            error = lost[0].error.strip().splitlines() or ["its process ended"]
+            return f"worker {lost[0].index} was lost: {error[-1]}"
+        if state.phase in (CoordinatorPhase.STOPPING, CoordinatorPhase.OPENING):
+            return state.reason or "the region is being stopped"
+        return ""
+
+    def _prepare(self, change: Scaling, now: float) -> None:
+        """Order all to copy ahead once those that come have joined, and to pause once all have copied."""
+        state = self._state
+        joined = all(worker.state is WorkerState.JOINED for worker in state.roster.coming)
+        if not joined or state.last_checkpoint is None:
+            return
+        if not change.copied and change.replaces is None:
+            self._copy_ahead(change, state.last_checkpoint, now)
+        if all(report.done for report in change.copied.values()):
+            change.holds, self._held_at = True, now
+            if not state.pause:
+                self._pausing.order(on=True)
 
     def _copy_ahead(self, change: Scaling, last: Cut, now: float) -> None:
         """Order all workers of the new layout to prepare."""
@@ -221,8 +291,12 @@ class Rescaling:
         change.switches, change.checkpoint = True, state.last_number
         state.timers.clear("scale")
         text = f"the region goes from {len(state.roster)} to {workers_text(change.workers)}"
+        if change.replaces is not None:
+            text = f"worker {change.replaces} is replaced"
         self._recovery.reset(text, now, spend=False)
         state.round.reason = ""  # planned: it is not reported as a reset
+        if not change.user_paused:
+            self._pausing.order(on=False)  # nothing runs now; the workers start without the pause
 
     def committed(self, now: float) -> None:
         """Note that the checkpoint with the new layout is committed."""
@@ -242,8 +316,9 @@ class Rescaling:
         )
 
     def _give_up(self, reason: str, now: float) -> None:
+        workers = len(self._state.roster)
         self._settle(reason, now)
-        self._end(self._state.roster.resize(len(self._state.roster)), now)
+        self._end(self._state.roster.resize(workers), f"the region continues without it: {reason}", now)
 
     def _settle(self, error: str, now: float) -> None:
         """End the change, and let the region continue unless a user has paused it."""
@@ -255,28 +330,43 @@ class Rescaling:
             self._pausing.order(on=change.user_paused)
         workers = len(state.last_checkpoint.workers) if state.last_checkpoint else len(state.roster)
         pause_s = now - self._held_at if change.holds else 0.0
+        if change.replaces is not None:
+            self._replaced(error, pause_s, now)
+            return
         total_s = now - change.began
         state.report(ScaleSettled(change.workers, workers, error, error != "", total_s, pause_s))
 
+    def _replaced(self, error: str, pause_s: float, now: float) -> None:
+        """Begin to replace the next worker, or report that all are replaced, or that one could not be."""
+        under_way = self._replacement
+        under_way.pause_s = max(under_way.pause_s, pause_s)
+        if not error:
+            del under_way.left[0]
+            if under_way.left:
+                self._replace_next(now)
+                return
+        done = under_way.workers[: len(under_way.workers) - len(under_way.left)]
+        event = ReplaceSettled(under_way.workers, done, error, now - under_way.began, under_way.pause_s)
+        self._state.report(event)
+
     # --- workers that leave ---------------------------------------------------------------------------
 
-    def _end(self, leaving: list[Worker], now: float) -> None:
-        """End workers that the layout does not have any more."""
+    def _end(self, leaving: list[Worker], text: str, now: float) -> None:
+        """End processes that the region does not have any more."""
         state = self._state
         for worker in leaving:
             link = state.roster.retire(worker)
             if link is not None:
-                text = f"the region continues with {workers_text(len(state.roster))}"
                 state.send(link, self._ending.stop_message("stopped", text))
                 state.emit(CloseLink(link))
                 state.timers.set("leave", now + limits.stop_grace_s)
             elif not worker.ended:
-                state.emit(CancelWorker(worker.index))
+                state.emit(CancelWorker(worker.index, worker.attempt))
 
     def leave_expired(self, now: float) -> None:
         """Cancel the workers that left and did not end on their own."""
         del now
         state = self._state
         for worker in state.roster.ever():
-            if not state.roster.has(worker.index) and not worker.ended:
-                state.emit(CancelWorker(worker.index))
+            if not state.roster.has(worker) and not worker.ended:
+                state.emit(CancelWorker(worker.index, worker.attempt))

@@ -16,9 +16,9 @@ from checkpoint.core.region import WorkerStatus
 from checkpoint.core.region_states import LINKED, WORKERS, WorkerEvent, WorkerState, follow
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
-    """One worker.
+    """One worker. A successor that is to replace it is another object with the same index.
 
     Invariants: `link` is set if and only if the state is one of LINKED; `attempt` only rises.
     """
@@ -71,6 +71,7 @@ class Worker:
             pid=join.pid if join else 0,
             host=join.host if join else "",
             scratch=join.scratch if join else "",
+            version=join.package if join else "",
             counters=structs.replace(self.counters, step=max(self.step, self.counters.step)),
             replayed_bytes=self.replayed_bytes,
             restore_seconds=self.restore_seconds,
@@ -82,14 +83,19 @@ class Roster:
     """All workers of a region, by index and by link.
 
     Workers that the present layout does not have are kept until the region ends, with their attempt numbers:
-    their processes may still run, and another layout may have them again.
+    their processes may still run, and another layout may have them again. So are the processes that a
+    successor has replaced, until they end.
     """
 
     def __init__(self, workers: int) -> None:
         self._ever = [Worker(index) for index in range(workers)]
         self._workers = list(self._ever)
         self.coming: list[Worker] = []
-        """Workers that the next layout has and the present one does not: they only join."""
+        """Workers that the next layout has and the present one does not, and successors: they only join."""
+        self._leaving: list[Worker] = []
+        """Replaced workers, and successors that were given up, whose processes have not ended."""
+        self._attempts: dict[int, int] = {}
+        """Worker -> its highest attempt."""
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -102,24 +108,52 @@ class Roster:
         return self._ever[index]
 
     def ever(self) -> Iterator[Worker]:
-        """Return the workers of all layouts that this driver had."""
-        return iter(self._ever)
+        """Yield the workers of all layouts that this driver had, and all further processes of them."""
+        yield from (*self._ever, *self._successors(), *self._leaving)
+
+    def find(self, index: int, attempt: int) -> Worker | None:
+        """Return the worker whose newest attempt this is, None if it has a newer one or there is none."""
+        return next((one for one in self.ever() if one.index == index and one.attempt == attempt), None)
+
+    def _successors(self) -> list[Worker]:
+        return [worker for worker in self.coming if self.is_successor(worker)]
+
+    def is_successor(self, worker: Worker) -> bool:
+        """Return whether it has not replaced the worker of its number yet."""
+        return worker in self.coming and worker is not self._ever[worker.index]
 
     def resize(self, workers: int) -> list[Worker]:
-        """Have this number of workers. Return those that leave; the caller ends them (`retire`)."""
+        """Have this number of workers, and none that comes. Return those that leave; the caller ends them
+        (`retire`).
+        """
         self._grow(workers)
-        leaving = [worker for worker in self._ever[workers:] if self.has(worker.index)]
+        successors = self._successors()
+        leaving = [worker for worker in self._ever[workers:] if self.has(worker)] + successors
+        self._leaving += successors
         self._workers, self.coming = self._ever[:workers], []
         return leaving
+
+    def succeed(self) -> list[Worker]:
+        """Put the successors in place of their predecessors. Return these; the caller ends them."""
+        replaced = [self._ever[successor.index] for successor in self._successors()]
+        for successor in self._successors():
+            self._ever[successor.index] = successor
+        self._leaving += replaced
+        self._workers, self.coming = self._ever[: len(self)], []
+        return replaced
 
     def expect(self, workers: int) -> None:
         """Let further workers join, up to this number, that `resize` will add."""
         self._grow(workers)
         self.coming = self._ever[len(self) : workers]
 
-    def has(self, index: int) -> bool:
+    def expect_successor(self, index: int) -> None:
+        """Let another process of a worker join, that `succeed` will put in its place."""
+        self.coming = [Worker(index)]
+
+    def has(self, worker: Worker) -> bool:
         """Return whether it is a worker of the present layout, or one that comes."""
-        return 0 <= index < len(self) + len(self.coming)
+        return worker in self._workers or worker in self.coming
 
     def _grow(self, workers: int) -> None:
         self._ever += [Worker(index) for index in range(len(self._ever), workers)]
@@ -132,8 +166,14 @@ class Roster:
         worker.launch_at, worker.failures, worker.error = None, 0, ""
         return link
 
+    def ended(self, worker: Worker) -> None:
+        """Note that the launcher reported the end of a worker's newest attempt."""
+        worker.ended = True
+        if worker in self._leaving:
+            self._leaving.remove(worker)
+
     def by_link(self, link: int) -> Worker | None:
-        return next((worker for worker in self._ever if worker.link == link), None)
+        return next((worker for worker in self.ever() if worker.link == link), None)
 
     def all_in(self, *states: WorkerState) -> bool:
         return all(worker.state in states for worker in self._workers)
@@ -186,7 +226,7 @@ class Roster:
     def launch(self, worker: Worker, round_number: int, now: float) -> int:
         """Count a new attempt and return its number."""
         worker.move(WorkerEvent.LAUNCH)
-        worker.attempt += 1
+        worker.attempt = self._attempts[worker.index] = 1 + self._attempts.get(worker.index, 0)
         worker.launched_at = now
         worker.ended, worker.launch_at, worker.launch_round = False, None, round_number
         return worker.attempt

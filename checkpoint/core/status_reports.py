@@ -100,6 +100,7 @@ class StatusReporter:
             sum(report.copied_bytes for report in change.copied.values()),
             sum(report.total_bytes for report in change.copied.values()),
             None if recovery is None else recovery.claim_s + recovery.state_s,
+            change.replaces,
         )
 
     def _recovery(self) -> RecoveryEstimate | None:

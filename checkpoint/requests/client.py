@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 
@@ -51,12 +52,10 @@ class RequestClient:
         patience_s: float = limits.request_patience_s,
         wait_s: float = math.inf,
         accepted: Callable[[Answer], None] = lambda _: None,
-        name: str = "",
-        cut: int = 0,
-        workers: int = 0,
+        **fields: Any,
     ) -> Reply:
         """Send a request and wait for the final answer: at most `patience_s` seconds for the first answer,
-        and `wait_s` more for the final one. name, cut: of a savepoint. workers: to go to.
+        and `wait_s` more for the final one. fields: what else the `Request` says.
 
         Raises NoAnswerError, whose text says whether the request may still be carried out;
         QuorumUnavailableError if it could not be written in time.
@@ -64,7 +63,7 @@ class RequestClient:
         if not self._began:
             await self._queue.skip_present()
             self._began = True
-        request = self._request(what, incarnation, patience_s, name, cut, workers)
+        request = self._request(what, incarnation, patience_s, fields)
         await self._write(request)
         doubt, begun = "", False
         deadline = trio.current_time() + patience_s
@@ -87,7 +86,7 @@ class RequestClient:
                     )
                     # That driver will not answer it again: send it to the driver that holds the manifest now.
                     if what == "status":
-                        request = self._request(what, incarnation, patience_s)
+                        request = self._request(what, incarnation, patience_s, fields)
                         await self._write(request)
             await trio.sleep(limits.answers_poll_s)
         raise NoAnswerError(self._no_answer_text(request, doubt, patience_s, wait_s, begun=begun))
@@ -97,9 +96,7 @@ class RequestClient:
         what: str,
         incarnation: int,
         patience_s: float,
-        name: str = "",
-        cut: int = 0,
-        workers: int = 0,
+        fields: dict[str, Any],
     ) -> Request:
         return Request(
             id=randomness.fresh_id().hex(),
@@ -108,10 +105,8 @@ class RequestClient:
             wall_time_ms=wall_time_ms(),
             patience_ms=int(1000 * patience_s),
             incarnation=incarnation,
-            name=name,
-            cut=cut,
-            workers=workers,
             asked_by=_requester(),
+            **fields,
         )
 
     async def _write(self, request: Request) -> None:

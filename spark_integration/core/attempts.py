@@ -8,6 +8,8 @@ cause. Rules:
   coordinator has rejected the place of that job, which is on a host that a peer cannot reach. The job is
   *held*: it occupies its slot for `HOLD_TICKS`, so that Spark places the new one elsewhere. Then it is
   canceled.
+- An attempt that is requested *beside* the current one becomes current. The other one is *kept*: it runs
+  until it ends or is canceled. If the new one ends first, the kept one is current again.
 - An attempt that is requested while the current job is being canceled waits for its end. (Spark reports the
   end of a canceled job at once; its Python process may live a little longer. Its epoch is fenced by the next
   one, so this affects only slots, not safety.)
@@ -22,8 +24,9 @@ cause. Rules:
 | RUNNING    | hold the current one, submit | -> CANCELLING   | report -> IDLE                | -            |
 | CANCELLING | keep as next                 | forget next     | report -> IDLE, or submit next| cancel again |
 
-In every state, a CancelRequested cancels the held jobs as well, the end of a held job is reported, and a tick
-cancels those that were held long enough.
+A CancelRequested of the current attempt, or of all, cancels the held jobs as well; that of a kept attempt
+only this one, which is then held. The end of a held or kept job is reported, and a tick cancels those that
+were held long enough.
 """
 
 from dataclasses import dataclass
@@ -43,11 +46,13 @@ class JobState(Enum):
 @dataclass(frozen=True, slots=True)
 class StartRequested:
     attempt: int
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    pass
+    attempt: int | None = None
+    """None: all attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ Effect = SubmitJob | CancelJob | ReportEnd
 
 class WorkerJobs:
     """The jobs of one worker. Invariant: `attempt` is None exactly in IDLE; `next_attempt` only in
-    CANCELLING. `held`: attempt -> the ticks since it was held.
+    CANCELLING. `held`: attempt -> the ticks since it was held. `kept`: attempts that run beside the current.
     """
 
     def __init__(self) -> None:
@@ -93,21 +98,20 @@ class WorkerJobs:
         self.attempt: int | None = None
         self.next_attempt: int | None = None
         self.held: dict[int, int] = {}
+        self.kept: list[int] = []
 
     @property
     def is_idle(self) -> bool:
         """Whether no job of this worker runs."""
-        return self.attempt is None and not self.held
+        return self.attempt is None and not self.held and not self.kept
 
     def handle(self, event: Event) -> list[Effect]:
         """Take one event, return what is to be done, in order."""
         match event:
-            case StartRequested(attempt):
-                return self._start(attempt)
-            case CancelRequested():
-                self.next_attempt = None
-                self.held = dict.fromkeys(self.held, HOLD_TICKS)
-                return [*(CancelJob(one) for one in self.held), *self._cancel()]
+            case StartRequested(attempt, beside):
+                return self._start(attempt, beside=beside)
+            case CancelRequested(attempt):
+                return self._cancel_requested(attempt)
             case JobEnded(attempt, error):
                 return self._ended(attempt, error)
             case LauncherTick():
@@ -117,14 +121,28 @@ class WorkerJobs:
                 ]
                 return over + (self._cancel() if self.state is JobState.CANCELLING else [])
 
-    def _start(self, attempt: int) -> list[Effect]:
+    def _start(self, attempt: int, *, beside: bool = False) -> list[Effect]:
         if self.state is JobState.CANCELLING:
             self.next_attempt = attempt
             return self._cancel()
-        if self.attempt is not None:
+        if self.attempt is not None and beside:
+            self.kept.append(self.attempt)
+        elif self.attempt is not None:
             self.held[self.attempt] = 0
         self.state, self.attempt = JobState.RUNNING, attempt
         return [SubmitJob(attempt)]
+
+    def _cancel_requested(self, attempt: int | None) -> list[Effect]:
+        """Cancel one attempt, or all."""
+        over = [one for one in self.kept if attempt in (None, one)]
+        self.kept = [one for one in self.kept if one not in over]
+        if attempt in (None, self.attempt, self.next_attempt):
+            self.next_attempt = None
+            self.held |= dict.fromkeys((*self.held, *over), HOLD_TICKS)
+            return [*(CancelJob(one) for one in self.held), *self._cancel()]
+        over += [one for one in self.held if one == attempt]
+        self.held |= dict.fromkeys(over, HOLD_TICKS)
+        return [CancelJob(one) for one in over]
 
     def _cancel(self) -> list[Effect]:
         if self.attempt is None:
@@ -137,7 +155,14 @@ class WorkerJobs:
         if attempt in self.held:
             del self.held[attempt]
             return effects
+        if attempt in self.kept:
+            self.kept.remove(attempt)
+            return effects
         assert attempt == self.attempt, f"attempt {attempt} ended while {self.attempt} was the one that ran"
         following, self.next_attempt = self.next_attempt, None
         self.state, self.attempt = JobState.IDLE, None
-        return effects if following is None else effects + self._start(following)
+        if following is not None:
+            return effects + self._start(following)
+        if self.kept:
+            self.state, self.attempt = JobState.RUNNING, self.kept.pop()
+        return effects

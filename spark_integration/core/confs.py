@@ -45,7 +45,7 @@ def judge_confs(get: Get, master: SparkMaster) -> ConfCheck:
 
 def grows(get: Get, master: SparkMaster) -> bool:
     """Whether executors are added only when tasks wait for them."""
-    return master.slots_fixed is None and _true(get(DYNAMIC))
+    return not master.has_one_executor and _true(get(DYNAMIC))
 
 
 def _refused(get: Get) -> str | None:

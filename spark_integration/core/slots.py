@@ -21,7 +21,12 @@ class SparkMaster:
     one_machine: bool
     """Whether all executors are on the driver's machine, where they can use loopback and its files."""
     slots_fixed: int | None
-    """The number of slots, if it never changes; None where executors may come and go."""
+    """The largest number of slots, if that never changes; None where executors may come and go."""
+
+    @property
+    def has_one_executor(self) -> bool:
+        """Whether all tasks run in the driver's process: no executor can come or go."""
+        return _LOCAL.fullmatch(self.url) is not None
 
 
 def read_master(url: str, *, cores: int) -> SparkMaster:

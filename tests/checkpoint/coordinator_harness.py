@@ -29,7 +29,7 @@ from tests.checkpoint.region_model_state import spec
 class CoordinatorHarness:
     """One coordinator; the test plays everybody else. `out` has the effects since it was last taken."""
 
-    def __init__(self, workers=2, **fields):
+    def __init__(self, workers=2, seen=None, **fields):
         fields.setdefault("operators", {"count": "count(word string)"})
         self.spec = spec(workers, **fields)
         self.core = Coordinator(self.spec)
@@ -37,7 +37,7 @@ class CoordinatorHarness:
         self.out = []
         self.epoch = 0
         self.links = {}
-        self.play(Begin())
+        self.play(Begin(seen))
 
     def play(self, *events):
         for event in events:
@@ -56,7 +56,7 @@ class CoordinatorHarness:
         self.epoch = epoch or self.epoch + 1
         self.play(ManifestOpened(self.epoch, cut))
 
-    def join(self, worker, attempt=1, link=None, host="h", address=None):
+    def join(self, worker, attempt=1, link=None, host="h", address=None, **fields):
         link = 100 * attempt + worker if link is None else link
         self.links[worker] = link
         join = Join(
@@ -67,6 +67,7 @@ class CoordinatorHarness:
             host=host,
             exchange_host=host if address is None else address,
             exchange_port=1 + worker,
+            **fields,
         )
         self.play(ControlReceived(link, join))
 

@@ -105,7 +105,7 @@ class RegionModel:
         elif isinstance(effect, LaunchWorker):
             self._launch(driver, effect)
         elif isinstance(effect, CancelWorker):
-            self._cancel(driver, effect.worker)
+            self._cancel(driver, effect.worker, effect.attempt)
         elif isinstance(effect, End):
             driver.end = effect
         elif isinstance(effect, NotifyObservers):
@@ -119,9 +119,13 @@ class RegionModel:
         if process is not None:
             process.to_worker.append(message)
 
-    def _cancel(self, driver: Driver, worker: int) -> None:
+    def _cancel(self, driver: Driver, worker: int, attempt: int) -> None:
         for process in self.processes:
-            if process.driver is driver and process.worker == worker and process.alive:
+            if (
+                process.driver is driver
+                and (process.worker, process.attempt) == (worker, attempt)
+                and process.alive
+            ):
                 self.kill(process)
 
     def _process(self, driver: Driver, link: int) -> Process | None:

@@ -95,7 +95,7 @@ def test_stop_of_an_idle_or_starting_region_is_immediate() -> None:
     starting = CoordinatorHarness()
     starting.take()
     starting.play(StopWanted())
-    assert starting.take(CancelWorker) == [CancelWorker(0), CancelWorker(1)]
+    assert starting.take(CancelWorker) == [CancelWorker(0, 1), CancelWorker(1, 1)]
     starting.opened()
     assert starting.sent(Restore) == []
 
@@ -108,7 +108,7 @@ def test_stop_does_not_wait_for_ever_neither_for_a_checkpoint_nor_for_workers() 
     assert region.core.state.reason == "stopped without a last checkpoint: it took too long"
     region.take()
     region.tick(11)
-    assert region.take(CancelWorker) == [CancelWorker(0), CancelWorker(1)]
+    assert region.take(CancelWorker) == [CancelWorker(0, 1), CancelWorker(1, 1)]
     region.tick(11)
     assert [end.state for end in region.take(End)] == [RegionState.STOPPED]
     region.play(StopWanted(), CheckpointWanted(), CoordinatorTick(region.now))

@@ -38,7 +38,7 @@ def test_a_reset_takes_the_manifest_first_and_orders_after() -> None:
     assert [e for e in effects if isinstance(e, OpenManifest)] == [OpenManifest(above=0, held=1)]
     assert not any(isinstance(e, SendControl | CancelWorker | LaunchWorker) for e in effects)
     region.opened(cut)
-    assert region.take(CancelWorker, LaunchWorker) == [CancelWorker(0), LaunchWorker(0, 2)]
+    assert region.take(CancelWorker, LaunchWorker) == [CancelWorker(0, 1), LaunchWorker(0, 2)]
     region.join(0, attempt=2)
     orders = region.sent(Restore)
     assert [(order.incarnation, order.cut, order.restore) for _, order in orders] == [
@@ -63,7 +63,7 @@ def test_a_hung_worker_is_fenced_first_then_cancelled() -> None:
     assert not any(isinstance(e, CancelWorker) for e in effects)
     assert "nothing was received from it for" in region.core.state.reason
     region.opened()
-    assert region.take(CancelWorker, LaunchWorker) == [CancelWorker(1), LaunchWorker(1, 2)]
+    assert region.take(CancelWorker, LaunchWorker) == [CancelWorker(1, 1), LaunchWorker(1, 2)]
 
 
 def test_time_in_which_the_own_loop_was_late_counts_against_nobody() -> None:
@@ -250,7 +250,7 @@ def test_a_worker_that_does_not_vote_in_time_is_lost_and_cancelled() -> None:
     region.tick(31)
     assert "worker 1 was lost: no vote for checkpoint 1 within drain_timeout 30 s" in region.core.state.reason
     region.opened()
-    assert CancelWorker(1) in region.take()
+    assert CancelWorker(1, 1) in region.take()
     assert region.core.state.roster[0].state is WorkerState.JOINED
 
 

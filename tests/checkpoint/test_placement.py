@@ -43,7 +43,7 @@ def test_the_peer_is_launched_again_once_the_manifest_is_held() -> None:
     report(test, 0, 1)
     assert not test.take(CancelWorker), "until the manifest is held, the old attempt may still commit"
     reopen(test)
-    assert test.take(CancelWorker, LaunchWorker) == [CancelWorker(1), LaunchWorker(1, 2)]
+    assert test.take(CancelWorker, LaunchWorker) == [CancelWorker(1, 1), LaunchWorker(1, 2)]
 
 
 def test_a_worker_is_rejected_on_the_host_that_a_peer_could_not_reach() -> None:
@@ -70,7 +70,7 @@ def test_the_worker_that_reaches_fewer_hosts_is_moved() -> None:
     test.take()
     report(test, 0, 1)
     reopen(test)
-    assert test.take(CancelWorker) == [CancelWorker(0)], "host a reaches neither b nor d"
+    assert test.take(CancelWorker) == [CancelWorker(0, 1)], "host a reaches neither b nor d"
 
 
 def test_workers_on_one_host_stay_there() -> None:

@@ -29,10 +29,10 @@ class NoLauncher:
     def __init__(self):
         self.started = []
 
-    def start(self, worker, attempt):
+    def start(self, worker, attempt, *, beside=False):
         self.started.append((worker, attempt))
 
-    def cancel(self, worker):
+    def cancel(self, worker, attempt):
         pass
 
 

@@ -328,6 +328,6 @@ def test_a_worker_that_left_and_hangs_is_cancelled() -> None:
     region = of_two_only_one()
     region.take()
     region.tick(limits.stop_grace_s + 2)
-    assert region.take(CancelWorker) == [CancelWorker(1)]
+    assert region.take(CancelWorker) == [CancelWorker(1, 1)]
     region.play(ScaleWanted(2))
-    assert region.take(CancelWorker, LaunchWorker) == [CancelWorker(1), LaunchWorker(1, 2)]
+    assert region.take(CancelWorker, LaunchWorker) == [CancelWorker(1, 1), LaunchWorker(1, 2)]

@@ -80,7 +80,7 @@ class ToyRegion:
 
     # --- the launcher -----------------------------------------------------------------------------------
 
-    def start(self, worker, attempt):
+    def start(self, worker, attempt, *, beside=False):
         spec = ToySpec(
             region=self.control.spec.name,
             worker=worker,
@@ -102,7 +102,7 @@ class ToyRegion:
             self.processes[worker] = process
         threading.Thread(target=self._watch, args=(worker, attempt, process), daemon=True).start()
 
-    def cancel(self, worker):
+    def cancel(self, worker, attempt):
         process = self.processes.get(worker)
         if process is not None:
             process.kill()

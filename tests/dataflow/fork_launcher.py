@@ -31,12 +31,12 @@ class ForkLauncher(ProcessLauncher):
         )
         process.start()
         with self._lock:
-            self._processes[worker] = process  # type: ignore[assignment]  # what is used of it: kill()
-            if worker in self._cancelled:
+            self._processes[worker, attempt] = process  # type: ignore[assignment]  # used of it: kill()
+            if (worker, attempt) in self._cancelled:
                 process.kill()
         process.join()
         with self._lock:
-            del self._processes[worker]
+            del self._processes[worker, attempt]
         return f"exit code {process.exitcode}: {log.read_text()[-2000:]}" if process.exitcode else None
 
 

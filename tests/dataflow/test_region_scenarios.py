@@ -312,11 +312,10 @@ def test_a_sink_that_cannot_write_its_part_of_a_checkpoint_is_rolled_back(scenar
 class DeafLauncher(ForkLauncher):
     """One that cannot end a process, as on a machine that is cut off, and starts the next one beside it."""
 
-    def start(self, worker: int, attempt: int) -> None:
-        self._threads.pop(worker, None)
-        super().start(worker, attempt)
+    def start(self, worker: int, attempt: int, *, beside: bool = False) -> None:
+        super().start(worker, attempt, beside=True)
 
-    def cancel(self, worker: int) -> None:
+    def cancel(self, worker: int, attempt: int) -> None:
         pass
 
 

@@ -33,11 +33,11 @@ class ThreadLauncher:
         self._control = control
         self.threads: list[threading.Thread] = []
 
-    def start(self, worker: int, attempt: int) -> None:
+    def start(self, worker: int, attempt: int, *, beside: bool = False) -> None:
         self.threads.append(threading.Thread(target=self._run, args=(worker, attempt), daemon=True))
         self.threads[-1].start()
 
-    def cancel(self, worker: int) -> None:
+    def cancel(self, worker: int, attempt: int) -> None:
         """Nothing to be done."""
 
     def _run(self, worker: int, attempt: int) -> None:

@@ -80,18 +80,48 @@ def test_cancelling_when_nothing_runs_does_nothing() -> None:
     assert WorkerJobs().handle(CancelRequested()) == []
 
 
-@given(st.lists(st.sampled_from(["start", "cancel", "end", "end old", "tick"]), max_size=40))
+def test_an_attempt_beside_another_does_not_end_it_until_one_of_them_is_canceled() -> None:
+    jobs = WorkerJobs()
+    jobs.handle(StartRequested(0))
+    assert jobs.handle(StartRequested(1, beside=True)) == [SubmitJob(1)]
+    assert [jobs.handle(LauncherTick()) for _ in range(2 * HOLD_TICKS)] == [[]] * (2 * HOLD_TICKS)
+    assert jobs.handle(CancelRequested(1)) == [CancelJob(1)], "it could not take over"
+    assert jobs.handle(JobEnded(1, "cancelled")) == [ReportEnd(1, "cancelled")]
+    assert jobs.handle(StartRequested(2, beside=True)) == [SubmitJob(2)], "the first one is current again"
+    assert jobs.handle(CancelRequested(0)) == [CancelJob(0)], "replaced"
+    assert jobs.handle(LauncherTick()) == [CancelJob(0)]
+    assert jobs.handle(JobEnded(0, None)) == [ReportEnd(0, None)]
+    assert jobs.handle(CancelRequested(0)) == [], "it has ended"
+    assert jobs.handle(JobEnded(2, None)) == [ReportEnd(2, None)]
+    assert jobs.is_idle
+
+
+@given(
+    st.lists(
+        st.sampled_from(["start", "beside", "cancel", "cancel old", "end", "end old", "tick"]), max_size=40
+    )
+)
 def test_each_attempt_submitted_is_reported_once_and_old_ones_are_canceled(story: list[str]) -> None:
     jobs, attempt = WorkerJobs(), 0
     running: list[int] = []
+    kept: list[int] = []
     submitted: list[int] = []
     reported: list[int] = []
     effects: list[Effect]
     for event in [*story, *["tick"] * HOLD_TICKS]:
         canceled: set[int] = set()
-        if event == "start":
-            effects = jobs.handle(StartRequested(attempt))
+        if event in ("start", "beside"):
+            if jobs.state is JobState.RUNNING and jobs.attempt is not None:
+                kept = [one for one in kept if one != jobs.attempt]
+                kept += [jobs.attempt] if event == "beside" else []
+            effects = jobs.handle(StartRequested(attempt, event == "beside"))
             attempt += 1
+        elif event == "cancel old":
+            if not running:
+                continue
+            kept = [one for one in kept if one != running[0]]
+            effects = jobs.handle(CancelRequested(running[0]))
+            assert CancelJob(running[0]) in effects
         elif event.startswith("end"):
             if not running:
                 continue
@@ -108,7 +138,8 @@ def test_each_attempt_submitted_is_reported_once_and_old_ones_are_canceled(story
             else:
                 reported.append(effect.attempt)
         if event == "cancel":
+            kept = []
             assert canceled == set(running)
-    assert canceled >= set(running[:-1]), "only the current one continues"
+    assert canceled >= set(running[:-1]) - set(kept), "only the current one continues, and those beside it"
     assert sorted([*reported, *running]) == submitted
     assert jobs.is_idle == (not running)

@@ -99,7 +99,7 @@ def test_a_stopped_process_is_cancelled_by_tag_and_replaced(watched: Watched) ->
     watched.launcher.start(0, 0)
     stuck = watched.pid(0, 0)
     os.kill(stuck, signal.SIGSTOP)
-    watched.launcher.cancel(0)
+    watched.launcher.cancel(0, 0)
     watched.launcher.start(0, 1)
     assert watched.pid(0, 1) != stuck
     assert [(worker, attempt) for worker, attempt, _ in watched.ended] == [(0, 0)]
@@ -124,7 +124,7 @@ def test_an_attempt_that_was_not_cancelled_keeps_its_slot_while_the_next_one_is_
 
 def test_a_cancel_that_comes_before_spark_knows_the_job_is_not_lost(watched: Watched) -> None:
     watched.launcher.start(0, 0)
-    watched.launcher.cancel(0)
+    watched.launcher.cancel(0, 0)
     watched.wait_ended(1)
     assert watched.ended[0][:2] == (0, 0)
     assert watched.launcher.wait_idle(PATIENCE_S)

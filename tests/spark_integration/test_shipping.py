@@ -1,5 +1,6 @@
 """The user's functions reach executors that cannot import them, and what cannot travel is named at once."""
 
+import dataclasses
 import importlib.util
 import pickle
 import subprocess
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from spark_integration.errors import CannotShipError
+import dataflow
+from spark_integration.errors import CannotShipError, ExecutorMismatchError
 from spark_integration.shipping import executors_have, ship
 
 HELPER = """
@@ -108,3 +110,51 @@ def test_what_cannot_be_sent_is_refused_with_a_remedy() -> None:
 
     with pytest.raises(CannotShipError, match=r"the graph 'g' cannot be sent .* inside the function"):
         ship(holds_a_lock, "the graph 'g'")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Former:
+    """A dataclass as a version has it."""
+
+    first: int
+    third: str = "3"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Later:
+    """The same, with a field between the others, as the next version has it."""
+
+    first: int
+    second: int = 2
+    third: str = "3"
+    fourth: list[int] = dataclasses.field(default_factory=list)
+
+
+def carried(value: object, to: type) -> Any:
+    """Ship a value, and load it where its class is another version of it."""
+    kind = type(value)
+    for one in (kind, to):
+        one.__module__, one.__qualname__ = "dataflow.carried", "Carried"
+    there = ModuleType("dataflow.carried")
+    there.__file__ = dataflow.__file__  # what is installed is sent by name
+    there.Carried = kind  # type: ignore[attr-defined]
+    sys.modules["dataflow.carried"] = there
+    try:
+        data = ship(value, "a value")
+        there.Carried = to  # type: ignore[attr-defined]
+        return pickle.loads(data)
+    finally:
+        del sys.modules["dataflow.carried"]
+
+
+def test_fields_reach_another_version_of_their_class_by_name() -> None:
+    assert carried(Former(1, "x"), Later) == Later(1, 2, "x", [])
+    assert carried(Later(7, 2, "y"), Former) == Former(7, "y"), "what has its default value is not stated"
+
+
+def test_a_field_that_another_version_does_not_know_or_lacks_is_refused_by_name() -> None:
+    with pytest.raises(ExecutorMismatchError, match="the driver sets second of Former, which is unknown"):
+        carried(Later(7, 9), Former)
+    needs = dataclasses.make_dataclass("Needs", [("first", int), ("fifth", int)], slots=True, frozen=True)
+    with pytest.raises(ExecutorMismatchError, match="does not state fifth of Needs, which is necessary here"):
+        carried(Former(1), needs)

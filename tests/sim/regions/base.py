@@ -51,6 +51,8 @@ class RegionBase:
 
     scales: ClassVar[bool] = False
     """Whether its number of workers changes. A test sets it, so that all other runs stay as they are."""
+    replaces: ClassVar[bool] = False
+    """Whether its workers are replaced by other processes, and its driver by another one, while it runs."""
     finishing_pace: float
     pace_s: float
     record: Record

@@ -77,7 +77,7 @@ class Driver(Process):
         self._timer = DeadlineTimer(self, self._tick)
         region.network.listen(self.address, self, self._accept)
         self.start("watch", self.manifest.watch())
-        self.post(Begin())
+        self.post(Begin(region.record.committed[-1] if region.record.committed else None))
 
     def post(self, event: Event) -> None:
         """Schedule an event for the core, after those posted before."""
@@ -89,6 +89,8 @@ class Driver(Process):
         record = self.region.record
         if isinstance(event, ManifestOpened):
             record.started(event.incarnation, event.last_checkpoint)
+            if self.core.state.spec.hand_over:
+                self.region.saw("a region was handed over")
         elif isinstance(event, CutAppended):
             record.acknowledged(event.cut)
         self.region.saw(f"event: {type(event).__name__}")
@@ -112,10 +114,10 @@ class Driver(Process):
                     self.note(text)
             case OpenManifest() | AppendCut():
                 self._order(effect)
-            case LaunchWorker(worker, attempt):
-                self.launcher.start(worker, attempt)
-            case CancelWorker(worker):
-                self.launcher.cancel(worker)
+            case LaunchWorker(worker, attempt, beside):
+                self.launcher.start(worker, attempt, beside=beside)
+            case CancelWorker(worker, attempt):
+                self.launcher.cancel(worker, attempt)
             case CloseLink(link):
                 channel = self._links.get(link)
                 if channel is not None:

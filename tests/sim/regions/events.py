@@ -2,7 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from checkpoint.core.region import CheckpointCommitted, StateChanged, WorkerLost
+from checkpoint.core.region import (
+    CheckpointCommitted,
+    ReplaceSettled,
+    StateChanged,
+    WorkerLost,
+    replaced_text,
+)
 
 if TYPE_CHECKING:
     from tests.sim.regions.base import RegionBase
@@ -17,4 +23,7 @@ def record_event(region: "RegionBase", event: object) -> str:
         return f"checkpoint {event.checkpoint} at step {event.step} is committed"
     if isinstance(event, WorkerLost):
         return f"worker {event.worker} is lost: {event.reason}"
+    if isinstance(event, ReplaceSettled):
+        region.saw("workers are replaced" if event.replaced else "no worker is replaced")
+        return replaced_text(event)
     return ""

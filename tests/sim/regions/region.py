@@ -8,7 +8,7 @@ from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from checkpoint.core.coordinator_vocabulary import End, PauseWanted, ScaleWanted
+from checkpoint.core.coordinator_vocabulary import End, PauseWanted, ReplaceWanted, ScaleWanted
 from checkpoint.core.region import RegionState
 from checkpoint.core.retention import Rolling
 from dataflow import Graph
@@ -170,6 +170,8 @@ class Region(RegionBase):
             self.new_driver()
         if self.scales and started is not None and not self.finishing:
             self._scale(started)
+        if self.replaces and started is not None and not self.finishing:
+            self._replace(started)
         if started is not None and started.core.status().state is RegionState.RUNNING:
             self.made = True
         self.env.after(0.3 + 1.5 * self._supervised.random(), self._supervise)
@@ -189,6 +191,20 @@ class Region(RegionBase):
             driver.post(ScaleWanted(self._scaling.randint(1, WORKERS_MAX)))
         elif drawn < 0.33:
             driver.post(ScaleWanted(None))
+
+    def _replace(self, driver: Driver) -> None:
+        """Request other processes for workers now and then, or hand the region to another driver."""
+        drawn = self._scaling.random()
+        if drawn < 0.25:
+            driver.post(ReplaceWanted())
+        elif drawn < 0.35:
+            driver.post(ReplaceWanted((0,)))
+        elif drawn < 0.38:
+            driver.post(ScaleWanted(None))
+        elif drawn < 0.43 and len([one for one in self.drivers if one.alive and one.end is None]) == 1:
+            self.spec = replace(self.spec, hand_over=True)
+            self.new_driver()
+            self.spec = replace(self.spec, hand_over=False)
 
     # The end
 

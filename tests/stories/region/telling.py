@@ -75,7 +75,7 @@ def performed(effect: Effect) -> tuple[str, int | None]:
     match effect:
         case LaunchWorker(worker, attempt):
             return f"launches {{}}, attempt {attempt}", worker
-        case CancelWorker(worker):
+        case CancelWorker(worker, _):
             return "ends {}", worker
         case AppendCut(cut):
             return f"has every vote, and appends checkpoint {cut.cut} to the manifest", None

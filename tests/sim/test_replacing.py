@@ -1,0 +1,89 @@
+"""Workers are replaced by other processes, and drivers by others, while everything fails."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from checkpoint.core.coordinator_vocabulary import ManifestOpened
+from checkpoint.core.manifest_claim import ManifestClaim
+from checkpoint.core.pausing import Pausing
+from checkpoint.core.roster import Roster
+from tests.sim.regions.region import Region
+from tests.sim.run import run_seed
+from tests.sim.test_scaling import SEEDS
+
+RUNS = 25
+
+Planted = contextlib.AbstractContextManager[Any]
+
+
+@pytest.fixture(autouse=True)
+def _replaces() -> Iterator[None]:
+    with mock.patch.object(Region, "replaces", new=True):
+        yield
+
+
+def test_rows_survive_any_replacement_of_workers_and_drivers() -> None:
+    seen: Counter[str] = Counter()
+    for seed in SEEDS[:RUNS]:
+        result = run_seed(seed)
+        assert not result.violation, f"seed {seed}: {result.violation}"
+        seen += result.history.sometimes
+    assert seen["workers are replaced"] > RUNS / 8
+    assert seen["a region was handed over"] > RUNS / 8
+
+
+def the_checkpoint_seen_before_the_claim_is_restored() -> Planted:
+    """The other driver has committed further ones by the time it is fenced off."""
+    original, seen = ManifestClaim.on_manifest_opened, {}
+    may = ManifestClaim.may_take_over
+
+    def note(self: ManifestClaim, cut: Any, now: float) -> bool:
+        seen[id(self)] = cut
+        return may(self, cut, now)
+
+    def opened(self: ManifestClaim, event: ManifestOpened, now: float) -> None:
+        first = seen.pop(id(self), None)
+        original(self, event if first is None else replace(event, last_checkpoint=first), now)
+
+    return mock.patch.multiple(ManifestClaim, may_take_over=note, on_manifest_opened=opened)
+
+
+def the_pause_of_a_switch_is_not_lifted() -> Planted:
+    original = Pausing.order
+
+    def order(self: Pausing, *, on: bool) -> None:
+        if on:
+            original(self, on=on)
+
+    return mock.patch.object(Pausing, "order", order)
+
+
+def a_replaced_process_is_not_ended() -> Planted:
+    """It keeps its link, so what it says counts as said by its successor."""
+    original = Roster.succeed
+
+    def succeed(self: Roster) -> list[Any]:
+        for worker in original(self):
+            self[worker.index].link = worker.link
+        return []
+
+    return mock.patch.object(Roster, "succeed", succeed)
+
+
+BUGS = [
+    the_checkpoint_seen_before_the_claim_is_restored,
+    the_pause_of_a_switch_is_not_lifted,
+    a_replaced_process_is_not_ended,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_planted_bugs_are_found(bug: Callable[[], Planted]) -> None:
+    with bug():
+        assert any(run_seed(seed).violation for seed in SEEDS[:RUNS]), "found in none of the runs"
