@@ -14,7 +14,7 @@ import trio
 from checkpoint import limits
 from checkpoint.core.channel_frames import ChannelFrame, ChannelFrameDecoder, encode, encode_header
 from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello, Party
-from checkpoint.core.messages import VERSIONS
+from checkpoint.core.versions import VERSIONS
 from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
 from checkpoint.runtime import LinkStream, package_version, runtime
 from dos_client import runtime as client_runtime

@@ -60,7 +60,6 @@ from checkpoint import limits
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import (
-    VERSIONS,
     CopiedAhead,
     CopyAhead,
     Counters,
@@ -88,6 +87,7 @@ from checkpoint.core.participant import (
     SendReport,
 )
 from checkpoint.core.participant import ParticipantCore as Core
+from checkpoint.core.versions import VERSIONS
 from checkpoint.errors import LinkClosedError
 from checkpoint.link import Link, connect_link
 from checkpoint.runtime import package_version, runtime

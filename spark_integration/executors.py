@@ -2,7 +2,7 @@
 
 Spark announces the end of an executor by decommissioning it: a spot instance is reclaimed, a node is drained,
 dynamic allocation gives it back. The executor then gets no further task, and ends when its tasks have ended.
-A worker's task does not end by itself, so the worker must be moved.
+A worker's task ends only with its region, so the worker must be moved.
 
 PySpark has no public API for this, so the calls go to Spark's own objects.
 """

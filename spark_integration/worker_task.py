@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import pickle
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from dataflow.worker.process import WorkerSpec, run_worker
 from dataflow.worker.spec import ADVERTISE_HOST
 from spark_integration.limits import REJECTED_TASK_S
-from spark_integration.on_executor import MISMATCH
 
 
 def run(graph: bytes, fields: dict[str, Any]) -> str:
@@ -27,12 +25,6 @@ def run(graph: bytes, fields: dict[str, Any]) -> str:
     scratch_dir = (
         "" if scratch is None else str(Path(scratch, spec_fields["region"], f"w{spec_fields['worker']:04d}"))
     )
-    known = {one.name for one in dataclasses.fields(WorkerSpec)}
-    if unknown := sorted(spec_fields.keys() - known):
-        raise RuntimeError(
-            f"{MISMATCH} on {platform.node()}: the driver states {', '.join(unknown)}, which this version"
-            " does not know: install one that fits the driver's"
-        )
     spec_fields.setdefault("advertise_host", os.environ.get(ADVERTISE_HOST, ""))
     spec = WorkerSpec(graph=pickle.loads(graph), scratch_dir=scratch_dir, **spec_fields)  # noqa: S301  # see above
     summary = run_worker(spec)

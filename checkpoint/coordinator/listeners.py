@@ -103,7 +103,7 @@ class Listeners:
                 self._listeners.remove(listener)
 
     def observe(self, event: RegionEvent, status: RegionStatus, progress: dict[str, Any] | None) -> None:
-        """Queue what listeners are told about an event. progress: the report of the last checkpoint."""
+        """Queue the report of an event, if it has one. progress: the report of the last checkpoint."""
         if isinstance(event, StateChanged) and event.state is RegionState.RUNNING:
             last_checkpoint = {"checkpoint": status.last_checkpoint, "step": status.last_checkpoint_step}
             self.started({**self.stamp(status), **last_checkpoint, "driver": this_driver()})

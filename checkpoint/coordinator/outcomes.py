@@ -7,6 +7,7 @@ from typing import TypeAlias
 from checkpoint.core.coordinator_vocabulary import ReplaceWanted, SavepointWanted, ScaleWanted
 from checkpoint.core.region import ReplaceSettled, SavepointSettled, ScaleSettled, replaced_text, workers_text
 from checkpoint.errors import NotReplacedError, NotScaledError, RegionFailedError
+from dos_client import randomness
 from dos_protocol.errors import LocalProtocolError
 
 Wanted: TypeAlias = SavepointWanted | ScaleWanted | ReplaceWanted
@@ -65,7 +66,8 @@ class Outcomes:
 
     def replace(self, workers: tuple[int, ...], timeout: float | None) -> ReplaceSettled:
         """Replace workers by other processes. Raises NotReplacedError, RegionFailedError."""
-        outcome = self._wait(ReplaceWanted(workers), ("replace", None), timeout)
+        by = randomness.fresh_id().hex()
+        outcome = self._wait(ReplaceWanted(workers, by), ("replace", by), timeout)
         if not isinstance(outcome, ReplaceSettled):
             why = "it has ended" if self._is_over() else "workers are still being replaced"
             raise RegionFailedError(f"region {self._region}: not all workers are replaced: {why}")
@@ -86,5 +88,5 @@ def _keys_of(event: Settled) -> list[_Key]:
     if isinstance(event, SavepointSettled):
         return [("savepoint", event.name)]
     if isinstance(event, ReplaceSettled):
-        return [("replace", None)]
+        return [("replace", event.by)]
     return [("scale", event.wanted), *([("scale", None)] if event.given_up else [])]

@@ -148,6 +148,8 @@ class ReplaceWanted:
     """A user requests new processes for these workers, one after the other; empty: for all of them."""
 
     workers: tuple[int, ...] = ()
+    by: str = ""
+    """Who asks: `ReplaceSettled` has it, so that a refusal does not answer a request that is under way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,6 @@ from checkpoint.core.messages import (
     Restored,
     Start,
     StopKind,
-    overlap,
-    versions_text,
 )
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.placement import host_of, worker_on_loopback
@@ -28,6 +26,7 @@ from checkpoint.core.region import RegionState, WorkerJoined
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerEvent, WorkerState
 from checkpoint.core.retention import floors_of, steps_kept_after
 from checkpoint.core.roster import Worker
+from checkpoint.core.versions import overlap, versions_text
 from checkpoint.core.voting import PendingCut
 from checkpoint.errors import RegionFailedError
 

@@ -14,7 +14,7 @@ The key itself is in no message, no error text and no repr.
     proof_c    = mac("dialler", transcript)
 
 The two labels differ, so a proof cannot be mirrored. Both nonces are fresh, so a proof cannot be replayed.
-Hello and Challenge state the versions of messages that each end speaks (`messages.VERSIONS`). An end that
+Hello and Challenge state the versions of messages that each end speaks (`versions.py`). An end that
 speaks none of the other's refuses the link.
 
 The dialler sends its proof only after it has verified the acceptor's. After the handshake, frames carry
@@ -28,7 +28,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from checkpoint.core.channel_frames import ChannelFrame, FrameType
-from checkpoint.core.messages import VERSIONS, Versions, job_digest, overlap, versions_text
+from checkpoint.core.messages import job_digest
+from checkpoint.core.versions import VERSIONS, Versions, overlap, versions_text
 from checkpoint.errors import HandshakeError
 
 KEY_BYTES_MIN: Final = 16

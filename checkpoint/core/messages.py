@@ -14,16 +14,6 @@ Every message carries its address:
 
 A message of another job or another incarnation is refused by name. Otherwise a vote of an earlier incarnation
 could complete a checkpoint of the current one (V11).
-
-The processes of a region may run different versions of this package, for a rolling upgrade. What they send to
-each other has a version of its own, `VERSIONS`:
-
-- A field that a reader may ignore is added with a default, and changes no version: readers skip what they do
-  not know.
-- Any other change, also of frames, blocks and routing, raises the newest version. The older ones stay
-  accepted as long as this package can send them to a process that speaks nothing newer.
-
-Two ends whose versions do not overlap refuse the link by name (`handshake.py`).
 """
 
 from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
@@ -34,6 +24,7 @@ from checkpoint import limits
 from checkpoint.core.channel_frames import COORDINATOR, ChannelFrame, FrameType
 from checkpoint.core.layout import Layout
 from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.versions import Versions
 from checkpoint.errors import ControlMessageError
 from dos_protocol.digests import digest64
 from journal import Floor
@@ -56,11 +47,6 @@ FailureKind: TypeAlias = Literal[
 
 After reset, peer, unreachable, fenced and store the process stays alive and waits for RESTORE.
 """
-
-Versions: TypeAlias = tuple[int, int]
-"""The oldest and the newest version of what processes of a region send to each other."""
-
-VERSIONS: Final[Versions] = (1, 1)
 
 StopKind: TypeAlias = Literal["finished", "stopped", "failed", "fenced", "superseded", "refused"]
 
@@ -372,17 +358,6 @@ def _decode(decoder: "msgspec.json.Decoder[Any]", frame: ChannelFrame) -> Any:
             f"header and JSON of a {type(message).__name__} differ in job, incarnation or cut"
         )
     return message
-
-
-def versions_text(speaks: Versions) -> str:
-    """Return the versions in words."""
-    oldest, newest = speaks
-    return f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
-
-
-def overlap(one: Versions, other: Versions) -> bool:
-    """Return whether there is a version that both speak."""
-    return max(one[0], other[0]) <= min(one[1], other[1])
 
 
 class Refusal(NamedTuple):

@@ -359,6 +359,8 @@ class ReplaceSettled:
     """From the request until it was settled."""
     pause_s: float = 0.0
     """The longest time in which no input was taken, for one of them."""
+    by: str = ""
+    """Who asked (`ReplaceWanted`)."""
 
 
 def replaced_text(event: ReplaceSettled) -> str:

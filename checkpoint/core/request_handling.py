@@ -147,7 +147,6 @@ class _OpenRequest:
     requested_at: float
     name: str = ""
     workers: int = 0
-    replaces: tuple[int, ...] = ()
 
 
 NO_CHECKPOINTS: Final = "{} is outside of any consistent region and has no checkpoints"
@@ -196,9 +195,7 @@ class RequestHandler:
         elif request.what == "status":
             self._status_requests.append(request.id)
         else:
-            self._open.append(
-                _OpenRequest(request.id, request.what, now, request.name, request.workers, request.replaces)
-            )
+            self._open.append(_OpenRequest(request.id, request.what, now, request.name, request.workers))
             self._out.append(WriteAnswer((request.id,), "accepted", f"the region is {status.state.value}"))
             self._command_region(request)
 
@@ -248,7 +245,7 @@ class RequestHandler:
         elif what in ("scale", "unscale"):
             self._out.append(CommandRegion(ScaleWanted(request.workers if what == "scale" else None)))
         elif what == "replace":
-            self._out.append(CommandRegion(ReplaceWanted(request.replaces)))
+            self._out.append(CommandRegion(ReplaceWanted(request.replaces, request.id)))
         elif what in ("pin", "unpin"):
             self._out.append(CommandRegion(SavepointWanted(request.name, request.cut, on=what == "pin")))
         else:
@@ -271,17 +268,14 @@ class RequestHandler:
             self._replace_settled(event)
 
     def _replace_settled(self, event: ReplaceSettled) -> None:
-        """Answer the request for these workers, or for all, which names none."""
+        """Answer the request that this settles."""
         result = {
             "replaced": list(event.replaced),
             "seconds": round(event.seconds, 6),
             "pauseSeconds": round(event.pause_s, 6),
         }
         error = replaced_text(event) if event.error else ""
-        wanted = ((), event.workers)
-        self._answer(
-            [one for one in self._open if one.what == "replace" and one.replaces in wanted], error, result
-        )
+        self._answer([one for one in self._open if one.id == event.by], error, result)
 
     def _answer(self, done: list[_OpenRequest], error: str, result: dict[str, Any]) -> None:
         """Send the final answer to these requests."""

@@ -57,6 +57,7 @@ class Replacement:
     left: list[int] = field(default_factory=list)
     """Those that are not replaced yet. The first one is being replaced."""
     began: float = 0.0
+    by: str = ""
     pause_s: float = 0.0
     """The longest time in which the region took no input, for one of them."""
 
@@ -160,9 +161,9 @@ class Rescaling:
         have = workers_text(len(self._state.roster))
         problem = self._busy() or (unknown and f"the region has {have}, and no worker {', '.join(unknown)}")
         if problem:
-            self._state.report(ReplaceSettled(workers, error=problem))
+            self._state.report(ReplaceSettled(workers, error=problem, by=event.by))
         else:
-            self._replacement = Replacement(workers, list(workers), began=now)
+            self._replacement = Replacement(workers, list(workers), now, event.by)
             self._replace_next(now)
 
     def _replace_next(self, now: float) -> None:
@@ -346,7 +347,8 @@ class Rescaling:
                 self._replace_next(now)
                 return
         done = under_way.workers[: len(under_way.workers) - len(under_way.left)]
-        event = ReplaceSettled(under_way.workers, done, error, now - under_way.began, under_way.pause_s)
+        seconds = now - under_way.began
+        event = ReplaceSettled(under_way.workers, done, error, seconds, under_way.pause_s, under_way.by)
         self._state.report(event)
 
     # --- workers that leave ---------------------------------------------------------------------------

@@ -85,9 +85,12 @@ def test_workers_are_replaced_one_after_the_other_and_the_end_is_reported_once()
     assert not any(
         isinstance(one, NotifyObservers) and isinstance(one.event, ReplaceSettled) for one in found
     )
-    region.play(ReplaceWanted((0,)))
+    region.play(ReplaceWanted((0,), "another"))
     (refused,) = settled(region)
-    assert refused == ReplaceSettled((0,), error="worker 1 is being replaced: wait, or cancel that first")
+    assert (refused.error, refused.by) == (
+        "worker 1 is being replaced: wait, or cancel that first",
+        "another",
+    )
     region.now += 2.0
     switch(region, 1, successor(region, 1), cut=3, step=11)
     (done,) = settled(region)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import CheckpointWanted, ResetWanted, StopWanted
-from checkpoint.core.region import CheckpointCommitted, RegionState, ResetReport
+from checkpoint.core.coordinator_vocabulary import CheckpointWanted, ReplaceWanted, ResetWanted, StopWanted
+from checkpoint.core.region import CheckpointCommitted, RegionState, ReplaceSettled, ResetReport
 from checkpoint.core.request_handling import (
     QueueRead,
     RegionEnded,
@@ -73,6 +73,24 @@ def test_a_reset_is_ordered_once_and_done_with_its_report() -> None:
     assert handler.commands() == [ResetWanted()]
     (answer,) = handler.handle(RegionNotified(RESET))
     assert (answer.verdict, answer.result["incarnation"], answer.result["checkpoint"]) == ("done", 4, 5)
+
+
+def test_a_refused_replacement_does_not_answer_the_one_that_is_under_way() -> None:
+    handler = HandlerHarness()
+    first, second = f"{1:032x}", f"{2:032x}"
+    handler.request(1, "replace")
+    handler.request(2, "replace", replaces=(0, 1))
+    assert handler.commands() == [ReplaceWanted((), first), ReplaceWanted((0, 1), second)]
+    handler.handle(RegionNotified(ReplaceSettled((0, 1), error="worker 0 is being replaced", by=second)))
+    assert handler.answers(1) == [("accepted", "the region is RUNNING")]
+    kept = "no worker was replaced; kept: 0, 1: worker 0 is being replaced"
+    assert handler.answers(2)[1:] == [("failed", kept)]
+    done = ReplaceSettled((0, 1), (0, 1), "", 2.0, 0.5, first)
+    (answer,) = handler.handle(RegionNotified(done))
+    assert (answer.verdict, answer.result) == (
+        "done",
+        {"replaced": [0, 1], "seconds": 2.0, "pauseSeconds": 0.5},
+    )
 
 
 def test_stop_is_done_when_the_region_has_ended_and_the_others_then_fail() -> None:

@@ -12,7 +12,7 @@ import pytest
 from checkpoint.core.coordinator_vocabulary import ManifestOpened
 from checkpoint.core.manifest_claim import ManifestClaim
 from checkpoint.core.pausing import Pausing
-from checkpoint.core.roster import Roster
+from checkpoint.core.roster import Roster, Worker
 from tests.sim.regions.region import Region
 from tests.sim.run import run_seed
 from tests.sim.test_scaling import SEEDS
@@ -64,22 +64,21 @@ def the_pause_of_a_switch_is_not_lifted() -> Planted:
     return mock.patch.object(Pausing, "order", order)
 
 
-def a_replaced_process_is_not_ended() -> Planted:
-    """It keeps its link, so what it says counts as said by its successor."""
-    original = Roster.succeed
+def a_successor_gets_the_number_of_an_attempt_that_runs() -> Planted:
+    """A launcher and a coordinator know attempts by their numbers."""
+    original = Roster.launch
 
-    def succeed(self: Roster) -> list[Any]:
-        for worker in original(self):
-            self[worker.index].link = worker.link
-        return []
+    def launch(self: Roster, worker: Worker, *args: Any) -> int:
+        with mock.patch.dict(self._attempts, {worker.index: worker.attempt}):
+            return original(self, worker, *args)
 
-    return mock.patch.object(Roster, "succeed", succeed)
+    return mock.patch.object(Roster, "launch", launch)
 
 
 BUGS = [
     the_checkpoint_seen_before_the_claim_is_restored,
     the_pause_of_a_switch_is_not_lifted,
-    a_replaced_process_is_not_ended,
+    a_successor_gets_the_number_of_an_attempt_that_runs,
 ]
 
 

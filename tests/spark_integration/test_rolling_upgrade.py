@@ -32,10 +32,10 @@ PASSES = 150
 NOT_PACKAGED = ("tests", "docs", "benchmarks", "examples")
 Edits = dict[str, list[tuple[str, str]]]
 """File -> regular expressions, each of which must be found once, and what replaces them."""
-MESSAGES = "checkpoint/core/messages.py"
+VERSIONS = "checkpoint/core/versions.py"
 LATER: Edits = {
-    MESSAGES: [
-        (r"Versions\] = \(1, 1\)", "Versions] = (1, 2)"),
+    VERSIONS: [(r"= \(1, 1\)", "= (1, 2)")],
+    "checkpoint/core/messages.py": [
         (
             "    counters: Counters\n\n\nclass Prepared",
             '    counters: Counters\n    mood: str = "calm"\n\n\nclass Prepared',
@@ -48,7 +48,7 @@ LATER: Edits = {
     ],
 }
 """Fields that a later release could add: to messages of workers and of the driver, to parts of graphs."""
-FOREIGN: Edits = {MESSAGES: [(r"Versions\] = \(1, 1\)", "Versions] = (3, 3)")]}
+FOREIGN: Edits = {VERSIONS: [(r"= \(1, 1\)", "= (3, 3)")]}
 DRIVER = """
 import json, sys
 from pathlib import Path
