@@ -160,6 +160,9 @@ def _print_status(answer: Answer) -> None:
             f" {count_text(change['totalBytes'])} copied; it will pause for about"
             f" {change['pauseSeconds'] or 0.0:.1f} s"
         )
+    if policy := found.get("autoscale"):
+        last = f"; last decision: {policy['lastDecision']}" if policy["lastDecision"] else ""
+        print(f"autoscale {policy['minimum']} to {policy['maximum']} workers: {policy['reason']}{last}")
     if lost := dropped_text(found.get("rowsDropped", {})):
         print(lost)
     if recovery := found.get("recovery"):
@@ -176,6 +179,7 @@ def _print_status(answer: Answer) -> None:
             "#rows in",
             "#rows out",
             "#lag",
+            "#backlog",
             "last error",
         ),
         [
@@ -189,6 +193,7 @@ def _print_status(answer: Answer) -> None:
                 one["rowsIn"],
                 one["rowsOut"],
                 count_text(one["lagBytes"]),
+                "?" if one.get("backlogBytes") is None else count_text(one["backlogBytes"]),
                 one["error"].splitlines()[-1] if one["error"] else "",
             )
             for one in workers

@@ -60,6 +60,10 @@ class Rescaling:
         self._recovery = recovery
         self._held_at = 0.0
         """When the region was ordered to pause for the change."""
+        self.changes_settled = 0
+        """How many changes have ended."""
+        self.last_settled = ScaleSettled(None, 0)
+        """The last of them."""
 
     # --- at a start -----------------------------------------------------------------------------------
 
@@ -78,7 +82,7 @@ class Rescaling:
         """Set the layout of an incarnation that begins, and its workers."""
         state, last, change = self._state, self._state.last_checkpoint, self._state.scaling
         if last is None:
-            state.layout = even_layout(state.spec.workers or limits.workers_default)
+            state.layout = even_layout(state.spec.first_workers)
         elif change is not None and change.switches and not change.opened and last.cut == change.checkpoint:
             change.opened = True
             state.layout = rebalanced(last.layout, range(change.workers))
@@ -112,7 +116,7 @@ class Rescaling:
     def on_scale_wanted(self, event: ScaleWanted, now: float) -> None:
         """Begin a change, or give it up. A request that is impossible is answered, and changes nothing."""
         state, change = self._state, self._state.scaling
-        problem = self._problem(event.workers)
+        problem = self.problem(event.workers)
         if problem:
             state.report(ScaleSettled(event.workers, len(state.roster), problem))
         elif event.workers is None:
@@ -123,7 +127,7 @@ class Rescaling:
         else:
             self._begin(event.workers, now)
 
-    def _problem(self, workers: int | None) -> str:
+    def problem(self, workers: int | None) -> str:
         """Return why the request cannot be carried out, empty if it can."""
         state, change = self._state, self._state.scaling
         if workers is None:
@@ -256,7 +260,9 @@ class Rescaling:
         workers = len(state.last_checkpoint.workers) if state.last_checkpoint else len(state.roster)
         pause_s = now - self._held_at if change.holds else 0.0
         total_s = now - change.began
-        state.report(ScaleSettled(change.workers, workers, error, error != "", total_s, pause_s))
+        self.changes_settled += 1
+        self.last_settled = ScaleSettled(change.workers, workers, error, error != "", total_s, pause_s)
+        state.report(self.last_settled)
 
     # --- workers that leave ---------------------------------------------------------------------------
 
