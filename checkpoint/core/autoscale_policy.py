@@ -44,6 +44,7 @@ _WAITS_S_MIN: Final = 5.0
 _GAIN_MIN: Final = 0.3
 """More workers help if the capacity grows by this share of what they add."""
 _ROUNDING: Final = 1e-9
+_UNITS: Final = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +305,7 @@ class AutoscalePolicy:
             before, capacity = self._grown
             least = capacity * (1 + _GAIN_MIN * (present / before - 1))
             if load.capacity < least:
-                now, then = _rate(load.capacity), _rate(capacity)
+                now, then = f"{_size(load.capacity)}/s", f"{_size(capacity)}/s"
                 figures = f"{_workers(present)} can read {now}, and {before} could read {then}; {figures}"
                 return self._hold(present, "more workers did not help", figures)
         return wanted, f"the load needs {_workers(wanted)}; {figures}"
@@ -363,13 +364,14 @@ def _continues(before: _LoadSample, after: _LoadSample) -> bool:
 
 def _figures(load: RegionLoad) -> str:
     return (
-        f"busiest worker {load.busy:.0%} busy, {_rate(load.rate)} read, {_rate(load.arrival)} arrive,"
-        f" {load.backlog_bytes / 1e6:,.2f} MB wait"
+        f"busiest worker {load.busy:.0%} busy, {_size(load.rate)}/s read, {_size(load.arrival)}/s arrive,"
+        f" {_size(load.backlog_bytes)} wait"
     )
 
 
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e6:,.2f} MB/s"
+def _size(count: float) -> str:
+    unit, size = next((one for one in _UNITS if count >= one[1]), ("B", 1))
+    return f"{count / size:.1f} {unit}"
 
 
 def _workers(count: int) -> str:

@@ -67,8 +67,8 @@ def test_it_acts_after_two_full_windows_of_load_and_states_the_figures() -> None
     at, workers = feed(policy, 60, growing(2, rate=1.0, by=0.5), begin=30) or (0, 0)
     assert (at, workers) == (60, 5)
     assert policy.reason == (
-        "the load needs 5 workers; load 169% of 2 workers: busiest worker 100% busy, 2.00 MB/s read,"
-        " 3.00 MB/s arrive, 45.00 MB wait"
+        "the load needs 5 workers; load 169% of 2 workers: busiest worker 100% busy, 2.0 MB/s read,"
+        " 3.0 MB/s arrive, 45.0 MB wait"
     )
 
 
@@ -139,7 +139,7 @@ def test_if_more_workers_did_not_help_no_more_are_added_until_they_do() -> None:
     policy.settled(4, "", 66.0)
     stuck = growing(4, rate=0.5, by=0.2)  # four read what two read before
     assert feed(policy, 300, stuck, begin=66) is None
-    assert "more workers did not help; 4 workers can read 2.00 MB/s, and 2 could read 2.00 MB/s" in (
+    assert "more workers did not help; 4 workers can read 2.0 MB/s, and 2 could read 2.0 MB/s" in (
         policy.reason
     )
     policy.interrupted("the store waited")
