@@ -198,9 +198,9 @@ class AutoscalePolicy:
         self._failure = ""
         """Why the last change failed; empty if it did not, or after the cool-down."""
         self._requested: tuple[int, int, float] | None = None
-        """The change that was requested: from and to which number, and the capacity before it."""
+        """The change that was requested for the load: from and to which number, and the capacity before."""
         self._grown: tuple[int, float] | None = None
-        """If the last change added workers: the number and the capacity before it."""
+        """Number and capacity before the last change, if it added workers that have not helped yet."""
 
     # --- what happens -----------------------------------------------------------------------------------
 
@@ -239,7 +239,8 @@ class AutoscalePolicy:
         self.reason = self._delayed(reason, now)
         if not self._may_act(now):
             return None
-        self._requested = (load.workers, self._agreed, load.capacity)
+        for_load = load.workers == self.spec.limited(load.workers)
+        self._requested = (load.workers, self._agreed, load.capacity) if for_load else None
         self.wanted = self._agreed
         return self._agreed
 
@@ -284,8 +285,9 @@ class AutoscalePolicy:
         if load.waits and load.busy < min(spec.busy, _BUSY_MIN):
             why = "input waits, but no worker is busy: they wait for the store, or for each other"
             return self._hold(present, why, figures)
+        unhelpful = self._unhelpful(load)
         if share > self._highest():
-            return self._more(load, share, figures)
+            return self._more(load, share, unhelpful, figures)
         leaves, stays = self._spare()
         fewer = spec.limited(ceil(present * share / (spec.busy * stays) - _ROUNDING))
         if ceil(present * share / (spec.busy * leaves) - _ROUNDING) < present and fewer < present:
@@ -294,20 +296,29 @@ class AutoscalePolicy:
             return fewer, f"the load needs only {_workers(fewer)}; {figures}"
         return present, f"the load needs {_workers(present)}; {figures}"
 
-    def _more(self, load: RegionLoad, share: float, figures: str) -> tuple[int, str]:
+    def _unhelpful(self, load: RegionLoad) -> str:
+        """Return how the last workers that were added did not help, empty if they did.
+
+        Once they have, it does not matter any more what could be read before: rows may become more expensive.
+        """
+        if self._grown is None:
+            return ""
+        before, capacity = self._grown
+        if load.capacity >= capacity * (1 + _GAIN_MIN * (load.workers / before - 1)):
+            self._grown = None
+            return ""
+        now, then = f"{_size(load.capacity)}/s", f"{_size(capacity)}/s"
+        return f"{_workers(load.workers)} can read {now}, and {before} could read {then}"
+
+    def _more(self, load: RegionLoad, share: float, unhelpful: str, figures: str) -> tuple[int, str]:
         present = load.workers
         wanted = self.spec.limited(ceil(present * share / self.spec.busy - _ROUNDING))
         if wanted == present:
             return self._hold(
                 present, f"the load needs more than the maximum of {_workers(present)}", figures
             )
-        if self._grown is not None:
-            before, capacity = self._grown
-            least = capacity * (1 + _GAIN_MIN * (present / before - 1))
-            if load.capacity < least:
-                now, then = f"{_size(load.capacity)}/s", f"{_size(capacity)}/s"
-                figures = f"{_workers(present)} can read {now}, and {before} could read {then}; {figures}"
-                return self._hold(present, "more workers did not help", figures)
+        if unhelpful:
+            return self._hold(present, "more workers did not help", f"{unhelpful}; {figures}")
         return wanted, f"the load needs {_workers(wanted)}; {figures}"
 
     def _hold(self, present: int, why: str, figures: str) -> tuple[int, str]:

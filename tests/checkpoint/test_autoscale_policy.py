@@ -146,6 +146,21 @@ def test_if_more_workers_did_not_help_no_more_are_added_until_they_do() -> None:
     assert feed(policy, 300, growing(4, rate=1.0, by=1.0), begin=366) == (426, 8)
 
 
+def test_workers_that_helped_once_do_not_hold_others_back_when_rows_become_more_expensive() -> None:
+    policy = AutoscalePolicy(SPEC)
+    assert feed(policy, 61, growing(2, rate=1.0, by=0.2)) == (60, 4)
+    policy.settled(4, "", 66.0)
+    assert feed(policy, 60, steady(4, rate=0.6, busy=0.6), begin=66) is None, "4 MB/s"
+    assert feed(policy, 100, growing(4, rate=0.5, by=0.2), begin=126) == (186, 8), "2 MB/s, as before"
+
+
+def test_workers_that_come_because_of_the_limits_need_not_help() -> None:
+    policy = AutoscalePolicy(SPEC)
+    assert feed(policy, 100, steady(1, rate=0.0, busy=0.0)) == (30, 2)
+    policy.settled(2, "", 36.0)
+    assert feed(policy, 300, growing(2, rate=1.0, by=0.2), begin=36) == (96, 4)
+
+
 def test_a_change_that_failed_is_not_tried_again_before_the_cool_down_and_the_reason_is_named() -> None:
     policy = AutoscalePolicy(SPEC)
     assert feed(policy, 61, growing(2, rate=1.0, by=0.2)) == (60, 4)
