@@ -19,17 +19,21 @@ from checkpoint.core.autoscale_policy import AutoScale
 from checkpoint.core.region import CheckpointCommitted, RegionEvent, ScaleDecided, ScaleSettled, WorkerJoined
 from checkpoint.errors import NotScaledError
 from dataflow import (
+    CallSink,
     Count,
     DirectorySource,
     FileSink,
     FileSource,
     Graph,
+    InputSource,
     JournaledFileSink,
     LogSink,
     LogSource,
     ParquetSink,
     RateSource,
     Tumbling,
+    autonomous,
+    consistent,
 )
 from dataflow.local import run_local
 from dataflow.sinks.sql import SqlSink
@@ -344,6 +348,14 @@ def test_a_region_that_cannot_be_scaled_on_its_own_is_refused_before_it_starts(t
     other.source("lines", RateSource(10)).sink("out", LogSink())
     with pytest.raises(ValueError, match="other: workers=4 is outside of autoscale, 1 to 3 workers"):
         run_local(other, store="dos://nowhere", workers=4, autoscale=AutoScale(1, 3))
+    two = Graph("two")
+    outside = two.source("outside", InputSource("rows", "word string")).annotate(autonomous)
+    outside.sink("shown", CallSink(print))
+    two.source("inside", RateSource(10)).annotate(consistent()).sink("out", LogSink())
+    with pytest.raises(
+        ValueError, match=r"two\.\S+: autoscale needs checkpoints, and operators outside of any"
+    ):
+        run_local(two, store="dos://nowhere", autoscale=AutoScale(1, 3))
 
 
 def test_files_that_changed_before_a_change_of_the_number_of_workers_end_the_region_with_the_reason(
