@@ -177,8 +177,8 @@ def _mean(values: Sequence[float]) -> float:
 class AutoscalePolicy:
     """The policy of one region. Times are monotonic seconds of the caller's clock.
 
-    Call `take` for each sample, `interrupted` instead while the load says nothing, and `settled` after each
-    change of the number of workers.
+    Call `take` for each sample, `interrupted` instead while counters do not show the load, and `settled`
+    after each change of the number of workers.
     """
 
     def __init__(self, spec: AutoScale) -> None:
