@@ -317,7 +317,7 @@ def test_a_region_adds_workers_for_a_load_and_they_leave_after_it(
         return isinstance(event, ScaleSettled) and event.workers == workers and not event.error
 
     with running(graph, shared_store, tmp_path, workers=1, autoscale=policy) as (control, watch):
-        for index in range(40):  # long lines, so that a step has few
+        for index in range(60):  # long lines, so that a step has few
             (folder / f"f{index}").write_text("".join(f"w{number % 17:<100}\n" for number in range(100)))
         watch.wait(partial(settled, 3))
         shown = dos("region", "status", shared_store, tmp_path.name).stdout
@@ -331,7 +331,7 @@ def test_a_region_adds_workers_for_a_load_and_they_leave_after_it(
         (folder / "END").touch()
         assert finished(control), control.status
     assert counts_in(tmp_path / "out") == {
-        f"w{word}": 40 * sum(number % 17 == word for number in range(100)) for word in range(17)
+        f"w{word}": 60 * sum(number % 17 == word for number in range(100)) for word in range(17)
     }
     assert "autoscale from 1 to 3 workers: the load needs 3 workers" in caplog.text
 
