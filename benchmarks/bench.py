@@ -1,13 +1,14 @@
 """`./run bench`: measure everything, and write docs/benchmarks.md with a description of the machine.
 
     bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [scale]
+             [autoscale]
              [--pairs N] [--quick] [--long]
     bench.py dataflow --help
     bench.py spark --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
-`server`, `checkpoint`, `recovery`, `journal` and `scale` are exceptions: each has a section of the file,
-which is written in any case.
+`server`, `checkpoint`, `recovery`, `journal`, `scale` and `autoscale` are exceptions: each has a section of
+the file, which is written in any case.
 
 Systems that are compared run alternately (A B A B), and medians are reported. Such figures vary by tens of
 percent on a shared machine, so the ratio is more reliable than the figure.
@@ -35,6 +36,10 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from autoscale_page import PLACE as AUTOSCALE  # noqa: E402
+from autoscale_page import draw as draw_autoscale  # noqa: E402
+from autoscale_page import measure_autoscale  # noqa: E402
+from autoscale_page import section_of as autoscale_section  # noqa: E402
 from bench_page import write_page  # noqa: E402
 from checkpoint_page import PLACE as CHECKPOINT  # noqa: E402
 from checkpoint_page import section_of  # noqa: E402
@@ -197,6 +202,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "checkpoint": measure_checkpoint,
     "recovery": measure_recovery,
     "scale": measure_scale,
+    "autoscale": measure_autoscale,
 }
 
 
@@ -226,12 +232,19 @@ def write_scale(rows: list[Row], effort: Effort) -> None:
     SCALE.write(scale_section(rows, effort.recoveries))
 
 
+def write_autoscale(rows: list[Row], _effort: Effort) -> None:
+    """Write the section on autoscale only, with its picture."""
+    draw_autoscale()
+    AUTOSCALE.write(autoscale_section(rows))
+
+
 SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "checkpoint": write_checkpoint,
     "recovery": write_recovery,
     "journal": write_journal,
     "server": write_server,
     "scale": write_scale,
+    "autoscale": write_autoscale,
 }
 """Measure -> the function that writes its section. Measures that are not here are rows of the first table."""
 

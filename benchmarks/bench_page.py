@@ -8,6 +8,7 @@ import re
 import time
 from pathlib import Path
 
+from autoscale_page import PLACE as AUTOSCALE
 from checkpoint_page import PLACE as CHECKPOINT
 from dataflow_page import PLACE as DATAFLOW
 from journal_page import PLACE as JOURNAL
@@ -41,6 +42,8 @@ Everything ran on it: clients, servers and Spark.
 {recovery}
 
 {scale}
+
+{autoscale}
 
 {journal}
 
@@ -155,6 +158,7 @@ def write_page(rows: list[Row], effort: Effort) -> None:
         section=CHECKPOINT.found_in(before),
         recovery=RECOVERY.found_in(before),
         scale=SCALE.found_in(before),
+        autoscale=AUTOSCALE.found_in(before),
         journal=JOURNAL.found_in(before),
         dataflow=DATAFLOW.found_in(before),
         spark=SPARK.found_in(before),

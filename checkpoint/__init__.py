@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from checkpoint.core.autoscale_policy import AutoScale as AutoScale
     from checkpoint.core.barrier import Alignment as Alignment
     from checkpoint.core.barrier import CompleteStep as CompleteStep
     from checkpoint.core.channel_frames import ChannelFrame as ChannelFrame

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from checkpoint import RegionSpec, RegionStatus
+from checkpoint import AutoScale, RegionSpec, RegionStatus
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.coordinator.listeners import RegionListener
 from dataflow.graph.builder import Graph
@@ -128,6 +128,20 @@ class Application:
 
 
 _POLL_S = 0.2
+
+
+def check_autoscale(
+    parts: Sequence[GraphPart[Graph]], autoscale: AutoScale | None, workers: int | None
+) -> None:
+    """Raise ValueError, before anything is started, if a part cannot be scaled, or has too many workers."""
+    if autoscale is None:
+        return
+    for part in parts:
+        keeps = part.graph.plan().stored()["keeps_workers"]
+        try:
+            autoscale.check(workers, keeps, without_checkpoints=part.settings is None)
+        except ValueError as error:
+            raise ValueError(f"{part.name}: {error}") from None
 
 
 def start_application(

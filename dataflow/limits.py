@@ -38,6 +38,8 @@ to 8 MiB the word count gets no faster, and a checkpoint takes 1.6 s instead of 
 step_ms_max: Final = 250
 """A step also ends when its user functions took this long, so that slow functions do not delay checkpoints.
 """
+backlog_s: Final = 1.0
+"""Minimum time between two counts of the input that waits: heartbeats report it once per second."""
 batch_bytes_max: Final = 1 * MIB
 batch_bytes_min: Final = 4 * KIB
 """A batch is the input of one call of a user function. Its size follows the duration of the previous call,

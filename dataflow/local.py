@@ -23,10 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from checkpoint import RegionEvent, RegionSpec
+from checkpoint import AutoScale, RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.limits import start_timeout_s
-from dataflow.application import Application, start_application
+from dataflow.application import Application, check_autoscale, start_application
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, parts_of
 from dataflow.handle import RegionEvents, RegionHandle
@@ -44,6 +44,7 @@ def run_local(
     *,
     name: str | None = None,
     workers: int | None = None,
+    autoscale: AutoScale | None = None,
     store: str,
     token: bytes = b"",
     checkpoint_interval: float | None = None,
@@ -73,6 +74,7 @@ def run_local(
     """
     application = name or graph.name
     parts = parts_of(graph, application)
+    check_autoscale(parts, autoscale, workers)
     make_launcher = partial(
         _launch, application, scratch=scratch, logs=logs, limits=worker_limits, standby=standby
     )
@@ -86,6 +88,7 @@ def run_local(
         listeners=listeners,
         workers=workers,
         hand_over=hand_over,
+        autoscale=autoscale,
         store_url=store,
         token=token,
         start_timeout_s=start_timeout,

@@ -23,6 +23,7 @@ check_packages()  # first: an import of a hidden package would fail with an erro
 from dos_protocol.lazy_names import lazy_names  # noqa: E402
 
 if TYPE_CHECKING:
+    from checkpoint import AutoScale as AutoScale
     from checkpoint.errors import RegionFailedError as RegionFailedError
     from checkpoint.errors import RegionFencedError as RegionFencedError
     from dataflow import ApproxDistinct as ApproxDistinct

@@ -12,10 +12,10 @@ from typing import Any
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from checkpoint import RegionEvent, RegionSpec
+from checkpoint import AutoScale, RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.limits import workers_default
-from dataflow.application import Application, start_application
+from dataflow.application import Application, check_autoscale, start_application
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, parts_of
 from dataflow.handle import RegionEvents, RegionHandle
@@ -46,6 +46,7 @@ def run(
     *,
     name: str | None = None,
     workers: int | None = None,
+    autoscale: AutoScale | None = None,
     store: str | None = None,
     token: bytes = b"",
     data_dir: str | Path | None = None,
@@ -74,6 +75,8 @@ def run(
     - `workers`: copies of the circuit; each is a Spark job of one task that holds a slot while the region
       runs. Default: as many as the region's last checkpoint has, 2 for a new region. With another number than
       that, the state moves to the new workers first.
+    - `autoscale`: how the number of workers follows the load of each region; default: it changes only on
+      request. Workers that are added need free slots, or a cluster that adds executors.
     - `store`: `dos://host[:port][,host2...]`. Default on a local master: one server in this process, which
       keeps its data in `data_dir`, or in a temporary directory.
     - `checkpoint_interval`: seconds between checkpoints; default: the `period` of the graph's
@@ -102,6 +105,7 @@ def run(
     """
     application = name or graph.name
     parts = parts_of(graph, application)
+    check_autoscale(parts, autoscale, workers)
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
     master = master_of(spark)
     if not master.one_machine:
@@ -109,7 +113,8 @@ def run(
     driver_host = spark.sparkContext.getConf().get("spark.driver.host")
     host, listen_host = choose_addresses(master, coordinator_address, driver_host, insecure=insecure)
     use_this_python(spark, master)
-    slots = (workers or workers_default) * len(parts)
+    first = workers or (workers_default if autoscale is None else autoscale.limited(workers_default))
+    slots = first * len(parts)
     _check_confs_and_slots(spark, master, slots, spare_slots, start_timeout)
     with contextlib.ExitStack() as undo:
         used = choose_store(
@@ -127,6 +132,7 @@ def run(
             at_end=_AfterLast(len(parts), used.close),
             workers=workers,
             hand_over=hand_over,
+            autoscale=autoscale,
             store_url=used.url,
             token=token,
             start_timeout_s=start_timeout,

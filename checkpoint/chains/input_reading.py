@@ -126,6 +126,13 @@ class InputFollower:
                                 yield piece
                 begin = end
 
+    async def end(self) -> int:
+        """Return the position up to which the producer has written, committed or not.
+
+        Raises QuorumUnavailableError.
+        """
+        return await size_seen(self._store, self._directory, INPUT_CHAIN)
+
     async def rests(self) -> bool:
         """Return False: a producer may always write more."""
         return False

@@ -250,6 +250,16 @@ class OutputFollower:
                         yield InputPiece(self._split, begin, end, output.step, output.rows, output.data)
                 begin = end
 
+    async def end(self) -> int:
+        """Return up to which position the log is visible; with publish="step", up to which it was written.
+
+        Raises QuorumUnavailableError, CorruptDataError.
+        """
+        if self._publish is Publish.STEP:
+            return await size_seen(self._store, self._directory, output_chain(self._output.sink))
+        end = await self._output.position(self._split)
+        return 0 if end is None else end.size
+
     async def rests(self) -> bool:
         """Return whether the region does not have this worker now, and all of its log was read."""
         cut, worker = await self._output.last_checkpoint(), int(self._split[1:])

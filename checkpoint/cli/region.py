@@ -155,6 +155,9 @@ def _print_status(answer: Answer) -> None:
     )
     if change := found.get("scaling"):
         print(_change_text(change, len(found.get("workers", []))))
+    if policy := found.get("autoscale"):
+        last = f"; last decision: {policy['lastDecision']}" if policy["lastDecision"] else ""
+        print(f"autoscale {policy['minimum']} to {policy['maximum']} workers: {policy['reason']}{last}")
     if lost := dropped_text(found.get("rowsDropped", {})):
         print(lost)
     if recovery := found.get("recovery"):
@@ -175,6 +178,7 @@ def _print_status(answer: Answer) -> None:
             "#rows in",
             "#rows out",
             "#lag",
+            "#backlog",
             "last error",
         ),
         [
@@ -188,6 +192,7 @@ def _print_status(answer: Answer) -> None:
                 one["rowsIn"],
                 one["rowsOut"],
                 count_text(one["lagBytes"]),
+                "?" if one.get("backlogBytes") is None else count_text(one["backlogBytes"]),
                 one["error"].splitlines()[-1] if one["error"] else "",
             )
             for one in workers

@@ -35,6 +35,7 @@ The parts share one `CoordinatorState`. A part calls only parts above it in this
 | Gathering | gathering.py | workers are launched, join, are ordered and start |
 | Losses | losses.py | workers fail, fall silent or take too long |
 | Rescaling | rescaling.py | the layout of an incarnation, its number of workers, other processes of them |
+| Autoscaling | autoscaling.py | the number of workers follows the load |
 | ManifestClaim | manifest_claim.py | the manifest is opened, superseded or lost |
 | Stopping | stopping.py | the request to stop |
 """
@@ -45,6 +46,7 @@ from typing import Any, Final
 from checkpoint import limits
 from checkpoint.core import coordinator_vocabulary as v
 from checkpoint.core import messages as m
+from checkpoint.core.autoscaling import Autoscaling
 from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.ending import Ending
@@ -83,6 +85,7 @@ class Coordinator:
         self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery)
         losses = Losses(state, ending, checkpointing, recovery)
         self._rescaling = rescaling = Rescaling(state, ending, checkpointing, pausing, recovery)
+        self._autoscaling = autoscaling = Autoscaling(state, reporter, rescaling)
         self._manifest = manifest = ManifestClaim(
             state, ending, checkpointing, savepoints, recovery, gathering, rescaling
         )
@@ -128,6 +131,7 @@ class Coordinator:
             "cut": checkpointing.cut_timer_expired,
             "scale": rescaling.timed_out,
             "leave": rescaling.leave_expired,
+            "autoscale": autoscaling.timer_expired,
             "stop": stopping.timed_out,
             "grace": ending.grace_expired,
         }
@@ -166,6 +170,7 @@ class Coordinator:
         self._last_tick = now
         if not self.state.spec.hand_over or self._manifest.may_take_over(event.seen, now):
             self._recovery.start(now)
+            self._autoscaling.start(now)
 
     def _on_cut_appended(self, event: v.CutAppended, now: float) -> None:
         layout_changed = self.state.layout_changes

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import Effect, End, NotifyObservers, SendControl
 from checkpoint.core.dropped import dropped_rows
 from checkpoint.core.layout import Layout, even_layout
@@ -16,7 +15,7 @@ from checkpoint.core.manifest import Cut
 from checkpoint.core.messages import CopiedAhead, ToWorker
 from checkpoint.core.placement import Placement
 from checkpoint.core.recovery_estimate import RecoveryHistory
-from checkpoint.core.region import RegionEvent, RegionSpec, ResetReport
+from checkpoint.core.region import AutoScaleStatus, RegionEvent, RegionSpec, ResetReport
 from checkpoint.core.region_states import PHASES, CoordinatorPhase, PhaseEvent, follow
 from checkpoint.core.roster import Roster
 from checkpoint.core.timers import Timers
@@ -88,7 +87,7 @@ class CoordinatorState:
     def __init__(self, spec: RegionSpec) -> None:
         self.spec = spec
         self.phase = CoordinatorPhase.NEW
-        self.roster = Roster(spec.workers or limits.workers_default)
+        self.roster = Roster(spec.first_workers)
         self.timers = Timers()
         self.layout: Layout = even_layout(len(self.roster))
         """The layout of the incarnation. If `last_checkpoint` has another one, the layout changes: the next
@@ -127,6 +126,8 @@ class CoordinatorState:
 
         self.scaling: Scaling | None = None
         """The change of the number of workers that is under way."""
+        self.autoscale: AutoScaleStatus | None = None
+        """What the policy does, None without one."""
 
         self.placement = Placement()
         self.round = Round()

@@ -13,6 +13,7 @@ from typing import Any, Final
 from checkpoint.core.dropped import merge_counters
 from checkpoint.core.recovery_estimate import RecoveryEstimate
 from checkpoint.core.region import (
+    AutoScaleStatus,
     CheckpointCommitted,
     RegionStatus,
     ResetReport,
@@ -128,6 +129,7 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "savepoints": dict(status.savepoints),
         "rowsDropped": rows_dropped_json(status),
         "scaling": None if status.scaling is None else _scaling_json(status.scaling),
+        "autoscale": None if status.autoscale is None else _autoscale_json(status.autoscale),
         "recovery": recovery_json(status.recovery),
         "workers": [worker_json(worker) for worker in status.workers],
         "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_LISTED_MAX:]],
@@ -143,6 +145,17 @@ def _scaling_json(scaling: ScalingStatus) -> dict[str, Any]:
         "copiedBytes": scaling.copied_bytes,
         "totalBytes": scaling.total_bytes,
         "pauseSeconds": None if scaling.pause_s is None else round(scaling.pause_s, 3),
+    }
+
+
+def _autoscale_json(autoscale: AutoScaleStatus) -> dict[str, Any]:
+    return {
+        "minimum": autoscale.minimum,
+        "maximum": autoscale.maximum,
+        "wanted": autoscale.wanted,
+        "reason": autoscale.reason,
+        "nextSeconds": round(autoscale.next_s, 3),
+        "lastDecision": None if autoscale.decided is None else str(autoscale.decided),
     }
 
 
@@ -193,6 +206,7 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
         "rowsIn": worker.rows_in,
         "rowsOut": worker.counters.rows_out,
         "lagBytes": worker.lag_bytes,
+        "backlogBytes": worker.counters.backlog_bytes if worker.counters.backlog_bytes >= 0 else None,
         "busySeconds": round(worker.counters.busy_s, 3),
         "restoreSeconds": round(worker.restore_seconds, _DIGITS),
         "replayedBytes": worker.replayed_bytes,

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Literal, Protocol, TypeAlias
 
 from checkpoint import limits
+from checkpoint.core.autoscale_policy import AutoScale
 from checkpoint.core.fingerprint import fingerprint
 from checkpoint.core.messages import Counters
 from checkpoint.core.recovery_estimate import RecoveryEstimate
@@ -71,7 +72,9 @@ class RegionSpec:
 
     name: str
     workers: int | None
-    """None: as many as its last checkpoint has, `workers_default` without one."""
+    """None: as many as its last checkpoint has, `first_workers` without one."""
+    autoscale: AutoScale | None = None
+    """How the number of workers follows the load; None: it changes only on request."""
     store_url: str
     job_key: bytes = field(repr=False)
     """At least 16 random bytes, made by the driver for this run; never in a log, URL or configuration."""
@@ -128,8 +131,19 @@ class RegionSpec:
         if self.max_consecutive_reset_attempts < 0:
             attempts = self.max_consecutive_reset_attempts
             raise ValueError(f"max_consecutive_reset_attempts must be 0 or more, got {attempts}")
+        if self.autoscale is not None:
+            self.autoscale.check(
+                self.workers, self.keeps_workers, without_checkpoints=self.without_checkpoints
+            )
         if not self.graph_fingerprint:
             object.__setattr__(self, "graph_fingerprint", fingerprint(self.operators))
+
+    @property
+    def first_workers(self) -> int:
+        """The number of workers without a checkpoint."""
+        if self.workers is not None or self.autoscale is None:
+            return self.workers or limits.workers_default
+        return self.autoscale.limited(limits.workers_default)
 
 
 def coordinator_directory(region: str) -> str:
@@ -234,6 +248,39 @@ class ScalingStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleDecided:
+    """The policy of `RegionSpec.autoscale` requests another number of workers; a ScaleSettled follows.
+
+    If `wanted` is `present`, it does not, although the load calls for it.
+    """
+
+    present: int
+    wanted: int
+    reason: str
+
+    def __str__(self) -> str:
+        if self.wanted == self.present:
+            return f"autoscale keeps {workers_text(self.present)}: {self.reason}"
+        return f"autoscale from {self.present} to {workers_text(self.wanted)}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class AutoScaleStatus:
+    """What the policy of `RegionSpec.autoscale` does."""
+
+    minimum: int
+    maximum: int
+    wanted: int | None = None
+    """The number of workers for the load that was measured last, None before."""
+    reason: str = "the region has not run yet"
+    """What it does now, and why."""
+    next_s: float = 0.0
+    """The seconds until it may act next, as of its last sample."""
+    decided: ScaleDecided | None = None
+    """Its last decision, None before the first one."""
+
+
+@dataclass(frozen=True, slots=True)
 class RegionStatus:
     """A consistent snapshot of the region's status."""
 
@@ -260,6 +307,8 @@ class RegionStatus:
     """Rule ("late", "null") -> operator -> rows that it dropped since the region began."""
     scaling: ScalingStatus | None = None
     """The change of the number of workers that is under way, None if there is none."""
+    autoscale: AutoScaleStatus | None = None
+    """What the policy does, None if the number of workers changes only on request."""
     recovery: RecoveryEstimate | None = None
     """How long a recovery would take now; None before the workers have started, and at the end."""
 
@@ -377,6 +426,7 @@ RegionEvent: TypeAlias = (
     | WorkerJoined
     | ResetReport
     | SavepointSettled
+    | ScaleDecided
     | ScaleSettled
     | ReplaceSettled
 )

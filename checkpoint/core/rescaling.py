@@ -81,6 +81,10 @@ class Rescaling:
         self._held_at = 0.0
         """When the region was ordered to pause for the change."""
         self._replacement = Replacement()
+        self.changes_settled = 0
+        """How many changes have ended."""
+        self.last_settled = ScaleSettled(None, 0)
+        """The last of them."""
 
     # --- at a start -----------------------------------------------------------------------------------
 
@@ -99,7 +103,7 @@ class Rescaling:
         """Set the layout of an incarnation that begins, and its workers."""
         state, last, change = self._state, self._state.last_checkpoint, self._state.scaling
         if last is None:
-            state.layout = even_layout(state.spec.workers or limits.workers_default)
+            state.layout = even_layout(state.spec.first_workers)
         elif change is not None and change.switches and not change.opened and last.cut == change.checkpoint:
             change.opened = True
             if change.replaces is None:
@@ -140,7 +144,7 @@ class Rescaling:
     def on_scale_wanted(self, event: ScaleWanted, now: float) -> None:
         """Begin a change, or give it up. A request that is impossible is answered, and changes nothing."""
         state, change = self._state, self._state.scaling
-        problem = self._problem(event.workers)
+        problem = self.problem(event.workers)
         if problem:
             state.report(ScaleSettled(event.workers, len(state.roster), problem))
         elif event.workers is None:
@@ -169,7 +173,7 @@ class Rescaling:
     def _replace_next(self, now: float) -> None:
         self._begin(len(self._state.roster), now, replaces=self._replacement.left[0])
 
-    def _problem(self, workers: int | None) -> str:
+    def problem(self, workers: int | None) -> str:
         """Return why the request cannot be carried out, empty if it can."""
         state, change = self._state, self._state.scaling
         if workers is None:
@@ -335,7 +339,9 @@ class Rescaling:
             self._replaced(error, pause_s, now)
             return
         total_s = now - change.began
-        state.report(ScaleSettled(change.workers, workers, error, error != "", total_s, pause_s))
+        self.changes_settled += 1
+        self.last_settled = ScaleSettled(change.workers, workers, error, error != "", total_s, pause_s)
+        state.report(self.last_settled)
 
     def _replaced(self, error: str, pause_s: float, now: float) -> None:
         """Begin to replace the next worker, or report that all are replaced, or that one could not be."""

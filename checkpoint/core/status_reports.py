@@ -86,6 +86,7 @@ class StatusReporter:
             dropped=state.dropped,
             recovery=self._recovery(),
             scaling=self._scaling(),
+            autoscale=self._state.autoscale,
         )
 
     def _scaling(self) -> ScalingStatus | None:

@@ -139,6 +139,15 @@ class SourceReader(Operator):
         """
         return None
 
+    @property
+    def backlog_bytes(self) -> int | None:
+        """Input that is known and not read, in the unit of `SourceBatch.bytes_read`; None, the default, if
+        that is not known. `AutoScale` adds workers for it.
+
+        Used at most once per second, between steps. It must not wait for anything.
+        """
+        return None
+
     def can_replay(self, division: SourceDivision) -> bool:
         """Return whether `replay` has all of its input at hand. If not, the input is being fetched, and the
         circuit is woken when it has arrived.

@@ -39,6 +39,7 @@ from dataflow.sources.paths import Paths, check_errors, end_path, input_paths, i
 from dataflow.sources.prefetched import owner_by_name
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dataflow.sources.text import LINE_SCHEMA, Errors
+from dataflow.sources.unread_files import unread_of_listed
 from dataflow.sources.watched_files import (
     CompleteGzips,
     FilePart,
@@ -141,8 +142,7 @@ class DirectoryReader(base.SourceReader):
         stop_after_file: bool = False,
     ) -> None:
         self._spec, self._stop_after_file = spec, stop_after_file
-        self._worker, self._workers = worker, workers
-        self._clock = clock
+        self._worker, self._workers, self._clock = worker, workers, clock
         self._input = input_files(spec.patterns[0].root, spec.endpoint)
         self._files = FollowedFiles(self._input)
         self._clear()
@@ -163,8 +163,7 @@ class DirectoryReader(base.SourceReader):
         """The file that was read last. `_more`: it has more to read."""
         self._more = False
         self._list_at_s = 0.0
-        self._listed = False  # whether the directories were listed in this incarnation
-        self._replayed_since_listing = False
+        self._listed = self._replayed_since_listing = False  # since this incarnation began
         self._turns = RoundRobin()
         self._ending = self._at_end = self._wants_checkpoint = False
 
@@ -196,6 +195,11 @@ class DirectoryReader(base.SourceReader):
     def has_input(self) -> bool:
         self._list_if_due()
         return not self._wants_checkpoint and (self._more or bool(self._ready))
+
+    @property
+    def backlog_bytes(self) -> int | None:
+        waiting = [*self._ready, self._last] if self._more else self._ready
+        return unread_of_listed(waiting, self._listed_files, self._at) if self._listed else None
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -294,10 +298,9 @@ class DirectoryReader(base.SourceReader):
 
     def read(self, bytes_max: int) -> base.SourceBatch | None:
         self._list_if_due()
-        taken = self._chunks()
+        taken = LineChunks(self._spec.errors, str)
         by_time = self.reached is not None
-        choose = self._by_time if by_time else self._next
-        room = 1 if by_time else bytes_max
+        choose, room = (self._by_time, 1) if by_time else (self._next, bytes_max)
         while not self._wants_checkpoint and taken.size < room and (path := choose()) is not None:
             begin = self._at.get(path, _BEGINNING).position
             want = max(bytes_max - taken.size, min(_chunk_bytes_min, bytes_max))
@@ -345,9 +348,6 @@ class DirectoryReader(base.SourceReader):
             self._last, self._more = path, True
         return path
 
-    def _chunks(self) -> LineChunks:
-        return LineChunks(self._spec.errors, lambda path: path)
-
     def _note(self, path: str, chunk: bytes, *, done: bool) -> None:
         """Record that the step read `chunk` of a file."""
         file, at = self._opened(path), self._at.get(path, _BEGINNING)
@@ -358,8 +358,8 @@ class DirectoryReader(base.SourceReader):
             self._files.close(path)
 
     def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
-        by_time = self.reached is not None
-        return replay_lines(self._chunks(), division, self._replayed, split_by_split=by_time)
+        lines = LineChunks(self._spec.errors, str)
+        return replay_lines(lines, division, self._replayed, split_by_split=self.reached is not None)
 
     def _replayed(self, path: str, part: base.SplitDivision) -> bytes:
         if path not in self._listed_files and not self._input.exists(path):

@@ -41,6 +41,7 @@ from dataflow.sources.objects import input_files
 from dataflow.sources.paths import Paths, check_errors, input_paths, is_url, set_fields
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dataflow.sources.text import LINE_SCHEMA, Errors
+from dataflow.sources.unread_files import OpenSplit, UnreadFiles
 
 _tail_bytes_min: Final = 4 * limits.KIB
 """Minimum number of bytes per read, even if less room is left in the batch: avoids very small reads."""
@@ -129,22 +130,6 @@ class FileSource(base.SourceSpec):
                 yield f"{index}:{path}", path
 
 
-@dataclass(slots=True)
-class _OpenSplit:
-    """A split that was started and is not done. Invariant: `digest.size` is the position."""
-
-    index: int
-    name: str
-    path: str
-    digest: FileDigest
-    begin: int
-    """Start of the step's range in the split."""
-    identity: tuple[int, int] | None = None
-    """Device and inode of the file that was opened first."""
-    version: str = ""
-    """The version of the object that was read first."""
-
-
 class FileReader(base.SourceReader):
     """Reads a worker's splits. Invariant: in its list, the first `_done_count` are done, those of `_later`
     and `_reading` follow in any order, then those that are not started, of which `_next` is the first.
@@ -156,7 +141,8 @@ class FileReader(base.SourceReader):
         self._worker, self._workers = worker, workers
         self._files = OpenInputs(input_files(spec.paths[0], spec.endpoint), _files_open_max)
         """By split."""
-        self._reading: dict[str, _OpenSplit] = {}
+        self._unread = UnreadFiles(spec, worker, workers)
+        self._reading: dict[str, OpenSplit] = {}
         self._clear()
 
     # --- Position -------------------------------------------------------------------------------------
@@ -244,6 +230,10 @@ class FileReader(base.SourceReader):
     def exhausted(self) -> bool:
         return self._next is None and not self._reading
 
+    @property
+    def backlog_bytes(self) -> int | None:
+        return self._unread.count(self._started_count, self._reading.values())
+
     def time_now(self) -> SourceTime:
         return SourceTime(self.exhausted, unbegun=self._next is not None, behind=self._reading)
 
@@ -265,12 +255,12 @@ class FileReader(base.SourceReader):
             self._note(split, done=at_end)
         return taken.take()
 
-    def _in_order(self) -> _OpenSplit | None:
+    def _in_order(self) -> OpenSplit | None:
         if self._reading:
             return next(iter(self._reading.values()))
         return self._begin_next() if self._next is not None else None
 
-    def _by_time(self) -> _OpenSplit | None:
+    def _by_time(self) -> OpenSplit | None:
         assert self.reached is not None
         if self._next is not None and len(self._reading) < _splits_started_max:
             split = self._begin_next()
@@ -314,7 +304,7 @@ class FileReader(base.SourceReader):
         self._turns.step_over()
         return division
 
-    def _pread(self, split: _OpenSplit, want: int, *, exact: bool = False) -> bytes:
+    def _pread(self, split: OpenSplit, want: int, *, exact: bool = False) -> bytes:
         at = split.digest.size
         block = self._file(split).read(at, want)
         if exact and len(block) < want:
@@ -325,15 +315,15 @@ class FileReader(base.SourceReader):
 
     # --- Changes of the current split -----------------------------------------------------------------
 
-    def _begin_next(self) -> _OpenSplit:
+    def _begin_next(self) -> OpenSplit:
         assert self._next is not None
         name, path = self._next
-        split = self._reading[name] = _OpenSplit(self._started_count, name, path, FileDigest(), 0)
+        split = self._reading[name] = OpenSplit(self._started_count, name, path, FileDigest(), 0)
         self._started_count += 1
         self._next = next(self._splits, None)
         return split
 
-    def _file(self, split: _OpenSplit) -> FileBytes:
+    def _file(self, split: OpenSplit) -> FileBytes:
         """Return the open file. Raises InputReadError; InputChangedError if the file was replaced."""
         file = self._files.opened(split.name, split.path, split.version)
         if split.identity not in (None, file.identity):
@@ -342,7 +332,7 @@ class FileReader(base.SourceReader):
         split.identity = file.identity
         return file
 
-    def _note(self, split: _OpenSplit, *, done: bool) -> None:
+    def _note(self, split: OpenSplit, *, done: bool) -> None:
         """Record what the step read of this split."""
         self._division[split.name] = base.SplitDivision(
             split.begin, split.digest.size, split.digest.value, int(done)
@@ -353,7 +343,7 @@ class FileReader(base.SourceReader):
         elif split.digest.size:
             self._at[split.name] = self._position_of(split)
 
-    def _position_of(self, split: _OpenSplit) -> SplitPosition:
+    def _position_of(self, split: OpenSplit) -> SplitPosition:
         digest, split.version = split.digest, self._file(split).version
         version = split.version or UNSET
         return SplitPosition(digest.size, digest.value, resume=digest.resume, version=version)
@@ -366,7 +356,7 @@ class FileReader(base.SourceReader):
     def checkpoint_taken(self) -> None:
         self._wants_checkpoint = False
 
-    def _finish(self, split: _OpenSplit) -> None:
+    def _finish(self, split: OpenSplit) -> None:
         self._files.close(split.name)
         del self._reading[split.name]
         self._at.pop(split.name, None)

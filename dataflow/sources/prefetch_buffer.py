@@ -39,6 +39,8 @@ class PrefetchBuffer:
         """Those of them that had nothing more when they were polled last."""
         self._resting: set[str] = set()
         """Those of them of which nothing is expected now: they hold no watermark back."""
+        self._beyond: dict[str, int] = {}
+        """Split -> bytes that did not fit into the buffer, when they were last measured."""
 
     # --- the link thread ------------------------------------------------------------------------------------
 
@@ -71,7 +73,14 @@ class PrefetchBuffer:
         """
         with self._lock:
             (self._caught_up.add if caught_up else self._caught_up.discard)(split)
+            if caught_up:
+                self._beyond.pop(split, None)
             (self._resting.add if rests else self._resting.discard)(split)
+
+    def measured(self, split: str, beyond: int) -> None:
+        """Note how many bytes of a split follow those in the buffer."""
+        with self._lock:
+            self._beyond[split] = beyond
 
     def at_end(self, split: str) -> None:
         """Note that all of a split is in the buffer and no more will follow."""
@@ -96,6 +105,12 @@ class PrefetchBuffer:
         """Whether there is something to read."""
         with self._lock:
             return self._count > 0
+
+    @property
+    def backlog_bytes(self) -> int | None:
+        """What was not taken, as far as it was measured; None before the splits were listed."""
+        with self._lock:
+            return None if self._known is None else self._total + sum(self._beyond.values())
 
     @property
     def is_over(self) -> bool:

@@ -43,6 +43,10 @@ class Follower(Protocol):
         """Yield the pieces that have arrived since the last call, then end."""
         ...
 
+    async def end(self) -> int:
+        """Return the position up to which there is input now, at least as far as `poll` would yield."""
+        ...
+
     async def rests(self) -> bool:
         """Return whether nothing is expected of the split until it has input again."""
         ...
@@ -150,6 +154,10 @@ class PrefetchedReader(base.SourceReader):
     @property
     def has_input(self) -> bool:
         return self._buffer.has_any
+
+    @property
+    def backlog_bytes(self) -> int | None:
+        return self._buffer.backlog_bytes
 
     @property
     def is_idle(self) -> bool:

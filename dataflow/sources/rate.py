@@ -176,6 +176,11 @@ class RateReader(base.SourceReader):
         due_us = [lane.start + lane.generated * lane.gap_us - now for lane in self._left()]
         return max(min(due_us) / _us, _wait_s_min) if due_us else None
 
+    @property
+    def backlog_bytes(self) -> int:
+        now = self._clock()
+        return _row_bytes * sum(max(0, lane.due(now)) for lane in self._left())
+
     def read(self, bytes_max: int) -> base.SourceBatch | None:
         now = self._clock()
         due, lane = max(

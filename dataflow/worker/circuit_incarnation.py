@@ -254,8 +254,11 @@ class CircuitIncarnation:
             self._run_stage(action)
         else:
             self._note_exhausted()  # an idle input may have been closed meanwhile
+            self._reading.note_backlog(begin)
             return False
-        self._shared.busy_s += self._clock.seconds() - begin
+        end = self._clock.seconds()
+        self._shared.busy_s += end - begin
+        self._reading.note_backlog(end)
         return True
 
     def _input_waits(self) -> bool:
@@ -266,6 +269,7 @@ class CircuitIncarnation:
         """Return the seconds after which to call `advance` even without a message; None for never."""
         waits = [reader.wakes_in for reader in self._circuit.sources.values() if not reader.has_input]
         waits.append(self._reading.idle_in())
+        waits.append(self._reading.backlog_in())
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _is_complete(self, channel: int, step: int) -> bool:

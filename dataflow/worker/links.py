@@ -238,5 +238,6 @@ class Links:
             waiting_reason="" if incarnation is None else incarnation.waiting_reason,
             lag_bytes=0 if incarnation is None else incarnation.lag_bytes,
             busy_s=round(shared.busy_s, 3),
+            backlog_bytes=shared.backlog_bytes,
             operators=shared.operators,
         )

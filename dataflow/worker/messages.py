@@ -347,6 +347,7 @@ class Shared:
     rows_out: int = 0
     bytes_in: int = 0
     busy_s: float = 0.0
+    backlog_bytes: int = -1
     cuts: int = 0
     operators: dict[str, dict[str, int]] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)

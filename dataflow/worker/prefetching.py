@@ -5,6 +5,7 @@ decide what is committed; the circuit decides when rows are taken.
 """
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, closing, suppress
 from functools import partial
@@ -71,6 +72,7 @@ class Prefetcher:
         self._skip: Mapping[str, Follower] = {}
         self._reached: dict[str, int] = {}
         """Split -> the position up to which the buffer was filled."""
+        self._measured_at: dict[str, float] = {}
 
     def _wake(self) -> None:
         self._room.set()
@@ -120,7 +122,7 @@ class Prefetcher:
             try:
                 async with aclosing(follower.poll()) as pieces:
                     async for piece in pieces:
-                        await self._put(piece)
+                        await self._put(piece, follower)
                 self.buffer.polled(split, caught_up=True, rests=await follower.rests())
             except _UNAVAILABLE as error:
                 self.buffer.polled(split, caught_up=False)
@@ -142,11 +144,24 @@ class Prefetcher:
     def _at_end(self, split: str) -> bool:
         return self._ends is not None and self._reached[split] >= self._ends.get(split, 0)
 
-    async def _put(self, piece: InputPiece) -> None:
-        while not self.buffer.has_room(piece.split):
-            await self._room.wait()
+    async def _put(self, piece: InputPiece, follower: Follower) -> None:
+        while True:
+            room = self._room  # taken first: there may be room while it is measured
+            if self.buffer.has_room(piece.split):
+                break
+            await self._measure(piece.split, follower)
+            with trio.move_on_after(limits.heartbeat_s):
+                await room.wait()
         self.buffer.put(piece)
         self._reached[piece.split] = piece.end
+
+    async def _measure(self, split: str, follower: Follower) -> None:
+        """Measure what follows the buffer, at most once per heartbeat: that is a request to the store."""
+        now = trio.current_time()
+        if now >= self._measured_at.get(split, -math.inf) + limits.heartbeat_s:
+            self._measured_at[split] = now
+            with suppress(*_UNAVAILABLE, CorruptDataError):  # reading reports damage
+                self.buffer.measured(split, max(0, await follower.end() - self._reached[split]))
 
 
 async def _patiently(request: "Callable[[], Awaitable[T]]") -> T:

@@ -43,6 +43,8 @@ class StepInput:
         """(source, split) without waiting input at the end of the last step -> since when."""
         self._counted_idle: set[tuple[str, str]] = set()
         """Those of them that were counted as idle in that step."""
+        self._backlog_at = 0.0
+        """When the backlog is counted next."""
 
     def can_replay(self, recorded: Division) -> bool:
         """Whether all sources can read the recorded division now."""
@@ -110,6 +112,21 @@ class StepInput:
             return True
         exhausted = [name for name, reader in self._circuit.sources.items() if reader.exhausted]
         return self._circuit.time.has_end_to_report(exhausted)
+
+    def note_backlog(self, now: float) -> None:
+        """Count what the sources know and have not read, if the last time was long enough ago.
+
+        One that does not know it makes the sum unknown, -1.
+        """
+        if now >= self._backlog_at:
+            self._backlog_at = now + limits.backlog_s
+            known = [reader.backlog_bytes for reader in self._circuit.sources.values()]
+            self._shared.backlog_bytes = -1 if None in known else sum(one or 0 for one in known)
+
+    def backlog_in(self) -> float | None:
+        """Return the seconds until an idle worker must count again, because it reported that input waits."""
+        waits = self._shared.backlog_bytes > 0
+        return max(0.0, self._backlog_at - self._clock.seconds()) if waits else None
 
     def _readable(self) -> list[tuple[str, SourceReader]]:
         """Return the sources that do not wait for a broadcast table."""

@@ -63,7 +63,8 @@ class FedCircuit:
         self.circuit.time.restore(positions)
         self.step_number = 0
         limits = WorkerLimits(step_bytes_max=4096, batch_bytes_max=4096)
-        self.reading = StepInput(self.circuit, limits, Shared(), clock_of(self), 0)
+        self.shared = Shared()
+        self.reading = StepInput(self.circuit, limits, self.shared, clock_of(self), 0)
 
     def step(self, recorded: Division | None = None) -> tuple[int, dict[str, Any]]:
         """The watermark in seconds that the step sends (or one of those that are no time), its division."""

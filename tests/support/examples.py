@@ -28,7 +28,7 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
     "docs/metrics.md": {"tests/dos_client/test_metrics.py": ("serve",)},
     "docs/operating-regions.md": {
         MANUAL: ("delivery", "failure"),
-        ON_SPARK: ("listener",),
+        ON_SPARK: ("autoscale", "listener"),
         ROWS: ("retain",),
     },
     "docs/operators.md": {MANUAL: ()},

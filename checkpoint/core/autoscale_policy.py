@@ -1,0 +1,389 @@
+"""How many workers a region should have, by its load: settings, measurement and decision. Pure.
+
+This file decides from samples of the workers' counters. `autoscaling.py` takes the samples and requests the
+changes; `rescaling.py` makes them. The method is that of DS2 and of Flink's autoscaler (docs/decisions/0232):
+
+1. *Capacity*: what the present workers could read, the input rate divided by the share of time in which the
+   busiest worker is busy. The busiest one counts, because the workers run in step.
+2. *Need*: what arrives (the input rate and the growth of the backlog), and the backlog divided by the time in
+   which it should be read.
+3. *Load*: need divided by capacity. The aim is the setting `busy`.
+
+Four rules keep it steady:
+
+- Between `busy` and the middle of `busy` and 1 nothing changes. Workers leave if fewer would be a fifth below
+  `busy`, and then so many stay that they are a tenth below it.
+- All judgments of the last `window` must agree before workers are added, because the first ones also contain
+  the load before. Those of the last `cool_down` must agree before workers leave, and the highest counts.
+- After a change the window begins anew, and `cool_down` must pass.
+- While a backlog is read, no worker leaves.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, isfinite
+from typing import Final, NamedTuple
+
+from checkpoint import limits
+
+_SAMPLES: Final = 30
+"""Samples of a window, unless it is shorter than as many seconds."""
+_WINDOW_S_MIN: Final = 3.0
+_WINDOW_S_MAX: Final = 3600.0
+_LEAVES: Final = 0.8
+"""Workers leave if fewer would have at most this share of the aim."""
+_STAYS: Final = 0.9
+"""So many stay that they have at most this share of the aim. The noise of a window is less than what is
+between this, 1 and `_LEAVES`: a load that does not change causes no second change.
+"""
+_BUSY_MIN: Final = 0.5
+"""Workers that are busy for less time, while input waits, wait for something else than work."""
+_WAITS_S_MIN: Final = 5.0
+"""Input waits if it takes longer than this to read. Less is always there: a step, or one listing."""
+_GAIN_MIN: Final = 0.3
+"""More workers help if the capacity grows by this share of what they add."""
+_ROUNDING: Final = 1e-9
+_UNITS: Final = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+
+
+@dataclass(frozen=True, slots=True)
+class AutoScale:
+    """The number of workers follows the load, between `minimum` and `maximum`. All times are seconds.
+
+        dos.run(spark, graph, store="dos://h1,h2,h3", autoscale=dos.AutoScale(2, 8))
+
+    busy: the share of time, above 0 and below 1, in which the busiest worker should be busy. catch_up: in
+    which time a backlog should be read. window: over which the load is measured. cool_down: the shortest time
+    between two changes, and for how long the load must be lower before workers leave.
+
+    Raises ValueError for a setting out of range.
+    """
+
+    minimum: int
+    maximum: int
+    busy: float = 0.7
+    catch_up: float = 120.0
+    window: float = 30.0
+    cool_down: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minimum <= self.maximum <= limits.workers_max:
+            raise ValueError(
+                f"autoscale needs 1 <= minimum <= maximum <= {limits.workers_max} workers, got"
+                f" {self.minimum} and {self.maximum}"
+            )
+        if not 0 < self.busy < 1:
+            raise ValueError(f"busy must be a share above 0 and below 1, got {self.busy}")
+        if not _WINDOW_S_MIN <= self.window <= _WINDOW_S_MAX:
+            raise ValueError(
+                f"window must be {_WINDOW_S_MIN:g} to {_WINDOW_S_MAX:g} seconds, got {self.window}"
+            )
+        for name in ("catch_up", "cool_down"):
+            if not (isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} must be a time above 0 in seconds, got {getattr(self, name)}")
+
+    def limited(self, workers: int) -> int:
+        """Return the number of workers within the limits that is nearest to this one."""
+        return max(self.minimum, min(self.maximum, workers))
+
+    def check(self, workers: int | None, keeps_workers: str, *, without_checkpoints: bool) -> None:
+        """Raise ValueError if a region cannot be scaled. The arguments: those fields of its `RegionSpec`."""
+        if workers is not None and workers != self.limited(workers):
+            raise ValueError(
+                f"workers={workers} is outside of autoscale, {self.minimum} to {self.maximum} workers; pass a"
+                " number between them, or leave it out"
+            )
+        if without_checkpoints:
+            raise ValueError(
+                "autoscale needs checkpoints, and operators outside of any consistent region have none;"
+                " annotate them as consistent(...), or leave autoscale out"
+            )
+        if keeps_workers:
+            raise ValueError(f"autoscale needs a graph whose number of workers can change: {keeps_workers}")
+
+    @property
+    def sample_s(self) -> float:
+        """The time between two samples; at least one second, because heartbeats are not more frequent."""
+        return max(limits.heartbeat_s, self.window / _SAMPLES)
+
+
+class WorkerLoad(NamedTuple):
+    """The counters of one worker: since its process began, but for the backlog."""
+
+    read_bytes: int
+    busy_s: float
+    backlog_bytes: int
+    """Input that is known and not read, negative if the sources do not know it."""
+
+
+class _LoadSample(NamedTuple):
+    at: float
+    read_bytes: int
+    busy_s: tuple[float, ...]
+    backlog_bytes: int
+    """Of all workers, -1 if that of any one is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionLoad:
+    """The load of a region over a window. Rates are bytes per second."""
+
+    workers: int
+    rate: float
+    busy: float
+    """The share of time in which the busiest worker was busy."""
+    arrival: float
+    """How much arrives: `rate` and the growth of the backlog."""
+    backlog_bytes: float
+    """The least backlog in the second half of the window. What comes and is read with each listing of a
+    directory is not in it, as in the queue management CoDel."""
+
+    @property
+    def capacity(self) -> float:
+        """How much the present workers could read, infinite if that cannot be measured."""
+        return self.rate / self.busy if self.busy else inf
+
+    def needed(self, catch_up_s: float) -> float:
+        """Return how much should be read."""
+        return self.arrival + self.backlog_bytes / catch_up_s
+
+    @property
+    def waits(self) -> bool:
+        """Whether input waits, longer than it takes to read what has just arrived."""
+        return self.backlog_bytes > self.rate * _WAITS_S_MIN
+
+
+def _measured(samples: Sequence[_LoadSample], busiest: Callable[[Sequence[float]], float]) -> RegionLoad:
+    """Return the load over these samples, of which there are at least two."""
+    first, last = samples[0], samples[-1]
+    span = last.at - first.at
+    shares = [(after - before) / span for before, after in zip(first.busy_s, last.busy_s, strict=True)]
+    rate = (last.read_bytes - first.read_bytes) / span
+    growth = standing = 0.0
+    if last.backlog_bytes >= 0:
+        middle = len(samples) // 2
+        early, late = samples[:middle], samples[middle:]
+        apart_s = _mean([one.at for one in late]) - _mean([one.at for one in early])
+        by = _mean([one.backlog_bytes for one in late]) - _mean([one.backlog_bytes for one in early])
+        growth, standing = by / apart_s, float(min(one.backlog_bytes for one in late))
+    return RegionLoad(len(shares), rate, min(1.0, busiest(shares)), max(0.0, rate + growth), standing)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+class AutoscalePolicy:
+    """The policy of one region. Times are monotonic seconds of the caller's clock.
+
+    Call `take` for each sample, `interrupted` instead while counters do not show the load, and `settled`
+    after each change of the number of workers.
+    """
+
+    def __init__(self, spec: AutoScale) -> None:
+        self.spec = spec
+        self.wanted: int | None = None
+        """The number of workers of the last judgment, None before the first one."""
+        self.reason = "the region has not run yet"
+        """What the policy does now, and why, with figures."""
+        self.held = ""
+        """Why the last judgment changes nothing although the load calls for it, empty if it does not."""
+        self._samples: deque[_LoadSample] = deque()
+        self._agreed_since: float | None = None
+        """Since when all judgments want more workers, or all of them fewer."""
+        self._agreed = 0
+        """The number that they agree on: the latest one for more workers, the highest one for fewer."""
+        self._may_act_at = -inf
+        self._failure = ""
+        """Why the last change failed; empty if it did not, or after the cool-down."""
+        self._requested: tuple[int, int, float] | None = None
+        """The change that was requested for the load: from and to which number, and the capacity before."""
+        self._grown: tuple[int, float] | None = None
+        """Number and capacity before the last change, if it added workers that have not helped yet."""
+
+    # --- what happens -----------------------------------------------------------------------------------
+
+    def interrupted(self, reason: str) -> None:
+        """Begin the window anew: the region is paused, resets, waits for its store, or is being changed."""
+        self._samples.clear()
+        self._agreed_since, self.held, self.reason = None, "", reason
+
+    def settled(self, workers: int, error: str, now: float) -> None:
+        """Note that a change of the number of workers ended with `workers`. error: why it failed, or empty.
+
+        Also for a change that a user requested. The cool-down begins.
+        """
+        requested, self._requested = self._requested, None
+        self._may_act_at = now + self.spec.cool_down
+        self._failure = error
+        if not error:
+            grown = requested is not None and requested[0] < workers == requested[1]
+            self._grown = (requested[0], requested[2]) if requested is not None and grown else None
+        self.interrupted(f"the region has {_workers(workers)}")
+
+    def take(self, workers: Sequence[WorkerLoad], now: float) -> int | None:
+        """Take a sample of all workers. Return the number of workers to go to now, None for no change."""
+        self._add(workers, now)
+        missing_s = self._samples[0].at + self.spec.window - now
+        if missing_s > 0:
+            self.reason = self._delayed(f"the load is being measured for another {missing_s:.0f} s", now)
+            return None
+        load = _measured(list(self._samples), self._busiest)
+        self.wanted, reason = self._judged(load)
+        due_s = self._due_in(load, now)
+        if self.wanted == load.workers or due_s > 0:
+            later = "" if self.wanted == load.workers else f", if that stays so for another {due_s:.0f} s"
+            self.reason = self._delayed(reason + later, now)
+            return None
+        self.reason = self._delayed(reason, now)
+        if not self._may_act(now):
+            return None
+        for_load = load.workers == self.spec.limited(load.workers)
+        self._requested = (load.workers, self._agreed, load.capacity) if for_load else None
+        self.wanted = self._agreed
+        return self._agreed
+
+    def next_s(self, now: float) -> float:
+        """Return the seconds until the policy may act next; 0 if it may act now."""
+        full_at = self._samples[0].at + self.spec.window if self._samples else now + self.spec.window
+        return max(0.0, full_at - now, self._may_act_at - now)
+
+    # --- measuring --------------------------------------------------------------------------------------
+
+    def _add(self, workers: Sequence[WorkerLoad], now: float) -> None:
+        known = all(one.backlog_bytes >= 0 for one in workers)
+        sample = _LoadSample(
+            now,
+            sum(one.read_bytes for one in workers),
+            tuple(one.busy_s for one in workers),
+            sum(one.backlog_bytes for one in workers) if known else -1,
+        )
+        if self._samples and not _continues(self._samples[-1], sample):
+            self._samples.clear()
+            self._agreed_since = None
+        self._samples.append(sample)
+        while len(self._samples) > 2 and self._samples[1].at <= now - self.spec.window:
+            self._samples.popleft()
+
+    def _busiest(self, shares: Sequence[float]) -> float:
+        return max(shares)
+
+    # --- judging ----------------------------------------------------------------------------------------
+
+    def _judged(self, load: RegionLoad) -> tuple[int, str]:
+        """Return how many workers a load wants, and why."""
+        spec, present, self.held = self.spec, load.workers, ""
+        needed = load.needed(spec.catch_up)
+        share = needed / load.capacity if needed and load.rate else 0.0
+        figures = f"load {share:.0%} of {_workers(present)}: {_figures(load)}"
+        if present != spec.limited(present):
+            wanted = spec.limited(ceil(present * share / spec.busy - _ROUNDING))
+            return wanted, f"{_workers(present)} are outside of the limits; {figures}"
+        if not load.rate and needed:
+            return self._hold(present, "input waits, and none was read", figures)
+        if load.waits and load.busy < min(spec.busy, _BUSY_MIN):
+            why = "input waits, but no worker is busy: they wait for the store, or for each other"
+            return self._hold(present, why, figures)
+        unhelpful = self._unhelpful(load)
+        if share > self._highest():
+            return self._more(load, share, unhelpful, figures)
+        leaves, stays = self._spare()
+        fewer = spec.limited(ceil(present * share / (spec.busy * stays) - _ROUNDING))
+        if ceil(present * share / (spec.busy * leaves) - _ROUNDING) < present and fewer < present:
+            if load.waits:
+                return present, f"a backlog is being read; {figures}"
+            return fewer, f"the load needs only {_workers(fewer)}; {figures}"
+        return present, f"the load needs {_workers(present)}; {figures}"
+
+    def _unhelpful(self, load: RegionLoad) -> str:
+        """Return how the last workers that were added did not help, empty if they did.
+
+        Once they have, it does not matter any more what could be read before: rows may become more expensive.
+        """
+        if self._grown is None:
+            return ""
+        before, capacity = self._grown
+        if load.capacity >= capacity * (1 + _GAIN_MIN * (load.workers / before - 1)):
+            self._grown = None
+            return ""
+        now, then = f"{_size(load.capacity)}/s", f"{_size(capacity)}/s"
+        return f"{_workers(load.workers)} can read {now}, and {before} could read {then}"
+
+    def _more(self, load: RegionLoad, share: float, unhelpful: str, figures: str) -> tuple[int, str]:
+        present = load.workers
+        wanted = self.spec.limited(ceil(present * share / self.spec.busy - _ROUNDING))
+        if wanted == present:
+            return self._hold(
+                present, f"the load needs more than the maximum of {_workers(present)}", figures
+            )
+        if unhelpful:
+            return self._hold(present, "more workers did not help", f"{unhelpful}; {figures}")
+        return wanted, f"the load needs {_workers(wanted)}; {figures}"
+
+    def _hold(self, present: int, why: str, figures: str) -> tuple[int, str]:
+        self.held = why
+        return present, f"{why}; {figures}"
+
+    def _highest(self) -> float:
+        """Return the load above which workers are added."""
+        return (1 + self.spec.busy) / 2
+
+    def _spare(self) -> tuple[float, float]:
+        """Return the shares of the aim below which workers leave, and below which the others stay."""
+        return _LEAVES, _STAYS
+
+    # --- waiting ----------------------------------------------------------------------------------------
+
+    def _due_in(self, load: RegionLoad, now: float) -> float:
+        """Return for how long further judgments must agree; keep since when they do."""
+        assert self.wanted is not None
+        present = load.workers
+        up, was_up = self.wanted > present, self._agreed > present
+        if self.wanted == present:
+            self._agreed_since = None
+            return 0.0
+        if self._agreed_since is None or up != was_up:
+            self._agreed_since, self._agreed = now, self.wanted
+        old = now < self._agreed_since + min(self.spec.window, self.spec.cool_down)  # with the load before
+        self._agreed = self.wanted if up or old else max(self._agreed, self.wanted)
+        if present != self.spec.limited(present):
+            return 0.0
+        return self._agreed_since + (self.spec.window if up else self.spec.cool_down) - now
+
+    def _may_act(self, now: float) -> bool:
+        return now >= self._may_act_at
+
+    def _delayed(self, reason: str, now: float) -> str:
+        """Return a reason with what the cool-down is for, while it lasts."""
+        if self._may_act(now):
+            self._failure = ""
+            return reason
+        failure = f"the last change failed: {self._failure}; " if self._failure else ""
+        return f"{failure}{reason}; no change for another {self._may_act_at - now:.0f} s"
+
+
+def _continues(before: _LoadSample, after: _LoadSample) -> bool:
+    """Return whether two samples belong together: no worker was replaced, and the same is known."""
+    return (
+        len(before.busy_s) == len(after.busy_s)
+        and (before.backlog_bytes < 0) == (after.backlog_bytes < 0)
+        and before.read_bytes <= after.read_bytes
+        and all(then <= now for then, now in zip(before.busy_s, after.busy_s, strict=True))
+    )
+
+
+def _figures(load: RegionLoad) -> str:
+    return (
+        f"busiest worker {load.busy:.0%} busy, {_size(load.rate)}/s read, {_size(load.arrival)}/s arrive,"
+        f" {_size(load.backlog_bytes)} wait"
+    )
+
+
+def _size(count: float) -> str:
+    unit, size = next((one for one in _UNITS if count >= one[1]), ("B", 1))
+    return f"{count / size:.1f} {unit}"
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
