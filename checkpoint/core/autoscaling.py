@@ -11,7 +11,7 @@ from dataclasses import replace
 from checkpoint.core.autoscale_policy import AutoscalePolicy, WorkerLoad
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import ScaleWanted
-from checkpoint.core.region import AutoScaleStatus, ScaleDecided
+from checkpoint.core.region import AutoScaleStatus, ScaleDecided, workers_text
 from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.rescaling import Rescaling
 from checkpoint.core.status_reports import StatusReporter
