@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from checkpoint.core.region import CheckpointCommitted, RegionEvent, WorkerJoined
-from checkpoint.errors import NotScaledError
+from checkpoint.errors import NotScaledError, StateNotRecordedError
 from dataflow import (
     Count,
     FileSink,
@@ -30,6 +31,7 @@ from dataflow.sinks.sql import SqlSink
 from tests.dataflow.support import rows_of, true_counts
 from tests.dataflow.test_output_processes import counted, inputs, last_shown, steps_of
 from tests.dataflow.test_region_processes import (
+    SMALL_STEPS,
     WAIT_S,
     finished,
     hurry,
@@ -40,6 +42,7 @@ from tests.dataflow.test_region_processes import (
     three_servers,
     unhurried,
 )
+from tests.dataflow.test_region_tools import state_of
 from tests.dataflow.test_sql_sink import rows_in
 from tests.support.dos_command import dos
 from tests.support.polling import until
@@ -283,6 +286,40 @@ def test_the_command_scales_a_region_from_anywhere(
             json.loads(dos("region", "status", shared_store, name, "--json").stdout)["status"]["scaling"]
             is None
         )
+
+
+def test_a_savepoint_keeps_the_state_of_workers_that_left_and_come_back(
+    shared_store: str, texts: list[Path], tmp_path: Path
+) -> None:
+    """Also if it is made while no driver runs: that records the last checkpoint again."""
+    graph, name = slow_word_count(texts, tmp_path / "out"), tmp_path.name
+    few = {"retain": 2, "worker_limits": replace(SMALL_STEPS, snapshot_bytes_min=16 * 1024)}
+    with running(graph, shared_store, tmp_path, workers=3, **few) as (control, watch):
+        watch.cuts(2)
+        three = control.savepoint("three", timeout=WAIT_S)
+        counted = state_of(shared_store, name, "counts", checkpoint=str(three))
+        control.scale(1, WAIT_S)
+    diff = dos("checkpoint", "diff", shared_store, name, three)
+    assert "different: layout, number of workers" in diff.stdout, diff.stderr
+    assert f"not counted: worker 0: its keys were on other workers in checkpoint {three}" in diff.stdout
+    with pytest.raises(StateNotRecordedError, match="its keys were on other workers"):
+        state_of(shared_store, name, "counts", since=str(three))
+    done = dos("region", "savepoint", shared_store, name, "one", "--stopped")
+    assert done.returncode == 0, done.stderr
+    with running(graph, shared_store, tmp_path, workers=2, **few) as (control, watch):
+        watch.cuts(3)
+        assert control.scale(3, WAIT_S).workers == 3
+        for _ in range(3):  # releases all but the savepoints
+            last = control.checkpoint(WAIT_S)
+        assert set(control.status.savepoints) == {"one", "three"}
+        assert state_of(shared_store, name, "counts", checkpoint=str(three)) == counted
+        one = control.drop_savepoint("one", timeout=WAIT_S)
+        workers = json.loads(dos("checkpoint", "show", shared_store, name, one, "--json").stdout)["workers"]
+        assert len(workers) == 1
+        hurry(tmp_path / "out")
+        assert finished(control), control.status
+    assert control.status.last_checkpoint > last
+    assert state_of(shared_store, name, "counts") == counts_in(tmp_path / "out") == true_counts(texts, 3)
 
 
 def test_files_that_changed_before_a_change_of_the_number_of_workers_end_the_region_with_the_reason(
