@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import CheckpointWanted, ResetWanted, StopWanted
-from checkpoint.core.region import CheckpointCommitted, RegionState, ResetReport
+from checkpoint.core.coordinator_vocabulary import CheckpointWanted, ResetWanted, ScaleWanted, StopWanted
+from checkpoint.core.region import CheckpointCommitted, RegionState, ResetReport, ScaleSettled
 from checkpoint.core.request_handling import (
     QueueRead,
     RegionEnded,
@@ -75,6 +75,23 @@ def test_a_reset_is_ordered_once_and_done_with_its_report() -> None:
     assert (answer.verdict, answer.result["incarnation"], answer.result["checkpoint"]) == ("done", 4, 5)
 
 
+def test_a_change_of_the_number_of_workers_is_answered_with_its_outcome() -> None:
+    handler = HandlerHarness()
+    for number, workers in enumerate((3, 3, 4)):
+        handler.request(number, "scale", workers=workers)
+    handler.request(3, "unscale")
+    assert handler.commands() == [ScaleWanted(3), ScaleWanted(3), ScaleWanted(4), ScaleWanted(None)]
+    handler.handle(RegionNotified(ScaleSettled(4, 2, "the region is already going to 3 workers")))
+    assert handler.answers(2)[-1] == ("failed", "the region is already going to 3 workers")
+    assert [len(handler.answers(number)) for number in (0, 1, 3)] == [1, 1, 1], "only accepted"
+    handler.handle(RegionNotified(ScaleSettled(3, 2, "it was cancelled", given_up=True)))
+    assert handler.answers(0)[-1] == handler.answers(1)[-1] == ("failed", "it was cancelled")
+    assert handler.answers(3)[-1] == ("done", "")
+    handler.request(5, "scale", workers=3)
+    (answer,) = handler.handle(RegionNotified(ScaleSettled(3, 3, seconds=2.5, pause_s=0.5)))
+    assert (answer.verdict, answer.result) == ("done", {"workers": 3, "seconds": 2.5, "pauseSeconds": 0.5})
+
+
 def test_stop_is_done_when_the_region_has_ended_and_the_others_then_fail() -> None:
     handler = HandlerHarness()
     for number, what in enumerate(("stop", "checkpoint", "reset", "status")):
@@ -110,6 +127,9 @@ def test_a_fenced_driver_has_no_last_words() -> None:
         ({}, RegionState.RUNNING, WALL - 60_001, "60 s in the future"),
         ({}, RegionState.STOPPED, WALL, "the region has ended"),
         ({"what": "checkpoint"}, RegionState.STOPPING, WALL, "being stopped"),
+        ({"what": "scale", "workers": 3}, RegionState.STOPPING, WALL, "being stopped"),
+        ({"what": "scale", "workers": 3}, RegionState.FAILED, WALL, "the region has ended: FAILED"),
+        ({"what": "unscale"}, RegionState.FENCED, WALL, "the region has ended: FENCED"),
         ({"what": "reset"}, RegionState.STARTING, WALL, "already starting from its last checkpoint"),
         ({"what": "reset"}, RegionState.WAITING_FOR_STORE, WALL, "waits for its store"),
     ],
