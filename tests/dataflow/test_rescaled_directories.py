@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from checkpoint.core.messages import CopyAhead
@@ -61,6 +64,31 @@ def test_files_are_where_the_rows_of_their_keys_are(old: int, new: int) -> None:
         rows += ROWS
         trial.crash()
         assert together(files_of(trial, workers)) == diary_of(rows), "rows find the files of their keys"
+
+
+STEP = st.tuples(st.lists(st.sampled_from(ROWS), max_size=8), st.booleans(), st.booleans())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.one_of(STEP, st.integers(1, 4), st.just("crash")), max_size=12))
+def test_after_any_history_files_are_those_of_a_run_without_failures(story: list[Any]) -> None:
+    trial, workers, rows = started(MovingDiary()), 2, list(ROWS)
+    kept = list(rows)
+    for what in story:
+        if isinstance(what, tuple):
+            given_rows, checkpoint, snapshot = what
+            batch = [{"word": word, "n": n} for word, n in given_rows]
+            trial.step({"rows": batch}, checkpoint=checkpoint, snapshot=checkpoint and snapshot)
+            rows += given_rows
+            kept = list(rows) if checkpoint else kept
+            continue
+        if what == "crash":
+            trial.crash()
+        else:
+            workers = what
+            trial.rescale(workers)
+        rows = list(kept)
+    assert together(files_of(trial, workers)) == diary_of(rows)
 
 
 def test_every_copy_gets_the_files_of_all_former_copies_and_may_change_some_in_open() -> None:
