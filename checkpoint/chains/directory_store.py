@@ -15,19 +15,30 @@ This file knows the chain but no operator. The files are changed by the caller t
 class lives on the trio loop that holds the claim.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from checkpoint.chains.chain_store import ChainStore, TakenChain
+from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import Rolling
 from checkpoint.runtime import runtime, wall_time_ms
-from journal import ORIGIN, ChainWriter, Floor, Op, Position, Record, Scratch, read_plain_batches
+from journal import (
+    ORIGIN,
+    ChainWriter,
+    Floor,
+    Op,
+    Position,
+    Record,
+    Scratch,
+    inspect_chain_at,
+    read_plain_batches,
+)
 from journal.files.marks import TimeMarks
 from journal.files.rebuilding import Rebuilding
 from journal.limits import chain_name_bytes_max
-from journal.ports import ClaimPort
+from journal.ports import ClaimPort, StorePort
 
 DIRECTORY_CHAIN_PREFIX: Final = "files-"
 directory_name_bytes_max: Final = chain_name_bytes_max - len(DIRECTORY_CHAIN_PREFIX)
@@ -83,11 +94,7 @@ class DirectoryStore(ChainStore):
         wrote; OSError. If it fails or is cancelled, `path` is unchanged.
         """
         claim, state, _, scratch = self._restored
-        with Rebuilding(path) as rebuilding:
-            async with aclosing(read_plain_batches(claim, state, scratch=scratch)) as batches:
-                async for batch in batches:
-                    await runtime().in_thread(rebuilding.replay.take, batch)
-            await runtime().in_thread(rebuilding.put)
+        await _write_files(read_plain_batches(claim, state, scratch=scratch), path)
 
     async def append(self, records: Iterable[Record]) -> None:
         """Record changes in the order in which they are made. Returns when they are appended, before they are
@@ -130,3 +137,23 @@ class DirectoryStore(ChainStore):
     def _marked(self, records: Iterable[Record]) -> Iterator[Record]:
         yield self._marks.now()
         yield from records
+
+
+async def rebuild_files(
+    store: StorePort, region: str, worker: int, operator: str, *, at: Position, path: Path
+) -> None:
+    """Create the files of an operator on any worker at a retained checkpoint, without a claim.
+
+    Raises the errors of `inspect_chain_at`, and as `DirectoryStore.rebuild`; then `path` is unchanged.
+    """
+    directory = worker_directory(region, worker)
+    chain = await inspect_chain_at(store, directory, directory_chain(operator), at)
+    await _write_files(read_plain_batches(store, chain, directory=directory), path)
+
+
+async def _write_files(records: AsyncGenerator[Any], path: Path) -> None:
+    with Rebuilding(path) as rebuilding:
+        async with aclosing(records) as batches:
+            async for batch in batches:
+                await runtime().in_thread(rebuilding.replay.take, batch)
+        await runtime().in_thread(rebuilding.put)

@@ -2,8 +2,8 @@
 operator.
 
 This file counts what `state_reading.py` returns, and reports where the changes are unknown: if the blocks in
-between were replaced by a snapshot, or if the region was rolled back and the two checkpoints are not on one
-line of history.
+between were replaced by a snapshot, if the region was rolled back and the two checkpoints are not on one line
+of history, or if keys were on other workers.
 """
 
 from contextlib import aclosing
@@ -45,7 +45,10 @@ async def changed_state(store: Store, region: str, before: Cut, after: Cut) -> d
     """
     changes: dict[str, _Changes] = {}
     unknown: list[str] = []
-    for worker in sorted(before.workers.keys() & after.workers.keys()):
+    for worker in sorted(after.workers):
+        if before.layout != after.layout:  # its blocks contain keys that moved and did not change
+            unknown.append(f"worker {worker}: its keys were on other workers in checkpoint {before.cut}")
+            continue
         start, end = before.workers[worker].state, after.workers[worker].state
         try:
             async with aclosing(blocks_between(store, region, worker, start, end)) as blocks:

@@ -81,7 +81,7 @@ class RegionControl:
         self._go: trio.Event | None = None
         self._address: tuple[str, int] | None = None
         self._cut = 0
-        self._outcomes = Outcomes(spec.name, self._lock, self._post, lambda: self._over)
+        self._outcomes = Outcomes(spec.name, self._lock, self._post, self._end_text)
         self._over = False
         self._error: Exception | None = None
         self._abandon = trio.CancelScope()
@@ -123,6 +123,10 @@ class RegionControl:
         """Return the current status, at most one event old."""
         with self._lock:
             return self._status
+
+    def _end_text(self) -> str:
+        """Return the final state and its reason, empty while the region has not ended. Hold the lock."""
+        return f"it is {self._status.state.value}; {self._status.reason}" if self._over else ""
 
     def members(self) -> list[MemberStatus]:
         """Return the store's members as the coordinator sees them; empty before it is connected."""
@@ -283,8 +287,8 @@ class RegionControl:
         """Change the number of workers while the region runs; None gives up a change that is under way.
 
         Returns when the checkpoint with the new layout is committed. Raises NotScaledError with the reason if
-        the region keeps the workers that it has. After `timeout` seconds it raises RegionFailedError, and the
-        change goes on.
+        the region keeps the workers that it has; RegionFailedError if it has ended, or after `timeout`
+        seconds, and then the change goes on.
         """
         self._need_checkpoints()
         return self._outcomes.scale(workers, timeout)

@@ -19,7 +19,7 @@ class Outcomes:
     """The requests of one region that wait for their outcome.
 
     changed: notified of each outcome, and when the region is over; hold it for `note`. post: passes a request
-    to the coordinator.
+    to the coordinator. end_text: how the region ended, '' while it has not; called with `changed` held.
     """
 
     def __init__(
@@ -27,12 +27,12 @@ class Outcomes:
         region: str,
         changed: threading.Condition,
         post: Callable[[Wanted], None],
-        is_over: Callable[[], bool],
+        end_text: Callable[[], str],
     ) -> None:
         self._region = region
         self._changed = changed
         self._post = post
-        self._is_over = is_over
+        self._end_text = end_text
         self._settled: dict[_Key, Settled] = {}
 
     def note(self, event: Settled) -> None:
@@ -56,7 +56,8 @@ class Outcomes:
         """Change the number of workers, or give a change up. Raises NotScaledError, RegionFailedError."""
         outcome = self._wait(ScaleWanted(workers), ("scale", workers), timeout)
         if not isinstance(outcome, ScaleSettled):
-            why = "it has ended" if self._is_over() else "the change is still under way"
+            with self._changed:
+                why = self._end_text() or "the change is still under way"
             raise RegionFailedError(f"region {self._region} has the workers that it had: {why}")
         if outcome.error and not (workers is None and outcome.given_up):
             raise NotScaledError(
@@ -69,7 +70,8 @@ class Outcomes:
         by = randomness.fresh_id().hex()
         outcome = self._wait(ReplaceWanted(workers, by), ("replace", by), timeout)
         if not isinstance(outcome, ReplaceSettled):
-            why = "it has ended" if self._is_over() else "workers are still being replaced"
+            with self._changed:
+                why = self._end_text() or "workers are still being replaced"
             raise RegionFailedError(f"region {self._region}: not all workers are replaced: {why}")
         if outcome.error:
             raise NotReplacedError(f"region {self._region}: {replaced_text(outcome)}")
@@ -80,7 +82,7 @@ class Outcomes:
             self._settled.pop(key, None)
         self._post(wanted)
         with self._changed:
-            self._changed.wait_for(lambda: key in self._settled or self._is_over(), timeout)
+            self._changed.wait_for(lambda: key in self._settled or self._end_text(), timeout)
             return self._settled.pop(key, None)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from checkpoint import limits
 from checkpoint.core.manifest import Cut
+from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
 from journal import Floor, lowest
 
 
@@ -52,11 +53,14 @@ def floors_of(kept: Sequence[Cut], worker: int) -> dict[str, Floor]:
     """Return chain -> the lowest segment of this worker that a retained checkpoint needs.
 
     Of a worker in none of them that is a segment which cannot exist yet: if it was there before, nothing of
-    its state is needed. (Its steps chain continues at its head if it comes back.)
+    its state and its files is needed. (Its steps chain and its output continue at their heads if it comes
+    back.)
     """
     parts = [cut.workers[worker] for cut in kept if worker in cut.workers]
     if kept and not parts:
-        return {"state": (kept[-1].incarnation + 1, 0)}
+        chains = {"state"}.union(*(part.floors for part in kept[-1].workers.values()))
+        begin_anew = [one for one in chains if one != "steps" and not one.startswith(OUTPUT_CHAIN_PREFIX)]
+        return dict.fromkeys(sorted(begin_anew), (kept[-1].incarnation + 1, 0))
     return lowest(part.floors for part in parts)
 
 

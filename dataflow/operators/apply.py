@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -109,8 +110,7 @@ class ApplySpec(OperatorSpec):
         return bool(self.operator.requests_checkpoints)
 
     def check_moves(self, name: str) -> None:
-        """Raise OperatorError if nothing says what another number of workers does with its state."""
-        OperatorSpec.check_moves(self, name)  # no super(): dataclass(slots=True) makes another class
+        """Raise OperatorError if nothing says what another number of workers does with its state or files."""
         try:
             check_moves(self.operator)
         except UserFault as fault:
@@ -196,6 +196,7 @@ class ApplyOperator(Operator):
             columns,
             self._open_directory,
             self._request_checkpoint,
+            context.owns_key,
         )
         self._is_open = self._requested = False
         self._can_trigger = spec.can_trigger
@@ -277,6 +278,10 @@ class ApplyOperator(Operator):
         if self._directory is not None:
             self._directory.close()
             self._directory = None
+
+    def redistribute_directory(self, sources: Mapping[int, Path], target: Path) -> None:
+        with self._user("redistribute_directory", emits=False):
+            self._operator.redistribute_directory(sources, target, self._runtime_context)
 
     def take_directory(self, directory: OperatorDirectory) -> None:
         self._directory = directory

@@ -25,8 +25,9 @@ each call.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
 
 import pyarrow as pa
@@ -75,6 +76,8 @@ class OperatorContext:
     """The delivery guarantee of the region's sinks; None: the strongest that each sink supports."""
     checkpoint: int = 0
     """The number of the checkpoint from which this incarnation of the region continues; 0: the beginning."""
+    owns_key: Callable[[Sequence[Any]], bool] | None = field(default=None, compare=False)
+    """Whether the rows of a key, given as its values, come to this instance; None: its stream has no key."""
 
 
 class StateTable(Protocol):
@@ -150,6 +153,12 @@ class Operator:
         has `keeps_files`.
         """
         raise NotImplementedError(f"{type(self).__name__} keeps no files: {directory.path}")
+
+    def redistribute_directory(self, sources: Mapping[int, Path], target: Path) -> None:
+        """Make its files in `target` from those of all workers of the layout before. Called before
+        `take_directory`, and only if the spec passes `check_moves`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not move its files to {target}: {sources}")
 
     def take_checkpoint_request(self) -> bool:
         """Return whether it requested a checkpoint since the last call. See `OperatorSpec.can_trigger`."""

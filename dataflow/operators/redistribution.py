@@ -1,4 +1,6 @@
-"""What a user's operator declares for another number of workers: `redistribute` and `split_by`."""
+"""What a user's operator declares for another number of workers: `redistribute` and `split_by` for its state,
+`redistribute_directory` for its files.
+"""
 
 from collections.abc import Mapping
 
@@ -15,6 +17,8 @@ from dataflow.state.moving import Share
 def check_redistribution(operator: UserOperator, history: StateHistory | None) -> None:
     """Raise SchemaError if the declaration does not fit the state."""
     name, rule, columns = type(operator).__name__, operator.redistribute, tuple(operator.split_by)
+    if _moves_files(operator) and not operator.keeps_files:
+        raise SchemaError(f"{name} has redistribute_directory() and keeps no files; write keeps_files = True")
     if not (rule is None or rule in ("split", "union") or callable(rule)):
         raise SchemaError(f"{name} has redistribute = {rule!r}; write 'split', 'union' or a method")
     if history is None and rule is not None:
@@ -36,13 +40,25 @@ def check_redistribution(operator: UserOperator, history: StateHistory | None) -
 
 
 def check_moves(operator: UserOperator) -> None:
-    """Raise UserFault if the operator does not say what another number of workers does with its state."""
+    """Raise UserFault if the operator does not say what another number of workers does with its state and
+    its files.
+    """
     if operator.state is not None and operator.redistribute is None:
         raise UserFault(
             f"{type(operator).__name__} has a state and does not say how another number of workers divides"
             " it",
             remedy="set redistribute in its class: 'split' with split_by, 'union', or a method",
         )
+    if operator.keeps_files and not _moves_files(operator):
+        raise UserFault(
+            f"{type(operator).__name__} keeps files and does not say how another number of workers divides"
+            " them",
+            remedy="define redistribute_directory in its class",
+        )
+
+
+def _moves_files(operator: UserOperator) -> bool:
+    return type(operator).redistribute_directory is not UserOperator.redistribute_directory
 
 
 def redistributed(

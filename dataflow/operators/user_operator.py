@@ -10,12 +10,13 @@ checkpoint calls an operator twice: `drain`, after all rows before the checkpoin
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import pyarrow as pa
 
-from dataflow.errors import OperatorFailure
+from dataflow.errors import OperatorFailure, SchemaError
 from dataflow.state.migration import Migration
 from dataflow.state.operator_directory import OperatorDirectory
 
@@ -46,6 +47,16 @@ class RuntimeContext:
     """
     _get_directory: Callable[[], OperatorDirectory] | None = field(default=None, repr=False, compare=False)
     _request_checkpoint: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+    _owns_key: Callable[[Sequence[Any]], bool] | None = field(default=None, repr=False, compare=False)
+
+    def owns(self, *key: Any) -> bool:
+        """Return whether the rows of a key come to this copy. `key`: the values of the key columns, in order.
+
+        Raises SchemaError if the stream of the operator has no key, or the values are none of its keys.
+        """
+        if self._owns_key is None:
+            raise SchemaError(f"operator {self.operator!r}: its stream has no key; put a key_by before it")
+        return self._owns_key(key)
 
     def request_checkpoint(self) -> None:
         """Request a checkpoint, which contains at least the current step with all rows processed so far.
@@ -198,6 +209,18 @@ class UserOperator:
         """Restore the state from rows that `checkpoint` returned. Called after `open` if the region starts
         from a checkpoint. At the region's very beginning it is not called, and the copy is as constructed.
         """
+
+    def redistribute_directory(self, sources: Mapping[int, Path], target: Path, ctx: RuntimeContext) -> None:
+        """Make the files of this copy when the region continues with another number of workers.
+
+        `sources`: former worker -> a copy of its files at the checkpoint, deleted afterwards: files may be
+        moved out of it. `target`: an empty directory; the regular files that are there at the end are the
+        files of this copy. Both are plain directories, to be changed by any means. `ctx.owns(*key)` tells
+        which keys come to this copy. Called before `open`, without `ctx.directory()`, and again after a
+        failure: the same arguments must give the same files. A class that does not define it keeps its number
+        of workers.
+        """
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release what `open` acquired. Not a checkpoint: nothing is stored. Not called when a process

@@ -5,6 +5,7 @@ room when the change is in the chain. All waiting callers are released when the 
 """
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from dos_protocol.errors import ClosedError
@@ -13,8 +14,10 @@ from dos_protocol.errors import ClosedError
 class Handover:
     """The budget of one directory. `path`: its files in this incarnation."""
 
-    def __init__(self, path: Path, bytes_max: int) -> None:
+    def __init__(self, path: Path, bytes_max: int, sources: Mapping[int, Path] | None = None) -> None:
         self.path = path
+        self.sources = sources
+        """If the layout changes: former worker -> a copy of its files, for the operator to make its own."""
         self.snapshot_due = False
         """Set by the link thread: the next checkpoint should have a copy of all files."""
         self._bytes_max = bytes_max

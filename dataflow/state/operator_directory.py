@@ -44,6 +44,13 @@ class ChangeLog(Protocol):
         """Send all held changes at the end of an operator's method. Blocks and raises as `record`."""
         ...
 
+    def begin(self, sizes: Mapping[str, int], copy: Path) -> None:
+        """Begin with these files, instead of those of the chain. Called before anything else.
+
+        `copy`: has the files; the log deletes it.
+        """
+        ...
+
     def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
         """Note the checkpoint at the end of that step.
 

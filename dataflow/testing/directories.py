@@ -36,6 +36,10 @@ class KeptChanges:
     def flush(self) -> None:
         """Nothing is held back."""
 
+    def begin(self, sizes: Mapping[str, int], copy: Path) -> None:
+        self.records[:] = snapshot_of(copy, sizes)
+        shutil.rmtree(copy)
+
     def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
         del cut, step
         if copy is not None:
@@ -53,6 +57,8 @@ class TrialDirectories:
 
     def __init__(self) -> None:
         self._logs: dict[tuple[int, str], KeptChanges] = {}
+        self._former: dict[tuple[int, str], KeptChanges] | None = None
+        """While the number of workers changes: those of the workers before."""
         self._open: dict[tuple[int, str], OperatorDirectory] = {}
         self._root: Path | None = None
         self._incarnation = 0
@@ -64,15 +70,32 @@ class TrialDirectories:
         for log in self._logs.values():
             log.crash()
 
+    def begin_move(self) -> None:
+        """Go to another number of workers: operators make their files from those at the checkpoint."""
+        for log in self._logs.values():
+            log.crash()
+        self._former, self._logs = self._logs, {}
+
+    def end_move(self, *, succeeded: bool) -> None:
+        """End what `begin_move` began. Without success the former files are the files again."""
+        if not succeeded and self._former is not None:
+            self._logs = self._former
+        self._former = None
+
     def hand_to(self, circuit: Circuit, plan: GraphPlan, worker: int) -> None:
         """Rebuild the files of a worker's operators and hand them over."""
         for name, spec in plan.specs.items():
             if spec.keeps_files:
                 log = self._logs.setdefault((worker, name), KeptChanges())
                 path = self._root_directory() / str(self._incarnation) / str(worker) / name
-                with Rebuilding(path) as rebuilding:
-                    rebuilding.replay.take((number, record) for number, record in enumerate(log.records, 1))
-                    rebuilding.put()
+                if self._former is None:
+                    _rebuild(path, log)
+                else:
+                    sources = {one: log for (one, operator), log in self._former.items() if operator == name}
+                    paths = {one: path.with_name(f".{name}.former") / str(one) for one in sorted(sources)}
+                    for one, copy in paths.items():
+                        _rebuild(copy, sources[one])
+                    circuit.begin_directory(name, path, paths, log)
                 self._open[worker, name] = OperatorDirectory(path, log)
                 circuit.hand_directory(name, self._open[worker, name])
 
@@ -104,3 +127,9 @@ class TrialDirectories:
             for path in sorted(root.rglob("*"))
             if path.is_file()
         }
+
+
+def _rebuild(path: Path, log: KeptChanges) -> None:
+    with Rebuilding(path) as rebuilding:
+        rebuilding.replay.take((number, record) for number, record in enumerate(log.records, 1))
+        rebuilding.put()

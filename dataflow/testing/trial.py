@@ -13,7 +13,7 @@ import pyarrow as pa
 from checkpoint import check_fingerprint, even_layout, rebalanced, state_parts
 from checkpoint.chains.state_blocks import decode_block, encode_block
 from dataflow.core.event_time import SourceTime
-from dataflow.errors import SchemaError
+from dataflow.errors import OperatorError, SchemaError
 from dataflow.graph.builder import Graph, GraphPlan
 from dataflow.operators.apply import ApplySpec
 from dataflow.sources.base import BatchPiece, Positions, SourceBatch, SourceSpec, own_positions
@@ -190,8 +190,9 @@ class Trial:
         """Crash, and continue from the last checkpoint with another number of workers. Returns as `crash`.
 
         Sources deal their rows and splits to the new workers, and a checkpoint of them follows at once.
-        Raises OperatorError if an operator does not say how its state is divided, and ValueError without a
-        checkpoint; then nothing changed.
+        Raises OperatorError if an operator does not say how its state and files are divided, or if its
+        function for that fails, and ValueError without a checkpoint; then the number of workers is as before,
+        at the last checkpoint.
         """
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
@@ -200,6 +201,8 @@ class Trial:
         users = {name: spec for name, spec in self._plan.specs.items() if isinstance(spec, ApplySpec)}
         for name, spec in users.items():
             spec.check_moves(name)
+        before = self._layout, self._workers, self._blocks
+        times_before, waiting_before = self._checkpoint_times, self._checkpoint_waiting
         old, stored = self._layout, dict(zip(self._layout.workers, self._blocks, strict=True))
         self._layout, self._workers = rebalanced(old, range(workers)), workers
         parts = state_parts(old, self._layout, of_all=bool(users))
@@ -219,7 +222,16 @@ class Trial:
                     circuit.restore_part(operator, decode_block(data), part, share)
             circuit.parts_restored(share)
 
-        step = self._go_back(take_over)
+        self._directories.begin_move()
+        try:
+            step = self._go_back(take_over)
+        except OperatorError:
+            self._layout, self._workers, self._blocks = before
+            self._checkpoint_times, self._checkpoint_waiting = times_before, waiting_before
+            self._directories.end_move(succeeded=False)
+            self._go_back()
+            raise
+        self._directories.end_move(succeeded=True)
         taken = [Checkpoint(self._checkpoints + 1) for _ in self._circuits]
         for circuit, into in zip(self._circuits, taken, strict=True):
             for stage in range(1, len(self._plan.plan.stages)):

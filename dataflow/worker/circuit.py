@@ -11,6 +11,7 @@ on its rows and their order, not on their batches: a replay with other batches g
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -29,12 +30,13 @@ from dataflow.operators.side_output import SideOutputSpec
 from dataflow.origins import BatchOrigin
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.base import SourceBatch, SourceReader
+from dataflow.state.directory_moving import begin_files
 from dataflow.state.moving import Share
-from dataflow.state.operator_directory import OperatorDirectory
+from dataflow.state.operator_directory import ChangeLog, OperatorDirectory
 from dataflow.worker.checkpoint_part import Checkpoint
 from dataflow.worker.circuit_time import CircuitTime, StepTime
 from dataflow.worker.failures import naming, operator_error
-from dataflow.worker.partitioning import Broadcaster, Partitioner
+from dataflow.worker.partitioning import Broadcaster, Partitioner, key_owner
 
 Sends: TypeAlias = dict[int, list[list[pa.RecordBatch]]]
 """Output of a stage: channel -> for each worker, the batches to send."""
@@ -100,7 +102,7 @@ class Circuit:
                 context = OperatorContext(
                     region, node.name, worker, workers, store_id, graph.inputs_of(node.name),
                     graph.schemas[node.name], incarnation, graph.triggers_checkpoints, next(tables, None),
-                    scratch, graph.delivery, checkpoint,
+                    scratch, graph.delivery, checkpoint, key_owner(graph, node, layout, worker),
                 )  # fmt: skip
                 self._open(node, context)
         self.time = CircuitTime(graph, self._operators)
@@ -178,6 +180,16 @@ class Circuit:
         """Return whether an operator requested a checkpoint since the last call."""
         requests = [operator.take_checkpoint_request() for operator in self._requesting]
         return any(requests)
+
+    def begin_directory(
+        self, name: str, path: Path, sources: Mapping[int, Path], log: ChangeLog, scratch: str = ""
+    ) -> None:
+        """Let an operator make its files from those of the workers of another layout (`begin_files`).
+
+        Raises OperatorError.
+        """
+        with naming(name, "another number of workers"):
+            begin_files(path, sources, log, self._operators[name].redistribute_directory, scratch)
 
     def hand_directory(self, name: str, directory: OperatorDirectory) -> None:
         """Give an operator its directory, with the files of the checkpoint. Call it before `restored`."""

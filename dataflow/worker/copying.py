@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from checkpoint import CopyAhead, Restore, TakenPart, WorkerCut, worker_directory
+from checkpoint.chains.directory_store import DirectoryStore
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.state_reading import STATE_CHAIN, StoredStateBlock, blocks_at, blocks_between
 from checkpoint.chains.state_store import StateStore
@@ -107,6 +108,9 @@ async def create_journals(
     steps = await StepsLog.open(claim, after_step=order.restore.step, generation=generation)
     await steps.aclose()
     for name, spec in plan.specs.items():
+        if spec.keeps_files:
+            files = await DirectoryStore.open(claim, name, at=None, generation=generation)
+            await files.aclose()
         if isinstance(spec, LogSink):
             at = log_position(name, change.part.sinks.get(name))
             after = order.restore.step

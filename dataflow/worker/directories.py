@@ -20,17 +20,17 @@ from typing import NamedTuple
 
 import trio
 
-from checkpoint import Rolling, WorkerCut
-from checkpoint.chains.directory_store import DirectoryStore, FilesAt, directory_chain
+from checkpoint import Restore, Rolling, WorkerCut
+from checkpoint.chains.directory_store import DirectoryStore, FilesAt, directory_chain, rebuild_files
 from checkpoint.errors import ManifestError
 from checkpoint.runtime import runtime
 from dataflow import limits
 from dataflow.graph.builder import GraphPlan
 from dataflow.state.directory_handover import Handover
-from dataflow.worker.messages import DirectoryCut, FilesChanged, Post
+from dataflow.worker.messages import DirectoryBegun, DirectoryCut, FilesChanged, OfDirectories, Post
 from journal import Floor, Position, Record, Scratch
 from journal.files.changing import snapshot_of
-from journal.ports import ClaimPort
+from journal.ports import ClaimPort, StorePort
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -65,6 +65,9 @@ class PostedChanges:
         self._handover.reserve(size)  # before the message: blocks the circuit, so queued changes stay bounded
         self._post(FilesChanged(self._incarnation, self._operator, records, size))
 
+    def begin(self, sizes: Mapping[str, int], copy: Path) -> None:
+        self._post(DirectoryBegun(self._incarnation, self._operator, dict(sizes), copy))
+
     def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
         self.flush()
         self._post(DirectoryCut(self._incarnation, self._operator, cut, step, dict(sizes), copy))
@@ -75,6 +78,32 @@ class DirectoriesAtCut(NamedTuple):
 
     positions: dict[str, Position]
     floors: dict[str, Floor]
+
+
+class FormerFiles(NamedTuple):
+    """Where the files of all workers of another layout are, at the checkpoint that is restored."""
+
+    store: StorePort
+    region: str
+    workers: Mapping[int, Mapping[str, Position]]
+    """Worker -> operator -> its position."""
+
+    @classmethod
+    def of(cls, store: StorePort, order: Restore) -> "FormerFiles":
+        """Return those of the checkpoint that is ordered to be restored."""
+        assert order.restore is not None
+        return cls(store, order.job, {one: part.directories for one, part in order.restore.workers.items()})
+
+    async def rebuild(self, operator: str, root: Path) -> dict[int, Path]:
+        """Write the files of an operator below `root`, and return worker -> its files.
+
+        Raises as `rebuild_files`.
+        """
+        paths = {worker: root / str(worker) for worker in sorted(self.workers)}
+        for worker, path in paths.items():
+            at = self.workers[worker][operator]
+            await rebuild_files(self.store, self.region, worker, operator, at=at, path=path)
+        return paths
 
 
 class Directories:
@@ -92,7 +121,7 @@ class Directories:
         self._stores: dict[str, DirectoryStore] = {}
         self._handovers: dict[str, Handover] = {}
         self._cuts: dict[int, dict[str, FilesAt]] = {}
-        self._to_record, self._changes = trio.open_memory_channel[FilesChanged | DirectoryCut](math.inf)
+        self._to_record, self._changes = trio.open_memory_channel[OfDirectories](math.inf)
         self._cut_arrived = trio.Event()
 
     @property
@@ -126,14 +155,22 @@ class Directories:
                 rolling=rolling,
             )
 
-    async def rebuild(self) -> dict[str, Handover]:
-        """Write the files and return operator -> handover. Raises as `DirectoryStore.rebuild`."""
+    async def rebuild(self, former: FormerFiles | None = None) -> dict[str, Handover]:
+        """Write the files and return operator -> handover.
+
+        former: the layout changes, so the files of all its workers are written, and none of this worker's.
+        Raises as `DirectoryStore.rebuild` and `rebuild_files`.
+        """
         if not self._operators:
             return {}
         root = await runtime().in_thread(self._make_root)
         for name, store in self._stores.items():
-            await store.rebuild(root / name)
-            handover = Handover(root / name, limits.directory_bytes_ahead)
+            sources = None
+            if former is None:
+                await store.rebuild(root / name)
+            else:
+                sources = await former.rebuild(name, root / f".{name}.former")
+            handover = Handover(root / name, limits.directory_bytes_ahead, sources)
             handover.snapshot_due = store.snapshot_due
             self._handovers[name] = handover
         return dict(self._handovers)
@@ -153,7 +190,7 @@ class Directories:
 
     # --- from the circuit ---------------------------------------------------------------------------------
 
-    def take(self, message: FilesChanged | DirectoryCut) -> None:
+    def take(self, message: OfDirectories) -> None:
         """Queue a change or a checkpoint. Never blocks."""
         self._to_record.send_nowait(message)
 
@@ -164,6 +201,10 @@ class Directories:
             if isinstance(message, FilesChanged):
                 await store.append(message.records)
                 handover.release(message.size)  # after the append: only then the bytes are in the chain
+                continue
+            if isinstance(message, DirectoryBegun):
+                # What the chain has before stays for the checkpoints that need it.
+                await self._snapshot(store, message.copy, message.sizes)
                 continue
             at = store.cut(message.cut, message.step, sum(message.sizes.values()))
             self._cuts.setdefault(message.cut, {})[message.operator] = at

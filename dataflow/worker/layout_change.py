@@ -48,7 +48,9 @@ class LayoutChange(NamedTuple):
             if part.stays and part.worker not in order.layout.workers
         }
         before = cut.retired.get(worker, RetiredWorker())
-        own = cut.workers.get(worker, WorkerCut(state=ORIGIN, steps=ORIGIN, sinks=before.sinks))
+        files = {name: ORIGIN for name, spec in plan.specs.items() if spec.keeps_files}
+        new = WorkerCut(state=ORIGIN, steps=ORIGIN, sinks=before.sinks, directories=files)
+        own = cut.workers.get(worker, new)
         sources = dealt_sources(plan, [cut.workers[one].sources for one in sorted(cut.workers)], share)
         return cls(order.cut + 1, share, msgspec.structs.replace(own, sources=sources), completes)
 

@@ -31,7 +31,7 @@ from dataflow.core.phase_timer import PhaseTimer
 from dataflow.sources.prefetched import PrefetchedSource
 from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.copying import CopiedState
-from dataflow.worker.directories import Directories
+from dataflow.worker.directories import Directories, FormerFiles
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.failures import first_error
 from dataflow.worker.journals import Journals, NoJournals, after_step
@@ -39,11 +39,10 @@ from dataflow.worker.layout_change import LayoutChange, left_before, part_of
 from dataflow.worker.messages import (
     BlockLoaded,
     CutTaken,
-    DirectoryCut,
     DivisionsDurable,
-    FilesChanged,
     Inbox,
     LoadStateBlock,
+    OfDirectories,
     OutputMade,
     PausedAt,
     Published,
@@ -129,7 +128,7 @@ class LinkIncarnation:
             self._loaded.set()
         elif isinstance(message, OutputMade):
             self._outputs.take(message)
-        elif isinstance(message, FilesChanged | DirectoryCut):
+        elif isinstance(message, OfDirectories):
             self._directories.take(message)
         elif isinstance(message, CutTaken):
             self._to_vote.send_nowait(message)
@@ -303,7 +302,8 @@ class LinkIncarnation:
             async for part, block in self._copies.taken_over(self._store, self._order, self._change):
                 await self._block_room.acquire()
                 self._inbox.put(LoadStateBlock(self.number, *block, part))
-        self._inbox.put(StateComplete(self.number, await self._directories.rebuild()))
+        former = None if self._change is None else FormerFiles.of(self._store, self._order)
+        self._inbox.put(StateComplete(self.number, await self._directories.rebuild(former)))
         await self._loaded.wait()
 
     async def _serve(self, journals: Journals) -> None:

@@ -232,6 +232,16 @@ class FilesChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectoryBegun:
+    """The layout changes: an operator's directory begins with the files in `copy`, which have these sizes."""
+
+    incarnation: int
+    operator: str
+    sizes: Mapping[str, int]
+    copy: Path
+
+
+@dataclass(frozen=True, slots=True)
 class DirectoryCut:
     """A checkpoint, at the end of `step`, follows the changes sent so far.
 
@@ -244,6 +254,9 @@ class DirectoryCut:
     step: int
     sizes: Mapping[str, int]
     copy: Path | None
+
+
+OfDirectories: TypeAlias = FilesChanged | DirectoryBegun | DirectoryCut
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +307,7 @@ ToLinks: TypeAlias = (
     | SourceWaits
     | PausedAt
     | OutputMade
-    | FilesChanged
-    | DirectoryCut
+    | OfDirectories
     | CutTaken
     | Published
     | CircuitFailed

@@ -9,7 +9,7 @@ become one row whose `_weight` is the sum. A word count sends a quarter of its r
 processes a quarter.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,13 @@ import pyarrow.compute as pc
 from checkpoint import Layout
 from checkpoint.key_hash import hash_keys
 from dataflow import limits
+from dataflow.core.plan import NodePlan
+from dataflow.errors import SchemaError
+from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN
+from dataflow.operators.key_by import KeyBySpec
 from dataflow.state.key_index import Hashes
+from dataflow.state.moving import in_ranges
 
 Weights = npt.NDArray[np.int64]
 
@@ -92,6 +97,30 @@ def key_hashes(columns: Sequence[pa.Array]) -> Hashes:
     encoded = columns[0].dictionary_encode(null_encoding="encode")
     hashes: Hashes = hash_keys([encoded.dictionary])[encoded.indices.to_numpy()]
     return hashes
+
+
+def key_owner(
+    graph: GraphPlan, node: NodePlan, layout: Layout, worker: int
+) -> Callable[[Sequence[Any]], bool] | None:
+    """Return a function that tells whether the rows of a key come to an operator on this worker; None if its
+    stream has no key. It raises SchemaError for values that are no key of the stream.
+    """
+    spec = graph.specs[node.inputs[0]] if node.inputs else None
+    columns = graph.schemas[node.inputs[0]] if node.inputs else None
+    if not isinstance(spec, KeyBySpec) or columns is None:
+        return None
+    fields = [columns.field(name) for name in spec.keys]
+    ranges = [(one.begin, one.end) for one in layout.shards_of(worker)]
+
+    def owns(key: Sequence[Any]) -> bool:
+        try:
+            values = [pa.array([value], field.type) for value, field in zip(key, fields, strict=True)]
+        except (ValueError, TypeError, pa.ArrowException) as error:
+            expected = ", ".join(f"{field.name} {field.type}" for field in fields)
+            raise SchemaError(f"{key!r} is no key of the stream ({expected}): {error}") from None
+        return bool(in_ranges(hash_keys(values), ranges, layout.shard_bits)[0])
+
+    return owns
 
 
 class Broadcaster:

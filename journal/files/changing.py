@@ -134,6 +134,16 @@ class ChangingFiles:
         return self._sizes[name]
 
 
+def sizes_of(root: Path) -> dict[str, int]:
+    """Return the size of each file below `root`, by path.
+
+    Raises FileConflictError for what is no regular file, UnsafePathError for a name that no journal has,
+    OSError.
+    """
+    with FileTree(root) as tree:
+        return {safe_path(path_bytes(name)): tree.size(name) for name in tree.paths()}
+
+
 def snapshot_of(root: Path, sizes: Mapping[str, int]) -> Iterator[Record]:
     """Yield the records that create the files of `sizes`, with their content below `root`.
 

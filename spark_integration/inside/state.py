@@ -85,13 +85,15 @@ class OperatorStateTable:
         self._check_operator(cut)
         since = None if options.since is None else view.restorable(options.since)
         parts = []
+        is_everywhere = _is_broadcast_table(cut.operators.get(options.operator, ""))
         for worker, part in sorted(cut.workers.items()):
-            if since is not None and worker not in since.workers:
-                raise StateNotRecordedError(worker, f"it did not exist in checkpoint {since.cut}")
+            if since is not None and since.layout != cut.layout and not is_everywhere:
+                reason = f"its keys were on other workers in checkpoint {since.cut}"
+                raise StateNotRecordedError(worker, reason)
             for begin, end in _hash_ranges(cut.layout, worker, options.operator, options.tasks_per_worker):
                 before = None if since is None else since.workers[worker].state
                 parts.append(StatePart(worker, part.state, before, begin, end))
-            if _is_broadcast_table(cut.operators.get(options.operator, "")):
+            if is_everywhere:
                 break  # each worker has the whole table
         return parts
 

@@ -56,9 +56,10 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     assert f"by {found['driver']}" in gone.stdout
     assert "no driver of region" in gone.stderr
     assert dos("region", "status", url, name, "--no-ask", "--json").returncode == 0
-    silent = dos("region", "stop", url, name, "--timeout", 1)
-    assert silent.returncode == 1
-    assert "may still start it until" in silent.stderr
+    for what in (("stop",), ("scale", "--workers", 3)):
+        silent = dos("region", what[0], url, name, *what[1:], "--timeout", 1)
+        assert silent.returncode == 1
+        assert "may still start it until" in silent.stderr
 
 
 def test_a_savepoint_is_held_and_let_go_by_its_handle_and_by_the_command(region) -> None:

@@ -9,7 +9,7 @@ import trio
 
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec, RegionState
-from checkpoint.errors import HandshakeError
+from checkpoint.errors import HandshakeError, RegionFailedError
 from checkpoint.link import connect_link
 from dos_client import StoreNotReadyError
 from dos_protocol.errors import BadNameError, BrokenConnectionError, LocalProtocolError
@@ -75,6 +75,8 @@ def test_a_store_that_is_missing_fails_the_region_with_the_reason(monkeypatch, c
     assert isinstance(control.exception(), StoreNotReadyError)
     assert launcher.started == []
     assert not control.wait_checkpoint(1, 0.1)
+    with pytest.raises(RegionFailedError, match=r"the workers that it had: it is FAILED; .*127\.0\.0\.1:1"):
+        control.scale(3)
     control.stop()
     control.reset()
     control.worker_ended(0, 1, None)
@@ -88,6 +90,8 @@ def test_stop_before_start_ends_at_once() -> None:
     assert control.wait(10)
     assert control.status().state is RegionState.STOPPED
     assert control.exception() is None
+    with pytest.raises(RegionFailedError, match="has the workers that it had: it is STOPPED; "):
+        control.scale(3)
 
 
 def test_the_listener_exists_before_the_region_begins_and_knows_its_own() -> None:

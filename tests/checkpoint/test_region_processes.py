@@ -174,6 +174,8 @@ def test_of_two_live_drivers_the_newer_fences_the_older(new_region) -> None:
             assert older.control.wait(30)
             assert older.control.status().state is RegionState.FENCED
             assert isinstance(older.control.exception(), RegionFencedError)
+            with pytest.raises(RegionFailedError, match="has the workers that it had: it is FENCED; "):
+                older.control.scale(3)
             check_finished(newer)
 
 

@@ -7,8 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import CheckpointWanted, ReplaceWanted, ResetWanted, StopWanted
-from checkpoint.core.region import CheckpointCommitted, RegionState, ReplaceSettled, ResetReport
+from checkpoint.core.coordinator_vocabulary import (
+    CheckpointWanted,
+    ReplaceWanted,
+    ResetWanted,
+    ScaleWanted,
+    StopWanted,
+)
+from checkpoint.core.region import (
+    CheckpointCommitted,
+    RegionState,
+    ReplaceSettled,
+    ResetReport,
+    ScaleSettled,
+)
 from checkpoint.core.request_handling import (
     QueueRead,
     RegionEnded,
@@ -93,6 +105,23 @@ def test_a_refused_replacement_does_not_answer_the_one_that_is_under_way() -> No
     )
 
 
+def test_a_change_of_the_number_of_workers_is_answered_with_its_outcome() -> None:
+    handler = HandlerHarness()
+    for number, workers in enumerate((3, 3, 4)):
+        handler.request(number, "scale", workers=workers)
+    handler.request(3, "unscale")
+    assert handler.commands() == [ScaleWanted(3), ScaleWanted(3), ScaleWanted(4), ScaleWanted(None)]
+    handler.handle(RegionNotified(ScaleSettled(4, 2, "the region is already going to 3 workers")))
+    assert handler.answers(2)[-1] == ("failed", "the region is already going to 3 workers")
+    assert [len(handler.answers(number)) for number in (0, 1, 3)] == [1, 1, 1], "only accepted"
+    handler.handle(RegionNotified(ScaleSettled(3, 2, "it was cancelled", given_up=True)))
+    assert handler.answers(0)[-1] == handler.answers(1)[-1] == ("failed", "it was cancelled")
+    assert handler.answers(3)[-1] == ("done", "")
+    handler.request(5, "scale", workers=3)
+    (answer,) = handler.handle(RegionNotified(ScaleSettled(3, 3, seconds=2.5, pause_s=0.5)))
+    assert (answer.verdict, answer.result) == ("done", {"workers": 3, "seconds": 2.5, "pauseSeconds": 0.5})
+
+
 def test_stop_is_done_when_the_region_has_ended_and_the_others_then_fail() -> None:
     handler = HandlerHarness()
     for number, what in enumerate(("stop", "checkpoint", "reset", "status")):
@@ -128,6 +157,9 @@ def test_a_fenced_driver_has_no_last_words() -> None:
         ({}, RegionState.RUNNING, WALL - 60_001, "60 s in the future"),
         ({}, RegionState.STOPPED, WALL, "the region has ended"),
         ({"what": "checkpoint"}, RegionState.STOPPING, WALL, "being stopped"),
+        ({"what": "scale", "workers": 3}, RegionState.STOPPING, WALL, "being stopped"),
+        ({"what": "scale", "workers": 3}, RegionState.FAILED, WALL, "the region has ended: FAILED"),
+        ({"what": "unscale"}, RegionState.FENCED, WALL, "the region has ended: FENCED"),
         ({"what": "reset"}, RegionState.STARTING, WALL, "already starting from its last checkpoint"),
         ({"what": "reset"}, RegionState.WAITING_FOR_STORE, WALL, "waits for its store"),
     ],

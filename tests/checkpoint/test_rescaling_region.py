@@ -28,6 +28,7 @@ from checkpoint.core.messages import (
     CopiedAhead,
     CopyAhead,
     Counters,
+    Failed,
     Pause,
     Paused,
     RequestCut,
@@ -202,6 +203,33 @@ def test_a_region_that_does_not_run_or_goes_already_or_has_no_rule_is_not_scaled
     kept = CoordinatorHarness(keeps_workers="'own' has no rule").run()
     kept.play(ScaleWanted(3))
     assert settled(kept) == [ScaleSettled(3, 2, "'own' has no rule")]
+
+
+def test_a_region_that_ends_or_has_no_checkpoints_is_not_scaled() -> None:
+    def refused(region: CoordinatorHarness, why: str) -> None:
+        region.take()
+        region.play(ScaleWanted(3))
+        (outcome,) = settled(region)
+        assert why in outcome.error
+        assert not outcome.given_up
+        assert region.take(LaunchWorker) == []
+        assert region.core.state.scaling is None
+
+    region = CoordinatorHarness().run()
+    region.commit(1, step=5)
+    region.play(ResetWanted())
+    refused(region, "the region does not run now: try again when it does")
+    stopping = CoordinatorHarness().run()
+    stopping.play(StopWanted())
+    refused(stopping, "the region does not run now")
+    failing = CoordinatorHarness().run()
+    failing.receive(0, Failed, kind="operator", message="it cannot", operator="own")
+    refused(failing, "the region does not run now")
+    done = CoordinatorHarness().run()
+    done.core.state.final_committed = True
+    refused(done, "the region has processed all of its input")
+    without = CoordinatorHarness(without_checkpoints=True).run()
+    refused(without, "the region has no checkpoints: run it again with another number of workers")
 
 
 def given_up(region: CoordinatorHarness, why: str) -> None:

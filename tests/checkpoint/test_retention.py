@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import (
     check_cut,
 )
@@ -63,6 +64,15 @@ def test_nothing_that_a_retained_checkpoint_needs_is_ever_garbage(given_floors, 
                 assert chain != "out-x"
         assert not garbage("state")
         assert steps_kept_after(kept) == kept[0].step
+
+
+def test_of_a_worker_in_no_retained_checkpoint_state_and_files_are_not_needed() -> None:
+    """If it comes back, it continues its steps and its output, and begins anew with the others."""
+    chains = dict.fromkeys(("state", "steps", "files-own", "out-x"), (3, 9))
+    kept = (a_cut(workers={0: worker_cut(floors=chains)}, layout=even_layout(1)),)
+    assert floors_of(kept, 0) == chains
+    assert floors_of(kept, 1) == {"files-own": (4, 0), "state": (4, 0)}
+    assert floors_of((), 1) == {}
 
 
 def test_a_checkpoint_of_the_old_format_among_the_retained_keeps_everything() -> None:

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,31 @@ class Diary(UserOperator):
             before = (self.files.path / "counts").read_bytes()[at : at + 8]
             self.files.write_at("counts", at, (int.from_bytes(before) + 1).to_bytes(8))
         return batch
+
+
+class MovingDiary(Diary):
+    """A diary for any number of workers, if no two words begin alike.
+
+    fails: a file; while it is there, worker 1 cannot take files over.
+    """
+
+    def __init__(self, once: str = "", hurry: str = "", fails: str = "") -> None:
+        super().__init__(once, hurry)
+        self.fails = fails
+
+    def redistribute_directory(self, sources: Mapping[int, Path], target: Path, ctx: RuntimeContext) -> None:
+        counts = bytearray(26 * 8)
+        (target / "words").mkdir()
+        for source in sources.values():
+            before = (source / "counts").read_bytes()
+            for page in source.glob("words/*"):
+                if ctx.owns(page.name):
+                    page.rename(target / "words" / page.name)
+                    at = (ord(page.name[0]) - ord("a")) * 8
+                    counts[at : at + 8] = before[at : at + 8]
+        (target / "counts").write_bytes(counts)
+        if ctx.worker == 1 and self.fails and Path(self.fails).exists():
+            raise ValueError(f"no room for the files of {len(sources)} workers")
 
 
 def diary_of(rows: list[tuple[str, int]]) -> dict[str, bytes]:

@@ -30,6 +30,7 @@ from dos_client.blocking import open_store
 from tests.dataflow.producer_process import SCHEMA, rows_of
 from tests.dataflow.support import true_counts
 from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch, unhurried
+from tests.support.dos_command import dos
 from tests.support.polling import until
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
@@ -75,7 +76,9 @@ def a_text(folder: Path) -> list[Path]:
 
 # EVIDENCE-OF: P-7
 @pytest.mark.parametrize("publish", ["step", "checkpoint", "own-region"])
-def test_two_regions_are_joined_by_a_log_and_reset_apart(store: str, tmp_path: Path, publish: str) -> None:
+def test_two_regions_are_joined_by_a_log_and_reset_and_scaled_apart(
+    store: str, tmp_path: Path, publish: str
+) -> None:
     folder = tmp_path / f"app-{publish}"
     folder.mkdir()
     paths = a_text(tmp_path)
@@ -91,6 +94,10 @@ def test_two_regions_are_joined_by_a_log_and_reset_apart(store: str, tmp_path: P
         os.kill(app.status[first].workers[1].pid, signal.SIGKILL)
         watch.wait(lambda event: isinstance(event, ResetReport), 2)
         assert app.status[second].incarnation == incarnations[second]
+        assert app.parts[first].scale(3, WAIT_S).workers == 3
+        done = dos("region", "scale", store, second, "--workers", 1)
+        assert done.returncode == 0, done.stderr
+        assert {name: len(status.workers) for name, status in app.status.items()} == {first: 3, second: 1}
         (folder / "hurry").touch()
         assert app.awaitTermination(WAIT_S), app
         assert {status.state for status in app.status.values()} == {RegionState.FINISHED}

@@ -9,15 +9,16 @@ import trio
 from typer.testing import CliRunner
 
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.core.region import ResetReport, worker_directory
+from checkpoint.core.region import RegionState, ResetReport, worker_directory
+from checkpoint.errors import RegionFailedError
 from dataflow.limits import WorkerLimits
 from dos_cli.main import app
 from dos_client import open_store
 from journal import AtCheckpoint, AtStep, restore
-from tests.dataflow.filing import Diary, diary_of, together
+from tests.dataflow.filing import Diary, MovingDiary, diary_of, together
 from tests.dataflow.test_directory import numbered
 from tests.dataflow.test_region_in_one_thread import write_files
-from tests.dataflow.test_region_processes import finished, kill, running
+from tests.dataflow.test_region_processes import WAIT_S, finished, kill, running
 from tests.journal.journaled_files import files
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
@@ -60,6 +61,40 @@ def test_files_survive_workers_that_are_killed_in_a_change_and_lose_their_disks(
     }
 
 
+def test_files_go_to_other_numbers_of_workers_running_and_stopped(shared_store: str, tmp_path: Path) -> None:
+    """The second worker dies after the change, so its files are made again from the new checkpoint."""
+    rng = random.Random(8)
+    words = ["ape", "bee", "cow", "dog", "elk", "fox"]
+    rows = [(rng.choice(words), n) for n in range(12_000)]
+    texts = ["".join(f"{word} {n}\n" for word, n in rows if (word < "d") is one) for one in (True, False)]
+    paths = write_files(tmp_path, texts)
+    hurry, fails = tmp_path / "hurry", tmp_path / "fails"
+    graph = numbered(paths, tmp_path / "out", MovingDiary("", str(hurry), str(fails)))
+    small = WorkerLimits(step_bytes_max=512, batch_bytes_max=512, snapshot_bytes_min=32 * 1024)
+    with running(graph, shared_store, tmp_path, workers=2, worker_limits=small) as (control, watch):
+        watch.cuts(2)
+        assert control.scale(3, WAIT_S).workers == 3
+        kill(control, 1, wipe=True)
+        watch.wait(lambda event: isinstance(event, ResetReport))
+        control.checkpoint(WAIT_S)
+        fails.touch()
+        with pytest.raises(RegionFailedError, match="redistribute_directory: ValueError: no room for"):
+            control.scale(2, WAIT_S)
+        assert control.wait(WAIT_S)
+        assert control.status.state is RegionState.FAILED
+    fails.unlink()
+    assert len(trio.run(of_the_last_cut, shared_store, tmp_path)) == 3, "the former layout is untouched"
+    with running(graph, shared_store, tmp_path, worker_limits=small) as (control, watch):
+        watch.cuts(1)
+        assert len(control.status.workers) == 3
+    hurry.touch()
+    with running(graph, shared_store, tmp_path, workers=1, worker_limits=small) as (control, _):
+        assert finished(control), control.status
+    found = trio.run(of_the_last_cut, shared_store, tmp_path)
+    assert len(found) == 1
+    assert found[0] == diary_of(rows)
+
+
 async def of_the_last_cut(url: str, folder: Path) -> list[dict[str, bytes]]:
     """The files of each worker, made of the store alone."""
     region, found = folder.name, []
@@ -67,12 +102,12 @@ async def of_the_last_cut(url: str, folder: Path) -> list[dict[str, bytes]]:
         cut = (await read_manifest(store, region)).last
         assert cut is not None
         for worker, part in cut.workers.items():
-            into = folder / f"of-the-store-{worker}"
+            into = folder / f"of-the-store-{cut.cut}-{worker}"
             directory = worker_directory(region, worker)
             await restore(into, store, directory, "files-own", at=part.directories["own"])
             found.append(files(into))
             for other in (AtCheckpoint(cut.cut), AtStep(cut.step)):
-                again = folder / f"of-the-store-{worker}-{other}"
+                again = folder / f"of-the-store-{cut.cut}-{worker}-{other}"
                 await restore(again, store, directory, "files-own", at=other)
                 assert files(again) == files(into)
     return found

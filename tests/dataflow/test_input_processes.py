@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +22,8 @@ from dos_client.blocking import open_store as open_blocking
 from dos_protocol.errors import FencedError
 from tests.dataflow.producer_process import SCHEMA, rows_of
 from tests.dataflow.support import made
-from tests.dataflow.test_region_processes import finished, running
+from tests.dataflow.test_region_processes import WAIT_S, finished, running
+from tests.support.polling import until
 from tests.support.servers import ServerProcess, three_servers
 
 __all__ = ["three_servers"]
@@ -158,6 +161,43 @@ def test_a_driver_started_again_continues_where_the_input_was_read(shared_store:
         with running(numbers("checkpoint"), shared_store, tmp_path) as (control, _):
             assert finished(control), control.status
     each_once(shared_store, name, {"p": 42})
+
+
+def test_producers_write_while_the_region_goes_to_other_numbers_of_workers(
+    shared_store: str, tmp_path: Path
+) -> None:
+    name, ends = tmp_path.name, threading.Event()
+
+    def produce(producer: str) -> int:
+        sent = 0
+        with (
+            open_blocking(shared_store) as client,
+            blocking.open_producer(client, name, "numbers", producer, SCHEMA) as writer,
+        ):
+            while not ends.is_set() or not sent:
+                writer.wait_recorded(writer.send(rows_of(producer, sent, 20)))
+                sent += 20
+        return sent
+
+    with (
+        running(numbers(), shared_store, tmp_path, workers=2) as (control, watch),
+        ThreadPoolExecutor() as pool,
+    ):
+        producers = {one: pool.submit(produce, one) for one in ("p1", "p2", "p3")}
+        try:
+            watch.cuts(1)
+            for workers in (3, 2):
+                control.scale(workers, WAIT_S)
+                before = control.status.rows_in
+                until(lambda before=before: control.status.rows_in > before, "more rows", WAIT_S)
+        finally:
+            ends.set()
+        counts = {one: sent.result(WAIT_S) for one, sent in producers.items()}
+        with open_blocking(shared_store) as client:
+            blocking.close_input(client, name, "numbers")
+        assert finished(control), control.status
+        assert len(control.status.workers) == 2
+    each_once(shared_store, name, counts)
 
 
 def test_rows_of_other_columns_than_are_read_stop_the_region(shared_store: str, tmp_path: Path) -> None:

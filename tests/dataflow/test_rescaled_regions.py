@@ -1,45 +1,37 @@
 """Regions that go to another number of workers, stopped and running, on real servers and worker processes."""
 
 import json
-import logging
 import os
 import signal
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from checkpoint.core.autoscale_policy import AutoScale
-from checkpoint.core.region import CheckpointCommitted, RegionEvent, ScaleDecided, ScaleSettled, WorkerJoined
-from checkpoint.errors import NotScaledError
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, WorkerJoined
+from checkpoint.errors import NotScaledError, StateNotRecordedError
 from dataflow import (
-    CallSink,
     Count,
-    DirectorySource,
     FileSink,
     FileSource,
     Graph,
-    InputSource,
     JournaledFileSink,
     LogSink,
     LogSource,
     ParquetSink,
     RateSource,
     Tumbling,
-    autonomous,
-    consistent,
 )
-from dataflow.local import run_local
 from dataflow.sinks.sql import SqlSink
-from tests.dataflow.support import rows_of, split_words, true_counts
+from tests.dataflow.support import rows_of, true_counts
 from tests.dataflow.test_output_processes import counted, inputs, last_shown, steps_of
 from tests.dataflow.test_region_processes import (
+    SMALL_STEPS,
     WAIT_S,
     finished,
     hurry,
@@ -50,6 +42,7 @@ from tests.dataflow.test_region_processes import (
     three_servers,
     unhurried,
 )
+from tests.dataflow.test_region_tools import state_of
 from tests.dataflow.test_sql_sink import rows_in
 from tests.support.dos_command import dos
 from tests.support.polling import until
@@ -295,67 +288,38 @@ def test_the_command_scales_a_region_from_anywhere(
         )
 
 
-def slowly(batch: pa.RecordBatch) -> pa.Array:
-    """Some 300 lines per second, on any machine."""
-    time.sleep(0.003 * batch.num_rows)
-    return split_words(batch)
-
-
-def test_a_region_adds_workers_for_a_load_and_they_leave_after_it(
-    shared_store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_savepoint_keeps_the_state_of_workers_that_left_and_come_back(
+    shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
-    caplog.set_level(logging.INFO, "dos.checkpoint")
-    folder = tmp_path / "in"
-    folder.mkdir()
-    graph = Graph("autoscaled")
-    lines = graph.source("lines", DirectorySource(folder, until=folder / "END", poll_s=0.2))
-    words = lines.flat_map("words", slowly, schema="word string", takes="batch")
-    words.key_by("by_word", "word").count("counts").sink("out", FileSink(tmp_path / "out"))
-    policy = AutoScale(1, 3, window=3, cool_down=3, catch_up=2)
-
-    def settled(workers: int, event: RegionEvent) -> bool:
-        return isinstance(event, ScaleSettled) and event.workers == workers and not event.error
-
-    with running(graph, shared_store, tmp_path, workers=1, autoscale=policy) as (control, watch):
-        for index in range(60):  # long lines, so that a step has few
-            (folder / f"f{index}").write_text("".join(f"w{number % 17:<100}\n" for number in range(100)))
-        watch.wait(partial(settled, 3))
-        shown = dos("region", "status", shared_store, tmp_path.name).stdout
-        assert "autoscale 1 to 3 workers: " in shown
-        assert "last decision: autoscale from 1 to 3 workers: the load needs 3 workers; load" in shown
-        watch.wait(partial(settled, 1))
-        assert control.status.autoscale is not None
-        assert control.status.autoscale.decided == next(
-            event for event in reversed(watch.events) if isinstance(event, ScaleDecided)
-        )
-        (folder / "END").touch()
+    """Also if it is made while no driver runs: that records the last checkpoint again."""
+    graph, name = slow_word_count(texts, tmp_path / "out"), tmp_path.name
+    few = {"retain": 2, "worker_limits": replace(SMALL_STEPS, snapshot_bytes_min=16 * 1024)}
+    with running(graph, shared_store, tmp_path, workers=3, **few) as (control, watch):
+        watch.cuts(2)
+        three = control.savepoint("three", timeout=WAIT_S)
+        counted = state_of(shared_store, name, "counts", checkpoint=str(three))
+        control.scale(1, WAIT_S)
+    diff = dos("checkpoint", "diff", shared_store, name, three)
+    assert "different: layout, number of workers" in diff.stdout, diff.stderr
+    assert f"not counted: worker 0: its keys were on other workers in checkpoint {three}" in diff.stdout
+    with pytest.raises(StateNotRecordedError, match="its keys were on other workers"):
+        state_of(shared_store, name, "counts", since=str(three))
+    done = dos("region", "savepoint", shared_store, name, "one", "--stopped")
+    assert done.returncode == 0, done.stderr
+    with running(graph, shared_store, tmp_path, workers=2, **few) as (control, watch):
+        watch.cuts(3)
+        assert control.scale(3, WAIT_S).workers == 3
+        for _ in range(3):  # releases all but the savepoints
+            last = control.checkpoint(WAIT_S)
+        assert set(control.status.savepoints) == {"one", "three"}
+        assert state_of(shared_store, name, "counts", checkpoint=str(three)) == counted
+        one = control.drop_savepoint("one", timeout=WAIT_S)
+        workers = json.loads(dos("checkpoint", "show", shared_store, name, one, "--json").stdout)["workers"]
+        assert len(workers) == 1
+        hurry(tmp_path / "out")
         assert finished(control), control.status
-    assert counts_in(tmp_path / "out") == {
-        f"w{word}": 60 * sum(number % 17 == word for number in range(100)) for word in range(17)
-    }
-    assert "autoscale from 1 to 3 workers: the load needs 3 workers" in caplog.text
-
-
-def test_a_region_that_cannot_be_scaled_on_its_own_is_refused_before_it_starts(tmp_path: Path) -> None:
-    graph = Graph("kept")
-    lines = graph.source("lines", RateSource(10))
-    lines.sink("out", JournaledFileSink())
-    with pytest.raises(
-        ValueError, match="kept: autoscale needs a graph whose number of workers can change: 'out'"
-    ):
-        run_local(graph, store="dos://nowhere", autoscale=AutoScale(1, 3))
-    other = Graph("other")
-    other.source("lines", RateSource(10)).sink("out", LogSink())
-    with pytest.raises(ValueError, match="other: workers=4 is outside of autoscale, 1 to 3 workers"):
-        run_local(other, store="dos://nowhere", workers=4, autoscale=AutoScale(1, 3))
-    two = Graph("two")
-    outside = two.source("outside", InputSource("rows", "word string")).annotate(autonomous)
-    outside.sink("shown", CallSink(print))
-    two.source("inside", RateSource(10)).annotate(consistent()).sink("out", LogSink())
-    with pytest.raises(
-        ValueError, match=r"two\.\S+: autoscale needs checkpoints, and operators outside of any"
-    ):
-        run_local(two, store="dos://nowhere", autoscale=AutoScale(1, 3))
+    assert control.status.last_checkpoint > last
+    assert state_of(shared_store, name, "counts") == counts_in(tmp_path / "out") == true_counts(texts, 3)
 
 
 def test_files_that_changed_before_a_change_of_the_number_of_workers_end_the_region_with_the_reason(

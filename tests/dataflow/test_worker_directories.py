@@ -1,8 +1,9 @@
 """Directories of operators over chains: what a vote says is durable, and what a restore finds by it."""
 
 import os
+import shutil
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from checkpoint.core.retention import Rolling
 from checkpoint.errors import ManifestError
 from dataflow import limits
 from dataflow.errors import OperatorFailure
+from dataflow.state.directory_moving import begin_files
 from dataflow.state.operator_directory import OperatorDirectory
-from dataflow.worker.directories import Directories, DirectoriesAtCut, PostedChanges
+from dataflow.worker.directories import Directories, DirectoriesAtCut, FormerFiles, PostedChanges
 from dataflow.worker.failures import first_error
 from dos_protocol.errors import ClosedError, FencedError
 from journal import AtCheckpoint, AtStep, LostBytesError, Position, StopNotFoundError, restore
@@ -54,7 +56,9 @@ async def standing(
     scratch: Path,
     at: DirectoriesAtCut | None = None,
     rolling: Rolling | None = None,
+    former: FormerFiles | None = None,
 ) -> AsyncIterator[Worker]:
+    """former: the layout changes, and the worker takes the files of all."""
     directories = Directories(PLAN, DIRECTORY, incarnation, str(scratch))
     claim = store.claim(incarnation)
     part = None if at is None else part_of(at)
@@ -62,10 +66,11 @@ async def standing(
         async with trio.open_nursery() as nursery:
             await directories.open(claim, part, generation=1, scratch=None, rolling=rolling or Rolling())
             nursery.start_soon(directories.record_all)
-            handover = (await directories.rebuild())["own"]
-            own = OperatorDirectory(
-                handover.path, PostedChanges(incarnation, "own", handover, directories.take)
-            )
+            handover = (await directories.rebuild(former))["own"]
+            log = PostedChanges(incarnation, "own", handover, directories.take)
+            if handover.sources is not None:
+                begin_files(handover.path, handover.sources, log, moved)
+            own = OperatorDirectory(handover.path, log)
             own.method = "process"
             if at is not None:
                 claim.collect(below(at.floors))
@@ -73,6 +78,12 @@ async def standing(
             nursery.cancel_scope.cancel()
     finally:
         await directories.aclose()
+
+
+def moved(sources: Mapping[int, Path], target: Path) -> None:
+    """Take every file, under the name of its worker."""
+    for worker, source in sources.items():
+        shutil.copytree(source, target / str(worker))
 
 
 def part_of(at: DirectoriesAtCut) -> WorkerCut:

@@ -1,19 +1,24 @@
-"""The number of workers of a region changes again and again while everything fails."""
+"""The number of workers of a region changes again and again, and savepoints come and go, while everything
+fails.
+"""
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replaced
 
 from checkpoint.chains.steps_log import StepsLog
-from checkpoint.core import gathering, voting
+from checkpoint.core import checkpointing, gathering, voting
+from checkpoint.core.consumers import need_of
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.gathering import Gathering
+from checkpoint.core.manifest import Cut
 from checkpoint.core.rebalancing import TakenPart
 from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.retention import floors_of
@@ -23,18 +28,19 @@ from dataflow.worker import copying, layout_change
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.copying import CopiedState
 from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.regions import trimmer
 from tests.sim.regions.region import Region, has_region
 from tests.sim.run import run_seed
 
 SEEDS = [seed for seed in range(1, 1_200) if has_region(RandomStreams(seed))]
-RUNS = 40
+RUNS = 30
 
 Planted = contextlib.AbstractContextManager[Any]
 
 
 @pytest.fixture(autouse=True)
 def _scales() -> Iterator[None]:
-    with mock.patch.object(Region, "scales", new=True):
+    with mock.patch.multiple(Region, scales=True, makes_savepoints=True, trims=True):
         yield
 
 
@@ -47,6 +53,7 @@ def test_rows_and_keys_survive_any_change_of_the_number_of_workers() -> None:
     assert seen["a worker joins in another layout"] > RUNS / 4
     assert seen["a worker stays in another layout"] > RUNS / 4
     assert seen["state was copied ahead"] > RUNS / 4
+    assert seen["a savepoint is settled"] > RUNS
 
 
 def a_range_is_lost() -> Planted:
@@ -143,6 +150,39 @@ def the_former_layout_is_stored() -> Planted:
     return mock.patch.object(PendingCut, "build", build)
 
 
+def without_savepoints(kept: Sequence[Cut]) -> Sequence[Cut]:
+    return [cut for cut in kept if cut.cut not in kept[-1].savepoints.values()] or kept
+
+
+def floors_ignore_savepoints() -> Planted:
+    def floors(kept: Sequence[Cut], worker: int) -> Any:
+        return floors_of(without_savepoints(kept), worker)
+
+    return mock.patch.multiple(checkpointing, floors_of=floors)
+
+
+def a_worker_that_comes_back_deletes_what_savepoints_need() -> Planted:
+    def floors(kept: Sequence[Cut], worker: int) -> Any:
+        joins = bool(kept) and worker not in kept[-1].workers
+        return floors_of(without_savepoints(kept) if joins else kept, worker)
+
+    return mock.patch.object(gathering, "floors_of", floors)
+
+
+def savepoints_are_dropped_by_another_layout() -> Planted:
+    original = PendingCut.build
+
+    def build(self: PendingCut, parent: Any, layout: Any, *args: Any) -> Any:
+        cut = original(self, parent, layout, *args)
+        return cut if parent is None or parent.layout == layout else replaced(cut, savepoints={})
+
+    return mock.patch.object(PendingCut, "build", build)
+
+
+def input_is_trimmed_that_savepoints_need() -> Planted:
+    return mock.patch.object(trimmer, "need_of", lambda kept, *args: need_of(without_savepoints(kept), *args))
+
+
 BUGS: list[Callable[[], Planted]] = [
     a_range_is_lost,
     a_range_is_owned_twice,
@@ -156,6 +196,10 @@ BUGS: list[Callable[[], Planted]] = [
     output_of_former_workers_is_forgotten,
     chains_are_released_before_they_are_taken_over,
     the_former_layout_is_stored,
+    floors_ignore_savepoints,
+    a_worker_that_comes_back_deletes_what_savepoints_need,
+    savepoints_are_dropped_by_another_layout,
+    input_is_trimmed_that_savepoints_need,
 ]
 
 

@@ -52,7 +52,9 @@ def check_cuts(region: Region, audit: Auditor) -> None:
     """Check the manifest and the states that an auditor has read."""
     chain = audit.cuts
     for before, cut in pairwise(chain):
-        if cut.cut <= before.cut or cut.parent != before.cut or cut.incarnation < before.incarnation:
+        # A manifest that begins with a snapshot has savepoints, and not what was released after them.
+        follows = cut.parent == before.cut or (cut.parent > before.cut and _released(cut.parent, chain))
+        if cut.cut <= before.cut or not follows or cut.incarnation < before.incarnation:
             raise ViolationError(
                 "O7", f"checkpoint {cut.cut} of incarnation {cut.incarnation} follows checkpoint {before.cut}"
             )
@@ -104,8 +106,10 @@ def _released(number: int, chain: list[Cut]) -> bool:
 def _check_retained(region: Region, audit: Auditor) -> None:
     """Check that the last `retain` committed checkpoints exist and were restored."""
     last, retain = audit.cuts[-1], region.spec.retain
+    region.savepoints.check(last)
     committed = sorted(cut.cut for cut in region.record.reported.values())
-    if set(committed[-retain:]) - {cut.cut for cut in retained_of(audit.cuts)} or len(last.retained) > retain:
+    missing = set(committed[-retain:]) - {cut.cut for cut in retained_of(audit.cuts)}
+    if missing or len(last.retained) > retain + len(last.savepoints):
         raise ViolationError(
             "O7",
             f"checkpoints {committed[-retain:]} must be kept, {last.cut} retains {list(last.retained)}",

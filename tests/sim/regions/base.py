@@ -17,6 +17,7 @@ SINKS: Final = ("rows", "counts")
 _FOR_A_PERSON: Final = ("consecutive resets", "did not join within")
 """Ends after which an operator starts the region again. No fault explains any other failure."""
 _INVALID_ROW: Final = "a row cannot be read"
+_TRIMMED: Final = "it is trimmed to"
 
 
 def region_spec(
@@ -92,10 +93,13 @@ class RegionBase:
 
     def circuit_failed(self, failure: CircuitFailed) -> None:
         """Raises ViolationError unless an invalid row or a newer incarnation explains the failure."""
+        superseded = failure.incarnation < max(self.record.opened)
         if failure.kind == "operator" and _INVALID_ROW in failure.message:
             self.saw("a row failed")
-        elif failure.message.startswith("SinkFencedError") and failure.incarnation < max(self.record.opened):
+        elif failure.message.startswith("SinkFencedError") and superseded:
             self.saw("an old worker was fenced from its output")
+        elif _TRIMMED in failure.message and superseded:
+            self.saw("an old worker found its input trimmed")
         else:
             raise ViolationError("O7", f"a circuit failed ({failure.kind}): {failure.message}")
 

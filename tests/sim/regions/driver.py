@@ -29,6 +29,7 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
 )
 from checkpoint.core.messages import control_frame, decode_from_worker
+from checkpoint.core.region import SavepointSettled
 from checkpoint.core.region_states import PhaseEvent
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process, Task
@@ -110,8 +111,7 @@ class Driver(Process):
                 if channel is not None and not channel.over:
                     channel.send(control_frame(message))
             case NotifyObservers(event):
-                if text := record_event(self.region, event):
-                    self.note(text)
+                self._notified(event)
             case OpenManifest() | AppendCut():
                 self._order(effect)
             case LaunchWorker(worker, attempt, beside):
@@ -127,6 +127,12 @@ class Driver(Process):
                 self.note(f"refuses {refusal.name}: {refusal.text}")
             case End():
                 self._ended(effect)
+
+    def _notified(self, event: object) -> None:
+        if isinstance(event, SavepointSettled):
+            self.region.savepoints.settled(event)
+        if text := record_event(self.region, event):
+            self.note(text)
 
     def _ended(self, end: End) -> None:
         self.end = end

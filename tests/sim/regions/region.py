@@ -21,6 +21,7 @@ from tests.sim.regions.driver import Driver
 from tests.sim.regions.input import Input, Reader, RegionSource
 from tests.sim.regions.output import Output, Part, RegionSink
 from tests.sim.regions.record import Record
+from tests.sim.regions.savepoints import SavepointRequests
 from tests.sim.regions.trimmer import Trimmer
 from tests.sim.regions.worker import Worker
 
@@ -67,6 +68,9 @@ class Region(RegionBase):
     trims: ClassVar[bool] = False
     """Whether a producer trims its input. A test sets it, so that all other runs stay as they are."""
 
+    makes_savepoints: ClassVar[bool] = False
+    """Whether a person makes and drops savepoints. A test sets it, too."""
+
     def __init__(self, cluster: "Cluster") -> None:
         super().__init__(cluster.history)
         self.env = cluster.env
@@ -97,6 +101,7 @@ class Region(RegionBase):
         self.limits = WorkerLimits(step_bytes_max=STEP_ROWS)
         self.output = Output(WORKERS_MAX if self.scales else workers)
         self.record = Record(self)
+        self.savepoints = SavepointRequests(self)
         self.drivers: list[Driver] = []
         self.workers: list[Worker] = []
         self._supervised = rng
@@ -172,6 +177,8 @@ class Region(RegionBase):
             self._scale(started)
         if self.replaces and started is not None and not self.finishing:
             self._replace(started)
+        if self.makes_savepoints and started is not None and not self.finishing:
+            self.savepoints.request(started)
         if started is not None and started.core.status().state is RegionState.RUNNING:
             self.made = True
         self.env.after(0.3 + 1.5 * self._supervised.random(), self._supervise)
@@ -186,10 +193,10 @@ class Region(RegionBase):
 
     def _scale(self, driver: Driver) -> None:
         """Request another number of workers now and then, or that a change is given up."""
-        drawn = self._scaling.random()
-        if drawn < 0.3:
+        drawn, often = self._scaling.random(), 0.6 if self.makes_savepoints else 0.3
+        if drawn < often:
             driver.post(ScaleWanted(self._scaling.randint(1, WORKERS_MAX)))
-        elif drawn < 0.33:
+        elif drawn < often + 0.03:
             driver.post(ScaleWanted(None))
 
     def _replace(self, driver: Driver) -> None:
