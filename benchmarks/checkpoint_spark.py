@@ -213,8 +213,10 @@ class Scaled:
         self.query = writer.option("checkpointLocation", str(self._folder / "checkpoint")).start()
         batches = len(self.shown)
         while len(self.shown) < batches + WARM_BATCHES:
-            if not self.query.isActive or time.monotonic() > BEGUN + LIMIT_S:
-                raise RuntimeError(f"the query does not run: {self.query.exception()}")
+            if not self.query.isActive:
+                raise RuntimeError(f"the query ended: {self.query.exception()}")
+            if time.monotonic() > BEGUN + LIMIT_S:
+                raise TimeIsUp
             time.sleep(0.01)
         state = self.query.lastProgress["stateOperators"][0]
         self.keys = int(state["numRowsTotal"])
@@ -255,7 +257,11 @@ def scale(folder: Path, keys: int, rounds: int) -> dict[str, Any]:
         built_s = query.shown[0] - begun
         query.query.stop()
         kept = query.start(SLOTS + 1)
-        changes = [query.change(partitions) for partitions in (SLOTS + 1, SLOTS) * rounds]
+        changes: list[dict[str, Any]] = []
+        with suppress(TimeIsUp):
+            for partitions in (SLOTS + 1, SLOTS) * rounds:
+                changes.append(query.change(partitions))
+                print(f"Spark: {changes[-1]}", file=sys.stderr, flush=True)
         query.query.stop()
     return {"keys": query.keys, "built_s": round(built_s, 3), "kept": kept, "changes": changes}
 

@@ -59,4 +59,4 @@ def test_the_pauses_are_drawn_as_bars(tmp_path: Path) -> None:
     assert [row.change for row in pauses] == ["2 to 3", "3 to 2"]
     bars(tmp_path / "pause.svg", "pause", {row.change: row.pauses_s for row in pauses})
     text = (tmp_path / "pause.svg").read_text()
-    assert all(name in text for name in ("DOS", "PyFlink", "Spark", "2 to 3"))
+    assert all(name in text for name in ("DOS", "PyFlink", "2 to 3"))
