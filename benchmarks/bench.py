@@ -228,7 +228,7 @@ def write_journal(rows: list[Row], effort: Effort) -> None:
 
 def write_scale(rows: list[Row], effort: Effort) -> None:
     """Write the section on layouts only, with its pictures."""
-    draw_scale()
+    draw_scale(rows)
     SCALE.write(scale_section(rows, effort.recoveries))
 
 

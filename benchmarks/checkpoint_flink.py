@@ -1,229 +1,41 @@
-"""Measure checkpoints and recovery of PyFlink: a count by key in its Table API, with RocksDB state.
+"""Measure checkpoints, recovery and a change of the parallelism of PyFlink: a count by key in its Table API.
 
     checkpoint_flink.py checkpoint KEYS CHECKPOINTS   # 1 % of the keys changed for each
     checkpoint_flink.py recovery KEYS ROUNDS          # a TaskManager is killed, and started again at once
+    checkpoint_flink.py scale KEYS ROUNDS             # from 2 to 3 and back: stop with a savepoint, start
 
-It runs with the Python of a separate environment (`own_environment.py`), and imports nothing of this project
-except `word_feed`, which uses only the standard library. A standalone cluster runs on loopback: a JobManager
-and two TaskManagers with one slot each. Checkpoints are incremental, with one copy on the local disk, every
-second in `recovery`. The source is a socket, so input that a TaskManager had read since the last checkpoint
-is not read again. Output counts as visible after a TaskManager has printed it. Prints one line of JSON.
+`flink_cluster.py` has the cluster and the job. It has a task slot for each of two subtasks, three in `scale`.
+A checkpoint is taken every second in `recovery` and `scale`. Prints one line of JSON.
 """
 
 import json
-import os
 import random
-import re
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from flink_cluster import CAP_S, Cluster, from_files, from_socket
 from word_feed import WordFeed
 
 PART_KEYS = 50_000
 PACE_S = 0.02
 RECOVERY_ROWS_PER_S = 5_000
+SCALE_ROWS_PER_S = 1_000
+SCALE_S_MAX = 300.0
+"""So many rows are generated for the measurement of `scale`."""
+SETTLE_S = 3.0
+"""Between two changes of the parallelism."""
 CHANGED = 0.01
 PROBES = 64
 """Keys that are sent last when the state is built: after all of these are counted, so are those before."""
-CAP_S = 120.0
-"""A longer wait is an error."""
 RECOVERIES_S = 90.0
 """No further measurement is begun after this time."""
-ROW = re.compile(r"\[k(\d+), (\d+), (\d+)\]")
-CONFIG = """\
-jobmanager.rpc.address: 127.0.0.1
-jobmanager.rpc.port: {rpc}
-jobmanager.bind-host: 127.0.0.1
-jobmanager.memory.process.size: 1024m
-taskmanager.bind-host: 127.0.0.1
-taskmanager.host: 127.0.0.1
-taskmanager.numberOfTaskSlots: 1
-taskmanager.memory.process.size: 1600m
-rest.address: 127.0.0.1
-rest.port: {rest}
-state.backend.type: rocksdb
-execution.checkpointing.incremental: true
-execution.checkpointing.interval: {interval}
-execution.checkpointing.dir: {folder}/checkpoints
-io.tmp.dirs: {tmp}
-restart-strategy.type: fixed-delay
-restart-strategy.fixed-delay.attempts: 1000
-restart-strategy.fixed-delay.delay: 50 ms
-heartbeat.interval: 1000
-heartbeat.timeout: 10000
-heartbeat.rpc-failure-threshold: 1
-"""
-QUERY = """\
-INSERT INTO shown SELECT word, COUNT(*), MAX(sent) FROM (
-    SELECT SPLIT_INDEX(f0, ' ', 0) AS word, CAST(SPLIT_INDEX(f0, ' ', 1) AS BIGINT) AS sent FROM feed
-) GROUP BY word HAVING MAX(sent) > 0"""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def java_options(home: Path, tmp: Path) -> str:
-    """Return the Java options of Flink's own configuration, without which Flink does not start on Java 17,
-    and the folder for temporary files, which killed processes leave behind.
-    """
-    option = re.search(r"^      all: (--add.*)$", (home / "conf" / "config.yaml").read_text(), re.M)
-    if option is None:
-        raise RuntimeError(f"{home}/conf/config.yaml has no env.java.opts.all")
-    return f"env.java.opts.all: {option[1]} -Djava.io.tmpdir={tmp}\n"
-
-
-class Cluster:
-    """The processes of the cluster, and their output."""
-
-    def __init__(self, folder: Path, interval: str) -> None:
-        import pyflink
-
-        self.home = Path(pyflink.__file__).parent
-        self.folder = folder
-        self.rest = free_port()
-        conf = folder / "conf"
-        conf.mkdir()
-        tmp = folder / "tmp"
-        tmp.mkdir()
-        self.config = CONFIG.format(
-            rpc=free_port(), rest=self.rest, interval=interval, folder=folder.as_uri(), tmp=tmp
-        )
-        (conf / "config.yaml").write_text(self.config + java_options(self.home, tmp))
-        for name in ("log4j-console.properties", "logback-console.xml"):
-            (conf / name).write_bytes((self.home / "conf" / name).read_bytes())
-        self.environment = {
-            **os.environ,
-            "FLINK_HOME": str(self.home),
-            "FLINK_CONF_DIR": str(conf),
-            "FLINK_LOG_DIR": str(folder),
-            "FLINK_PID_DIR": str(folder),
-        }
-        self.seen: list[tuple[float, float]] = []
-        self.probes: set[int] = set()
-        self.changed = threading.Condition()
-        self.processes: list[subprocess.Popen[str]] = []
-        self.managers: list[subprocess.Popen[str]] = []
-        self._start("jobmanager.sh")
-        self.managers = [self._start("taskmanager.sh") for _ in range(2)]
-
-    def _start(self, script: str) -> "subprocess.Popen[str]":
-        with (self.folder / f"{script}.{len(self.processes)}.err").open("wb") as errors:
-            process = subprocess.Popen(
-                [str(self.home / "bin" / script), "start-foreground"],
-                env=self.environment,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        self.processes.append(process)
-        threading.Thread(target=self._read, args=(process,), daemon=True).start()
-        return process
-
-    def _read(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stdout is not None
-        log = (self.folder / f"out.{process.pid}").open("w")
-        for line in process.stdout:
-            row = ROW.search(line)
-            if row is None:
-                log.write(line)
-                log.flush()
-                continue
-            sent = int(row[3]) / 1e6
-            with self.changed:
-                self.probes.add(int(row[1]))
-                if not self.seen or sent > self.seen[-1][1]:
-                    self.seen.append((time.time(), sent))
-                    self.changed.notify_all()
-
-    def kill_manager(self, index: int) -> float:
-        """Kill a TaskManager with SIGKILL and start another one at once. Returns the time of the kill."""
-        manager = self.managers[index]
-        manager.kill()
-        killed = time.time()
-        self.managers[index] = self._start("taskmanager.sh")
-        manager.wait()
-        return killed
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + CAP_S
-        with self.changed:
-            while not condition():
-                if time.monotonic() > deadline:
-                    raise RuntimeError("Flink did not reach the expected state")
-                self.changed.wait(0.05)
-
-    def visible(self, sent: float) -> float:
-        """Return when a line that was sent at `sent` or later was visible."""
-        self.until(lambda: bool(self.seen) and self.seen[-1][1] >= sent)
-        return next(when for when, last in self.seen if last >= sent)
-
-    def ask(self, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
-        """Send a request to the REST interface."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.rest}{path}",
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            given: dict[str, Any] = json.load(answer)
-            return given
-
-    def wait_for_slots(self) -> None:
-        deadline = time.monotonic() + CAP_S
-        while True:
-            try:
-                if self.ask("/overview")["slots-total"] >= 2:
-                    return
-            except OSError:
-                pass  # it is not listening yet
-            if time.monotonic() > deadline:
-                raise RuntimeError("Flink's cluster did not start")
-            time.sleep(0.2)
-
-    def submit(self, port: int) -> str:
-        """Submit the job and return its id."""
-        os.environ.update(self.environment)
-        from pyflink.common import Configuration
-        from pyflink.datastream import DataStream, StreamExecutionEnvironment
-        from pyflink.java_gateway import get_gateway
-        from pyflink.table import StreamTableEnvironment
-
-        conf = Configuration()  # of the job: the configuration of the cluster does not apply to it
-        for line in self.config.splitlines():
-            key, _, value = line.partition(": ")
-            if key.startswith(("execution.", "state.", "restart-strategy")):
-                conf.set_string(key, value)
-        conf.set_string("parallelism.default", "2")
-        gateway = get_gateway()
-        java = gateway.jvm.org.apache.flink.streaming.api.environment.StreamExecutionEnvironment
-        jars = gateway.new_array(gateway.jvm.java.lang.String, 0)
-        remote = java.createRemoteEnvironment("127.0.0.1", self.rest, conf._j_configuration, jars)
-        env = StreamExecutionEnvironment(remote)
-        tables = StreamTableEnvironment.create(env)
-        lines = env._j_stream_execution_environment.socketTextStream("127.0.0.1", port, "\n", -1)
-        tables.create_temporary_view("feed", tables.from_data_stream(DataStream(lines)))
-        columns = "word STRING, n BIGINT, sent BIGINT"
-        tables.execute_sql(f"CREATE TABLE shown ({columns}) WITH ('connector' = 'print')")
-        return str(tables.execute_sql(QUERY).get_job_client().get_job_id())
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.wait()
 
 
 def preload(cluster: Cluster, feed: WordFeed, keys: int) -> None:
@@ -288,20 +100,77 @@ def recovery(cluster: Cluster, feed: WordFeed, job: str, keys: int, rounds: int)
     return {"keys": keys, "seconds": seconds}
 
 
+def scale(cluster: Cluster, keys: int, rounds: int) -> dict[str, Any]:
+    """Change the parallelism from 2 to 3 and back, `rounds` times after a first time that is not counted.
+
+    pause_s: the longest time between two rows of output. seconds: from the request until all subtasks of the
+    new job run and its output is visible. savepoint_s: the part of that until the savepoint is complete.
+    """
+    stored, paced, rng = cluster.folder / "stored", cluster.folder / "paced", random.Random(2)
+    wanted = set(range(0, keys, max(keys // PROBES, 1)))
+    lines = [f"k{key:07d} 0\n" for key in range(keys)] + [f"k{key:07d} 1\n" for key in wanted]
+    stored.write_text("".join(lines))
+    count = int(SCALE_ROWS_PER_S * SCALE_S_MAX)
+    paced.write_text("".join(f"k{rng.randrange(keys):07d} 1\n" for _ in range(count)))
+    read = from_files(stored, paced, SCALE_ROWS_PER_S)
+    job = cluster.submit(read)
+    cluster.until(lambda: wanted <= cluster.probes)
+    changes: list[dict[str, Any]] = []
+    for parallelism in (3, 2) * (rounds + 1):
+        time.sleep(SETTLE_S)
+        began = time.time()
+        savepoint = cluster.stop_with_savepoint(job)
+        stopped = time.time()
+        job = cluster.submit(read, parallelism, savepoint)
+        cluster.wait_until_running(job)
+        running = time.time()
+        cluster.until(lambda running=running: cluster.printed[-1] > running)
+        shown = [when for when in cluster.printed if began - 1 < when]
+        before, back = max(pairwise(shown), key=lambda two: two[1] - two[0])
+        changes.append(
+            {
+                "workers": parallelism,
+                "pause_s": round(back - before, 3),
+                "seconds": round(max(running, back) - began, 3),
+                "savepoint_s": round(stopped - began, 3),
+            }
+        )
+        print(f"Flink: {changes[-1]}", file=sys.stderr, flush=True)
+    return {"keys": keys, "changes": changes[2:]}
+
+
+def of_socket(measure: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return a measurement of a job that reads the lines of a `WordFeed`."""
+
+    def measured(cluster: Cluster, keys: int, count: int) -> dict[str, Any]:
+        feed = WordFeed()
+        try:
+            return measure(cluster, feed, cluster.submit(from_socket(feed.port)), keys, count)
+        finally:
+            feed.close()
+
+    return measured
+
+
+MEASURES: dict[str, tuple[Callable[..., dict[str, Any]], str, int]] = {
+    "checkpoint": (of_socket(checkpoint), "1 h", 2),
+    "recovery": (of_socket(recovery), "1 s", 2),
+    "scale": (scale, "1 s", 3),
+}
+"""Each measurement, with the interval of the checkpoints and the number of TaskManagers."""
+
+
 def main() -> None:
     what, keys, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    measure, interval, managers = MEASURES[what]
     with (
         tempfile.TemporaryDirectory(prefix="dos-flink-", ignore_cleanup_errors=True) as name,
         ExitStack() as stack,
     ):
-        cluster = Cluster(Path(name), "1 s" if what == "recovery" else "1 h")
+        cluster = Cluster(Path(name), interval, managers)
         stack.callback(cluster.close)
-        feed = WordFeed()
-        stack.callback(feed.close)
         cluster.wait_for_slots()
-        job = cluster.submit(feed.port)
-        measure = recovery if what == "recovery" else checkpoint
-        print(json.dumps(measure(cluster, feed, job, keys, count)), flush=True)
+        print(json.dumps(measure(cluster, keys, count)), flush=True)
 
 
 if __name__ == "__main__":

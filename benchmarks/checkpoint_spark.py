@@ -1,11 +1,14 @@
-"""Measure recovery and latency of Spark's micro-batches: `groupBy().agg()` with RocksDB state.
+"""Measure recovery, latency and another number of partitions of Spark's micro-batches: `groupBy().agg()` with
+RocksDB state.
 
     benchmarks/checkpoint_spark.py recovery KEYS ROUNDS     # local-cluster: an executor's JVM is killed
     benchmarks/checkpoint_spark.py latency ROWS_PER_S SECONDS
+    benchmarks/checkpoint_spark.py scale KEYS ROUNDS        # from 2 to 3 partitions and back
 
 It uses changelog checkpoints on the local disk and two shuffle partitions. Each batch begins as soon as the
-previous one is complete. The source is a socket, whose lines the driver keeps in memory. Output counts as
-visible when `foreachBatch` has the result of the batch. Prints one line of JSON.
+previous one is complete. The source is a socket, whose lines the driver keeps in memory; in `scale` files and
+the rate source, because a query with a socket cannot be started again. Output counts as visible when
+`foreachBatch` has the result of the batch. Prints one line of JSON.
 """
 
 import json
@@ -18,18 +21,22 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
-from spark_session import session
+from spark_session import SLOTS, session
 from word_feed import WordFeed
 
 PART_KEYS = 50_000
 PACE_S = 0.02
 RECOVERY_ROWS_PER_S = 5_000
 LATENCY_KEYS = 10_000
+SCALE_ROWS_PER_S = 1_000
+SETTLE_S = 3.0
+"""Between two changes of the number of partitions."""
 WARM_BATCHES = 3
 WARM_ROUNDS = 40
 WARM_ROWS = 500
@@ -39,7 +46,8 @@ LIMIT_S = 240.0
 """From the start of the program. The figures measured by then are the result."""
 BEGUN = time.monotonic()
 MORE = {
-    "spark.driver.extraJavaOptions": "-Xss64m",  # a long batch of a socket overflows the default stack
+    # a long batch of a socket, or a `stop`, overflows the default stack
+    "spark.driver.extraJavaOptions": "-Xss64m",
     "spark.executor.memory": "1g",
 }
 
@@ -185,13 +193,90 @@ def latency(folder: Path, rows_per_s: float, seconds: float) -> dict[str, Any]:
     return {"rows_per_s": rows_per_s, "batches": len(found), "late": late, **percentiles}
 
 
+class Scaled:
+    """A count of the keys of a file, and of 1,000 generated rows per second, that is stopped and started."""
+
+    def __init__(self, folder: Path, spark: SparkSession, keys: int) -> None:
+        (folder / "keys").mkdir()
+        (folder / "keys" / "all").write_text("".join(f"k{key:09d}\n" for key in range(keys)))
+        stored = spark.readStream.text(str(folder / "keys"))
+        rows = spark.readStream.format("rate").option("rowsPerSecond", SCALE_ROWS_PER_S).load()
+        paced = rows.select(F.format_string("k%09d", F.col("value") % keys).alias("value"))
+        self._counts = stored.union(paced).groupBy("value").count()
+        self._spark, self._folder = spark, folder
+        self.shown: list[float] = []
+
+    def start(self, partitions: int) -> int:
+        """Start the query with this setting; return the number of partitions that it has."""
+        self._spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
+        writer = self._counts.writeStream.outputMode("update").foreachBatch(self._batch)
+        self.query = writer.option("checkpointLocation", str(self._folder / "checkpoint")).start()
+        batches = len(self.shown)
+        while len(self.shown) < batches + WARM_BATCHES:
+            if not self.query.isActive:
+                raise RuntimeError(f"the query ended: {self.query.exception()}")
+            if time.monotonic() > BEGUN + LIMIT_S:
+                raise TimeIsUp
+            time.sleep(0.01)
+        state = self.query.lastProgress["stateOperators"][0]
+        self.keys = int(state["numRowsTotal"])
+        return int(state["numShufflePartitions"])
+
+    def change(self, partitions: int) -> dict[str, Any]:
+        """Stop the query, divide its state anew, and start it."""
+        time.sleep(SETTLE_S)
+        began = time.time()
+        self.query.stop()
+        manager = self._spark._streamingCheckpointManager  # not public in 4.3
+        # False: the batch that `stop` has interrupted is done again
+        folder = str(self._folder / "checkpoint")
+        manager.repartition(folder, partitions, enforce_exactly_once_sink=False)
+        divided = time.time()
+        assert self.start(partitions) == partitions, "the state was divided anew"
+        shown = [when for when in self.shown if when > began - SETTLE_S]
+        pause_s = max(after - before for before, after in pairwise(shown))
+        back = next(when for when in shown if when > divided)
+        return {"workers": partitions, "pause_s": round(pause_s, 3), "seconds": round(back - began, 3)}
+
+    def _batch(self, rows: DataFrame, number: int) -> None:
+        del number
+        rows.count()
+        self.shown.append(time.time())
+
+
+def scale(folder: Path, keys: int, rounds: int) -> dict[str, Any]:
+    """Measure the time to build the state, the partitions after a start with another setting, and a division
+    of the state anew. pause_s: the longest time between the results of two batches.
+    """
+    with ExitStack() as stack:
+        spark = session(folder, f"local[{SLOTS + 1}]", MORE)
+        stack.callback(spark.stop)
+        query = Scaled(folder, spark, keys)
+        begun = time.time()
+        query.start(SLOTS)
+        built_s = query.shown[0] - begun
+        query.query.stop()
+        kept = query.start(SLOTS + 1)
+        changes: list[dict[str, Any]] = []
+        with suppress(TimeIsUp):
+            for partitions in (SLOTS + 1, SLOTS) * rounds:
+                changes.append(query.change(partitions))
+                print(f"Spark: {changes[-1]}", file=sys.stderr, flush=True)
+        query.query.stop()
+    return {"keys": query.keys, "built_s": round(built_s, 3), "kept": kept, "changes": changes}
+
+
+MEASURES: dict[str, Callable[[Path, float, float], dict[str, Any]]] = {
+    "recovery": lambda folder, keys, rounds: recovery(folder, int(keys), int(rounds)),
+    "latency": latency,
+    "scale": lambda folder, keys, rounds: scale(folder, int(keys), int(rounds)),
+}
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dos-yardstick-", ignore_cleanup_errors=True) as name:
         try:
-            if sys.argv[1] == "recovery":
-                figures = recovery(Path(name), int(sys.argv[2]), int(sys.argv[3]))
-            else:
-                figures = latency(Path(name), float(sys.argv[2]), float(sys.argv[3]))
+            figures = MEASURES[sys.argv[1]](Path(name), float(sys.argv[2]), float(sys.argv[3]))
         except TimeIsUp:
             figures = {"missing": f"not finished within {LIMIT_S:.0f} s"}
     print(json.dumps(figures), flush=True)

@@ -1,8 +1,4 @@
-"""Draw a line chart of the curves of `./run bench dataflow`.
-
-`journal/pictures.py` provides the drawing. Both axes are logarithmic. Each name is written at the end of its
-line.
-"""
+"""Draw the line charts and bars of docs/benchmarks.md. `journal/pictures.py` provides the drawing."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +15,10 @@ Points = Sequence[tuple[float, float]]
 
 
 def chart(path: Path, title: str, across: str, lines: Mapping[str, Points]) -> None:
-    """Draw lines of (x, y), all above 0. Raises ValueError if there is no point, and errors of `drawn`."""
+    """Draw lines of (x, y), all above 0, on logarithmic axes.
+
+    Raises ValueError if there is no point, and errors of `drawn`.
+    """
     found = {name: sorted(line) for name, line in lines.items() if line}
     if not found:
         raise ValueError("a chart needs a point")
@@ -39,6 +38,24 @@ def chart(path: Path, title: str, across: str, lines: Mapping[str, Points]) -> N
         axes.set_ylim(*_decades([y for line in found.values() for _, y in line]))
         axes.set_title(title, loc="left", size=points(HEAD_PX), color=INK)
         axes.set_xlabel(across)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+
+def bars(path: Path, title: str, groups: Mapping[str, Mapping[str, float]]) -> None:
+    """Draw a bar for each name in each group, with its value. Raises as `chart`."""
+    names = list({name: None for group in groups.values() for name in group})
+    if not names:
+        raise ValueError("a chart needs a bar")
+    width = 0.8 / len(names)
+    with drawn(path, title, WIDTH, HEIGHT) as picture:
+        axes = picture.figure.add_axes(PLACE)
+        for number, name in enumerate(names):
+            places = [at + width * (number - (len(names) - 1) / 2) for at, _ in enumerate(groups)]
+            values = [group.get(name, 0.0) for group in groups.values()]
+            drawn_bars = axes.bar(places, values, width * 0.9, color=COLOURS[number], label=name)
+            axes.bar_label(drawn_bars, [f"{value:.2g}" if value else "-" for value in values])
+        axes.set_xticks(range(len(groups)), list(groups))
+        axes.set_title(title, loc="left", size=points(HEAD_PX), color=INK)
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
 
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from journal.following import size_seen as size_seen
     from journal.ops import Op as Op
     from journal.reading import read_batches as read_batches
+    from journal.reading import read_batches_since as read_batches_since
     from journal.reading import read_plain_batches as read_plain_batches
     from journal.reading import read_records as read_records
     from journal.scratch import Scratch as Scratch

@@ -9,6 +9,7 @@ from contextlib import aclosing, suppress
 
 import trio
 
+from dos_client import Bookmark
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import BrokenConnectionError, DosError, FencedError
@@ -228,6 +229,29 @@ async def read_plain_batches(
         async for replay, chunk in pieces:
             if batch := replay.feed_plain(chunk):
                 yield batch
+
+
+async def read_batches_since(
+    store: StorePort, chain: ChainState, since: Position, *, directory: str
+) -> AsyncGenerator[list[Decoded]]:
+    """Yield batches of the records after `since`, a position in the chain, each with the logical offset just
+    past it. Nothing before `since` is read.
+
+    Also yields the records of an unfinished snapshot. The digests of the spans are not checked, because they
+    begin before `since`: the bytes are those that a quorum agrees on, and each record has a digest. Raises
+    CorruptRecordError, UnknownRecordError, TornRecordError, and the errors of the store.
+    """
+    for span in chain.segments:
+        begin = max(since.size - span.base, 0)
+        if begin >= span.length:
+            continue
+        decoder = RecordDecoder(where=span.name, offset=begin)
+        async with aclosing(store.stream(directory, span.name, begin, span.length, Bookmark())) as chunks:
+            async for chunk in chunks:
+                if batch := decoder.feed(chunk):
+                    yield [(span.base + end, record) for end, record in batch]
+        if (torn := decoder.finish()) is not None:
+            raise torn
 
 
 async def _pieces(

@@ -27,6 +27,7 @@ from journal import (
     StopNotFoundError,
     inspect_chain_at,
     read_batches,
+    read_batches_since,
 )
 
 STATE_CHAIN = "state"
@@ -96,20 +97,21 @@ async def blocks_in(
 async def blocks_between(
     store: Store, region: str, worker: int, before: Position, after: Position
 ) -> AsyncGenerator[StoredStateBlock]:
-    """Yield the blocks that a worker wrote after one checkpoint, up to another, oldest first.
+    """Yield the blocks that a worker wrote after one checkpoint, up to another, oldest first. The blocks
+    before are not read.
 
     Raises StateNotRecordedError if they do not describe the changes, and as `blocks_at`.
     """
     chain = await _chain_between(store, region, worker, before, after)
     in_snapshot = False
-    batches = read_batches(store, chain, directory=worker_directory(region, worker))
+    batches = read_batches_since(store, chain, before, directory=worker_directory(region, worker))
     async with aclosing(batches):
         async for batch in batches:
-            for position, record in batch:
-                if record.op in (Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END):
+            for end, record in batch:
+                if record.op in (Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END, Op.SEGMENT_START):
+                    # A segment start also ends the snapshot before it, whose writer failed.
                     in_snapshot = record.op is Op.SNAPSHOT_BEGIN
-                block = state_block(position.size, record)
-                if block is not None and not in_snapshot and position.size > before.size:
+                if not in_snapshot and (block := state_block(end, record)) is not None:
                     yield block
 
 

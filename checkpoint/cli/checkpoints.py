@@ -226,9 +226,8 @@ def diff(
     """Compare two checkpoints: how far each split advanced, how much state was written, how many keys
     changed.
 
-    Counting keys needs pyarrow, reads all state blocks from each worker's last snapshot on, and requires that
-    both checkpoints are retained; --no-keys skips it. A number is negative if the region was reset between
-    the two.
+    Counting keys needs pyarrow, reads the state blocks between the two, and requires that both checkpoints
+    are retained; --no-keys skips it. A number is negative if the region was reset between the two.
 
     Example: dos checkpoint diff dos://h1,h2,h3 wordcount
 
