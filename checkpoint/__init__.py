@@ -63,16 +63,16 @@ if TYPE_CHECKING:
     from checkpoint.core.rebalancing import rebalanced as rebalanced
     from checkpoint.core.rebalancing import state_parts as state_parts
     from checkpoint.core.region import Launcher as Launcher
-    from checkpoint.core.region import RegionEvent as RegionEvent
     from checkpoint.core.region import RegionSpec as RegionSpec
     from checkpoint.core.region import RegionState as RegionState
     from checkpoint.core.region import RegionStatus as RegionStatus
-    from checkpoint.core.region import ReplaceSettled as ReplaceSettled
-    from checkpoint.core.region import ScaleSettled as ScaleSettled
-    from checkpoint.core.region import StateChanged as StateChanged
     from checkpoint.core.region import coordinator_directory as coordinator_directory
     from checkpoint.core.region import region_of_worker as region_of_worker
     from checkpoint.core.region import worker_directory as worker_directory
+    from checkpoint.core.region_events import RegionEvent as RegionEvent
+    from checkpoint.core.region_events import ReplaceSettled as ReplaceSettled
+    from checkpoint.core.region_events import ScaleSettled as ScaleSettled
+    from checkpoint.core.region_events import StateChanged as StateChanged
     from checkpoint.core.retention import Rolling as Rolling
     from checkpoint.core.staged import BatchMark as BatchMark
     from checkpoint.core.staged import CommitUnit as CommitUnit

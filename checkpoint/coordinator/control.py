@@ -28,17 +28,8 @@ from checkpoint.core.coordinator_vocabulary import (
     WorkerEnded,
 )
 from checkpoint.core.progress import reset_line
-from checkpoint.core.region import (
-    CheckpointCommitted,
-    Launcher,
-    RegionEvent,
-    RegionSpec,
-    RegionState,
-    RegionStatus,
-    ReplaceSettled,
-    ResetReport,
-    ScaleSettled,
-)
+from checkpoint.core.region import Launcher, RegionSpec, RegionState, RegionStatus, ResetReport
+from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, ReplaceSettled, ScaleSettled
 from checkpoint.core.request_handling import NO_CHECKPOINTS
 from checkpoint.errors import RegionFailedError
 from checkpoint.limits import listeners_end_s

@@ -41,13 +41,8 @@ from checkpoint.core.coordinator_vocabulary import (
 from checkpoint.core.manifest import Cut
 from checkpoint.core.messages import ToWorker, control_frame, decode_from_worker
 from checkpoint.core.progress import ProgressMeter
-from checkpoint.core.region import (
-    CheckpointCommitted,
-    Launcher,
-    RegionEvent,
-    RegionSpec,
-    RegionStatus,
-)
+from checkpoint.core.region import Launcher, RegionSpec, RegionStatus
+from checkpoint.core.region_events import CheckpointCommitted, RegionEvent
 from checkpoint.errors import NoRegionError
 from checkpoint.link import Link, serve_links
 from checkpoint.requests.server import answering

@@ -21,7 +21,8 @@ from checkpoint.core.messages import (
     RequestCut,
     WantsCut,
 )
-from checkpoint.core.region import CheckpointCommitted, RegionState
+from checkpoint.core.region import RegionState
+from checkpoint.core.region_events import CheckpointCommitted
 from checkpoint.core.region_states import CoordinatorPhase, WorkerEvent, WorkerState
 from checkpoint.core.retention import floors_of, keep, retained_with, steps_kept_after
 from checkpoint.core.roster import Worker

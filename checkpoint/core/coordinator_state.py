@@ -15,7 +15,8 @@ from checkpoint.core.manifest import Cut
 from checkpoint.core.messages import CopiedAhead, ToWorker
 from checkpoint.core.placement import Placement
 from checkpoint.core.recovery_estimate import RecoveryHistory
-from checkpoint.core.region import AutoScaleStatus, RegionEvent, RegionSpec, ResetReport
+from checkpoint.core.region import AutoScaleStatus, RegionSpec, ResetReport
+from checkpoint.core.region_events import RegionEvent
 from checkpoint.core.region_states import PHASES, CoordinatorPhase, PhaseEvent, follow
 from checkpoint.core.roster import Roster
 from checkpoint.core.timers import Timers

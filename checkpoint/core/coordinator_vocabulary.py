@@ -5,7 +5,8 @@ from typing import TypeAlias
 
 from checkpoint.core.manifest import Cut
 from checkpoint.core.messages import Refusal, ToCoordinator, ToWorker
-from checkpoint.core.region import RegionEvent, RegionState
+from checkpoint.core.region import RegionState
+from checkpoint.core.region_events import RegionEvent
 from dos_protocol.errors import DosError
 
 # --- events -------------------------------------------------------------------------------------------

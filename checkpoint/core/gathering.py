@@ -22,7 +22,8 @@ from checkpoint.core.messages import (
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.placement import host_of, worker_on_loopback
 from checkpoint.core.recovery import Recovery
-from checkpoint.core.region import RegionState, WorkerJoined
+from checkpoint.core.region import RegionState
+from checkpoint.core.region_events import WorkerJoined
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerEvent, WorkerState
 from checkpoint.core.retention import floors_of, steps_kept_after
 from checkpoint.core.roster import Worker

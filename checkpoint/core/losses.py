@@ -12,7 +12,8 @@ from checkpoint.core.ending import Ending
 from checkpoint.core.messages import Failed, Heartbeat, Refusal
 from checkpoint.core.placement import host_of
 from checkpoint.core.recovery import Recovery
-from checkpoint.core.region import RegionState, WorkerLost
+from checkpoint.core.region import RegionState
+from checkpoint.core.region_events import WorkerLost
 from checkpoint.core.region_states import CoordinatorPhase, WorkerState
 from checkpoint.core.roster import Worker
 from checkpoint.errors import RegionFailedError

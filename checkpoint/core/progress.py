@@ -12,14 +12,8 @@ from typing import Any, Final
 
 from checkpoint.core.dropped import merge_counters
 from checkpoint.core.recovery_estimate import RecoveryEstimate
-from checkpoint.core.region import (
-    AutoScaleStatus,
-    CheckpointCommitted,
-    RegionStatus,
-    ResetReport,
-    ScalingStatus,
-    WorkerStatus,
-)
+from checkpoint.core.region import AutoScaleStatus, RegionStatus, ResetReport, ScalingStatus, WorkerStatus
+from checkpoint.core.region_events import CheckpointCommitted
 
 RECENT_PROGRESS_MAX: Final = 100
 _DIGITS: Final = 6

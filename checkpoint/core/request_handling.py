@@ -38,13 +38,11 @@ from checkpoint.core.coordinator_vocabulary import (
     StopWanted,
 )
 from checkpoint.core.progress import reset_json
-from checkpoint.core.region import (
+from checkpoint.core.region import RegionState, RegionStatus, ResetReport
+from checkpoint.core.region_events import (
     CheckpointCommitted,
     RegionEvent,
-    RegionState,
-    RegionStatus,
     ReplaceSettled,
-    ResetReport,
     SavepointSettled,
     ScaleSettled,
     replaced_text,

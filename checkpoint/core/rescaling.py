@@ -43,7 +43,8 @@ from checkpoint.core.messages import CopiedAhead, CopyAhead, Refusal
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.rebalancing import rebalanced
 from checkpoint.core.recovery import Recovery
-from checkpoint.core.region import ReplaceSettled, ScaleSettled, workers_text
+from checkpoint.core.region import workers_text
+from checkpoint.core.region_events import ReplaceSettled, ScaleSettled
 from checkpoint.core.region_states import CoordinatorPhase, WorkerState
 from checkpoint.core.roster import Worker
 from checkpoint.errors import ManifestError

@@ -24,7 +24,7 @@ from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
 from checkpoint.core.manifest import Cut, in_its_version, savepoint_name_problem
-from checkpoint.core.region import SavepointSettled
+from checkpoint.core.region_events import SavepointSettled
 
 
 class Savepoints:

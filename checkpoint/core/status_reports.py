@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from checkpoint.core.coordinator_state import CoordinatorState, Scaling
 from checkpoint.core.recovery_estimate import RecoveryEstimate, estimate
-from checkpoint.core.region import RegionState, RegionStatus, ScalingPhase, ScalingStatus, StateChanged
+from checkpoint.core.region import RegionState, RegionStatus, ScalingPhase, ScalingStatus
+from checkpoint.core.region_events import StateChanged
 from checkpoint.core.region_states import LINKED, VISIBLE_STATES, CoordinatorPhase
 from checkpoint.core.roster import Worker
 

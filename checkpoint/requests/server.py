@@ -23,13 +23,13 @@ from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import Event
 from checkpoint.core.progress import status_json
 from checkpoint.core.region import (
-    RegionEvent,
     RegionSpec,
     RegionState,
     RegionStatus,
     answers_directory,
     requests_directory,
 )
+from checkpoint.core.region_events import RegionEvent
 from checkpoint.core.request_handling import (
     CommandRegion,
     QueueRead,

@@ -22,7 +22,8 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import Committed, Join, Prepared, RequestCut, Restore, Restored
-from checkpoint.core.region import SavepointSettled, coordinator_directory, worker_directory
+from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.retention import Rolling, keep
 from checkpoint.errors import SavepointRefusedError
 from checkpoint.maintenance.stopped_region import hold_manifest, savepoint_stopped

@@ -16,7 +16,8 @@ from checkpoint.core.coordinator_vocabulary import (
     WorkerEnded,
 )
 from checkpoint.core.messages import Counters, Progress, Restored
-from checkpoint.core.region import AutoScaleStatus, ScaleDecided, ScaleSettled
+from checkpoint.core.region import AutoScaleStatus, ScaleDecided
+from checkpoint.core.region_events import ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.test_rescaling_region import commit, copied, paused, reopened, settled
 

@@ -18,7 +18,7 @@ from checkpoint.core.messages import (
     Restored,
     WantsCut,
 )
-from checkpoint.core.region import CheckpointCommitted
+from checkpoint.core.region_events import CheckpointCommitted
 from journal.core.position import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 

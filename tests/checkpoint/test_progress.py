@@ -17,7 +17,8 @@ from checkpoint.core.progress import (
     status_json,
 )
 from checkpoint.core.recovery_estimate import RecoveryEstimate
-from checkpoint.core.region import CheckpointCommitted, RegionState, RegionStatus, ResetReport, WorkerStatus
+from checkpoint.core.region import RegionState, RegionStatus, ResetReport, WorkerStatus
+from checkpoint.core.region_events import CheckpointCommitted
 
 CUT = CheckpointCommitted(
     checkpoint=5,

@@ -17,7 +17,8 @@ from checkpoint.core.coordinator_vocabulary import (
     WorkerEnded,
 )
 from checkpoint.core.messages import CopyAhead, Counters, Pause, Paused, Restore, Restored, Start, Stop
-from checkpoint.core.region import RegionState, ReplaceSettled, ScaleSettled
+from checkpoint.core.region import RegionState
+from checkpoint.core.region_events import ReplaceSettled, ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.test_rescaling_region import paused, reopened
 

@@ -14,13 +14,8 @@ from checkpoint.core.coordinator_vocabulary import (
     ScaleWanted,
     StopWanted,
 )
-from checkpoint.core.region import (
-    CheckpointCommitted,
-    RegionState,
-    ReplaceSettled,
-    ResetReport,
-    ScaleSettled,
-)
+from checkpoint.core.region import RegionState, ResetReport
+from checkpoint.core.region_events import CheckpointCommitted, ReplaceSettled, ScaleSettled
 from checkpoint.core.request_handling import (
     QueueRead,
     RegionEnded,

@@ -37,7 +37,8 @@ from checkpoint.core.messages import (
     Start,
     Stop,
 )
-from checkpoint.core.region import RegionState, ScaleSettled
+from checkpoint.core.region import RegionState
+from checkpoint.core.region_events import ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 
 
@@ -229,7 +230,7 @@ def test_a_region_that_ends_or_has_no_checkpoints_is_not_scaled() -> None:
     done.core.state.final_committed = True
     refused(done, "the region has processed all of its input")
     without = CoordinatorHarness(without_checkpoints=True).run()
-    refused(without, "the region has no checkpoints: run it again with another number of workers")
+    refused(without, "the region has no checkpoints: run it again instead")
 
 
 def given_up(region: CoordinatorHarness, why: str) -> None:

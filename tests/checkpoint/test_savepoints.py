@@ -18,7 +18,8 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.manifest import check_cut, decode_cut, encode_cut
 from checkpoint.core.messages import RequestCut, Restored
-from checkpoint.core.region import RegionState, SavepointSettled
+from checkpoint.core.region import RegionState
+from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.request_handling import RegionNotified
 from checkpoint.core.savepoints import savepoint_problem
 from checkpoint.errors import ManifestError

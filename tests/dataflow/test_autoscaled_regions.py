@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.core.autoscale_policy import AutoScale
-from checkpoint.core.region import RegionEvent, ScaleDecided, ScaleSettled
+from checkpoint.core.region import ScaleDecided
+from checkpoint.core.region_events import RegionEvent, ScaleSettled
 from dataflow import (
     CallSink,
     DirectorySource,

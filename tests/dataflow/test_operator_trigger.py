@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from checkpoint import SplitPosition
-from checkpoint.core.region import CheckpointCommitted, ResetReport
+from checkpoint.core.region import ResetReport
+from checkpoint.core.region_events import CheckpointCommitted
 from dataflow import (
     CallSink,
     DirectorySource,

@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.region import RegionState, ResetReport, WorkerJoined, WorkerLost
+from checkpoint.core.region import RegionState, ResetReport
+from checkpoint.core.region_events import WorkerJoined, WorkerLost
 from dataflow import FileSink, FileSource, Graph, OperatorFailure, local
 from dataflow.handle import RegionHandle
 from dataflow.operators.base import OperatorContext

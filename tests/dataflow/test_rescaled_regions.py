@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from checkpoint.core.region import CheckpointCommitted, RegionEvent, WorkerJoined
+from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, WorkerJoined
 from checkpoint.errors import NotScaledError, StateNotRecordedError
 from dataflow import (
     Count,

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from checkpoint.core.region import ResetReport, WorkerJoined
+from checkpoint.core.region import ResetReport
+from checkpoint.core.region_events import WorkerJoined
 from dataflow import local
 from dataflow.local import ProcessLauncher
 from dataflow.worker.standby import Standby

@@ -26,7 +26,8 @@ DRIVER = """
 import json, os, signal, sys, time
 from pathlib import Path
 from pyspark.sql import SparkSession
-from checkpoint.core.region import RegionState, WorkerJoined
+from checkpoint.core.region import RegionState
+from checkpoint.core.region_events import WorkerJoined
 from dataflow import FileSink, FileSource, Graph
 from spark_integration import run
 from helper import HURRY, split

@@ -29,7 +29,7 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
 )
 from checkpoint.core.messages import control_frame, decode_from_worker
-from checkpoint.core.region import SavepointSettled
+from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.region_states import PhaseEvent
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process, Task

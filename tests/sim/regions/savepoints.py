@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
 from checkpoint.core.manifest import Cut
-from checkpoint.core.region import SavepointSettled
+from checkpoint.core.region_events import SavepointSettled
 from tests.sim.history import ViolationError
 
 if TYPE_CHECKING:

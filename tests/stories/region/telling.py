@@ -27,7 +27,7 @@ from checkpoint.core.messages import (
     Start,
     Stop,
 )
-from checkpoint.core.region import WorkerLost
+from checkpoint.core.region_events import WorkerLost
 from tests.stories.store.copies import in_words
 
 
