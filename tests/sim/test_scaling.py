@@ -10,7 +10,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from checkpoint.chains.steps_log import StepsLog
 from checkpoint.core import gathering, voting
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.gathering import Gathering
@@ -118,10 +117,6 @@ def nobody_completes_the_output_of_a_worker_that_left() -> Planted:
     return mock.patch.object(Circuit, "complete_output")
 
 
-def divisions_of_the_former_layout_count() -> Planted:
-    return mock.patch.object(StepsLog, "void")
-
-
 def output_of_former_workers_is_forgotten() -> Planted:
     return mock.patch.object(voting, "_retired", return_value={})
 
@@ -152,7 +147,6 @@ BUGS: list[Callable[[], Planted]] = [
     splits_are_dealt_to_the_former_number,
     workers_start_before_the_commit,
     nobody_completes_the_output_of_a_worker_that_left,
-    divisions_of_the_former_layout_count,
     output_of_former_workers_is_forgotten,
     chains_are_released_before_they_are_taken_over,
     the_former_layout_is_stored,
