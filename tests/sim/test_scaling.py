@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as replaced
 
-from checkpoint.chains.steps_log import StepsLog
 from checkpoint.core import checkpointing, gathering, voting
 from checkpoint.core.consumers import need_of
 from checkpoint.core.coordinator_state import CoordinatorState
@@ -125,10 +124,6 @@ def nobody_completes_the_output_of_a_worker_that_left() -> Planted:
     return mock.patch.object(Circuit, "complete_output")
 
 
-def divisions_of_the_former_layout_count() -> Planted:
-    return mock.patch.object(StepsLog, "void")
-
-
 def output_of_former_workers_is_forgotten() -> Planted:
     return mock.patch.object(voting, "_retired", return_value={})
 
@@ -192,7 +187,6 @@ BUGS: list[Callable[[], Planted]] = [
     splits_are_dealt_to_the_former_number,
     workers_start_before_the_commit,
     nobody_completes_the_output_of_a_worker_that_left,
-    divisions_of_the_former_layout_count,
     output_of_former_workers_is_forgotten,
     chains_are_released_before_they_are_taken_over,
     the_former_layout_is_stored,

@@ -21,7 +21,7 @@ from tests.support.servers import ServerProcess, three_servers
 __all__ = ["three_servers"]
 pytestmark = pytest.mark.spark
 
-PASSES = 150
+PASSES = 2_000
 DRIVER = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -52,7 +52,7 @@ spark = (
 )
 spark.sparkContext.setLogLevel("OFF")
 graph = Graph("wordcount")
-lines = graph.source("lines", FileSource([here / "a.txt", here / "b.txt"], repeat=150))
+lines = graph.source("lines", FileSource([here / "a.txt", here / "b.txt"], repeat=2_000))
 words = lines.flat_map("words", split, schema="word string", takes="batch")
 words.key_by("by_word", "word").count("counts").sink("out", FileSink(here / "out"))
 region = run(spark, graph, store=store, workers=2, checkpoint_interval=0.2, spare_slots=0, start_timeout=120)
@@ -98,8 +98,7 @@ def test_executors_are_requested_drained_and_given_back(
     three_servers: list[ServerProcess], tmp_path: Path
 ) -> None:
     text = "one two two three three three\n" * 200
-    slow = HELPER.replace("0.0005", "0.01")  # the input must last until all is done
-    for name, content in (("helper.py", slow), ("driver.py", DRIVER), ("a.txt", text), ("b.txt", text)):
+    for name, content in (("helper.py", HELPER), ("driver.py", DRIVER), ("a.txt", text), ("b.txt", text)):
         (tmp_path / name).write_text(content)
     done = subprocess.run(
         [sys.executable, tmp_path / "driver.py", tmp_path, made(three_servers)],
