@@ -17,7 +17,8 @@ def replace(
     url: StoreUrl,
     name: RegionName,
     worker: Annotated[
-        list[int] | None, typer.Option(min=0, max=limits.workers_max - 1, help="A worker; may be repeated.")
+        list[int] | None,
+        typer.Option(min=0, max=limits.workers_max - 1, metavar="NUMBER", help="A worker; may be repeated."),
     ] = None,
     everyone: Annotated[bool, typer.Option("--all", help="All workers, one after the other.")] = False,
     incarnation: Incarnation = 0,
