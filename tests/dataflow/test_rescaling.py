@@ -5,8 +5,10 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -26,6 +28,8 @@ from dataflow import (
 from dataflow.core.event_time import UNKNOWN
 from dataflow.errors import OperatorError
 from dataflow.operators.event_time import WatermarkTable
+from dataflow.state.columns import Slots
+from dataflow.state.key_states import NONE, KeyStates
 from dataflow.state.moving import Share
 from dataflow.testing import Trial
 from tests.dataflow.test_windows import SCHEMA, row, second
@@ -184,14 +188,14 @@ def test_dropped_rows_are_counted_once(old: int, new: int) -> None:
     assert total(trial, "timed", "null_rows_dropped") == 11
 
 
-@pytest.mark.parametrize("state_on", ["memory", "disk"])
-@pytest.mark.parametrize(("old", "new"), CHANGES)
-def test_states_and_timers_of_keys_move(old: int, new: int, state_on: Any) -> None:
+def counts_and_timers(old: int, new: int, state_on: Any, change: AbstractContextManager[Any]) -> Counter[int]:
+    """Return how often each count was shown, negative by a timer. change: surrounds the change of layout."""
     graph, rows = timed()
 
     def on_row(one: dict[str, Any], state: Any) -> Iterator[tuple[str, int]]:
         state.value = {"n": (state.value["n"] if state.value else 0) + 1}
-        state.timer = second(60)
+        if state.value["n"] == 1:  # later ones find the timer where they are
+            state.timer = second(60)
         yield one["key"], state.value["n"]
 
     def on_timer(key: dict[str, Any], _: Any, state: Any) -> Iterator[tuple[str, int]]:
@@ -202,12 +206,29 @@ def test_states_and_timers_of_keys_move(old: int, new: int, state_on: Any) -> No
         state_on=state_on,
     )  # fmt: skip
     made.sink("out", CallSink(print))
-    trial = rescaled(graph, old, new, [row(number, word) for number in (1, 20) for word in WORDS])
+    with change:
+        trial = rescaled(graph, old, new, [row(number, word) for number in (1, 20) for word in WORDS])
     trial.step({"rows": dealt([row(50, word) for word in WORDS])}, checkpoint=True)
     trial.crash()
     trial.step({"rows": dealt([row(90, "z")])}, end=True)
-    found = Counter(one["n"] for one in trial.rows("out") if one["key"] != "z")
-    assert found == {1: 40, 2: 40, 3: 40, -3: 40}
+    return Counter(one["n"] for one in trial.rows("out") if one["key"] != "z")
+
+
+@pytest.mark.parametrize("state_on", ["memory", "disk"])
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_states_and_timers_of_keys_move(old: int, new: int, state_on: Any) -> None:
+    assert counts_and_timers(old, new, state_on, nullcontext()) == {1: 40, 2: 40, 3: 40, -3: 40}
+
+
+def test_timers_that_are_left_behind_are_found() -> None:
+    load = KeyStates.load
+
+    def without_timers(self: KeyStates, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        load(self, slots, columns)
+        self.timers.values[slots] = NONE
+
+    planted = mock.patch.object(KeyStates, "load", without_timers)
+    assert counts_and_timers(2, 3, "memory", planted) != {1: 40, 2: 40, 3: 40, -3: 40}
 
 
 OPENED: list["Kept"] = []
