@@ -22,6 +22,7 @@ import pytest
 from examples.demo.verdict import judge
 from tests.dataflow.support import made
 from tests.spark_integration.test_local_cluster import HELPER
+from tests.support.dos_command import dos
 from tests.support.servers import ServerProcess, three_servers
 
 __all__ = ["three_servers"]
@@ -193,6 +194,10 @@ def test_workers_and_the_driver_run_another_version_without_a_stop_of_the_region
         assert refused["versions"] == ["1.1", "1.1"]
         assert refused["resets"] == 0
         install(present, installed)
+        assert dos("region", "replace", store, "wordcount", "--worker", "0").returncode == 0
+        assert driver.told("checkpoint")["versions"] == ["1.0", "1.1"], "both work together"
+        shown = dos("region", "status", store, "wordcount").stdout
+        assert "workers run different versions: worker 0 1.0, worker 1 1.1" in shown
         with driving(tmp_path, later, installed, store) as newer:
             taken = newer.told("checkpoint")
             assert (taken["driver"], taken["versions"]) == ("1.1", ["1.0", "1.0"])
