@@ -37,7 +37,9 @@ class Recovery:
         state.timers.set("gather", now + state.spec.start_timeout_s)
         for worker in state.roster:
             state.roster.schedule(worker, now)
-        if not state.spec.hand_over:
+        if state.spec.hand_over:
+            state.reason = "its workers join before it takes the region over"
+        else:
             self.open_manifest()
 
     def open_manifest(self) -> None:

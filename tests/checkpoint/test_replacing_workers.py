@@ -237,6 +237,7 @@ def test_a_driver_takes_a_region_over_when_its_workers_have_joined_and_not_befor
     region.join(0)
     region.join(1)
     assert region.take(OpenManifest) == []
+    assert region.core.status().reason == "its workers join before it takes the region over"
     region.join(2)
     assert len(region.take(OpenManifest)) == 1
     newer = before.commit(2, step=9)
