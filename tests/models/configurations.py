@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from tests.models.cuts import CutRules, Cuts, CutSetup
 from tests.models.explore import Model
+from tests.models.local_recovery import LocalRecovery, LocalRules, LocalSetup
 from tests.models.replacement import ReplacementRules, ReplacementSetup
 from tests.models.replacement_steps import Replacement
 from tests.models.take_over import Rules, Setup
@@ -36,6 +37,10 @@ def cuts(name: str, about: str, setup: CutSetup, *, by_hand: bool = False) -> Co
 
 def replacement(name: str, about: str, setup: ReplacementSetup, *, by_hand: bool = False) -> Configuration:
     return Configuration(name, about, lambda rules: Replacement(setup, rules), ReplacementRules(), by_hand)
+
+
+def local(name: str, about: str, setup: LocalSetup, *, by_hand: bool = False) -> Configuration:
+    return Configuration(name, about, lambda rules: LocalRecovery(setup, rules), LocalRules(), by_hand)
 
 
 ABC = (1, 2, 3)
@@ -156,6 +161,29 @@ _ALL = (
         "1 server; A, B, C; 2 + 1 + 1 records; syncs apart, crashes",
         Setup(ABC, RISING, (3, 2, 2), sync_apart=True, servers=1, acks=1),
     ),
+    local("local", "2 workers, 2 steps; 1 is lost", LocalSetup()),
+    local(
+        "local-checkpoint",
+        "2 workers, 2 steps, a checkpoint; each retains one step; 1 is lost",
+        LocalSetup(checkpoints=1, retained_max=1),
+    ),
+    local(
+        "local-twice",
+        "2 workers, 2 steps, one at a time; two losses",
+        LocalSetup(losses=2, may_be_lost=(0, 1), ahead=1),
+    ),
+    local(
+        "local-roomy",
+        "2 workers, 2 steps, a checkpoint; 1 is lost",
+        LocalSetup(checkpoints=1),
+        by_hand=True,
+    ),
+    local(
+        "local-three",
+        "3 workers, 2 steps, one at a time; 1 is lost",
+        LocalSetup(workers=3, ahead=1),
+        by_hand=True,
+    ),
 )
 
 CONFIGURATIONS = {one.name: one for one in _ALL}
@@ -190,6 +218,15 @@ LOSSES = {
     "tell_again": "replace-joining",
     "claim_again": "replace-moved",
     "readers_ask_both_sets": "replace-filled-early",
+    "run_after_durable": "local",
+    "not_durable_is_dropped": "local",
+    "newer_terms_wait": "local",
+    "purge_at_the_commit": "local",
+    "marks_in_the_chain": "local-checkpoint",
+    "own_votes_of_the_term": "local-checkpoint",
+    "appends_are_settled": "local-checkpoint",
+    "full_takes_no_input": "local-checkpoint",
+    "remade_is_retained": "local-twice",
 }
 """switch -> the configuration in which the loss is found"""
 

@@ -1,4 +1,4 @@
-"""What docs/decisions/0003 and 0010 say of the models, and of the code, is what is there."""
+"""What docs/decisions/0003, 0010 and 0233 say of the models, and of the code, is what is there."""
 
 import ast
 import re
@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent.parent
 DECISIONS = (
     "docs/decisions/0003-take-over.md",
     "docs/decisions/0010-replacement-by-generations.md",
+    "docs/decisions/0233-local-recovery.md",
 )
 
 
