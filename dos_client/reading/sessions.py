@@ -97,11 +97,12 @@ class ReaderSession:
         return self._connection
 
     async def opened(self) -> DirectoryOpened:
-        """Return the current content of the directory: the answer to a fresh CWD."""
+        """Return the current content of the directory: the answer to a CWD that follows the call."""
+        is_new = not self._ready.is_set()
         connection = await self.connection()
-        if self._opened is not None:
-            opened, self._opened = self._opened, None
-            return opened
+        opened, self._opened = self._opened, None
+        if is_new and opened is not None:
+            return opened  # of the CWD with which the session began, after the call
         return await connection.open_directory(self._directory)
 
 

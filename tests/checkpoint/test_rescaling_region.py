@@ -360,3 +360,20 @@ def test_a_worker_that_left_and_hangs_is_cancelled() -> None:
     assert region.take(CancelWorker) == [CancelWorker(1, 1)]
     region.play(ScaleWanted(2))
     assert region.take(CancelWorker, LaunchWorker) == [CancelWorker(1, 1), LaunchWorker(1, 2)]
+
+
+def test_a_worker_that_comes_back_keeps_what_a_savepoint_needs_of_it() -> None:
+    """It is in the savepoint's layout, and not in that of the last checkpoint."""
+    three = CoordinatorHarness(3).run().commit(1, step=5)
+    floors = {"state": (1, 64), "steps": (1, 0)}
+    parts = {one: msgspec.structs.replace(part, floors=floors) for one, part in three.workers.items()}
+    three = msgspec.structs.replace(three, workers=parts)
+    one = CoordinatorHarness(1).run().commit(1, step=9)
+    one = msgspec.structs.replace(one, cut=2, savepoints={"before": 1}, retained=(1, 2), version=3)
+    region = CoordinatorHarness(3)
+    region.epoch = 2
+    region.play(ManifestOpened(2, one, (three, one)))
+    for worker in range(3):
+        region.join(worker)
+    orders = {order.worker: order for _, order in region.sent(Restore)}
+    assert orders[2].floors == floors

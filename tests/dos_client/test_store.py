@@ -285,6 +285,20 @@ async def test_looking_claims_nothing_and_says_when_too_few_answer(three: Server
         assert await reader.read("d", "x", 0, 10) == b"abc", "reading needs one member only"
 
 
+async def test_what_is_seen_after_a_read_is_new(three: Servers) -> None:
+    """The session of a read has listed the directory when it connected: that is not what is there now."""
+    await init_store(url_of(three))
+    async with claimed(three) as (_, claim), open_store(url_of(three)) as reader:
+        for name in ("before", "after"):
+            writer = claim.open_object(name)
+            await writer.wait_synced(writer.append(b"abc"))
+            for server in three:
+                await has(server, "d", name, b"abc")
+            assert await reader.read("d", name, 0, 10) == b"abc"
+        for found in (await reader.inspect("d")).answers.values():
+            assert {"before", "after"} <= found.keys()
+
+
 async def test_a_member_that_lags_does_not_end_the_reading(three: Servers) -> None:
     await init_store(url_of(three))
     async with claimed(three) as (_, claim):

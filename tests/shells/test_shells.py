@@ -94,7 +94,7 @@ def test_tasks_take_turns_by_the_seed_and_trio_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("name", "seeds_max"),
     [
-        ("syncs_go_with_the_connection", 5),
+        ("syncs_go_with_the_connection", 12),
         ("reset_connections_are_never_over", 12),
         ("connections_are_not_closed", 5),
         ("who_is_held_back_stays_so", 5),

@@ -156,14 +156,6 @@ def floors_ignore_savepoints() -> Planted:
     return mock.patch.multiple(checkpointing, floors_of=floors)
 
 
-def a_worker_that_comes_back_deletes_what_savepoints_need() -> Planted:
-    def floors(kept: Sequence[Cut], worker: int) -> Any:
-        joins = bool(kept) and worker not in kept[-1].workers
-        return floors_of(without_savepoints(kept) if joins else kept, worker)
-
-    return mock.patch.object(gathering, "floors_of", floors)
-
-
 def savepoints_are_dropped_by_another_layout() -> Planted:
     original = PendingCut.build
 
@@ -191,7 +183,6 @@ BUGS: list[Callable[[], Planted]] = [
     chains_are_released_before_they_are_taken_over,
     the_former_layout_is_stored,
     floors_ignore_savepoints,
-    a_worker_that_comes_back_deletes_what_savepoints_need,
     savepoints_are_dropped_by_another_layout,
     input_is_trimmed_that_savepoints_need,
 ]

@@ -15,7 +15,7 @@ from tests.spark_integration.test_region import PATIENCE_S, Start, cuts, start, 
 __all__ = ["start", "store"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # a busy machine is slow, not wrong
 
-ROWS = 12_000
+ROWS = 20_000
 
 
 def word_of(row: Any) -> dict[str, str]:

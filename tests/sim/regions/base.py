@@ -52,6 +52,8 @@ class RegionBase:
 
     scales: ClassVar[bool] = False
     """Whether its number of workers changes. A test sets it, so that all other runs stay as they are."""
+    makes_savepoints: ClassVar[bool] = False
+    """Whether a person makes and drops savepoints. A test sets it, too."""
     replaces: ClassVar[bool] = False
     """Whether its workers are replaced by other processes, and its driver by another one, while it runs."""
     finishing_pace: float

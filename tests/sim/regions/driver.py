@@ -78,7 +78,8 @@ class Driver(Process):
         self._timer = DeadlineTimer(self, self._tick)
         region.network.listen(self.address, self, self._accept)
         self.start("watch", self.manifest.watch())
-        self.post(Begin(region.record.committed[-1] if region.record.committed else None))
+        seen = region.record.committed[-1:] if region.spec.hand_over else []
+        self.post(Begin(seen[0] if seen else None))
 
     def post(self, event: Event) -> None:
         """Schedule an event for the core, after those posted before."""
@@ -129,7 +130,7 @@ class Driver(Process):
                 self._ended(effect)
 
     def _notified(self, event: object) -> None:
-        if isinstance(event, SavepointSettled):
+        if isinstance(event, SavepointSettled) and self.region.makes_savepoints:
             self.region.savepoints.settled(event)
         if text := record_event(self.region, event):
             self.note(text)

@@ -68,9 +68,6 @@ class Region(RegionBase):
     trims: ClassVar[bool] = False
     """Whether a producer trims its input. A test sets it, so that all other runs stay as they are."""
 
-    makes_savepoints: ClassVar[bool] = False
-    """Whether a person makes and drops savepoints. A test sets it, too."""
-
     def __init__(self, cluster: "Cluster") -> None:
         super().__init__(cluster.history)
         self.env = cluster.env
