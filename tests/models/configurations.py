@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from tests.models.cuts import CutRules, Cuts, CutSetup
 from tests.models.explore import Model
-from tests.models.local_recovery import LocalRecovery, LocalRules, LocalSetup
+from tests.models.local_recovery import LocalRules, LocalSetup
+from tests.models.local_recovery_steps import LocalRecovery
 from tests.models.replacement import ReplacementRules, ReplacementSetup
 from tests.models.replacement_steps import Replacement
 from tests.models.take_over import Rules, Setup
