@@ -8,13 +8,15 @@ PySpark has no public API for this, so the calls go to Spark's own objects.
 """
 
 import logging
+from collections.abc import Iterator
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
+from spark_integration.core.confs import DECOMMISSIONING, is_true
+
 logger = logging.getLogger("dos.spark_integration")
 
-DECOMMISSIONING: Final = "spark.decommission.enabled"
 _TASKS_MAX: Final = 100
 
 
@@ -23,8 +25,7 @@ class Executors:
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
-        enabled = self._context.getConf().get(DECOMMISSIONING, "false") or ""
-        self._decommissions = enabled.strip().lower() == "true"
+        self._decommissions = is_true(self._context.getConf().get(DECOMMISSIONING))
         self._executors: dict[str, str] = {}
         """Tag of an attempt -> the executor that runs its task."""
 
@@ -51,12 +52,15 @@ class Executors:
     def _executor_of(self, tag: str) -> str | None:
         """Return the executor that runs the task of the job with this tag, None if it does not run."""
         if tag not in self._executors:
-            spark: Any = self._context._jsc.sc()  # noqa: SLF001  # see above
-            for job in spark.statusTracker().getJobIdsForTag(tag):
-                for stage in spark.statusTracker().getJobInfo(job).get().stageIds():
-                    tasks = spark.statusStore().taskList(stage, 0, _TASKS_MAX)
-                    running = [tasks.apply(n) for n in range(tasks.size())]
-                    for task in running:
-                        if task.status() == "RUNNING":
-                            self._executors[tag] = task.executorId()
+            for task in self._tasks(tag):
+                if task.status() == "RUNNING":
+                    self._executors[tag] = task.executorId()
         return self._executors.get(tag)
+
+    def _tasks(self, tag: str) -> Iterator[Any]:
+        """Yield the tasks of the jobs with this tag."""
+        spark: Any = self._context._jsc.sc()  # noqa: SLF001  # see above
+        for job in spark.statusTracker().getJobIdsForTag(tag):
+            for stage in spark.statusTracker().getJobInfo(job).get().stageIds():
+                tasks = spark.statusStore().taskList(stage, 0, _TASKS_MAX)
+                yield from (tasks.apply(number) for number in range(tasks.size()))

@@ -5,10 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from checkpoint import limits
-from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.cli.arguments import Incarnation, RegionName, Timeout, Wait, in_store
-from checkpoint.cli.requests import accepted, end
-from checkpoint.requests.client import Reply, RequestClient
+from checkpoint.cli.requests import end, send_request
+from checkpoint.requests.client import Reply
 from dos_client import Store
 from dos_client.cli.kit import REFUSED, AsJson, StoreUrl, TokenFile, fail
 
@@ -45,13 +44,14 @@ def replace(
         fail("pass either --worker with a number, or --all", REFUSED)
 
     async def send(store: Store) -> Reply:
-        await read_manifest(store, name)  # raises NoRegionError before anything is written
-        return await RequestClient(store, name).send(
+        return await send_request(
+            store,
+            name,
             "replace",
             incarnation=incarnation,
-            patience_s=timeout,
-            wait_s=wait,
-            accepted=accepted(as_json),
+            timeout=timeout,
+            wait=wait,
+            as_json=as_json,
             replaces=tuple(worker or ()),
         )
 

@@ -106,9 +106,8 @@ def _command_of(row: RequestCommand) -> Callable[..., None]:
         token_file: TokenFile = None,
     ) -> None:
         async def work(store: Store) -> tuple[Reply, bool]:
-            await read_manifest(store, name)  # raises NoRegionError before anything is written
-            reply = await RequestClient(store, name).send(
-                row.name, incarnation=incarnation, patience_s=timeout, wait_s=wait, accepted=accepted(as_json)
+            reply = await send_request(
+                store, name, row.name, incarnation=incarnation, timeout=timeout, wait=wait, as_json=as_json
             )
             if not row.in_manifest:
                 return reply, True
@@ -130,6 +129,32 @@ def _command_of(row: RequestCommand) -> Callable[..., None]:
 def accepted(as_json: bool) -> Callable[[Answer], None]:
     """Return a function that reports an accepted request on standard error, unless JSON is printed."""
     return lambda answer: None if as_json else warn(f"accepted by {answer.driver}: {answer.reason}")
+
+
+async def send_request(
+    store: Store,
+    name: str,
+    what: str,
+    *,
+    incarnation: int,
+    timeout: float,
+    wait: float,
+    as_json: bool,
+    **fields: Any,
+) -> Reply:
+    """Send a request to a region and wait for the final answer. fields: what else the `Request` says.
+
+    Raises NoRegionError before anything is written, and as `RequestClient.send`.
+    """
+    await read_manifest(store, name)
+    return await RequestClient(store, name).send(
+        what,
+        incarnation=incarnation,
+        patience_s=timeout,
+        wait_s=wait,
+        accepted=accepted(as_json),
+        **fields,
+    )
 
 
 async def send_to_running(

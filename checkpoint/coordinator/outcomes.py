@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from checkpoint.core.coordinator_vocabulary import ReplaceWanted, SavepointWanted, ScaleWanted
-from checkpoint.core.region import workers_text
+from checkpoint.core.layout import workers_text
 from checkpoint.core.region_events import ReplaceSettled, SavepointSettled, ScaleSettled, replaced_text
 from checkpoint.errors import NotReplacedError, NotScaledError, RegionFailedError
 from dos_client import randomness

@@ -26,6 +26,7 @@ from math import ceil, inf, isfinite
 from typing import Final, NamedTuple
 
 from checkpoint import limits
+from checkpoint.core.layout import workers_text
 
 _SAMPLES: Final = 30
 """Samples of a window, unless it is shorter than as many seconds."""
@@ -220,7 +221,7 @@ class AutoscalePolicy:
         if not error:
             grown = requested is not None and requested[0] < workers == requested[1]
             self._grown = (requested[0], requested[2]) if requested is not None and grown else None
-        self.interrupted(f"the region has {_workers(workers)}")
+        self.interrupted(f"the region has {workers_text(workers)}")
 
     def take(self, workers: Sequence[WorkerLoad], now: float) -> int | None:
         """Take a sample of all workers. Return the number of workers to go to now, None for no change."""
@@ -276,10 +277,10 @@ class AutoscalePolicy:
         spec, present, self.held = self.spec, load.workers, ""
         needed = load.needed(spec.catch_up)
         share = needed / load.capacity if needed and load.rate else 0.0
-        figures = f"load {share:.0%} of {_workers(present)}: {_figures(load)}"
+        figures = f"load {share:.0%} of {workers_text(present)}: {_figures(load)}"
         if present != spec.limited(present):
             wanted = spec.limited(ceil(present * share / spec.busy - _ROUNDING))
-            return wanted, f"{_workers(present)} are outside of the limits; {figures}"
+            return wanted, f"{workers_text(present)} are outside of the limits; {figures}"
         if not load.rate and needed:
             return self._hold(present, "input waits, and none was read", figures)
         if load.waits and load.busy < min(spec.busy, _BUSY_MIN):
@@ -293,8 +294,8 @@ class AutoscalePolicy:
         if ceil(present * share / (spec.busy * leaves) - _ROUNDING) < present and fewer < present:
             if load.waits:
                 return present, f"a backlog is being read; {figures}"
-            return fewer, f"the load needs only {_workers(fewer)}; {figures}"
-        return present, f"the load needs {_workers(present)}; {figures}"
+            return fewer, f"the load needs only {workers_text(fewer)}; {figures}"
+        return present, f"the load needs {workers_text(present)}; {figures}"
 
     def _unhelpful(self, load: RegionLoad) -> str:
         """Return how the last workers that were added did not help, empty if they did.
@@ -308,18 +309,18 @@ class AutoscalePolicy:
             self._grown = None
             return ""
         now, then = f"{_size(load.capacity)}/s", f"{_size(capacity)}/s"
-        return f"{_workers(load.workers)} can read {now}, and {before} could read {then}"
+        return f"{workers_text(load.workers)} can read {now}, and {before} could read {then}"
 
     def _more(self, load: RegionLoad, share: float, unhelpful: str, figures: str) -> tuple[int, str]:
         present = load.workers
         wanted = self.spec.limited(ceil(present * share / self.spec.busy - _ROUNDING))
         if wanted == present:
             return self._hold(
-                present, f"the load needs more than the maximum of {_workers(present)}", figures
+                present, f"the load needs more than the maximum of {workers_text(present)}", figures
             )
         if unhelpful:
             return self._hold(present, "more workers did not help", f"{unhelpful}; {figures}")
-        return wanted, f"the load needs {_workers(wanted)}; {figures}"
+        return wanted, f"the load needs {workers_text(wanted)}; {figures}"
 
     def _hold(self, present: int, why: str, figures: str) -> tuple[int, str]:
         self.held = why
@@ -383,7 +384,3 @@ def _figures(load: RegionLoad) -> str:
 def _size(count: float) -> str:
     unit, size = next((one for one in _UNITS if count >= one[1]), ("B", 1))
     return f"{count / size:.1f} {unit}"
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"

@@ -11,7 +11,8 @@ from dataclasses import replace
 from checkpoint.core.autoscale_policy import AutoscalePolicy, WorkerLoad
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import ScaleWanted
-from checkpoint.core.region import AutoScaleStatus, ScaleDecided, workers_text
+from checkpoint.core.layout import workers_text
+from checkpoint.core.region import AutoScaleStatus, ScaleDecided
 from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.rescaling import Rescaling
 from checkpoint.core.status_reports import StatusReporter
@@ -26,8 +27,8 @@ class Autoscaling:
         self._rescaling = rescaling
         self._held = ""
         """The last reason to change nothing that was reported."""
-        self._noted = rescaling.changes_settled
-        """How many changes the policy was notified of."""
+        self._noted = rescaling.last_settled
+        """The last change that the policy was notified of."""
         spec = state.spec.autoscale
         self._policy = None if spec is None else AutoscalePolicy(spec)
         if spec is not None:
@@ -43,9 +44,9 @@ class Autoscaling:
         policy = self._policy
         assert policy is not None
         self._state.timers.set("autoscale", now + policy.spec.sample_s)
-        if self._noted != self._rescaling.changes_settled:
-            self._noted = self._rescaling.changes_settled
-            settled = self._rescaling.last_settled
+        settled = self._rescaling.last_settled
+        if settled is not self._noted:
+            self._noted = settled
             policy.settled(settled.workers, settled.error, now)
         hindrance = self._hindrance()
         if hindrance:

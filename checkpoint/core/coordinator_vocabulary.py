@@ -158,6 +158,11 @@ class StopWanted:
     """A user requests that the region stops."""
 
 
+Wanted: TypeAlias = (
+    CheckpointWanted | ResetWanted | PauseWanted | SavepointWanted | ScaleWanted | ReplaceWanted | StopWanted
+)
+"""What a user requests, in the driver's process or through the store."""
+
 Event: TypeAlias = (
     Begin
     | ManifestOpened
@@ -171,13 +176,7 @@ Event: TypeAlias = (
     | LinkDown
     | WorkerEnded
     | CoordinatorTick
-    | CheckpointWanted
-    | ResetWanted
-    | PauseWanted
-    | SavepointWanted
-    | ScaleWanted
-    | ReplaceWanted
-    | StopWanted
+    | Wanted
 )
 
 # --- effects ------------------------------------------------------------------------------------------

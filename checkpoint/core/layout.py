@@ -112,3 +112,8 @@ def _check_cover(layout: Layout, operator: str, replica: int, workers: int, cut:
         raise ManifestError(
             f"shards of {name} end at {expected}, the hash space ends at {1 << layout.shard_bits}", cut=cut
         )
+
+
+def workers_text(workers: int) -> str:
+    """Return the number of workers in words."""
+    return "1 worker" if workers == 1 else f"{workers} workers"

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeAlias
 from checkpoint import limits
 from checkpoint.core.autoscale_policy import AutoScale
 from checkpoint.core.fingerprint import fingerprint
+from checkpoint.core.layout import workers_text
 from checkpoint.core.messages import Counters
 from checkpoint.core.recovery_estimate import RecoveryEstimate
 from dos_protocol.names import check_name
@@ -41,11 +42,6 @@ class RegionState(Enum):
 
 
 _ENDS = {RegionState.FINISHED, RegionState.STOPPED, RegionState.FAILED, RegionState.FENCED}
-
-
-def workers_text(workers: int) -> str:
-    """Return the number of workers in words."""
-    return "1 worker" if workers == 1 else f"{workers} workers"
 
 
 class Launcher(Protocol):

@@ -36,6 +36,7 @@ from checkpoint.core.coordinator_vocabulary import (
     SavepointWanted,
     ScaleWanted,
     StopWanted,
+    Wanted,
 )
 from checkpoint.core.progress import reset_json
 from checkpoint.core.region import RegionState, RegionStatus, ResetReport
@@ -86,15 +87,7 @@ RequestEvent: TypeAlias = RequestArrived | RegionNotified | QueueRead | RegionEn
 class CommandRegion:
     """Pass an event to the coordinator, as if the driver's own user had requested it."""
 
-    event: (
-        CheckpointWanted
-        | ResetWanted
-        | PauseWanted
-        | SavepointWanted
-        | ScaleWanted
-        | ReplaceWanted
-        | StopWanted
-    )
+    event: Wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,13 +37,12 @@ from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState, Scaling
 from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, ReplaceWanted, ScaleWanted
 from checkpoint.core.ending import Ending
-from checkpoint.core.layout import even_layout
+from checkpoint.core.layout import even_layout, workers_text
 from checkpoint.core.manifest import Cut
 from checkpoint.core.messages import CopiedAhead, CopyAhead, Refusal
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.rebalancing import rebalanced
 from checkpoint.core.recovery import Recovery
-from checkpoint.core.region import workers_text
 from checkpoint.core.region_events import ReplaceSettled, ScaleSettled
 from checkpoint.core.region_states import CoordinatorPhase, WorkerState
 from checkpoint.core.roster import Worker
@@ -82,10 +81,8 @@ class Rescaling:
         self._held_at = 0.0
         """When the region was ordered to pause for the change."""
         self._replacement = Replacement()
-        self.changes_settled = 0
-        """How many changes have ended."""
         self.last_settled = ScaleSettled(None, 0)
-        """The last of them."""
+        """The last change of the number that ended; another object for each."""
 
     # --- at a start -----------------------------------------------------------------------------------
 
@@ -115,9 +112,9 @@ class Rescaling:
                 done = change.switches and len(last.workers) == change.workers
                 self._settle("" if done else state.reason, now)
                 state.round.reason = state.round.reason or ("" if done else state.reason)
-            wanted = self._wanted(last)
-            at_once = wanted != len(last.workers) and not state.spec.shows_steps
-            state.layout = rebalanced(last.layout, range(wanted)) if at_once else last.layout
+            first = self._first(last)
+            changes = first != len(last.workers)
+            state.layout = rebalanced(last.layout, range(first)) if changes else last.layout
         workers, asked = len(state.layout.workers), state.spec.workers
         state.declared = workers if last is None or asked == workers else last.workers_declared
         self._end(state.roster.resize(workers), f"the region continues with {workers_text(workers)}", now)
@@ -129,8 +126,13 @@ class Rescaling:
 
     def expect_workers(self, cut: Cut) -> None:
         """Have as many workers as an incarnation will have that begins with this checkpoint."""
-        keeps_first = self._state.spec.shows_steps  # see `choose_layout`
-        self._state.roster.resize(len(cut.workers) if keeps_first else self._wanted(cut))
+        self._state.roster.resize(self._first(cut))
+
+    def _first(self, cut: Cut) -> int:
+        """Return the number of workers with which an incarnation begins: those that may have shown steps
+        after the checkpoint replay them before it has others.
+        """
+        return len(cut.workers) if self._state.spec.shows_steps else self._wanted(cut)
 
     def _wanted(self, cut: Cut) -> int:
         """Return the number of workers after a checkpoint: its own, unless the program asks for another one.
@@ -340,7 +342,6 @@ class Rescaling:
             self._replaced(error, pause_s, now)
             return
         total_s = now - change.began
-        self.changes_settled += 1
         self.last_settled = ScaleSettled(change.workers, workers, error, error != "", total_s, pause_s)
         state.report(self.last_settled)
 

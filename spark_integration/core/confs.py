@@ -29,6 +29,7 @@ REAPER_AFTER: Final = "spark.task.reaper.killTimeout"
 EXCLUDE: Final = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled")
 LOST_FORGIVEN_AFTER: Final = "spark.executor.failuresValidityInterval"
 DYNAMIC: Final = "spark.dynamicAllocation.enabled"
+DECOMMISSIONING: Final = "spark.decommission.enabled"
 
 
 class ConfCheck(NamedTuple):
@@ -45,18 +46,18 @@ def judge_confs(get: Get, master: SparkMaster) -> ConfCheck:
 
 def grows(get: Get, master: SparkMaster) -> bool:
     """Whether executors are added only when tasks wait for them."""
-    return not master.has_one_executor and _true(get(DYNAMIC))
+    return not master.has_one_executor and is_true(get(DYNAMIC))
 
 
 def _refused(get: Get) -> str | None:
     seconds, kill = _first(get, IDLE_SECONDS), _first(get, IDLE_KILL)
-    if _true(kill[1]) and _positive(seconds[1]):
+    if is_true(kill[1]) and _positive(seconds[1]):
         return (
             f"{kill[0]}=true and {seconds[0]}={seconds[1]} would make Spark kill each worker after that many"
             f" seconds, because a worker sends nothing to Spark until its end: unset one of the two, or run"
             f" the region in a separate session"
         )
-    if _true(get(SPECULATION)) and get(SPECULATION_AFTER) is not None:
+    if is_true(get(SPECULATION)) and get(SPECULATION_AFTER) is not None:
         return (
             f"{SPECULATION}=true and {SPECULATION_AFTER}={get(SPECULATION_AFTER)} would make Spark start each"
             f" worker a second time while the first one is healthy: unset one of the two"
@@ -66,13 +67,13 @@ def _refused(get: Get) -> str | None:
 
 def _warnings(get: Get, master: SparkMaster) -> list[str]:
     warnings = []
-    if _true(get(REAPER)) and get(REAPER_AFTER) not in (None, "-1"):
+    if is_true(get(REAPER)) and get(REAPER_AFTER) not in (None, "-1"):
         warnings.append(
             f"{REAPER}=true and {REAPER_AFTER}={get(REAPER_AFTER)}: if a canceled worker takes longer than"
             f" that to end, its executor is killed, with all other tasks in it"
         )
     for name in EXCLUDE:
-        if _true(get(name)):
+        if is_true(get(name)):
             warnings.append(
                 f"{name}=true: executors and machines on which workers were lost are excluded for a while; a"
                 f" region on few machines may have to wait for a slot"
@@ -93,7 +94,8 @@ def _first(get: Get, names: tuple[str, str]) -> tuple[str, str | None]:
     return names[0], None
 
 
-def _true(value: str | None) -> bool:
+def is_true(value: str | None) -> bool:
+    """Return whether a conf is set to true."""
     return value is not None and value.strip().lower() == "true"
 
 
