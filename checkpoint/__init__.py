@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from checkpoint.core.consumers import RetentionRule as RetentionRule
     from checkpoint.core.consumers import input_register as input_register
     from checkpoint.core.consumers import output_register as output_register
+    from checkpoint.core.control_frames import job_digest as job_digest
+    from checkpoint.core.divisions import NO_MARK as NO_MARK
     from checkpoint.core.divisions import Division as Division
+    from checkpoint.core.divisions import Mark as Mark
     from checkpoint.core.divisions import Sources as Sources
     from checkpoint.core.dropped import merge_counters as merge_counters
     from checkpoint.core.fingerprint import check_fingerprint as check_fingerprint
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
     from checkpoint.core.messages import RequestCut as RequestCut
     from checkpoint.core.messages import Restore as Restore
     from checkpoint.core.messages import Start as Start
-    from checkpoint.core.messages import job_digest as job_digest
+    from checkpoint.core.messages import View as View
     from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX as OUTPUT_CHAIN_PREFIX
     from checkpoint.core.outputs import Output as Output
     from checkpoint.core.outputs import OutputDecision as OutputDecision
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
     from checkpoint.core.rebalancing import rebalanced as rebalanced
     from checkpoint.core.rebalancing import state_parts as state_parts
     from checkpoint.core.region import Launcher as Launcher
+    from checkpoint.core.region import Recovery as Recovery
     from checkpoint.core.region import RegionSpec as RegionSpec
     from checkpoint.core.region import RegionState as RegionState
     from checkpoint.core.region import RegionStatus as RegionStatus

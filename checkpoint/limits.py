@@ -49,6 +49,10 @@ manifest_reads_max: Final = 5
 """How often a reader tries again if the manifest's chain was restarted while it read."""
 workers_max: Final = 4096
 workers_default: Final = 2
+terms_per_incarnation: Final = 1 << 16
+"""With local recovery, incarnations are multiples of this. The numbers between two of them are the terms of
+workers that are taken over, so a claim of a later incarnation is above all of them.
+"""
 layout_ranges_max: Final = 64
 """Ranges of the hash space that one worker has at most: each checkpoint lists them all."""
 
@@ -148,6 +152,12 @@ heartbeat_s: Final = 1.0
 drop_warnings_s: Final = 10.0
 """Minimum time between two warnings about dropped rows."""
 suspect_after_s: Final = 10.0
+suspects_fresh_s: Final = 1.5
+"""How long a worker's report that a peer does not answer counts. It repeats it more often."""
+suspected_silent_s: Final = 1.5
+"""A worker that a peer reports is lost if its heartbeats have stopped for this long, too."""
+suspects_alone_s: Final = 5.0
+"""A worker that lives, but that one peer cannot reach for this long, is replaced: no step can end."""
 orphan_timeout_s: Final = 30.0
 checkpoint_interval_s: Final = 1.0
 drain_timeout_s: Final = 180.0

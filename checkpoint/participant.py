@@ -57,6 +57,7 @@ from typing import Final
 import trio
 
 from checkpoint import limits
+from checkpoint.core.control_frames import control_frame, decode_from_coordinator
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.messages import (
@@ -70,10 +71,9 @@ from checkpoint.core.messages import (
     Paused,
     Prepared,
     Restored,
+    Suspects,
     ToCoordinator,
     WantsCut,
-    control_frame,
-    decode_from_coordinator,
 )
 from checkpoint.core.participant import (
     LinkGone,
@@ -277,6 +277,11 @@ class Participant:
                 counters=self._counters(),
             )
         )
+
+    async def suspects(self, peer: int, term: int, reason: str) -> None:
+        """Report that a peer does not answer."""
+        worker = self._spec.worker
+        await self._report(Suspects(job=self._spec.job, worker=worker, peer=peer, term=term, reason=reason))
 
     async def finished(self) -> None:
         """Report that the final checkpoint is committed and all of its output is published."""

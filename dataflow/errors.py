@@ -219,6 +219,14 @@ class PeerLostError(DosError):
         self.unreachable = unreachable
 
 
+class StepsMissingError(DosError):
+    """Local recovery: a peer needs a step that is not retained any more. The region resets."""
+
+
+class StepDiffersError(DosError):
+    """Local recovery: a step that was made again has other rows than were used of it. The region resets."""
+
+
 class CircuitStoppedError(DosError):
     """The circuit of this worker had an internal error. The process ends and another attempt begins."""
 
@@ -244,5 +252,7 @@ __all__ = [
     "SinkOwnedError",
     "SinkWriteError",
     "SpecError",
+    "StepDiffersError",
+    "StepsMissingError",
     "nearest",
 ]

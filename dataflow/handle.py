@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from checkpoint import (
     Launcher,
+    Recovery,
     RegionEvent,
     RegionSpec,
     RegionStatus,
@@ -234,6 +235,7 @@ def start_part(
     *,
     checkpoint_interval: float | None,
     retain: int | None,
+    recovery: Recovery | None = None,
     on_event: Callable[[RegionEvent], None] | None,
     listeners: Sequence[RegionListener],
     at_end: Callable[[], None] = lambda: None,
@@ -248,6 +250,8 @@ def start_part(
     options = part_options(part)
     if checkpoint_interval is not None:
         options["checkpoint_interval_s"] = checkpoint_interval
+    if recovery is not None:
+        options.setdefault("recovery", recovery)
     if retain is not None:
         options["retain"] = retain
     spec = RegionSpec(

@@ -169,6 +169,22 @@ peer_silent_s: Final = 4.0
 copied_report_s: Final = 0.5
 """How often a worker reports how much state it has copied ahead of a change of the layout."""
 peer_silence_poll_s: Final = 0.5
+peer_resume_s: Final = 1.0
+"""Local recovery: a link that cannot be opened again for this long is reported to the coordinator."""
+peer_redial_s: Final = 0.1
+ping_s: Final = 0.1
+pings_missed_max: Final = 3
+"""Local recovery: each worker asks the next one whether it lives, and reports it after so many without an
+answer.
+"""
+retained_bytes_max: Final = 64 * MIB
+"""Local recovery: steps that are retained for peers until the next checkpoint, in memory. What goes beyond is
+on the disk; at twice as much in total, a checkpoint is requested and no input is taken.
+"""
+spill_bytes: Final = 1 * MIB
+"""About the size of one file of retained steps."""
+suspects_s: Final = 0.5
+"""How often a worker repeats that it suspects a peer."""
 peer_wait_s: Final = 30.0
 """How long a peer that is one incarnation ahead waits for this worker to get the same order."""
 orphan_exit_s: Final = 10.0
@@ -191,8 +207,14 @@ class WorkerLimits:
     each chain is kept and read on restore.
     """
 
+    retained_bytes_max: int = retained_bytes_max
+    """Local recovery: the bytes in memory that are retained for other workers."""
+
     def __post_init__(self) -> None:
-        for name in ("step_bytes_max", "step_ms_max", "batch_bytes_max", "steps_ahead", "snapshot_bytes_min"):
+        for name in (
+            *("step_bytes_max", "step_ms_max", "batch_bytes_max", "steps_ahead"),
+            *("snapshot_bytes_min", "retained_bytes_max"),
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be greater than 0, got {getattr(self, name)}")
         if self.steps_ahead > steps_ahead:

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from checkpoint import AutoScale, RegionEvent, RegionSpec
+from checkpoint import AutoScale, Recovery, RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.limits import start_timeout_s
 from dataflow.application import Application, check_autoscale, start_application
@@ -49,6 +49,7 @@ def run_local(
     token: bytes = b"",
     checkpoint_interval: float | None = None,
     retain: int | None = None,
+    recovery: Recovery | None = None,
     scratch: "str | os.PathLike[str] | None" = None,
     port_range: tuple[int, int] | None = None,
     start_timeout: float = start_timeout_s,
@@ -84,6 +85,7 @@ def run_local(
         make_launcher,
         checkpoint_interval=checkpoint_interval,
         retain=retain,
+        recovery=recovery,
         on_event=on_event,
         listeners=listeners,
         workers=workers,

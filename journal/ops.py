@@ -47,7 +47,7 @@ ARGUMENTS: dict[Op, str] = {
     Op.STATE_BLOCK: "ints=[cut] strings=[operator, Arrow IPC stream]",
     Op.SNAPSHOT_BEGIN: "ints=[] strings=[]",
     Op.SNAPSHOT_END: "ints=[records between begin and end] strings=[]",
-    Op.DIVISION: "ints=[step, time ms] strings=[JSON division, possibly the number of workers]",
+    Op.DIVISION: "ints=[step, time ms, possibly a checkpoint] strings=[JSON division, possibly workers]",
     Op.OUTPUT: "ints=[step, wall clock ms, rows, digest] strings=[JSON head, Arrow IPC stream]",
     Op.INPUT: "ints=[batch, part, 1 if the last, rows, digest before, wall clock ms] strings=[data, mark]",
     Op.INPUT_CLOSED: "ints=[wall clock ms] strings=[JSON of the producers' ends]",

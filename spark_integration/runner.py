@@ -12,7 +12,7 @@ from typing import Any
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from checkpoint import AutoScale, RegionEvent, RegionSpec
+from checkpoint import AutoScale, Recovery, RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.limits import workers_default
 from dataflow.application import Application, check_autoscale, start_application
@@ -52,6 +52,7 @@ def run(
     data_dir: str | Path | None = None,
     checkpoint_interval: float | None = None,
     retain: int | None = None,
+    recovery: Recovery | None = None,
     scratch: str | Path | None = None,
     coordinator_address: str | None = None,
     port_range: tuple[int, int] | None = None,
@@ -83,6 +84,9 @@ def run(
       `consistent(...)`, or 1 second.
     - `retain`: how many checkpoints stay restorable, at least 2; default 5. Data that only older ones need is
       deleted from the store automatically.
+    - `recovery`: what follows the loss of a worker. "global", the default: all workers go back to the last
+      checkpoint. "local": only the lost one does, in another process, while the others keep their state and
+      their place in the input. A `consistent(recovery=...)` of the graph counts first.
     - `scratch`: a directory on the executors' machines where workers keep caches; default: none. Recovery is
       faster with it but never requires it. State with `state_on="disk"` is stored there, or otherwise in the
       directory for temporary files.
@@ -127,6 +131,7 @@ def run(
             partial(_launch, spark, application, host, shipped, scratch),
             checkpoint_interval=checkpoint_interval,
             retain=retain,
+            recovery=recovery,
             on_event=on_event,
             listeners=listeners,
             at_end=_AfterLast(len(parts), used.close),

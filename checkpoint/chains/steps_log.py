@@ -10,7 +10,15 @@ from contextlib import aclosing
 from typing import Final
 
 from checkpoint.chains.chain_store import ChainStore, TakenChain
-from checkpoint.core.divisions import Division, DivisionFold, Sources, decode_division, encode_division
+from checkpoint.core.divisions import (
+    NO_MARK,
+    Division,
+    DivisionFold,
+    Mark,
+    Sources,
+    decode_division,
+    encode_division,
+)
 from checkpoint.core.retention import Rolling
 from dos_protocol.errors import LocalProtocolError
 from journal import ChainWriter, Op, Position, Record, Scratch
@@ -83,7 +91,7 @@ class StepsLog(ChainStore):
         """Return the divisions of steps after+1 .. until, in order, for an exact replay."""
         return self._fold.between(after, until)
 
-    def record(self, step: int, time_ms: int, sources: Sources) -> Position:
+    def record(self, step: int, time_ms: int, sources: Sources, mark: Mark = NO_MARK) -> Position:
         """Append the division of a step that is divided for the first time or anew. Invalidates what was
         known of it and of later steps.
 
@@ -92,7 +100,7 @@ class StepsLog(ChainStore):
         """
         if not self._fold.after < step <= self.last_step + 1:
             raise LocalProtocolError(f"step {step} cannot be divided after step {self.last_step}")
-        position = self._append(Division(step, time_ms, sources, self._workers))
+        position = self._append(Division(step, time_ms, sources, self._workers, mark))
         for later in [known for known in self._ends if known > step]:
             del self._ends[later]
         self._ends[step] = position

@@ -140,7 +140,8 @@ class ManifestLog:
                 self._waited_for = view.epoch_seen
                 await self._host.sleep(max(limits.claimant_wait_s, 2.0 * self._opening_s))
                 return False
-            epoch = max(view.epoch_seen, taken_by, order.above, order.held) + 1
+            above = max(view.epoch_seen, taken_by, order.above, order.held)
+            epoch = (above // order.step + 1) * order.step
             self._claim = await self._host.claim(self._directory, epoch, limits.claim_patience_s)
             if self._claim is None:
                 self.waiting("too few members of the store grant the claim of the manifest")

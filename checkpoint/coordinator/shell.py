@@ -20,6 +20,7 @@ from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.coordinator.drop_log import DropLog
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.coordinator.manifest_log import ManifestLog
+from checkpoint.core.control_frames import control_frame, decode_from_worker
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
@@ -39,7 +40,7 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
 )
 from checkpoint.core.manifest import Cut
-from checkpoint.core.messages import ToWorker, control_frame, decode_from_worker
+from checkpoint.core.messages import ToWorker
 from checkpoint.core.progress import ProgressMeter
 from checkpoint.core.region import Launcher, RegionSpec, RegionStatus
 from checkpoint.core.region_events import CheckpointCommitted, RegionEvent

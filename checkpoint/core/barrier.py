@@ -84,6 +84,14 @@ class Alignment(Generic[T]):
         entry.cut = cut
         entry.final = final
 
+    def restart(self, sender: int) -> int:
+        """Forget what a sender sent for steps that were not returned yet: it sends them again. Return the
+        last step that was returned.
+        """
+        for senders in self._steps.values():
+            senders[sender] = _SenderStep()
+        return self.step - 1
+
     def first_sight(self) -> int | None:
         """Return the highest step that a peer has ended and that was not returned yet, None for none.
 

@@ -75,6 +75,14 @@ class FrameType(IntEnum):
     """A control message (`core/messages.py`) as JSON."""
     HANDSHAKE = 8
     """Mutual proof of the job key, before anything else (`core/handshake.py`)."""
+    HAVE = 9
+    """Local recovery: what the acceptor of an exchange link has used of the dialler, as JSON. It comes before
+    anything that the dialler sends.
+    """
+    PING = 10
+    """Local recovery: the dialler asks whether the acceptor's process lives. The acceptor returns it."""
+    AT = 11
+    """Local recovery: the acceptor has produced this step. A dialler that sends retained steps stays near."""
 
 
 @unique
@@ -95,6 +103,9 @@ _PAYLOAD_BYTES_MAX: Final[dict[int, int]] = {
     FrameType.RESET: 0,
     FrameType.CONTROL: limits.control_bytes_max,
     FrameType.HANDSHAKE: limits.handshake_bytes_max,
+    FrameType.HAVE: limits.control_bytes_max,
+    FrameType.PING: 0,
+    FrameType.AT: 0,
 }
 _TYPES: Final = {int(kind): kind for kind in FrameType}
 

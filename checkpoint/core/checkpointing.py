@@ -66,7 +66,9 @@ class Checkpointing:
             return
         state = self._state
         number = state.last_number + 1
-        state.pending = PendingCut(number, state.incarnation, len(state.roster), final, now)
+        state.pending = PendingCut(
+            number, state.incarnation, len(state.roster), final, now, terms=dict(state.terms)
+        )
         state.cut_overdue = False
         state.timers.set("drain", now + state.spec.drain_timeout_s)
         self.set_cut_time(now)
@@ -191,6 +193,8 @@ class Checkpointing:
         self.note_commit(pending, now)
         # Only now: sinks publish on Committed, and the quorum keeps the record if this driver is lost.
         for worker, link in state.roster.linked():
+            if worker.state is WorkerState.JOINED:
+                continue  # it is being taken over, and begins at this checkpoint
             state.send(
                 link,
                 Committed(

@@ -14,8 +14,8 @@ The order that keeps checkpoints safe (decision 0003, R8-R13):
 3. Start to all workers once all have restored the checkpoint.
 4. RequestCut. Only votes of this incarnation count. When all are in and agree: AppendCut. Nothing else is
    appended before CutAppended. That acknowledgement is the commit: Committed is sent only after it.
-5. Any loss leads back to 1 with a higher epoch. A checkpoint in doubt is found in the manifest, or can never
-   be there.
+5. Any loss leads back to 1 with a higher epoch, unless the region has local recovery (`take_overs.py`). A
+   checkpoint in doubt is found in the manifest, or can never be there.
 
 A *round* leads from one RUNNING phase to the next. Several workers lost at one time are one round and spend
 one reset attempt; a worker that is lost in the round that launched it begins another. A committed checkpoint
@@ -32,6 +32,7 @@ The parts share one `CoordinatorState`. A part calls only parts above it in this
 | Pausing | pausing.py | all workers stop at one step |
 | Savepoints | savepoints.py | savepoints |
 | Recovery | recovery.py | rounds and reset attempts |
+| TakeOvers | take_overs.py | local recovery: a lost worker is replaced while the others run |
 | Gathering | gathering.py | workers are launched, join, are ordered and start |
 | Losses | losses.py | workers fail, fall silent or take too long |
 | Rescaling | rescaling.py | the layout of an incarnation, its number of workers, other processes of them |
@@ -62,8 +63,9 @@ from checkpoint.core.roster import Worker
 from checkpoint.core.savepoints import Savepoints
 from checkpoint.core.status_reports import StatusReporter
 from checkpoint.core.stopping import Stopping
+from checkpoint.core.take_overs import TakeOvers
 
-PATIENCE: Final = ("gather", "restore", "drain", "scale")
+PATIENCE: Final = ("gather", "restore", "drain", "scale", "take over")
 """Timers that wait for others: they do not advance while the store has no quorum."""
 
 
@@ -82,8 +84,9 @@ class Coordinator:
         self._pausing = pausing = Pausing(state, checkpointing)
         self._savepoints = savepoints = Savepoints(state, checkpointing)
         self._recovery = recovery = Recovery(state, ending)
-        self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery)
-        losses = Losses(state, ending, checkpointing, recovery)
+        self._take_overs = take_overs = TakeOvers(state, recovery)
+        self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery, take_overs)
+        losses = Losses(state, ending, checkpointing, recovery, take_overs)
         self._rescaling = rescaling = Rescaling(state, ending, checkpointing, pausing, recovery)
         self._autoscaling = autoscaling = Autoscaling(state, reporter, rescaling)
         self._manifest = manifest = ManifestClaim(
@@ -115,6 +118,7 @@ class Coordinator:
         self._on_message: Final[dict[type[Any], Callable[[Worker, Any, float], m.Refusal | None]]] = {
             m.Progress: checkpointing.on_progress,
             m.Failed: losses.on_failed,
+            m.Suspects: losses.on_suspects,
             m.Restored: gathering.on_restored,
             m.Prepared: checkpointing.on_prepared,
             m.WantsCut: checkpointing.on_wants_cut,
@@ -127,6 +131,7 @@ class Coordinator:
             "open": manifest.open_again,
             "gather": gathering.timed_out,
             "restore": losses.restore_timed_out,
+            "take over": take_overs.timed_out,
             "drain": losses.drain_timed_out,
             "cut": checkpointing.cut_timer_expired,
             "scale": rescaling.timed_out,
@@ -144,6 +149,7 @@ class Coordinator:
         self._on_event[type(event)](event, now)
         self._reporter.note_waiting(now)
         self._rescaling.advance(now)
+        self._take_overs.advance(now)
         if not state.over:
             self._gathering.launch_due(now)
         self._reporter.report_change()

@@ -12,13 +12,14 @@ from checkpoint.core.coordinator_vocabulary import Effect, End, NotifyObservers,
 from checkpoint.core.dropped import dropped_rows
 from checkpoint.core.layout import Layout, even_layout
 from checkpoint.core.manifest import Cut
-from checkpoint.core.messages import CopiedAhead, ToWorker
+from checkpoint.core.messages import CopiedAhead, Restore, ToWorker
 from checkpoint.core.placement import Placement
 from checkpoint.core.recovery_estimate import RecoveryHistory
 from checkpoint.core.region import AutoScaleStatus, RegionSpec, ResetReport
 from checkpoint.core.region_events import RegionEvent
-from checkpoint.core.region_states import PHASES, CoordinatorPhase, PhaseEvent, follow
-from checkpoint.core.roster import Roster
+from checkpoint.core.region_states import PHASES, STARTED, CoordinatorPhase, PhaseEvent, follow
+from checkpoint.core.retention import floors_of, steps_kept_after
+from checkpoint.core.roster import Roster, Worker
 from checkpoint.core.timers import Timers
 from checkpoint.core.voting import PendingCut
 
@@ -95,6 +96,8 @@ class CoordinatorState:
         checkpoint is voted before any worker starts."""
 
         self.incarnation = 0
+        self.terms: dict[int, int] = {}
+        """Worker -> its term, if it was taken over in this incarnation (`take_overs.py`)."""
         self.epoch_floor = 0
         """The next incarnation must be higher: a worker's directory was found claimed with this epoch."""
         self.store_waiting = ""
@@ -156,9 +159,29 @@ class CoordinatorState:
         self.emit(SendControl(link, message))
 
     def send_all(self, message: ToWorker) -> None:
-        """Send to every linked worker."""
-        for _, link in self.roster.linked():
-            self.send(link, message)
+        """Send to every worker that has started, or that is to start now."""
+        for worker, link in self.roster.linked():
+            if worker.state in STARTED:
+                self.send(link, message)
+
+    def send_restore(self, worker: Worker, link: int, *, takes_over: bool = False) -> None:
+        """Order a worker to the last checkpoint."""
+        terms = [self.terms.get(one.index, self.incarnation) for one in self.roster]
+        order = Restore(
+            job=self.spec.name,
+            incarnation=self.incarnation,
+            epoch=terms[worker.index],
+            cut=self.last_number,
+            worker=worker.index,
+            restore=self.last_checkpoint,
+            peers=self.roster.peers(),
+            layout=self.layout,
+            floors=floors_of(self.kept, worker.index),
+            steps_kept_after=steps_kept_after(self.kept),
+            terms=tuple(terms) if self.spec.recovery == "local" else (),
+            takes_over=takes_over,
+        )
+        self.send(link, order)
 
     def take_effects(self) -> list[Effect]:
         """Return the effects since the last call, in order."""

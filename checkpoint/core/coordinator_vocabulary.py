@@ -193,6 +193,8 @@ class OpenManifest:
 
     above: int
     held: int
+    step: int = 1
+    """The epoch is a multiple of this: with local recovery, terms lie between two incarnations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 Pure: values and a fold. `steps_log.py` keeps the chain that holds the records.
 
 - A division is one record DIVISION in the worker's `steps` chain: ints = [step, time_ms], strings = [JSON of
-  its sources].
+  its sources]. With local recovery, a step whose STEP_ENDs request a checkpoint has three more ints, those of
+  its `Mark`.
 - The chain only rolls forward; it is never rolled back.
 - After a reset, the steps up to the last one that all workers have recorded are replayed exactly. Later steps
   get new input ranges and are recorded again under the same numbers.
@@ -16,7 +17,7 @@ Pure: values and a fold. `steps_log.py` keeps the chain that holds the records.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -30,6 +31,20 @@ bytes. Splits without input may be left out.
 """
 
 
+class Mark(NamedTuple):
+    """The checkpoint that the STEP_ENDs of a step request. It counts in this incarnation of the region only:
+    after a reset, the steps are replayed without it.
+    """
+
+    cut: int = 0
+    """0 for none."""
+    final: bool = False
+    incarnation: int = 0
+
+
+NO_MARK: Final = Mark()
+
+
 class Division(NamedTuple):
     """The input of one step of one worker."""
 
@@ -39,15 +54,17 @@ class Division(NamedTuple):
     sources: Sources
     workers: int = 0
     """The number of workers; 0 after the first checkpoint, and in records of earlier versions."""
+    mark: Mark = NO_MARK
 
 
 _decoder: "msgspec.json.Decoder[Sources]" = msgspec.json.Decoder(Sources)
+_INTS: Final = (2, 5)
 
 
 class DivisionRecord(NamedTuple):
     """The arguments of the journal record of a division, whose op is DIVISION."""
 
-    ints: tuple[int, int]
+    ints: tuple[int, ...]
     strings: tuple[bytes, ...]
 
 
@@ -55,7 +72,8 @@ def encode_division(division: Division) -> DivisionRecord:
     """Return the record of a division."""
     text = msgspec.json.encode(division.sources)
     workers = (str(division.workers).encode(),) if division.workers else ()
-    return DivisionRecord((division.step, division.time_ms), (text, *workers))
+    mark = tuple(map(int, division.mark)) if division.mark.cut else ()
+    return DivisionRecord((division.step, division.time_ms, *mark), (text, *workers))
 
 
 def decode_division(ints: Iterable[int], strings: Sequence[bytes]) -> Division:
@@ -64,8 +82,10 @@ def decode_division(ints: Iterable[int], strings: Sequence[bytes]) -> Division:
     Raises ManifestError for an invalid one: it passed its checksum, so its writer had a bug.
     """
     numbers = tuple(ints)
-    if len(numbers) != 2:
-        raise ManifestError(f"expected the step and the time of a division, got {list(numbers)}")
+    if len(numbers) not in _INTS:
+        raise ManifestError(
+            f"expected the step and the time of a division, possibly a checkpoint, got {list(numbers)}"
+        )
     try:
         sources = _decoder.decode(strings[0])
         workers = int(strings[1]) if len(strings) > 1 else 0
@@ -75,7 +95,8 @@ def decode_division(ints: Iterable[int], strings: Sequence[bytes]) -> Division:
         for split, part in splits.items():
             if len(part) < 2 or not 0 <= part[0] <= part[1]:
                 raise ManifestError(f"step {numbers[0]}: split {split!r} of {source!r} is {list(part)}")
-    return Division(numbers[0], numbers[1], sources, workers)
+    mark = Mark(numbers[2], bool(numbers[3]), numbers[4]) if numbers[2:] else NO_MARK
+    return Division(numbers[0], numbers[1], sources, workers, mark)
 
 
 class DivisionFold:

@@ -14,7 +14,6 @@ from checkpoint.core.ending import Ending
 from checkpoint.core.messages import (
     Join,
     Refusal,
-    Restore,
     Restored,
     Start,
     StopKind,
@@ -25,9 +24,9 @@ from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import WorkerJoined
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerEvent, WorkerState
-from checkpoint.core.retention import floors_of, steps_kept_after
 from checkpoint.core.roster import Worker
-from checkpoint.core.versions import overlap, versions_text
+from checkpoint.core.take_overs import TakeOvers
+from checkpoint.core.versions import LOCAL_RECOVERY, overlap, versions_text
 from checkpoint.core.voting import PendingCut
 from checkpoint.errors import RegionFailedError
 
@@ -42,12 +41,14 @@ class Gathering:
         checkpointing: Checkpointing,
         pausing: Pausing,
         recovery: Recovery,
+        take_overs: TakeOvers,
     ) -> None:
         self._state = state
         self._ending = ending
         self._checkpointing = checkpointing
         self._pausing = pausing
         self._recovery = recovery
+        self._take_overs = take_overs
 
     def launch_due(self, now: float) -> None:
         """Launch every worker whose launch time is reached.
@@ -94,6 +95,12 @@ class Gathering:
 
     def _unfit_version(self, join: Join) -> str:
         """Return why a worker cannot exchange rows with one that has joined, empty if it can with all."""
+        if self._state.spec.recovery == "local" and join.speaks[1] < LOCAL_RECOVERY:
+            return (
+                f"worker {join.worker} on {join.host} speaks {versions_text(join.speaks)} of the messages"
+                f" between workers, and local recovery needs version {LOCAL_RECOVERY}: install a newer"
+                ' version there, or run the region with recovery="global"'
+            )
         for one in self._state.roster:
             other = one.join
             if one.link is None or other is None or one.index == join.worker:
@@ -130,21 +137,7 @@ class Gathering:
             )
         for worker, link in state.roster.linked():
             worker.move(WorkerEvent.ORDER)
-            state.send(
-                link,
-                Restore(
-                    job=state.spec.name,
-                    incarnation=state.incarnation,
-                    epoch=state.incarnation,
-                    cut=state.last_number,
-                    worker=worker.index,
-                    restore=state.last_checkpoint,
-                    peers=state.roster.peers(),
-                    layout=state.layout,
-                    floors=floors_of(state.kept, worker.index),
-                    steps_kept_after=steps_kept_after(state.kept),
-                ),
-            )
+            state.send_restore(worker, link)
 
     def _fail_for_address(self, worker: Worker, now: float) -> None:
         assert worker.join is not None
@@ -169,7 +162,9 @@ class Gathering:
         worker.last_step = message.last_step
         worker.replayed_bytes, worker.restore_seconds = message.replayed_bytes, message.seconds
         worker.restore_phases_s = message.phases_s
-        if self._state.roster.all_in(WorkerState.RESTORED) and not self._state.layout_changes:
+        if self._take_overs.is_of(worker):
+            self._take_overs.restored(worker, message, now)
+        elif self._state.roster.all_in(WorkerState.RESTORED) and not self._state.layout_changes:
             self.start_all(now)
         return None
 

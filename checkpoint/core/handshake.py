@@ -28,7 +28,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from checkpoint.core.channel_frames import ChannelFrame, FrameType
-from checkpoint.core.messages import job_digest
+from checkpoint.core.control_frames import job_digest
 from checkpoint.core.versions import VERSIONS, Versions, overlap, versions_text
 from checkpoint.errors import HandshakeError
 
@@ -45,7 +45,15 @@ class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="Hello"):
     worker: int
     attempt: int
     incarnation: int = 0
-    """The incarnation whose steps are sent on an exchange link, 0 on a control link."""
+    """The incarnation whose steps are sent on an exchange link, 0 on a control link. With local recovery: the
+    dialler's term.
+    """
+    to_worker: int = -1
+    """With local recovery: the worker that the dialler wants to reach. A process at its former address is
+    another one.
+    """
+    to_term: int = 0
+    """With local recovery: the term of that worker, as the dialler knows it."""
     nonce: bytes = b""
     speaks: Versions = (1, 1)
     package: str = ""

@@ -9,13 +9,14 @@ from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, LinkDown, WorkerEnded
 from checkpoint.core.ending import Ending
-from checkpoint.core.messages import Failed, Heartbeat, Refusal
+from checkpoint.core.messages import Failed, Heartbeat, Refusal, Suspects
 from checkpoint.core.placement import host_of
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import WorkerLost
 from checkpoint.core.region_states import CoordinatorPhase, WorkerState
 from checkpoint.core.roster import Worker
+from checkpoint.core.take_overs import TakeOvers
 from checkpoint.errors import RegionFailedError
 
 
@@ -23,12 +24,20 @@ class Losses:
     """The failures of one region's workers."""
 
     def __init__(
-        self, state: CoordinatorState, ending: Ending, checkpointing: Checkpointing, recovery: Recovery
+        self,
+        state: CoordinatorState,
+        ending: Ending,
+        checkpointing: Checkpointing,
+        recovery: Recovery,
+        take_overs: TakeOvers,
     ) -> None:
         self._state = state
         self._ending = ending
         self._checkpointing = checkpointing
         self._recovery = recovery
+        self._take_overs = take_overs
+        self._suspected: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
+        """(worker, term) -> who suspects it -> since when, and when it said so last."""
 
     # --- reports --------------------------------------------------------------------------------------
 
@@ -147,6 +156,11 @@ class Losses:
             outcome = f"stopped without a last checkpoint: {reason}"
             self._ending.decide(RegionState.STOPPED, outcome, now, kind="stopped")
         elif state.phase in (CoordinatorPhase.RESTORING, CoordinatorPhase.RUNNING):
+            if not (problem := self._take_overs.problem(worker)):
+                self._take_overs.begin(worker, reason, now)
+                return
+            if state.spec.recovery == "local":
+                reason = f"{reason}; all workers are reset: {problem}"
             self._recovery.reset(reason, now, worker=worker.index)
         elif worker.launch_round == state.round.number:
             self._recovery.begin_round(reason, now, worker=worker.index, spend=True)
@@ -156,6 +170,40 @@ class Losses:
         # In OPENING, an attempt that has not ended is relaunched when the manifest is held (`ManifestClaim`).
         if not state.over and (ended or state.phase is CoordinatorPhase.GATHERING):
             self._recovery.relaunch(worker, now)
+
+    def on_suspects(self, worker: Worker, message: Suspects, now: float) -> Refusal | None:
+        """Take a worker's report that a peer does not answer. The peer is lost if another worker reports it
+        too, or if it is silent here as well. Only the coordinator decides: a bad link proves nothing.
+        """
+        state = self._state
+        if state.spec.recovery != "local" or not 0 <= message.peer < len(state.roster):
+            return Refusal("UNEXPECTED", f"worker {worker.index} suspects worker {message.peer}")
+        peer = state.roster[message.peer]
+        if message.term != state.terms.get(peer.index, state.incarnation) or peer.link is None:
+            return None  # of a process that is replaced, or known to be lost
+        votes = self._suspected.setdefault((peer.index, message.term), {})
+        since, _ = votes.get(worker.index, (now, now))
+        fresh = now - votes.get(worker.index, (now, now))[1] <= limits.suspects_fresh_s
+        votes[worker.index] = (since if fresh else now, now)
+        self._judge(peer, message, now)
+        return None
+
+    def _judge(self, peer: Worker, message: Suspects, now: float) -> None:
+        """Decide whether a suspected worker is lost."""
+        all_votes = self._suspected[peer.index, message.term]
+        votes = {by: at for by, at in all_votes.items() if now - at[1] <= limits.suspects_fresh_s}
+        silent_s = now - peer.received_at
+        if len(votes) > 1:
+            text = f"workers {', '.join(map(str, sorted(votes)))} report that {message.reason}"
+        elif silent_s > limits.suspected_silent_s:
+            silent = f"it sent nothing for {silent_s:.1f} s"
+            text = f"worker {message.worker} reports that {message.reason}, and {silent}"
+        elif now - min(since for since, _ in votes.values()) > limits.suspects_alone_s:
+            text = f"worker {message.worker} cannot reach it, although it lives: {message.reason}"
+        else:
+            return
+        self._suspected.clear()
+        self.lose(peer, text, now, ended=False)
 
     def _close(self, link: int | None) -> None:
         if link is not None:

@@ -35,7 +35,8 @@ CUT_VERSION: Final = 2
 SAVEPOINTS_VERSION: Final = 3
 DIRECTORIES_VERSION: Final = 4
 LAYOUTS_VERSION: Final = 5
-_READABLE: Final = (1, 2, 3, 4, 5)
+TERMS_VERSION: Final = 6
+_READABLE: Final = (1, 2, 3, 4, 5, 6)
 """The versions of a checkpoint's record:
 
 | version | content | why older programs must refuse it |
@@ -167,6 +168,8 @@ def in_its_version(cut: Cut) -> Cut:
 
 
 def _least_version(cut: Cut) -> int:
+    if any(epoch > cut.incarnation for part in cut.workers.values() for epoch in part.epochs()):
+        return TERMS_VERSION
     if cut.retired or cut.declared:
         return LAYOUTS_VERSION
     if any(part.directories for part in cut.workers.values()):
@@ -271,7 +274,9 @@ def check_cut(cut: Cut, *, before: Cut | None = None, gap: bool = False) -> None
     if missing:
         raise ManifestError(f"it has no part of worker {missing[0]} of {workers}", cut=cut.cut)
     for worker, part in cut.workers.items():
-        _check_worker(cut.cut, worker, part, cut.incarnation)
+        # With local recovery, a worker that was taken over has a term above the incarnation.
+        terms = limits.terms_per_incarnation if cut.version >= TERMS_VERSION else 1
+        _check_worker(cut.cut, worker, part, cut.incarnation, cut.incarnation + terms - 1)
     if cut.version < DIRECTORIES_VERSION and any(part.directories for part in cut.workers.values()):
         raise ManifestError(f"it has directories, which version {cut.version} does not allow", cut=cut.cut)
     _check_retired(cut)
@@ -297,18 +302,18 @@ def _check_retired(cut: Cut) -> None:
         )
 
 
-def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int) -> None:
+def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int, highest: int) -> None:
     for chain, position in part.positions().items():
         if position.size < 0 or position.epoch < 1 or not 0 <= position.digest < 1 << 64:
             raise ManifestError(f"worker {worker}: invalid {chain} position {position}", cut=cut)
-        if position.epoch > incarnation:
+        if position.epoch > highest:
             raise ManifestError(
                 f"worker {worker}: its {chain} position has epoch {position.epoch}, "
                 f"which is above incarnation {incarnation}",
                 cut=cut,
             )
     for chain, (epoch, base) in part.floors.items():
-        if not 1 <= epoch <= incarnation or base < 0:
+        if not 1 <= epoch <= highest or base < 0:
             raise ManifestError(
                 f"worker {worker}: invalid floor of chain {chain!r}: epoch {epoch}, base {base}", cut=cut
             )

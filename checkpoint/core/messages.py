@@ -16,17 +16,13 @@ A message of another job or another incarnation is refused by name. Otherwise a 
 could complete a checkpoint of the current one (V11).
 """
 
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from checkpoint import limits
-from checkpoint.core.channel_frames import COORDINATOR, ChannelFrame, FrameType
 from checkpoint.core.layout import Layout
 from checkpoint.core.manifest import Cut, WorkerCut
 from checkpoint.core.versions import Versions
-from checkpoint.errors import ControlMessageError
-from dos_protocol.digests import digest64
 from journal import Floor
 
 FailureKind: TypeAlias = Literal[
@@ -177,6 +173,15 @@ class Paused(FromWorker, frozen=True, kw_only=True):
     counters: Counters
 
 
+class Suspects(FromWorker, frozen=True, kw_only=True):
+    """With local recovery: a peer does not answer, or cannot be reached any more. This worker continues."""
+
+    peer: int
+    term: int
+    """The term of the peer's process that it suspects."""
+    reason: str
+
+
 class Finished(FromWorker, frozen=True, kw_only=True):
     """The final checkpoint is committed and this worker has published all of it. It ends upon STOP."""
 
@@ -225,6 +230,17 @@ class Restore(Releasing, frozen=True, kw_only=True):
     restore: Cut | None
     peers: tuple[Peer, ...]
     layout: Layout
+    terms: tuple[int, ...] = ()
+    """With local recovery: the term of each worker, by index. `epoch` is the worker's own, with which it
+    claims its directory. Empty with global recovery: the term of every worker is the incarnation.
+    """
+    takes_over: bool = False
+    """The other workers continue to run. This one makes the steps of its chain again, with their marks."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the region has local recovery."""
+        return bool(self.terms)
 
     @property
     def moves(self) -> bool:
@@ -232,6 +248,15 @@ class Restore(Releasing, frozen=True, kw_only=True):
         the vote for the next checkpoint, at the same step. Start follows when that one is committed.
         """
         return self.restore is not None and self.restore.layout != self.layout
+
+
+class View(ControlMessage, frozen=True, kw_only=True):
+    """Another process has taken a peer over, in this term. It needs all steps after `step` again."""
+
+    peer: int
+    term: int
+    address: Peer
+    step: int
 
 
 class CopyAhead(ControlMessage, frozen=True, kw_only=True):
@@ -289,77 +314,9 @@ class Stop(ControlMessage, frozen=True, kw_only=True):
 
 
 ToCoordinator: TypeAlias = (
-    Join | Restored | Progress | WantsCut | Prepared | Failed | Paused | CopiedAhead | Finished
+    Join | Restored | Progress | WantsCut | Prepared | Failed | Paused | Suspects | CopiedAhead | Finished
 )
-ToWorker: TypeAlias = Restore | CopyAhead | Start | RequestCut | Committed | Pause | Heartbeat | Stop
-
-_to_coordinator: Final[msgspec.json.Decoder[ToCoordinator]] = msgspec.json.Decoder(ToCoordinator)
-_to_worker: Final[msgspec.json.Decoder[ToWorker]] = msgspec.json.Decoder(ToWorker)
-_encoder: Final = msgspec.json.Encoder()
-
-
-def job_digest(job: str) -> int:
-    """Return the `job` field of a frame header: xxh3-64 of the region's name in UTF-8."""
-    return digest64(job.encode())
-
-
-def control_frame(message: ToCoordinator | ToWorker) -> ChannelFrame:
-    """Return the CONTROL frame of a message.
-
-    Its header repeats the address, so that a stray frame is detected without decoding JSON.
-    """
-    payload = _encoder.encode(message)
-    if len(payload) > limits.control_bytes_max:
-        raise ValueError(
-            f"{type(message).__name__} of {len(payload)} bytes exceeds the limit {limits.control_bytes_max}"
-        )
-    sender = message.worker if isinstance(message, FromWorker) else COORDINATOR
-    return ChannelFrame(
-        FrameType.CONTROL,
-        sender=sender,
-        job=job_digest(message.job),
-        sender_epoch=message.incarnation,
-        cut=message.cut,
-        payload=payload,
-    )
-
-
-def decode_from_worker(frame: ChannelFrame) -> ToCoordinator:
-    """Return the message in a worker's CONTROL frame.
-
-    Raises ControlMessageError; the link must then be closed.
-    """
-    message: ToCoordinator = _decode(_to_coordinator, frame)
-    if frame.sender != message.worker:
-        raise ControlMessageError(
-            f"frame of worker {frame.sender} carries a message of worker {message.worker}"
-        )
-    return message
-
-
-def decode_from_coordinator(frame: ChannelFrame) -> ToWorker:
-    """Return the message in the coordinator's CONTROL frame. Raises ControlMessageError."""
-    message: ToWorker = _decode(_to_worker, frame)
-    if frame.sender != COORDINATOR:
-        raise ControlMessageError(
-            f"frame of sender {frame.sender} carries a {type(message).__name__} of the coordinator"
-        )
-    return message
-
-
-def _decode(decoder: "msgspec.json.Decoder[Any]", frame: ChannelFrame) -> Any:
-    if frame.type is not FrameType.CONTROL:
-        raise ControlMessageError(f"received a {frame.type.name} frame on a control link")
-    try:
-        message = decoder.decode(frame.payload)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise ControlMessageError(f"control message does not decode: {error}") from error
-    stated = (frame.job, frame.sender_epoch, frame.cut)
-    if stated != (job_digest(message.job), message.incarnation, message.cut):
-        raise ControlMessageError(
-            f"header and JSON of a {type(message).__name__} differ in job, incarnation or cut"
-        )
-    return message
+ToWorker: TypeAlias = Restore | View | CopyAhead | Start | RequestCut | Committed | Pause | Heartbeat | Stop
 
 
 class Refusal(NamedTuple):

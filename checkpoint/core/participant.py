@@ -39,8 +39,10 @@ from checkpoint.core.messages import (
     Restored,
     Start,
     Stop,
+    Suspects,
     ToCoordinator,
     ToWorker,
+    View,
     WantsCut,
 )
 from checkpoint.core.region_states import follow
@@ -48,7 +50,7 @@ from checkpoint.core.timers import Timers
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from dos_protocol.errors import DosError, LocalProtocolError
 
-Order: TypeAlias = Restore | CopyAhead | Start | RequestCut | Committed | Pause
+Order: TypeAlias = Restore | View | CopyAhead | Start | RequestCut | Committed | Pause
 
 
 class ParticipantState(Enum):
@@ -170,6 +172,8 @@ class ParticipantCore:
         self.worker = worker
         self.state = ParticipantState.CONNECTED
         self.incarnation = 0
+        self.term = 0
+        """The epoch of this worker's claim: the incarnation, or above it if it was taken over."""
         self.cut_seen = 0
         """The highest checkpoint requested, restored or committed."""
         self.voted = 0
@@ -248,7 +252,8 @@ class ParticipantCore:
             self._refuse("UNEXPECTED", "received Restore before this worker joined")
             return
         self._move(ParticipantEvent.RESTORE)
-        self.incarnation, self.cut_seen, self.voted = order.incarnation, order.cut, order.cut
+        self.incarnation, self.term = order.incarnation, order.epoch
+        self.cut_seen, self.voted = order.cut, order.cut
         self._moves = order.moves
         self.orders.clear()
         self.orders.append(order)
@@ -262,7 +267,7 @@ class ParticipantCore:
         else:
             self.orders.append(order)
 
-    def _order(self, order: Start | RequestCut | Committed | Pause) -> None:
+    def _order(self, order: View | Start | RequestCut | Committed | Pause) -> None:
         kind = type(order).__name__
         if order.incarnation != self.incarnation:
             name = "STALE_INCARNATION" if order.incarnation < self.incarnation else "FUTURE_INCARNATION"
@@ -281,7 +286,7 @@ class ParticipantCore:
             self._refuse(
                 "UNEXPECTED", f"received {kind} of checkpoint {order.cut} in state {self.state.name}"
             )
-        elif isinstance(order, Pause):
+        elif isinstance(order, Pause | View):
             self.orders.append(order)
         elif order.cut < self.cut_seen or (isinstance(order, Committed) and order.cut != self.voted):
             self._refuse(
@@ -318,6 +323,9 @@ class ParticipantCore:
         elif isinstance(message, Prepared):
             self._check_vote(message)
             self.voted = self.cut_seen = message.cut
+        elif isinstance(message, Suspects):
+            if self.state not in (ParticipantState.RESTORED, ParticipantState.RUNNING):
+                return  # its links are about to be replaced
         elif isinstance(message, WantsCut | Paused):
             if self.state is not ParticipantState.RUNNING:
                 raise LocalProtocolError(f"cannot report {type(message).__name__} in state {self.state.name}")
@@ -334,10 +342,8 @@ class ParticipantCore:
 
     def _check_vote(self, vote: Prepared) -> None:
         epochs = vote.positions.epochs()
-        if epochs != {self.incarnation}:
-            raise StaleIncarnationError(
-                f"vote with positions of epochs {epochs} in incarnation {self.incarnation}"
-            )
+        if epochs != {self.term}:
+            raise StaleIncarnationError(f"vote with positions of epochs {epochs} in term {self.term}")
         if self.state is not ParticipantState.RUNNING and not self._votes_restored:
             raise LocalProtocolError(f"vote for checkpoint {vote.cut} in state {self.state.name}")
         if vote.cut <= self.voted or vote.cut < self.cut_seen:
@@ -346,9 +352,9 @@ class ParticipantCore:
             )
 
     def _addressed(self, message: ToCoordinator) -> ToCoordinator:
-        """Fill in the address. The epoch is that of the worker's claim, which is the incarnation."""
+        """Fill in the address. The epoch is that of the worker's claim."""
         return msgspec.structs.replace(
-            message, job=self.job, worker=self.worker, incarnation=self.incarnation, epoch=self.incarnation
+            message, job=self.job, worker=self.worker, incarnation=self.incarnation, epoch=self.term
         )
 
     # --- time -----------------------------------------------------------------------------------------

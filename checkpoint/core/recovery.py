@@ -45,7 +45,9 @@ class Recovery:
     def open_manifest(self) -> None:
         state = self._state
         state.timers.clear("open")
-        state.emit(OpenManifest(above=state.epoch_floor, held=state.incarnation))
+        local = state.spec.recovery == "local"
+        step = limits.terms_per_incarnation if local else 1
+        state.emit(OpenManifest(above=state.epoch_floor, held=state.incarnation, step=step))
 
     def reset(
         self, reason: str, now: float, *, worker: int = -1, spend: bool = True, delay_s: float = 0.0
@@ -68,7 +70,8 @@ class Recovery:
         # A final checkpoint counts only in its incarnation: restored workers end with another final one.
         state.pending, state.cut_overdue, state.final_committed = None, False, False
         state.is_paused = False
-        state.timers.clear("restore", "drain", "cut")
+        state.terms.clear()
+        state.timers.clear("restore", "drain", "cut", "take over")
         state.roster.release()
         for finished in state.roster:
             if finished.state is WorkerState.DONE:

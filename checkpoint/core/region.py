@@ -16,6 +16,8 @@ from checkpoint.core.messages import Counters
 from checkpoint.core.recovery_estimate import RecoveryEstimate
 from dos_protocol.names import check_name
 
+Recovery: TypeAlias = Literal["global", "local"]
+
 
 class RegionState(Enum):
     """The states that users see. Transitions: `core/region_states.py`."""
@@ -101,6 +103,10 @@ class RegionSpec:
     """How many checkpoints stay restorable, at least 2. Data that only older ones need is deleted."""
     keeps_workers: str = ""
     """Why the number of workers cannot change, with the operator and the remedy; empty if it can."""
+    recovery: Recovery = "global"
+    """What follows the loss of a worker: "global" resets all workers, "local" only replaces the lost one."""
+    resets_because: str = ""
+    """Why the loss of a worker resets all workers even with local recovery; empty if it need not."""
     shows_steps: bool = False
     """Whether output of a step may be visible for good before a checkpoint covers it."""
     hand_over: bool = False
@@ -121,6 +127,13 @@ class RegionSpec:
             raise ValueError(
                 f"retain must be {limits.cuts_retained_min} to {limits.cuts_retained_max} checkpoints,"
                 f" got {self.retain}"
+            )
+        if self.recovery not in ("global", "local"):
+            raise ValueError(f"recovery must be 'global' or 'local', got {self.recovery!r}")
+        if self.recovery == "local" and self.without_checkpoints:
+            raise ValueError(
+                f"{self.name}: local recovery needs checkpoints, and these operators are outside of any"
+                " consistent region: annotate them as consistent(...), or run them with recovery='global'"
             )
         if self.trigger not in ("periodic", "operator"):
             raise ValueError(f"trigger must be 'periodic' or 'operator', got {self.trigger!r}")
@@ -219,6 +232,10 @@ class ResetReport:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each phase, in order: `manifest` (until it is held again), `gather` (until all workers have
     joined), the phases of the slowest worker (`claim`, `open`, `load`), `start` (the rest).
+    """
+    term: int = 0
+    """Local recovery: the term in which `worker` was taken over while the others continued. 0: all were
+    reset.
     """
 
 

@@ -138,6 +138,9 @@ LINKED: Final = frozenset(
 )
 """The states in which a worker has a control link and must send heartbeats."""
 
+STARTED: Final = frozenset({WorkerState.RUNNING, WorkerState.FINISHED})
+"""The states in which a worker takes orders about checkpoints and pauses."""
+
 VISIBLE_STATES: Final[dict[CoordinatorPhase, RegionState]] = {
     CoordinatorPhase.NEW: RegionState.STARTING,
     CoordinatorPhase.OPENING: RegionState.STARTING,

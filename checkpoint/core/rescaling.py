@@ -44,7 +44,7 @@ from checkpoint.core.pausing import Pausing
 from checkpoint.core.rebalancing import rebalanced
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region_events import ReplaceSettled, ScaleSettled
-from checkpoint.core.region_states import CoordinatorPhase, WorkerState
+from checkpoint.core.region_states import STARTED, CoordinatorPhase, WorkerState
 from checkpoint.core.roster import Worker
 from checkpoint.errors import ManifestError
 
@@ -200,6 +200,8 @@ class Rescaling:
             return "the region has no checkpoints: run it again instead"
         if state.phase is not CoordinatorPhase.RUNNING:
             return "the region does not run now: try again when it does"
+        if not state.roster.all_in(*STARTED):
+            return "a worker is being taken over: try again when it runs"
         return "the region has processed all of its input" if state.final_committed else ""
 
     def _begin(self, workers: int, now: float, *, replaces: int | None = None) -> None:

@@ -16,7 +16,8 @@ from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
 class PendingCut:
     """A checkpoint that is requested and not committed.
 
-    Invariants: every vote belongs to `incarnation` and `number`; `appended` only when all workers have voted.
+    Invariants: every vote belongs to `incarnation`, to the present term of its worker and to `number`;
+    `appended` only when all workers have voted.
     """
 
     number: int
@@ -24,17 +25,21 @@ class PendingCut:
     workers: int
     final: bool
     requested_at: float
+    terms: dict[int, int] = field(default_factory=dict)
+    """Worker -> its term, if it was taken over in this incarnation."""
     votes: dict[int, Prepared] = field(default_factory=dict)
     appended: bool = False
     """The record was passed to the manifest and is not acknowledged yet."""
 
     def vote(self, vote: Prepared) -> Refusal | None:
         """Count a vote, or return why it is refused. Each worker votes once."""
-        epochs = (vote.incarnation, vote.epoch, *sorted(vote.positions.epochs()))
-        if set(epochs) != {self.incarnation}:  # R12: every voted position must be of this incarnation
+        term = self.terms.get(vote.worker, self.incarnation)
+        epochs = (vote.epoch, *sorted(vote.positions.epochs()))
+        if vote.incarnation != self.incarnation or set(epochs) != {term}:  # R12: every voted position
             return Refusal(
                 "STALE_INCARNATION",
-                f"vote of epochs {epochs}, current incarnation is {self.incarnation}",
+                f"vote of incarnation {vote.incarnation} with epochs {epochs}, current incarnation is"
+                f" {self.incarnation}, in which the epoch of the worker is {term}",
             )
         if vote.cut != self.number:
             return Refusal("STALE_CUT", f"vote for checkpoint {vote.cut} while {self.number} is under way")
@@ -43,6 +48,11 @@ class PendingCut:
             return Refusal("UNEXPECTED", f"worker {vote.worker} voted twice for checkpoint {vote.cut}")
         self.votes[vote.worker] = vote
         return None
+
+    def taken_over(self, worker: int, term: int) -> None:
+        """Note that a worker was lost: what it voted does not count, the vote of the next term does."""
+        self.terms[worker] = term
+        self.votes.pop(worker, None)
 
     def missing(self) -> list[int]:
         """Return the workers that have not voted."""

@@ -20,12 +20,14 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+from checkpoint import Recovery
 from checkpoint.limits import drain_timeout_s, reset_attempts_max, reset_timeout_s
 from dataflow.core.delivery import DELIVERIES, Delivery
 from dataflow.core.plan import NodeSpec, OperatorKind, in_order
 
 Trigger: TypeAlias = Literal["periodic", "operator"]
 TRIGGERS: Final = ("periodic", "operator")
+RECOVERIES: Final[tuple[Recovery, ...]] = ("global", "local")
 Target = TypeVar("Target")
 
 ANNOTATION: Final = "__dos_region__"
@@ -40,7 +42,8 @@ class Consistent:
     example after a file. period: None means the `checkpoint_interval` of `run`. delivery: how often sinks
     publish a row when workers fail (`core/delivery.py`); None is exactly-once, or at-least-once for sinks
     that support no more. own_region: the region begins at this operator even if its input comes from another
-    region. The others are as in the paper, "Configuring a consistent region".
+    region. recovery: what follows the loss of a worker; None means the `recovery` of `run`. The others are as
+    in the paper, "Configuring a consistent region".
     """
 
     trigger: Trigger = "periodic"
@@ -50,6 +53,7 @@ class Consistent:
     max_consecutive_reset_attempts: int = reset_attempts_max
     delivery: Delivery | None = None
     own_region: bool = False
+    recovery: Recovery | None = None
 
     def __post_init__(self) -> None:
         if self.trigger not in TRIGGERS:
@@ -57,6 +61,9 @@ class Consistent:
         if self.delivery not in (None, *DELIVERIES):
             known = " or ".join(map(repr, DELIVERIES))
             raise ValueError(f"delivery is {known}, got {self.delivery!r}")
+        if self.recovery not in (None, *RECOVERIES):
+            known = " or ".join(map(repr, RECOVERIES))
+            raise ValueError(f"recovery is {known}, got {self.recovery!r}")
         if self.trigger == "operator" and self.period is not None:
             raise ValueError("a period is for trigger='periodic'; leave it out where an operator triggers")
         for name in ("period", "drain_timeout", "reset_timeout"):
@@ -82,6 +89,7 @@ class Consistent:
             f" {self.reset_timeout:g} s, max {attempts} resets in a row"
             f"{f', delivery {self.delivery}' if self.delivery else ''}"
             f"{', own region' if self.own_region else ''}"
+            f"{f', {self.recovery} recovery' if self.recovery else ''}"
         )
 
 
@@ -111,6 +119,7 @@ def consistent(
     max_consecutive_reset_attempts: int = reset_attempts_max,
     delivery: Delivery | None = None,
     own_region: bool = False,
+    recovery: Recovery | None = None,
 ) -> Consistent:
     """Start a consistent region at an operator, with the settings of `Consistent`.
 
@@ -134,6 +143,7 @@ def consistent(
         max_consecutive_reset_attempts=max_consecutive_reset_attempts,
         delivery=delivery,
         own_region=own_region,
+        recovery=recovery,
     )
 
 
@@ -147,6 +157,8 @@ def region_options(settings: Consistent) -> dict[str, Any]:
     }
     if settings.period is not None:
         options["checkpoint_interval_s"] = settings.period
+    if settings.recovery is not None:
+        options["recovery"] = settings.recovery
     return options
 
 

@@ -132,10 +132,16 @@ class Schedule:
             return Wait("the region is paused")
         return Wait("the store has no room" if input_waits else "there is no input")
 
-    def step_produced(self) -> Barrier:
-        """Note that stage 0 of the next step has run; return what its STEP_ENDs carry."""
+    def step_produced(self, recorded: Barrier | None = None) -> Barrier:
+        """Note that stage 0 of the next step has run; return what its STEP_ENDs carry: what is recorded of a
+        step that is made again with local recovery, otherwise the request, if there is one.
+        """
         self.produced += 1
         self.done[0] = self.produced
+        if recorded is not None:
+            if self.wanted.cut <= recorded.cut:
+                self.wanted = NO_CUT  # the checkpoint was attached before this process began
+            return recorded
         barrier, self.wanted = self.wanted, NO_CUT
         return barrier
 

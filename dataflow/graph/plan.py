@@ -50,6 +50,7 @@ class GraphPlan:
             "older_operators": self.older_operators,
             "keeps_workers": self._keeps_workers(),
             "shows_steps": self.shows_steps,
+            "resets_because": self._resets_because(),
         }
 
     @property
@@ -57,6 +58,17 @@ class GraphPlan:
         """Whether output of a step may be visible for good before a checkpoint covers it."""
         sinks = [spec for spec in self.specs.values() if isinstance(spec, SinkSpec)]
         return self.delivery == "at-most-once" or any(spec.shows_steps for spec in sinks)
+
+    def _resets_because(self) -> str:
+        """Return why local recovery is not possible, empty if it is: a step that is made again must be the
+        same.
+        """
+        for name, spec in self.specs.items():
+            if not spec.deterministic:
+                return f"operator {name!r} may return other rows when it runs again"
+            if isinstance(spec, BroadcastStateSpec) and self.delivery == "at-most-once":
+                return f"broadcast table {name!r} would lack rows on one worker with at-most-once delivery"
+        return ""
 
     def _keeps_workers(self) -> str:
         """Return why the number of workers cannot change, empty if it can."""

@@ -5,16 +5,16 @@ the link thread. It runs on the circuit thread only. After an error it cannot be
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Final
-
-import pyarrow as pa
 
 from checkpoint import Alignment, ChannelFrame, CompleteStep, Division, FrameFlag, FrameType, SplitPosition
 from checkpoint.chains.state_blocks import decode_block
 from checkpoint.errors import StepOrderError
-from dataflow.core.event_time import Watermark, decode_watermark
+from dataflow.core.event_time import Watermark
+from dataflow.core.retained_steps import Held
 from dataflow.core.schedule import Barrier, Produce, RunStage, Schedule
 from dataflow.graph.builder import GraphPlan
 from dataflow.limits import WorkerLimits
@@ -41,9 +41,10 @@ from dataflow.worker.messages import (
     StageEnded,
     Started,
 )
-from dataflow.worker.partitioning import decode_batch
-from dataflow.worker.stage_output import Item, StageOutput
+from dataflow.worker.stage_input import Item, decoded, watermark_of
+from dataflow.worker.stage_output import StageOutput
 from dataflow.worker.step_input import StepInput
+from dataflow.worker.used_rows import UsedRows
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -84,6 +85,7 @@ class CircuitIncarnation:
         self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._split_times: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._at_most_once = graph.delivery == "at-most-once"
+        self._local, self._used = order.local, UsedRows(workers)
         self._handovers: tuple[Handover, ...] = ()
         self._durable = order.step
         """Input divisions up to this step are durable on all workers."""
@@ -108,9 +110,7 @@ class CircuitIncarnation:
             scratch=identity.scratch,
             checkpoint=order.cut,
         )
-        self._sending = StageOutput(
-            self._circuit, identity, self.number, workers, self._stages, self._aligned
-        )
+        self._sending = StageOutput(self._circuit, identity, order, self._stages, self._aligned)
         self._checkpoints = CheckpointTaking(
             self._circuit, shared, self._clock, identity.scratch, incarnation=self.number
         )
@@ -218,6 +218,12 @@ class CircuitIncarnation:
         """Publish what the sinks prepared for the checkpoint."""
         for writer in self._circuit.sinks.values():
             writer.publish(order.cut)
+        self._used.purge(order.step)
+
+    def peer_restarts(self, peer: int) -> Held:
+        """Forget what a peer sent and no stage has used; return what was used. The peer sends from there."""
+        used = {channel: alignment.restart(peer) for channel, alignment in self._aligned.items()}
+        return Held(used, self._used.of(peer))
 
     def arrived(self, frame: ChannelFrame) -> None:
         """Take a frame from a peer. Raises StepOrderError."""
@@ -229,7 +235,7 @@ class CircuitIncarnation:
         if frame.type is FrameType.DATA:
             alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, frame.payload))
         elif frame.type is FrameType.PUNCTUATION:
-            alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, self._watermark_of(frame)))
+            alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, watermark_of(frame)))
         else:
             final = bool(frame.flags & FrameFlag.FINAL)
             alignment.step_end(frame.sender, frame.step, frame.seq, cut=frame.cut, final=final)
@@ -275,10 +281,15 @@ class CircuitIncarnation:
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _is_complete(self, channel: int, step: int) -> bool:
-        if self._at_most_once and step > self._durable:
-            return False  # a reset would read its rows again and publish them twice
+        if self._waits_for_durable(step):
+            return False
         alignment = self._aligned[channel]
         return alignment.step == step and not alignment.missing()
+
+    def _waits_for_durable(self, step: int) -> bool:
+        # At-most-once: a reset would read its rows again and publish them twice. Local recovery: a worker
+        # that is taken over could take other input in this step.
+        return (self._at_most_once or self._local) and step > self._durable
 
     def _produce(self, action: Produce) -> None:
         step = action.step
@@ -293,11 +304,14 @@ class CircuitIncarnation:
         taken |= self._circuit.time.division(step)
         self._positions[step] = {name: reader.positions() for name, reader in self._circuit.sources.items()}
         self._split_times[step] = self._circuit.time.positions()
-        barrier = self._schedule.step_produced()
+        marked = Barrier(*recorded.mark[:2]) if self._local and recorded is not None else None
+        barrier = self._schedule.step_produced(marked)
         frames = self._sending.end_step(0, step, sends, barrier)
         sources = None if action.replay else taken
         self._waits_since[step] = self._clock.seconds()
-        self._post(StageEnded(self.number, step, frames, time_ms, sources))
+        self._post(
+            StageEnded(self.number, step, frames, time_ms, sources, 0, barrier, self._sending.rows(0, sends))
+        )
         self._shared.step = step
         self._shared.rows_in += self._circuit.take_rows_in()
         self._request_cuts(step)
@@ -337,7 +351,12 @@ class CircuitIncarnation:
             final = any(done.final for done in complete.values() if done.cut == cut)
             self._schedule.step_aligned(step, Barrier(cut, final))
         barrier = self._schedule.cut_at(step)
-        received = {channel: self._decoded(channel, done.items) for channel, done in complete.items()}
+        received = {
+            channel: decoded(done.items, partial(self._circuit.wire_schema, channel))
+            for channel, done in complete.items()
+        }
+        if self._local:
+            self._used.note(step, received)
         watermarks = {
             channel: [item for _, item in done.items if isinstance(item, Watermark)]
             for channel, done in complete.items()
@@ -352,7 +371,11 @@ class CircuitIncarnation:
         self._request_cuts(step)
         self._waits_since[step] = self._clock.seconds()
         if self._stages[stage].sends:
-            self._post(StageEnded(self.number, step, self._sending.end_step(stage, step, sends, barrier)))
+            frames, rows = (
+                self._sending.end_step(stage, step, sends, barrier),
+                self._sending.rows(stage, sends),
+            )
+            self._post(StageEnded(self.number, step, frames, stage=stage, records=rows))
         if self._schedule.stage_done(stage, step):
             self._step_over(step)
 
@@ -361,25 +384,6 @@ class CircuitIncarnation:
         assert done is not None
         assert done.step == step
         return done
-
-    def _decoded(self, channel: int, items: Sequence[Item]) -> list[tuple[int, pa.RecordBatch]]:
-        return [
-            (sender, item if isinstance(item, pa.RecordBatch) else self._decode(channel, sender, item))
-            for sender, item in items
-            if not isinstance(item, Watermark)
-        ]
-
-    def _decode(self, channel: int, sender: int, payload: "bytes | bytearray | memoryview") -> pa.RecordBatch:
-        try:
-            return decode_batch(payload, self._circuit.wire_schema(channel))
-        except ValueError as error:
-            raise StepOrderError(f"from worker {sender}: {error}") from error
-
-    def _watermark_of(self, frame: ChannelFrame) -> Watermark:
-        try:
-            return decode_watermark(frame.payload)
-        except ValueError as error:
-            raise StepOrderError(f"from worker {frame.sender}: {error}") from error
 
     def _step_over(self, step: int) -> None:
         self._note_exhausted()

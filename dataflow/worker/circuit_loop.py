@@ -34,6 +34,8 @@ from dataflow.worker.messages import (
     LinksEnded,
     LoadStateBlock,
     PauseRequested,
+    PeerHeld,
+    PeerRestarts,
     PublishCut,
     Published,
     RestoreCircuit,
@@ -179,6 +181,8 @@ class CircuitLoop:
         elif isinstance(message, Started):
             run.start(message)
             self._state = LoopState.RUNNING
+        elif isinstance(message, PeerRestarts):
+            self._post(PeerHeld(run.number, message.peer, message.link, run.peer_restarts(message.peer)))
         elif isinstance(message, DivisionsDurable):
             run.divisions_durable(message)
         elif isinstance(message, CutRequested):

@@ -8,7 +8,8 @@ advance without its peers.
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import trio
 
@@ -18,7 +19,7 @@ from checkpoint.link import Link, connect_link
 from dataflow import limits
 from dataflow.core.incoming_frames import IncomingFrames
 from dataflow.errors import PeerLostError
-from dataflow.worker.messages import Arrived, Inbox, Shared
+from dataflow.worker.messages import Arrived, Inbox, Shared, StageEnded
 from dataflow.worker.spec import ADVERTISE_HOST, WorkerSpec
 from dos_protocol.errors import BrokenConnectionError, ClosedError
 
@@ -77,23 +78,7 @@ class Exchange:
             attempt=spec.attempt,
             incarnation=self._incarnation,
         )
-        try:
-            link = await connect_link(
-                peer.host,
-                peer.port,
-                key=spec.job_key,
-                hello=hello,
-                timeout_s=limits.peer_dial_s,
-                patient=True,
-            )
-        except (BrokenConnectionError, HandshakeError) as error:
-            raise PeerLostError(
-                worker,
-                f"worker {spec.worker} cannot connect to it at {peer.host}:{peer.port}: {error.args[0]}",
-                remedy=f"if {peer.host} is not the address at which other hosts reach that worker, set "
-                f"{ADVERTISE_HOST} on its host; if a firewall is between them, open the ports of the workers",
-                unreachable=True,
-            ) from error
+        link = await dial_peer(spec, worker, peer, hello, limits.peer_dial_s)
         self._links[worker] = link
         outgoing, queue = trio.open_memory_channel[Frames](math.inf)
         self._outgoing[worker] = outgoing
@@ -129,10 +114,16 @@ class Exchange:
                         worker, f"its host {host} (port {port}) sent nothing for {silent_s:.1f} s"
                     )
 
-    def send(self, frames: Mapping[int, Frames]) -> None:
-        """Queue frames for the peers."""
-        for worker, batch in frames.items():
+    def send(self, message: StageEnded) -> None:
+        """Queue what a stage sends to the peers."""
+        for worker, batch in message.frames.items():
             self._outgoing[worker].send_nowait(batch)
+
+    retained_bytes: Final = 0
+    """Nothing is retained for peers."""
+
+    def purge(self, step: int) -> None:
+        """Do nothing: nothing is retained."""
 
     def announce(self, kind: FrameType, step: int) -> None:
         """Queue a frame without payload for every peer."""
@@ -169,3 +160,19 @@ class Exchange:
         self._shared.peers_at = max(self._shared.peers_at, self._channels.peers_at)
         if for_circuit is not None:
             self._inbox.put(Arrived(self._incarnation, for_circuit))
+
+
+async def dial_peer(spec: WorkerSpec, worker: int, peer: Peer, hello: LinkHello, timeout_s: float) -> Link:
+    """Open a link to a peer; try again until the time limit. Raises PeerLostError."""
+    try:
+        return await connect_link(
+            peer.host, peer.port, key=spec.job_key, hello=hello, timeout_s=timeout_s, patient=True
+        )
+    except (BrokenConnectionError, HandshakeError) as error:
+        raise PeerLostError(
+            worker,
+            f"worker {spec.worker} cannot connect to it at {peer.host}:{peer.port}: {error.args[0]}",
+            remedy=f"if {peer.host} is not the address at which other hosts reach that worker, set "
+            f"{ADVERTISE_HOST} on its host; if a firewall is between them, open the ports of the workers",
+            unreachable=True,
+        ) from error

@@ -7,9 +7,9 @@ This module defines which data must be durable before which; it has no trio, no 
 3. A vote means that outputs, state and the division of the step are on stable storage or on the quorum.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 
-from checkpoint import Committed, Division, Restore, Rolling, WorkerCut
+from checkpoint import NO_MARK, Committed, Division, Mark, Restore, Rolling, WorkerCut
 from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
@@ -31,6 +31,9 @@ class Journals:
         self._state = state
         self._steps = steps
         self._after = after_step(order)
+        self._local = order.is_local
+        self._region_incarnation = order.incarnation
+        self._takes_over = order.takes_over
         self._release(order)
 
     @classmethod
@@ -97,12 +100,26 @@ class Journals:
 
     def divisions(self, until: int) -> tuple[Division, ...]:
         """Return the divisions of the steps to replay exactly."""
-        return tuple(self._steps.divisions(self._after, until))
+        return self._marks(self._steps.divisions(self._after, until))
+
+    def _marks(self, divisions: Iterable[Division]) -> tuple[Division, ...]:
+        """Drop the marks that do not count: only those of this incarnation do, and only for a worker that is
+        taken over. After a reset, nobody has requested these checkpoints.
+        """
+        number = self._region_incarnation if self._takes_over else -1
+        return tuple(
+            division if division.mark.incarnation == number else division._replace(mark=NO_MARK)
+            for division in divisions
+        )
 
     def record(self, ended: StageEnded) -> None:
         """Record the division of a stage. Call it before the frames of the stage are sent."""
         if ended.sources is not None:
-            self._steps.record(ended.step, ended.time_ms, ended.sources)
+            self._steps.record(ended.step, ended.time_ms, ended.sources, self._mark_of(ended))
+
+    def _mark_of(self, ended: StageEnded) -> Mark:
+        marked = self._local and ended.barrier.cut
+        return Mark(*ended.barrier, self._region_incarnation) if marked else NO_MARK
 
     async def division_synced(self, step: int) -> None:
         """Wait until the divisions up to `step` are synced on the quorum. Raises FencedError."""

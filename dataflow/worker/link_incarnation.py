@@ -4,7 +4,7 @@ It runs on trio and executes no user code and no long computations.
 
 Order of a restore:
 
-1. Claim the worker's directory with epoch = incarnation.
+1. Claim the worker's directory with its epoch: the incarnation, or the term of a worker that is taken over.
 2. Open the chains (`worker/journals.py`).
 3. Send the state to the circuit and dial every peer.
 4. Send RESTORED, only after all of this.
@@ -18,24 +18,21 @@ import math
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 
-import msgspec
 import trio
 
-from checkpoint import Committed, FrameType, Restore, Rolling, Start, WorkerCut, worker_directory
+from checkpoint import Committed, FrameType, Restore, Rolling, Start, View, WorkerCut, worker_directory
 from checkpoint.errors import OutputDiffersError, StaleIncarnationError
 from checkpoint.link import Link
 from checkpoint.participant import Participant
-from checkpoint.runtime import runtime
 from dataflow import limits
 from dataflow.core.phase_timer import PhaseTimer
-from dataflow.sources.prefetched import PrefetchedSource
 from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.copying import CopiedState
 from dataflow.worker.directories import Directories, FormerFiles
-from dataflow.worker.exchange import Exchange
 from dataflow.worker.failures import first_error
 from dataflow.worker.journals import Journals, NoJournals, after_step
 from dataflow.worker.layout_change import LayoutChange, left_before, part_of
+from dataflow.worker.making_durable import made_durable
 from dataflow.worker.messages import (
     BlockLoaded,
     CutTaken,
@@ -45,6 +42,7 @@ from dataflow.worker.messages import (
     OfDirectories,
     OutputMade,
     PausedAt,
+    PeerHeld,
     Published,
     RestoreCircuit,
     Shared,
@@ -57,7 +55,10 @@ from dataflow.worker.messages import (
     Woken,
 )
 from dataflow.worker.outputs import Outputs
-from dataflow.worker.prefetching import Prefetcher
+from dataflow.worker.peer_exchange import make_exchange
+from dataflow.worker.prefetching import feeds_of
+from dataflow.worker.resumed_exchange import PeerSuspected, ResumedExchange
+from dataflow.worker.room import watch_room
 from dataflow.worker.spec import WorkerSpec
 from dos_client import Claim, Store, randomness
 from journal import Scratch
@@ -79,7 +80,8 @@ class LinkIncarnation:
         shared: Shared,
         copies: CopiedState,
     ) -> None:
-        self.number = order.incarnation
+        self.number = order.epoch
+        self.of_region = order.incarnation
         self._copies = copies
         self.claim: Claim | None = None
         self._spec = spec
@@ -89,31 +91,38 @@ class LinkIncarnation:
         self._inbox = inbox
         self._shared = shared
         self._workers = len(order.layout.workers)
-        self._exchange = Exchange(
-            spec, order.incarnation, self._workers, inbox=inbox, shared=shared, lost=self.fail
-        )
         self._plan = spec.graph.plan()
         self._change: LayoutChange | None = None
         """What this worker does if the layout changes."""
         self._part: WorkerCut | None = None
-        self._outputs = Outputs(
-            self._plan,
-            self._exchange,
-            peers=self._workers - 1,
-            durable=lambda step: self._inbox.put(DivisionsDurable(self.number, step)),
-        )
-        self._exchange.on_durable = self._outputs.on_peer_durable
         name = worker_directory(spec.region, spec.worker)
-        self._directories = Directories(self._plan, name, order.incarnation, spec.scratch_dir)
+        self._directories = Directories(self._plan, name, self.number, spec.scratch_dir)
         self._scope = trio.CancelScope()
         self._over = trio.Event()
         self._failure: Exception | None = None
         self._ending = False
         self._journals: Journals | None = None
         self._to_serve, self._from_circuit = trio.open_memory_channel[
-            StageEnded | Published | SourceWaits | PausedAt | Committed
+            StageEnded | Published | SourceWaits | PausedAt | Committed | PeerSuspected
         ](math.inf)
         self._to_vote, self._cuts = trio.open_memory_channel[CutTaken](math.inf)
+        self._exchange = make_exchange(
+            spec,
+            order,
+            self._plan,
+            inbox=inbox,
+            shared=shared,
+            lost=self.fail,
+            suspects=self._to_serve.send_nowait,
+        )
+        self._outputs = Outputs(
+            self._plan,
+            self._exchange,
+            peers=self._workers - 1,
+            gates=order.is_local or self._plan.delivery == "at-most-once",
+            durable=lambda step: self._inbox.put(DivisionsDurable(self.number, step)),
+        )
+        self._exchange.on_durable = self._outputs.on_peer_durable
         self._loaded = trio.Event()
         self._block_room = trio.Semaphore(limits.state_blocks_ahead)
         self._announced_exhausted = False
@@ -132,18 +141,32 @@ class LinkIncarnation:
             self._directories.take(message)
         elif isinstance(message, CutTaken):
             self._to_vote.send_nowait(message)
+        elif isinstance(message, PeerHeld):
+            self._resumed.held(message)
         elif isinstance(message, StageEnded | Published | SourceWaits | PausedAt):
             self._to_serve.send_nowait(message)
 
     def start(self, order: Start) -> None:
         """Start the circuit: all workers are at the checkpoint. Recorded steps are replayed first."""
         assert self._journals is not None, "START before RESTORED"
-        self._outputs.replays_until(order.replay_until_step)
+        self._outputs.replays_until(order.replay_until_step, everywhere=not self._order.takes_over)
+        if self._order.is_local:  # also for peers that connect later
+            self._exchange.announce(FrameType.DURABLE, order.replay_until_step)
         self._inbox.put(Started(self.number, self._journals.divisions(order.replay_until_step)))
 
     def committed(self, order: Committed) -> None:
         """Note that a checkpoint is committed and that it released older ones."""
         self._to_serve.send_nowait(order)
+        self._exchange.purge(order.step)
+
+    def view(self, order: View) -> None:
+        """Connect to the process that has taken a peer over."""
+        self._resumed.view(order)
+
+    @property
+    def _resumed(self) -> ResumedExchange:
+        assert isinstance(self._exchange, ResumedExchange), "only with local recovery"
+        return self._exchange
 
     async def receive_from(self, link: Link) -> None:
         """Serve a link that a peer has dialled in this incarnation."""
@@ -186,12 +209,29 @@ class LinkIncarnation:
         self._change = change = LayoutChange.of(order, self._plan)
         self._part = part = part_of(order, change)
         store_id = self._store.record.store_id
-        feeds = self._feeds(part)
+        feeds = feeds_of(
+            self._spec,
+            self._plan,
+            self._store,
+            part,
+            workers=self._workers,
+            again=self.number > 1,
+            woken=lambda: self._inbox.put(Woken()),
+        )
         buffers = {name: feed.buffer for name, feed in feeds.items()}
         completes = await left_before(self._store, order) if change is None else change.completes
         self._inbox.put(
             RestoreCircuit(
-                self.number, after, order.cut, part, order.layout, store_id, buffers, change, completes
+                self.number,
+                after,
+                order.cut,
+                part,
+                order.layout,
+                store_id,
+                buffers,
+                change,
+                order.is_local,
+                completes,
             )
         )
         directory = worker_directory(self._spec.region, self._spec.worker)
@@ -234,7 +274,17 @@ class LinkIncarnation:
                     self._outputs.trim_all, self._store, spec.region, spec.worker, self._collecting
                 )
             nursery.start_soon(self._publish)
-            nursery.start_soon(self._watch, claim)
+            nursery.start_soon(
+                partial(
+                    watch_room,
+                    claim,
+                    self._exchange,
+                    self._shared,
+                    self._inbox,
+                    spec.limits,
+                    self._control.wants_checkpoint,
+                )
+            )
 
     async def _open_chains(self, claim: Claim, stack: AsyncExitStack) -> Journals:
         """Open all chains concurrently; they are independent. `stack` closes what was opened."""
@@ -275,25 +325,6 @@ class LinkIncarnation:
         self._journals = journals
         return journals
 
-    def _feeds(self, part: WorkerCut | None) -> dict[str, Prefetcher]:
-        spec = self._spec
-        return {
-            name: Prefetcher(
-                name,
-                source,
-                self._store,
-                application=spec.application or spec.region,
-                worker=spec.worker,
-                workers=self._workers,
-                positions={} if part is None else part.sources.get(name, {}),
-                woken=lambda: self._inbox.put(Woken()),
-                consumer="" if spec.without_checkpoints else spec.region,
-                at_present=spec.without_checkpoints and self.number > 1,
-            )
-            for name, source in self._plan.specs.items()
-            if isinstance(source, PrefetchedSource)
-        }
-
     async def _load(self, journals: Journals) -> None:
         async for block in journals.blocks():
             await self._block_room.acquire()
@@ -321,10 +352,13 @@ class LinkIncarnation:
             if isinstance(message, PausedAt):
                 await self._control.paused(message.pause, message.step)
                 continue
+            if isinstance(message, PeerSuspected):
+                await self._control.suspects(*message)
+                continue
             journals.record(message)
             if message.sources is not None:
                 self._outputs.recorded(message.step)
-            self._exchange.send(message.frames)
+            self._exchange.send(message)
             if self._shared.exhausted and not self._announced_exhausted:
                 self._announced_exhausted = True
                 self._exchange.announce(FrameType.EOF, message.step)
@@ -352,19 +386,7 @@ class LinkIncarnation:
 
     async def _vote(self, taken: CutTaken, journals: Journals) -> None:
         begin = trio.current_time()
-        async with trio.open_nursery() as nursery:
-            for writer in taken.writers.values():
-                nursery.start_soon(runtime().in_thread, writer.sync)  # fsync may block
-            positions = await journals.prepare(taken)
-            outputs = await self._outputs.synced(taken.step)
-            files = await self._directories.synced(taken.barrier.cut)
-        # All that the checkpoint refers to is durable here, and only now may the vote be sent.
-        positions = msgspec.structs.replace(
-            positions,
-            sinks={**taken.voted(), **outputs},
-            directories=files.positions,
-            floors={**positions.floors, **files.floors, **self._outputs.floors()},
-        )
+        positions = await made_durable(taken, journals, self._outputs, self._directories)
         phases = {**taken.phases_s, "sync": trio.current_time() - begin}
         await self._control.prepared(
             cut=taken.barrier.cut, step=taken.step, positions=positions, phases_s=phases
@@ -373,28 +395,3 @@ class LinkIncarnation:
         await journals.voted(taken)
         # After a change of the layout the chain is full of rows that moved away.
         self._shared.snapshot_due = journals.snapshot_due or taken.step == after_step(self._order)
-
-    async def _watch(self, claim: Claim) -> None:
-        """Stop the sources while the store accepts no data, and resume them automatically."""
-        while True:
-            room = not claim.waiting
-            if room != self._shared.room:
-                self._shared.room = room
-                self._inbox.put(Woken())
-            await trio.sleep(limits.store_poll_s)
-
-    @property
-    def waiting_for_store(self) -> bool:
-        return self.claim is not None and self.claim.waiting
-
-    @property
-    def waiting_reason(self) -> str:
-        """Return the unavailable members of the store, with the reasons; '' if it does not wait."""
-        return self.claim.status().waiting if self.claim is not None and self.claim.waiting else ""
-
-    @property
-    def lag_bytes(self) -> int:
-        """Return the bytes that are appended to the chains but not yet synced on the quorum."""
-        if self.claim is None:
-            return 0
-        return sum(max(0, one.size - one.synced) for one in self.claim.targets.values())

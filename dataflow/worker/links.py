@@ -12,7 +12,7 @@ from functools import partial
 
 import trio
 
-from checkpoint import Committed, CopyAhead, Counters, Pause, RequestCut, Restore, Start
+from checkpoint import Committed, CopyAhead, Counters, Pause, RequestCut, Restore, Start, View
 from checkpoint.errors import StaleIncarnationError, StoppedError
 from checkpoint.link import Link, serve_links
 from checkpoint.participant import Participant, open_participant
@@ -32,7 +32,7 @@ from dataflow.worker.messages import (
     ToLinks,
 )
 from dataflow.worker.spec import WorkerSpec
-from dos_client import Store, open_store, randomness
+from dos_client import Claim, Store, open_store, randomness
 from dos_protocol.errors import DosError, LocalProtocolError
 
 logger = logging.getLogger("dos.dataflow")
@@ -118,26 +118,34 @@ class Links:
                 await self._begin(order, control, store, nursery)
             elif isinstance(order, CopyAhead):
                 nursery.start_soon(self._copy_ahead, order, control, store)
-            elif self._incarnation is None or order.incarnation != self._incarnation.number:
+            elif self._incarnation is None or order.incarnation != self._incarnation.of_region:
                 logger.warning("ignored an order for incarnation %d: not current", order.incarnation)
-            elif isinstance(order, Start):
-                self._incarnation.start(order)
-            elif isinstance(order, RequestCut):
-                self._inbox.put(CutRequested(order.incarnation, order.cut, order.final))
-            elif isinstance(order, Committed):
-                if self._incarnation is not None and self._incarnation.number == order.incarnation:
-                    self._incarnation.committed(order)
-                self._inbox.put(PublishCut(order.incarnation, order.cut, order.final))
-            elif isinstance(order, Pause):
-                self._shared.pausing = order.pause > 0
-                self._inbox.put(PauseRequested(order.incarnation, order.pause))
+            else:
+                self._take_order(order, self._incarnation)
+
+    def _take_order(
+        self, order: View | Start | RequestCut | Committed | Pause, incarnation: LinkIncarnation
+    ) -> None:
+        number = incarnation.number
+        if isinstance(order, Start):
+            incarnation.start(order)
+        elif isinstance(order, View):
+            incarnation.view(order)
+        elif isinstance(order, RequestCut):
+            self._inbox.put(CutRequested(number, order.cut, order.final))
+        elif isinstance(order, Committed):
+            incarnation.committed(order)
+            self._inbox.put(PublishCut(number, order.cut, order.final, order.step))
+        else:
+            self._shared.pausing = order.pause > 0
+            self._inbox.put(PauseRequested(number, order.pause))
 
     async def _begin(self, order: Restore, control: Participant, store: Store, nursery: trio.Nursery) -> None:
         """End the current incarnation and begin the next.
 
         The shared number is set first, so that the circuit stops reading input for the old incarnation.
         """
-        self._shared.incarnation = order.incarnation
+        self._shared.incarnation = order.epoch
         if self._incarnation is not None:
             await self._incarnation.end()
         self._shared.peers_at = 0
@@ -214,7 +222,7 @@ class Links:
 
         Wait for its incarnation: the peer may have got its order earlier.
         """
-        wanted = link.hello.incarnation
+        wanted = link.hello.to_term or link.hello.incarnation
         if link.hello.role != "exchange":
             logger.warning("refused a link of role %r: not an exchange link", link.hello.role)
             return
@@ -227,17 +235,22 @@ class Links:
             logger.info("refused an exchange link of incarnation %d, which does not run here", wanted)
 
     def _sample(self) -> Counters:
-        shared, incarnation = self._shared, self._incarnation
+        shared, claim = self._shared, None if self._incarnation is None else self._incarnation.claim
         return Counters(
             step=shared.step,
             rows_in=shared.rows_in,
             rows_out=shared.rows_out,
             bytes_in=shared.bytes_in,
             exhausted=shared.exhausted,
-            waiting_for_store=incarnation is not None and incarnation.waiting_for_store,
-            waiting_reason="" if incarnation is None else incarnation.waiting_reason,
-            lag_bytes=0 if incarnation is None else incarnation.lag_bytes,
+            waiting_for_store=claim is not None and claim.waiting,
+            waiting_reason=claim.status().waiting if claim is not None and claim.waiting else "",
+            lag_bytes=0 if claim is None else _lag_bytes(claim),
             busy_s=round(shared.busy_s, 3),
             backlog_bytes=shared.backlog_bytes,
             operators=shared.operators,
         )
+
+
+def _lag_bytes(claim: Claim) -> int:
+    """Return the bytes that are appended to the chains but not yet synced on the quorum."""
+    return sum(max(0, one.size - one.synced) for one in claim.targets.values())

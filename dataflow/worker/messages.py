@@ -25,7 +25,8 @@ from checkpoint import (
     TakenPart,
     WorkerCut,
 )
-from dataflow.core.schedule import Barrier
+from dataflow.core.retained_steps import Held, Records
+from dataflow.core.schedule import NO_CUT, Barrier
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.state.directory_handover import Handover
@@ -51,6 +52,8 @@ class RestoreCircuit:
     """Prefetch buffers of the sources that are in the store."""
     change: LayoutChange | None = None
     """If the layout is another one than in the checkpoint: what this worker has to do."""
+    local: bool = False
+    """Whether the region has local recovery."""
     completes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Workers that the layout does not have -> what the checkpoint stores of their sinks. This worker
     completes their output.
@@ -101,6 +104,7 @@ class PublishCut:
     incarnation: int
     cut: int
     final: bool
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +124,20 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerRestarts:
+    """Local recovery: a peer has opened a new link. It sends again what was not used; answer `PeerHeld`."""
+
+    incarnation: int
+    peer: int
+    link: int
+    """A number that the answer repeats."""
+
+
+@dataclass(frozen=True, slots=True)
 class DivisionsDurable:
-    """The input divisions of all workers are durable up to this step; its output may become visible."""
+    """The input divisions of all workers are durable up to this step; its output may become visible. With
+    local recovery, the step may run.
+    """
 
     incarnation: int
     step: int
@@ -149,6 +165,7 @@ ToCircuit: TypeAlias = (
     | PublishCut
     | PauseRequested
     | Arrived
+    | PeerRestarts
     | DivisionsDurable
     | Woken
     | LinksEnded
@@ -181,6 +198,21 @@ class StageEnded:
     time_ms: int = 0
     sources: Sources | None = None
     """The input division, to record before the frames are sent. None for a later stage or a replayed step."""
+    stage: int = 0
+    barrier: Barrier = NO_CUT
+    """The checkpoint that its STEP_ENDs request."""
+    records: Records = field(default_factory=dict)
+    """Local recovery: (peer, channel) -> the rows that it sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHeld:
+    """Local recovery: what was used of a peer's steps. Everything else that it had sent is forgotten."""
+
+    incarnation: int
+    peer: int
+    link: int
+    held: Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +336,7 @@ ToLinks: TypeAlias = (
     BlockLoaded
     | StateLoaded
     | StageEnded
+    | PeerHeld
     | SourceWaits
     | PausedAt
     | OutputMade

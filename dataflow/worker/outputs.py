@@ -3,8 +3,8 @@ position.
 
 It runs on trio only. `checkpoint.core.outputs` decides whether output is appended or discarded. A sink with
 publish="step" waits until the input division of the step is durable on all workers. Each worker announces
-that with DURABLE(n): its divisions up to step n are synced on the quorum. In an at-most-once region the
-circuit waits for this, and so do all sinks.
+that with DURABLE(n): its divisions up to step n are synced on the quorum. In an at-most-once region, and with
+local recovery, the circuit waits for this, and so do all sinks.
 """
 
 import logging
@@ -34,8 +34,8 @@ from dataflow.core.durable_steps import DurableSteps
 from dataflow.graph.builder import GraphPlan
 from dataflow.sinks.log import LogSink
 from dataflow.worker.collecting import FloorCollector
-from dataflow.worker.exchange import Exchange
 from dataflow.worker.messages import OutputMade
+from dataflow.worker.peer_exchange import PeerExchange
 from dos_client import Store
 from dos_protocol.errors import ClosedError, CorruptDataError, DosError, FencedError
 from journal import NO_FLOOR, Floor, Position, Scratch
@@ -48,14 +48,22 @@ class Outputs:
     """The output logs of a worker. Call `open`, then run `publish_all` and `announce` in tasks."""
 
     def __init__(
-        self, graph: GraphPlan, exchange: Exchange, peers: int, durable: Callable[[int], None]
+        self,
+        graph: GraphPlan,
+        exchange: PeerExchange,
+        peers: int,
+        *,
+        gates: bool,
+        durable: Callable[[int], None],
     ) -> None:
-        """durable: called in an at-most-once region with the step up to which all divisions are durable."""
+        """gates: the circuit waits until the divisions of a step are durable on all workers. durable: called
+        then with the step up to which they are.
+        """
         self._sinks = {name: spec for name, spec in graph.specs.items() if isinstance(spec, LogSink)}
         self._exchange = exchange
         self._logs: dict[str, OutputLog] = {}
         self._durable = DurableSteps(peers)
-        self._reports_to_circuit = graph.delivery == "at-most-once"
+        self._reports_to_circuit = gates
         self._report_to_circuit = durable
         self._reported_to_circuit = 0
         self._to_publish, self._made = trio.open_memory_channel[OutputMade](math.inf)
@@ -112,9 +120,13 @@ class Outputs:
         """Queue the output of a step. Never blocks."""
         self._to_publish.send_nowait(message)
 
-    def replays_until(self, step: int) -> None:
-        """Note the coordinator's finding that divisions up to this step are durable on all workers."""
-        self._durable.floor(step)
+    def replays_until(self, step: int, *, everywhere: bool) -> None:
+        """Note that divisions up to this step are durable: of this worker, or everywhere, as the coordinator
+        has found.
+        """
+        if everywhere:
+            self._durable.floor(step)
+        self._durable.own(step)
         self._wake()
 
     def recorded(self, step: int) -> None:

@@ -13,11 +13,13 @@ from typing import TypeVar
 
 import trio
 
-from checkpoint import InputPiece, SplitPosition, limits
+from checkpoint import InputPiece, SplitPosition, WorkerCut, limits
 from checkpoint.errors import InputTrimmedError
 from dataflow.errors import InputChangedError
+from dataflow.graph.builder import GraphPlan
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.sources.prefetched import Follower, PrefetchedSource
+from dataflow.worker.spec import WorkerSpec
 from dos_client import QuorumUnavailableError, Store
 from dos_protocol.errors import BrokenConnectionError, CorruptDataError
 from journal import LostBytesError
@@ -169,3 +171,36 @@ async def _patiently(request: "Callable[[], Awaitable[T]]") -> T:
         with suppress(*_UNAVAILABLE):
             return await request()
         await trio.sleep(limits.inputs_poll_s)
+
+
+def feeds_of(
+    spec: WorkerSpec,
+    plan: GraphPlan,
+    store: Store,
+    part: WorkerCut | None,
+    *,
+    workers: int,
+    again: bool,
+    woken: Callable[[], None],
+) -> dict[str, Prefetcher]:
+    """Return a prefetcher of each source whose input is in the store, from the positions in `part`.
+
+    again: it is not the first incarnation. Outside of consistent regions, input is then read from its present
+    end on.
+    """
+    return {
+        name: Prefetcher(
+            name,
+            source,
+            store,
+            application=spec.application or spec.region,
+            worker=spec.worker,
+            workers=workers,
+            positions={} if part is None else part.sources.get(name, {}),
+            woken=woken,
+            consumer="" if spec.without_checkpoints else spec.region,
+            at_present=spec.without_checkpoints and again,
+        )
+        for name, source in plan.specs.items()
+        if isinstance(source, PrefetchedSource)
+    }

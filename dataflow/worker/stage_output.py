@@ -6,22 +6,20 @@ and knows no links.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 import pyarrow as pa
 
 from checkpoint import Alignment, ChannelFrame, FrameFlag, FrameType, job_digest
 from dataflow.core.event_time import Watermark, encode_watermark
 from dataflow.core.plan import StagePlan
+from dataflow.core.retained_steps import Records
 from dataflow.core.schedule import Barrier
 from dataflow.worker.circuit import Circuit, Sends
 from dataflow.worker.identity import Identity
+from dataflow.worker.messages import RestoreCircuit
 from dataflow.worker.partitioning import encode_batch, frames_of
-
-Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview | Watermark]"
-"""(sender, batch) or (sender, watermark). The worker's own batch is kept as it is; a peer's is decoded later,
-when its step runs.
-"""
+from dataflow.worker.stage_input import Item
+from dataflow.worker.used_rows import rows_record
 
 
 class StageOutput:
@@ -31,15 +29,15 @@ class StageOutput:
         self,
         circuit: Circuit,
         identity: Identity,
-        incarnation: int,
-        workers: int,
+        order: RestoreCircuit,
         stages: Sequence[StagePlan],
         aligned: Mapping[int, Alignment[Item]],
     ) -> None:
         self._circuit = circuit
         self._me = identity
-        self._number = incarnation
-        self._workers = workers
+        self._number = order.incarnation
+        self._workers = len(order.layout.workers)
+        self._local = order.local
         self._job = job_digest(identity.region)
         self._stages = stages
         self._aligned = aligned
@@ -56,6 +54,17 @@ class StageOutput:
             for worker, queue in frames.items():
                 queue += self._frames(channel, step, parts[worker], time, barrier)
         return {worker: tuple(queue) for worker, queue in frames.items()}
+
+    def rows(self, stage: int, sends: Sends) -> Records:
+        """Return (peer, channel) -> the rows that a stage sends, for local recovery; nothing without it."""
+        if not self._local:
+            return {}
+        return {
+            (peer, channel): rows_record(sends[channel][peer] if channel in sends else [])
+            for channel in self._stages[stage].sends
+            for peer in range(self._workers)
+            if peer != self._me.worker
+        }
 
     def _keep(
         self, channel: int, step: int, items: "Sequence[pa.RecordBatch | Watermark]", barrier: Barrier

@@ -13,6 +13,7 @@ from typing import get_args
 
 from checkpoint.core import messages as m
 from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType, encode
+from checkpoint.core.control_frames import job_digest
 from checkpoint.core.keys import canonical_key, key_hash
 from checkpoint.core.participant import PARTICIPANT
 from checkpoint.core.region_states import PHASES, WORKERS
@@ -46,7 +47,7 @@ def _first_sentence(text: str | None) -> str:
 
 
 def frame_vector() -> str:
-    frame = ChannelFrame(FrameType.STEP_END, 3, m.job_digest("wordcount"), 7, 42, 5, 9, 1, FrameFlag.FINAL)
+    frame = ChannelFrame(FrameType.STEP_END, 3, job_digest("wordcount"), 7, 42, 5, 9, 1, FrameFlag.FINAL)
     text = encode(frame).hex()
     lines = "\n".join(f"    {text[start : start + 64]}" for start in range(0, len(text), 64))
     return (

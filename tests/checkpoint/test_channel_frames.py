@@ -19,7 +19,7 @@ from dos_protocol.errors import ErrorCode
 from tests.specifications import channel_frames as specification
 
 u16, u32, u64 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-EMPTY = (FrameType.DURABLE, FrameType.EOF, FrameType.RESET)
+EMPTY = (FrameType.DURABLE, FrameType.EOF, FrameType.RESET, FrameType.PING, FrameType.AT)
 
 
 @st.composite

@@ -58,7 +58,7 @@ def test_an_end_that_shares_no_version_is_refused_by_name_at_either_end() -> Non
     """An acceptor of before versions were stated checks nothing, so the dialler does."""
     hello = LinkHello(role="control", job="app", worker=3, attempt=2)
     dialler = Dialler(hello, key=KEY, nonce=b"d" * NONCE_BYTES, party=Party((2, 3), "0.9.0"))
-    old = Acceptor(job="app", key=KEY, nonce=b"a" * NONCE_BYTES)
+    old = Acceptor(job="app", key=KEY, nonce=b"a" * NONCE_BYTES, party=Party((1, 1)))
     named = (
         r"worker 3 runs dos-journal 0\.9\.0, which speaks versions 2 to 3 of the messages, the process that"
         r" it connects to dos-journal \?, which speaks version 1 of the messages"

@@ -91,7 +91,7 @@ def edited(**fields):
         ((0, (6, 40, 3), encode_cut(a_cut()).text), r"has ints \[6, 40, 3\], but JSON \[5, 40, 3\]"),
         ((0, (), encode_cut(a_cut()).text), r"has ints \[\]"),
         ((1, (5, 40, 3), encode_cut(a_cut()).text), "flags 0x1 of its record contradict its JSON"),
-        (edited(version=6), "version 6, this program reads versions up to 5"),
+        (edited(version=7), "version 7, this program reads versions up to 6"),
         (edited(workers={"0": {"state": {"epoch": 1}}}), "does not decode"),
         (
             (0, (5, 40, 3), encode_cut(a_cut()).text.replace(b'"1":{', b'"0":{')),

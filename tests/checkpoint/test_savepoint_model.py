@@ -106,7 +106,7 @@ def above_the_oldest(kept, worker):
         (checkpointing, "retained_with", only_the_last),
         (checkpointing, "floors_of", above_the_oldest),
         ("checkpoint.maintenance.trimming", "floors_of", above_the_oldest),
-        ("checkpoint.core.gathering", "floors_of", above_the_oldest),
+        ("checkpoint.core.coordinator_state", "floors_of", above_the_oldest),
     ],
 )
 def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> None:

@@ -23,9 +23,10 @@ from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import StepsLog
 from checkpoint.core.barrier import Alignment
 from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType
+from checkpoint.core.control_frames import job_digest
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.manifest import SplitPosition, WorkerCut
-from checkpoint.core.messages import Committed, Counters, RequestCut, Restore, Start, job_digest
+from checkpoint.core.messages import Committed, Counters, RequestCut, Restore, Start
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import LinkClosedError, OrphanedError, StaleIncarnationError, StoppedError
 from checkpoint.key_hash import hash_keys

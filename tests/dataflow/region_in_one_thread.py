@@ -284,7 +284,7 @@ class OneThreadRegion:
             self.cut_requested = True
         self.cut = StoredCut(number, last.step, last.barrier.final, parts)
         for side in self.sides:
-            side.commits.append(PublishCut(self.incarnation, number, last.barrier.final))
+            side.commits.append(PublishCut(self.incarnation, number, last.barrier.final, last.step))
 
     # --- time advances ------------------------------------------------------------------------------------
 

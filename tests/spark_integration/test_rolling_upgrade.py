@@ -35,7 +35,7 @@ Edits = dict[str, list[tuple[str, str]]]
 """File -> regular expressions, each of which must be found once, and what replaces them."""
 VERSIONS = "checkpoint/core/versions.py"
 LATER: Edits = {
-    VERSIONS: [(r"= \(1, 1\)", "= (1, 2)")],
+    VERSIONS: [(r"= \(1, 2\)", "= (1, 3)")],
     "checkpoint/core/messages.py": [
         (
             "    counters: Counters\n\n\nclass Prepared",
@@ -49,7 +49,7 @@ LATER: Edits = {
     ],
 }
 """Fields that a later release could add: to messages of workers and of the driver, to parts of graphs."""
-FOREIGN: Edits = {VERSIONS: [(r"= \(1, 1\)", "= (3, 3)")]}
+FOREIGN: Edits = {VERSIONS: [(r"= \(1, 2\)", "= (4, 4)")]}
 DRIVER = """
 import json, sys
 from pathlib import Path
@@ -188,7 +188,7 @@ def test_workers_and_the_driver_run_another_version_without_a_stop_of_the_region
         refused = driver.told("replace")
         assert re.search(
             r"no worker was replaced; kept: 0, 1: worker 0 was lost: .*dos-journal 2\.0, which speaks version"
-            r" 3 .*dos-journal 1\.0, which speaks version 1 ",
+            r" 4 .*dos-journal 1\.0, which speaks versions 1 to 2 ",
             refused["error"],
         ), refused
         assert refused["versions"] == ["1.1", "1.1"]

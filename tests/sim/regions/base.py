@@ -56,6 +56,8 @@ class RegionBase:
     """Whether a person makes and drops savepoints. A test sets it, too."""
     replaces: ClassVar[bool] = False
     """Whether its workers are replaced by other processes, and its driver by another one, while it runs."""
+    recovers_locally: ClassVar[bool] = False
+    """Whether lost workers are taken over while the others continue. A test sets it, too."""
     finishing_pace: float
     pace_s: float
     record: Record
@@ -93,9 +95,10 @@ class RegionBase:
         """Make the call when the event happens next."""
         self._at_next.setdefault(what, []).append(call)
 
-    def circuit_failed(self, failure: CircuitFailed) -> None:
+    def circuit_failed(self, failure: CircuitFailed, worker: int = -1) -> None:
         """Raises ViolationError unless an invalid row or a newer incarnation explains the failure."""
-        superseded = failure.incarnation < max(self.record.opened)
+        terms = (term for (_, of), term in self.record.terms.items() if of == worker)
+        superseded = failure.incarnation < max([*self.record.opened, *terms])
         if failure.kind == "operator" and _INVALID_ROW in failure.message:
             self.saw("a row failed")
         elif failure.message.startswith("SinkFencedError") and superseded:

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from checkpoint.coordinator.manifest_log import ManifestLog
+from checkpoint.core.control_frames import control_frame, decode_from_worker
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import (
@@ -28,7 +29,6 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
     SendControl,
 )
-from checkpoint.core.messages import control_frame, decode_from_worker
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.region_states import PhaseEvent
 from dos_protocol.errors import DosError

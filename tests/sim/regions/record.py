@@ -40,7 +40,9 @@ class Record:
         self.committed: list[Cut] = []
         self.reported: dict[int, Cut] = {}
         """Number -> the checkpoint that was reported to workers as committed, or ordered to be restored."""
-        self._restores: set[tuple[int, int]] = set()
+        self.terms: dict[tuple[int, int], int] = {}
+        """(incarnation, worker) -> the epoch of its last order to restore."""
+        self._restores: set[tuple[int, int, int]] = set()
 
     def voted(self, worker: int, incarnation: int, vote: Prepared) -> None:
         """A worker sends a vote: all that it names must be durable."""
@@ -94,7 +96,8 @@ class Record:
                 "O7", f"{type(message).__name__} before incarnation {message.incarnation} began"
             )
         if isinstance(message, Restore):
-            key = (message.incarnation, message.worker)
+            self.terms[message.incarnation, message.worker] = message.epoch
+            key = (message.incarnation, message.epoch, message.worker)
             if key in self._restores:
                 raise ViolationError(
                     "O7", f"worker {message.worker} is ordered twice in one incarnation (R11)"
@@ -109,6 +112,10 @@ class Record:
 
     def appended(self, cut: Cut, workers: int) -> None:
         """A checkpoint is appended to the manifest: it needs every worker's vote of this incarnation."""
+        terms = {worker: self.terms[cut.incarnation, worker] for worker in cut.workers}
+        old = [worker for worker, part in cut.workers.items() if part.epochs() != {terms[worker]}]
+        if old:
+            raise ViolationError("O7", f"checkpoint {cut.cut} has parts of former processes of workers {old}")
         votes = self.votes.get((cut.incarnation, cut.cut), {})
         if votes != cut.workers or set(votes) != set(range(workers)):
             raise ViolationError(

@@ -79,6 +79,7 @@ class Region(RegionBase):
         rng = self.rng.stream("region topology")
         workers = rng.choice([2, 2, 2, 3])
         self._scaling = self.rng.stream("region scaling")
+        self._losing = self.rng.stream("region losses")
         self.pace_s = rng.choice([0.3, 0.5, 0.5])
         of_worker = rng.choice([1, 2])
         steps = int(rng.uniform(4.5, 11.0) / self.pace_s)
@@ -94,7 +95,11 @@ class Region(RegionBase):
         )
         kept = self.rng.stream("region retention")
         self.rolling = Rolling() if kept.random() < 0.2 else _short(kept)
-        self.spec = replace(self.spec, retain=kept.choice([2, 2, 2, 3, 5]))
+        self.spec = replace(
+            self.spec,
+            retain=kept.choice([2, 2, 2, 3, 5]),
+            recovery="local" if self.recovers_locally else "global",
+        )
         self.limits = WorkerLimits(step_bytes_max=STEP_ROWS)
         self.output = Output(WORKERS_MAX if self.scales else workers)
         self.record = Record(self)
@@ -174,6 +179,8 @@ class Region(RegionBase):
             self._scale(started)
         if self.replaces and started is not None and not self.finishing:
             self._replace(started)
+        if self.recovers_locally and started is not None and not self.finishing:
+            self._lose()
         if self.makes_savepoints and started is not None and not self.finishing:
             self.savepoints.request(started)
         if started is not None and started.core.status().state is RegionState.RUNNING:
@@ -195,6 +202,22 @@ class Region(RegionBase):
             driver.post(ScaleWanted(self._scaling.randint(1, WORKERS_MAX)))
         elif drawn < often + 0.03:
             driver.post(ScaleWanted(None))
+
+    def _lose(self) -> None:
+        """Let a worker die, hang, or lose a link to another one, now and then."""
+        drawn, living = self._losing.random(), self.living_workers()
+        if drawn > 0.4 or not living:
+            return
+        worker = self._losing.choice(living)
+        wires = [one for one in self.network.wires if one.open and worker in one.processes]
+        wires = [one for one in wires if all(isinstance(end, Worker) for end in one.processes)]
+        if drawn < 0.25:
+            worker.die("killed")
+        elif drawn < 0.3:
+            worker.pause()
+            self.env.after(0.5 + 5.0 * self._losing.random(), worker.resume)
+        elif wires:
+            self._losing.choice(wires).reset()
 
     def _replace(self, driver: Driver) -> None:
         """Request other processes for workers now and then, or hand the region to another driver."""

@@ -6,6 +6,7 @@ the order in which they arrive, and ends one incarnation before it begins the ne
 
 from typing import TYPE_CHECKING, Any
 
+from checkpoint.core.control_frames import control_frame, decode_from_coordinator
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.messages import (
     Committed,
@@ -20,8 +21,7 @@ from checkpoint.core.messages import (
     Restore,
     Start,
     ToCoordinator,
-    control_frame,
-    decode_from_coordinator,
+    View,
 )
 from checkpoint.core.participant import (
     LinkGone,
@@ -36,6 +36,7 @@ from checkpoint.core.participant import (
     SendReport,
 )
 from checkpoint.core.region import worker_directory
+from checkpoint.core.versions import VERSIONS
 from checkpoint.errors import StaleIncarnationError
 from dataflow import limits
 from dataflow.worker.circuit_loop import CircuitLoop
@@ -174,7 +175,7 @@ class Worker(Process):
 
     def _circuit_failed(self, failure: CircuitFailed) -> None:
         self.note(f"the circuit failed ({failure.kind}): {failure.message}")
-        self.region.circuit_failed(failure)
+        self.region.circuit_failed(failure, self.index)
         failed = Failed(
             job="",
             worker=self.index,
@@ -209,6 +210,7 @@ class Worker(Process):
                 host=self.name,
                 exchange_host=self.address,
                 exchange_port=1,
+                speaks=VERSIONS,
             )
         )
         self._timer.arm(self.core.deadline())
@@ -282,22 +284,24 @@ class Worker(Process):
             elif isinstance(order, CopyAhead):
                 self._stop_copying()
                 self._copying = self.start("copying", self._copy_ahead(order))
-            elif self.incarnation is None or order.incarnation != self.incarnation.number:
+            elif self.incarnation is None or order.incarnation != self.incarnation.of_region:
                 self.note(f"ignores an order of incarnation {order.incarnation}, which it does not run")
             elif isinstance(order, Start):
                 self.incarnation.start(order)
+            elif isinstance(order, View):
+                self.incarnation.links.view(order)
             elif isinstance(order, RequestCut):
-                self.inbox.put(CutRequested(order.incarnation, order.cut, order.final))
+                self.inbox.put(CutRequested(self.incarnation.number, order.cut, order.final))
             elif isinstance(order, Committed):
                 self.incarnation.committed(order)
-                self.inbox.put(PublishCut(order.incarnation, order.cut, order.final))
+                self.inbox.put(PublishCut(self.incarnation.number, order.cut, order.final, order.step))
             elif isinstance(order, Pause):
                 self.shared.pausing = order.pause > 0
-                self.inbox.put(PauseRequested(order.incarnation, order.pause))
+                self.inbox.put(PauseRequested(self.incarnation.number, order.pause))
 
     def _begin(self, order: Restore) -> None:
         """End the previous incarnation and begin the next."""
-        self.shared.incarnation = order.incarnation
+        self.shared.incarnation = order.epoch
         if self.incarnation is not None:
             self.incarnation.end()
         self.shared.peers_at = 0
@@ -358,9 +362,8 @@ class Worker(Process):
         except DosError:
             return
         deadline = self.now + limits.peer_wait_s
-        while (
-            self.incarnation is None or self.incarnation.number < hello.incarnation
-        ) and self.now < deadline:
+        wanted = hello.to_term or hello.incarnation
+        while (self.incarnation is None or self.incarnation.number < wanted) and self.now < deadline:
             await self.wait(self.incarnation_began, deadline - self.now)
         if hello.role != "exchange" or self.incarnation is None:
             channel.close()

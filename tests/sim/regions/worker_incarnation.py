@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from checkpoint.core.channel_frames import ChannelFrame, FrameType
+from checkpoint.core.channel_frames import FrameType
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.messages import (
     Committed,
@@ -25,20 +25,19 @@ from checkpoint.core.messages import (
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import ManifestError
 from dataflow import limits
-from dataflow.core.incoming_frames import IncomingFrames
-from dataflow.errors import PeerLostError
+from dataflow.errors import StepDiffersError, StepsMissingError
 from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.copying import CopiedState
 from dataflow.worker.failures import failure_of
 from dataflow.worker.journals import Journals, after_step
 from dataflow.worker.layout_change import LayoutChange, part_of
 from dataflow.worker.messages import (
-    Arrived,
     BlockLoaded,
     CutTaken,
     LoadStateBlock,
     OutputMade,
     PausedAt,
+    PeerHeld,
     Published,
     RestoreCircuit,
     StageEnded,
@@ -50,7 +49,6 @@ from dataflow.worker.messages import (
 )
 from dos_client.errors import MissingDataError
 from dos_protocol.errors import (
-    BrokenConnectionError,
     CorruptDataError,
     DosError,
     LocalProtocolError,
@@ -58,10 +56,12 @@ from dos_protocol.errors import (
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError
 from tests.sim.engine.environment import Signal, Task
 from tests.sim.history import ViolationError
-from tests.sim.regions.channel import Channel, dial
+from tests.sim.regions.channel import Channel
 from tests.sim.regions.claiming import RegionClaim
 from tests.sim.regions.feeds import Feeds
 from tests.sim.regions.log_outputs import LogOutputs
+from tests.sim.regions.plain_links import PlainLinks
+from tests.sim.regions.resumed_links import ResumedLinks
 from tests.sim.store.sim_store import SimStore
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ _LOST = (
     CorruptDataError,
     LocalProtocolError,
     ManifestError,
+    StepsMissingError,
+    StepDiffersError,
 )
 """Errors to which no fault of a run may lead: a checkpoint that cannot be restored, an impossible order."""
 
@@ -83,19 +85,16 @@ class WorkerIncarnation:
     """One incarnation. `claim`: None until it is granted."""
 
     def __init__(self, worker: "Worker", order: Restore, copies: CopiedState) -> None:
-        self.number = order.incarnation
+        self.number = order.epoch
+        self.of_region = order.incarnation
         self._copies = copies
         self.claim: RegionClaim | None = None
         self.over = False
         self._worker = worker
         self._order = order
         self._journals: Journals | None = None
-        workers = len(order.layout.workers)
-        self._channels = IncomingFrames(worker.region.spec.name, worker.index, workers, order.incarnation)
         self._change = LayoutChange.of(order, worker.region.plan_for(worker))
         self._outputs = LogOutputs(worker)
-        self._outgoing: dict[int, Channel] = {}
-        self._incoming: list[Channel] = []
         self._to_serve: deque[StageEnded | Published | PausedAt | Committed] = deque()
         self._to_vote: deque[CutTaken] = deque()
         self._changed = Signal()
@@ -104,6 +103,11 @@ class WorkerIncarnation:
         self._sent_eof = False
         self._finishing = False
         self._tasks: list[Task] = []
+        self._links: PlainLinks | ResumedLinks = (
+            ResumedLinks(worker, order, self._start)
+            if order.is_local
+            else PlainLinks(worker, order, self._fail)
+        )
         self._start("work", self._work)
 
     # Calls of the worker
@@ -118,6 +122,8 @@ class WorkerIncarnation:
             self._to_vote.append(message)
         elif isinstance(message, OutputMade):
             self._outputs.take(message)
+        elif isinstance(message, PeerHeld):
+            self.links.held(message)
         elif isinstance(message, StageEnded | Published | PausedAt):
             self._to_serve.append(message)
         self._changed.set()
@@ -126,13 +132,24 @@ class WorkerIncarnation:
         """Accept an order: a checkpoint is committed, and others are released by it."""
         self._to_serve.append(order)
         self._changed.set()
+        self._links.purge(order.step)
+
+    @property
+    def links(self) -> ResumedLinks:
+        """Its links with local recovery."""
+        assert isinstance(self._links, ResumedLinks)
+        return self._links
 
     def start(self, order: Start) -> None:
         """Accept START: all workers are restored."""
         assert self._journals is not None, "START before RESTORED"
         divisions = self._journals.divisions(order.replay_until_step)
         self._worker.region.saw("steps replayed" if divisions else "nothing to replay")
+        if self._order.takes_over:
+            self._worker.region.saw("a worker is taken over")
         self._worker.inbox.put(Started(self.number, divisions))
+        if isinstance(self._links, ResumedLinks):
+            self._links.started(order.replay_until_step, everywhere=not self._order.takes_over)
 
     def end(self) -> None:
         """Stop everything of this incarnation."""
@@ -141,8 +158,7 @@ class WorkerIncarnation:
         self.over = True
         for task in self._tasks:
             self._worker.soon(task.stop)
-        for channel in (*self._outgoing.values(), *self._incoming):
-            channel.close()
+        self._links.close()
         if self.claim is not None:
             self.claim.close()
 
@@ -161,8 +177,10 @@ class WorkerIncarnation:
             Failed(job="", worker=worker.index, kind=kind, message=message, peer=peer, epoch_held=epoch_held)
         )
 
-    def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._tasks.append(self._worker.start(name, self._guarded(work)))
+    def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Task:
+        task = self._worker.start(name, self._guarded(work))
+        self._tasks.append(task)
+        return task
 
     async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
@@ -193,6 +211,7 @@ class WorkerIncarnation:
                 store.store_id,
                 dict(feeds.buffers),
                 change,
+                order.is_local,
                 self._left_before() if change is None else change.completes,
             )
         )
@@ -206,9 +225,7 @@ class WorkerIncarnation:
             self.claim, order, generation=store.generation, rolling=region.rolling, collecting=collecting
         )
         await self._load(journals)
-        for index, peer in enumerate(order.peers):
-            if index != worker.index:
-                await self._dial(index, peer.host)
+        await self._links.dial_all()
         replayed, took = journals.replayed_bytes, worker.now - begin
         worker.report(
             Restored(
@@ -220,6 +237,8 @@ class WorkerIncarnation:
             )
         )
         self._start("serve", lambda: self._serve(journals))
+        if isinstance(self._links, ResumedLinks):
+            self._start("announce", lambda: self.links.announce_divisions(journals))
         self._start("vote", lambda: self._vote_all(journals))
         self._start("watch", lambda: self._watch(self.claim))
         for task in self._outputs.tasks():
@@ -275,11 +294,10 @@ class WorkerIncarnation:
                 worker.report(paused)
                 continue
             journals.record(message)
-            for peer, frames in message.frames.items():
-                self._send(peer, *frames)
+            self._links.send(message)
             if self._worker.shared.exhausted and not self._sent_eof:
                 self._sent_eof = True
-                self._send_to_all(FrameType.EOF, message.step)
+                self._links.announce(FrameType.EOF, message.step)
 
     async def _vote_all(self, journals: Journals) -> None:
         worker = self._worker
@@ -304,7 +322,7 @@ class WorkerIncarnation:
                 produced=worker.shared.step,
             )
             worker.report(vote)
-            self._send_to_all(FrameType.DURABLE, taken.step)
+            self._links.announce(FrameType.DURABLE, taken.step)
             await journals.voted(taken)
             worker.shared.snapshot_due = journals.snapshot_due
 
@@ -321,53 +339,10 @@ class WorkerIncarnation:
 
     # Peers
 
-    async def _dial(self, peer: int, address: str) -> None:
-        worker, name = self._worker, self._worker.region.spec.name
-        hello = LinkHello(
-            role="exchange",
-            job=name,
-            worker=worker.index,
-            attempt=worker.attempt,
-            incarnation=self.number,
-        )
-        try:
-            channel = await dial(
-                worker, worker.region.network, address, hello, worker.rng, limits.peer_dial_s
-            )
-        except DosError as error:
-            raise PeerLostError(peer, str(error.args[0])) from error
-        self._outgoing[peer] = channel
-        self._send(peer, self._channels.marker(FrameType.RESET, after_step(self._order)))
-
-    def _send(self, peer: int, *frames: ChannelFrame) -> None:
-        channel = self._outgoing[peer]
-        try:
-            for frame in frames:
-                channel.send(frame)
-        except BrokenConnectionError as error:
-            raise PeerLostError(peer, str(error.args[0])) from error
-
-    def _send_to_all(self, kind: FrameType, step: int) -> None:
-        for peer in self._outgoing:
-            self._send(peer, self._channels.marker(kind, step))
-
     async def serve_peer(self, channel: Channel, hello: LinkHello) -> None:
         """Receive frames from a peer, on the link that it dialed, until this incarnation is over."""
-        if self.over or not self._channels.admits(hello.worker, hello.incarnation):
+        if self.over:
             self._worker.region.saw("a peer's link was refused")
             channel.close()
-            return
-        self._incoming.append(channel)
-        shared = self._worker.shared
-        try:
-            while True:
-                frame = await channel.receive()
-                if self.over:
-                    return
-                arrived = self._channels.take(hello.worker, frame)
-                shared.peers_at = max(shared.peers_at, self._channels.peers_at)
-                if arrived is not None:
-                    self._worker.inbox.put(Arrived(self.number, arrived))
-        except DosError as error:
-            channel.close()
-            self._fail(PeerLostError(hello.worker, str(error.args[0])))
+        else:
+            await self._links.serve(channel, hello)

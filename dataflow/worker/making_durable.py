@@ -1,0 +1,32 @@
+"""Make everything durable that a checkpoint refers to, before the vote for it."""
+
+import msgspec
+import trio
+
+from checkpoint import WorkerCut
+from checkpoint.runtime import runtime
+from dataflow.worker.directories import Directories
+from dataflow.worker.journals import Journals
+from dataflow.worker.messages import CutTaken
+from dataflow.worker.outputs import Outputs
+
+
+async def made_durable(
+    taken: CutTaken, journals: Journals, outputs: Outputs, directories: Directories
+) -> WorkerCut:
+    """Return the positions to vote, once all that they refer to is on stable storage or on the quorum.
+
+    Raises FencedError, and what the sinks raise.
+    """
+    async with trio.open_nursery() as nursery:
+        for writer in taken.writers.values():
+            nursery.start_soon(runtime().in_thread, writer.sync)  # fsync may block
+        positions = await journals.prepare(taken)
+        shown = await outputs.synced(taken.step)
+        files = await directories.synced(taken.barrier.cut)
+    return msgspec.structs.replace(
+        positions,
+        sinks={**taken.voted(), **shown},
+        directories=files.positions,
+        floors={**positions.floors, **files.floors, **outputs.floors()},
+    )

@@ -1,0 +1,263 @@
+"""The links of a worker to its peers with local recovery, as tasks of its process.
+
+It does what `dataflow.worker.resumed_exchange` does with trio; the real `PeerLinks` decides.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from checkpoint.core.channel_frames import FrameType
+from checkpoint.core.handshake import LinkHello
+from checkpoint.core.messages import Restore, Suspects, View
+from dataflow import limits
+from dataflow.core.durable_steps import DurableSteps
+from dataflow.core.peer_links import Admission, PeerLinks
+from dataflow.core.retained_steps import Held, Sent
+from dataflow.errors import StepDiffersError, StepsMissingError
+from dataflow.worker.journals import Journals, after_step
+from dataflow.worker.messages import Arrived, DivisionsDurable, PeerHeld, PeerRestarts, StageEnded
+from dos_protocol.errors import DosError
+from tests.sim.engine.environment import Signal, Task
+from tests.sim.regions.channel import Channel, dial
+
+if TYPE_CHECKING:
+    from tests.sim.regions.worker import Worker
+
+
+class ResumedLinks:
+    """The links of one term. `start(name, task)` runs a task until the term is over."""
+
+    def __init__(
+        self, worker: "Worker", order: Restore, start: Callable[[str, Callable[[], object]], Task]
+    ) -> None:
+        self._worker = worker
+        self._start = start
+        after = after_step(order)
+        name = worker.region.spec.name
+        self._peers = PeerLinks(name, worker.index, order.terms, after_step=after)
+        self._addresses = [peer.host for peer in order.peers]
+        self._changed = Signal()
+        self._durable = DurableSteps(len(self._peers.peers))
+        self._recorded = 0
+        self._senders: dict[int, Task] = {}
+        self._outgoing: dict[int, Channel] = {}
+        self._incoming: dict[int, Channel] = {}
+        self._answers: dict[int, Held] = {}
+        self._numbers = 0
+        self._answered_at: dict[int, float] = {}
+        self._over = False
+
+    # Calls of the incarnation
+
+    def view(self, order: View) -> None:
+        """Connect to the process that has taken a peer over."""
+        self._worker.region.saw("a worker gets a view")
+        self._peers.view(order.peer, order.term)
+        self._addresses[order.peer] = order.address.host
+        old = self._incoming.pop(order.peer, None)
+        if old is not None:
+            old.close()
+        self._senders[order.peer].stop()
+        self._disconnect(order.peer)
+        self._senders[order.peer] = self._start("sender", lambda: self._keep_sending(order.peer, None))
+        self._changed.set()
+
+    def held(self, message: PeerHeld) -> None:
+        self._answers[message.link] = message.held
+        self._changed.set()
+
+    def purge(self, step: int) -> None:
+        self._peers.purge(step)
+
+    def started(self, step: int, *, everywhere: bool) -> None:
+        """The divisions up to a step are durable: of this worker, or everywhere."""
+        if everywhere:
+            self._durable.floor(step)
+        self._durable.own(step)
+        self._peers.durable = max(self._peers.durable, step)
+        self._note_durable()
+        self._changed.set()
+
+    def send(self, message: StageEnded) -> None:
+        """Retain what a stage sends, and send it."""
+        self._peers.add(Sent(message.step, message.frames), message.records, produces=message.stage == 0)
+        if message.sources is not None:
+            self._recorded = max(self._recorded, message.step)
+        self._changed.set()
+
+    def announce(self, kind: FrameType, step: int) -> None:
+        """Send to all peers that divisions are durable, or that the input is exhausted."""
+        if kind is FrameType.DURABLE:
+            self._peers.durable = max(self._peers.durable, step)
+        else:
+            self._peers.exhausted = True
+        self._changed.set()
+
+    def close(self) -> None:
+        self._over = True
+        for channel in (*self._outgoing.values(), *self._incoming.values()):
+            channel.close()
+
+    def _note_durable(self) -> None:
+        self._worker.inbox.put(DivisionsDurable(self._peers.term, self._durable.everywhere))
+
+    # Tasks
+
+    async def announce_divisions(self, journals: Journals) -> None:
+        """Announce how far this worker's divisions are durable."""
+        announced = 0
+        while True:
+            while self._recorded <= announced:
+                await self._worker.wait(self._changed)
+            announced = self._recorded
+            await journals.division_synced(announced)
+            self._durable.own(announced)
+            self.announce(FrameType.DURABLE, announced)
+            self._note_durable()
+
+    async def dial_all(self) -> None:
+        for peer in self._peers.peers:
+            channel = await self._dial(peer, limits.peer_dial_s)
+            self._senders[peer] = self._start(
+                "sender", lambda peer=peer, channel=channel: self._keep_sending(peer, channel)
+            )
+
+    async def _dial(self, peer: int, timeout_s: float) -> Channel:
+        worker = self._worker
+        hello = LinkHello(
+            role="exchange",
+            job=worker.region.spec.name,
+            worker=worker.index,
+            attempt=worker.attempt,
+            incarnation=self._peers.term,
+            to_worker=peer,
+            to_term=self._peers.terms[peer],
+        )
+        address = self._addresses[peer]
+        return await dial(worker, worker.region.network, address, hello, worker.rng, timeout_s)
+
+    def _disconnect(self, peer: int) -> None:
+        self._peers.disconnected(peer)
+        channel = self._outgoing.pop(peer, None)
+        if channel is not None:
+            channel.close()
+
+    async def _keep_sending(self, peer: int, channel: Channel | None) -> None:
+        worker, since, reason = self._worker, self._worker.now, "it is another process"
+        while True:
+            if channel is not None:
+                self._outgoing[peer] = channel
+                try:
+                    await self._send_all(peer, channel)
+                except (StepsMissingError, StepDiffersError):
+                    raise
+                except DosError as error:
+                    reason = str(error.args[0])
+                worker.region.saw("an exchange link is opened again")
+                self._disconnect(peer)
+                channel, since = None, worker.now
+            await worker.sleep(limits.peer_redial_s)
+            with suppress(DosError):
+                channel = await self._dial(peer, limits.peer_resume_s)
+            if channel is None and worker.now > since + limits.peer_resume_s:
+                self._suspect(peer, f"the link to it cannot be opened again ({reason})")
+
+    def _suspect(self, peer: int, reason: str) -> None:
+        worker, term = self._worker, self._peers.terms[peer]
+        worker.region.saw("a worker suspects another")
+        worker.report(Suspects(job="", worker=worker.index, peer=peer, term=term, reason=reason))
+
+    async def _send_all(self, peer: int, channel: Channel) -> None:
+        self._peers.answered(peer, await channel.receive())
+        tasks = [self._start("answers", lambda: self._quietly(self._read_answers(peer, channel), channel))]
+        if peer == (self._worker.index + 1) % len(self._peers.terms):
+            tasks.append(self._start("pings", lambda: self._quietly(self._ping(peer, channel), channel)))
+        try:
+            while not channel.over:
+                frames = self._peers.next_frames(peer)
+                for frame in frames:
+                    channel.send(frame)
+                if not frames:
+                    await self._worker.wait(self._changed)
+        finally:
+            for task in tasks:
+                task.stop()
+
+    async def _quietly(self, work: object, channel: Channel) -> None:
+        try:
+            await work  # type: ignore[misc]
+        except (StepsMissingError, StepDiffersError):
+            raise
+        except DosError:  # the link broke: its sender opens it again
+            channel.close()
+            self._changed.set()
+
+    async def _read_answers(self, peer: int, channel: Channel) -> None:
+        while True:
+            frame = await channel.receive()
+            self._answered_at[peer] = self._worker.now
+            self._peers.answered(peer, frame)
+            self._changed.set()
+
+    async def _ping(self, peer: int, channel: Channel) -> None:
+        worker = self._worker
+        self._answered_at[peer] = worker.now
+        while True:
+            channel.send(self._peers.ping())
+            due = worker.now + 5 * limits.ping_s
+            await worker.sleep(5 * limits.ping_s)
+            if worker.now > due + limits.ping_s:
+                self._answered_at[peer] = worker.now
+            if worker.now - self._answered_at[peer] > 5 * limits.pings_missed_max * limits.ping_s:
+                self._suspect(peer, "it did not answer")
+
+    # In
+
+    async def serve(self, channel: Channel, hello: LinkHello) -> None:
+        """Receive frames from a peer on a link that it dialled, until it breaks: the peer opens it again."""
+        try:
+            await self._serve(channel, hello)
+        except DosError:
+            channel.close()
+
+    async def _serve(self, channel: Channel, hello: LinkHello) -> None:
+        worker, peer = self._worker, hello.worker
+        deadline = worker.now + limits.peer_wait_s
+        while self._peers.admits(hello) is Admission.LATER and worker.now < deadline:
+            worker.region.saw("a link waits for a view")
+            await worker.wait(self._changed, deadline - worker.now)
+        if self._over or self._peers.admits(hello) is not Admission.NOW:
+            worker.region.saw("a peer's link was refused")
+            channel.close()
+            return
+        old = self._incoming.get(peer)
+        if old is not None:
+            old.close()
+        self._incoming[peer] = channel
+        self._numbers += 1
+        number = self._numbers
+        worker.inbox.put(PeerRestarts(self._peers.term, peer, number))
+        while number not in self._answers:
+            await worker.wait(self._changed)
+        channel.send(self._peers.have(peer, self._answers.pop(number)))
+        while True:
+            frame = await channel.receive()
+            if self._over or self._incoming.get(peer) is not channel:
+                return
+            if frame.type is FrameType.PING:
+                channel.send(self._peers.ping())
+            else:
+                self._take(peer, frame)
+            if (at := self._peers.at(peer)) is not None:
+                channel.send(at)
+
+    def _take(self, peer: int, frame: object) -> None:
+        worker = self._worker
+        for_circuit = self._peers.take(peer, frame)  # type: ignore[arg-type]
+        if frame.type is FrameType.DURABLE:  # type: ignore[attr-defined]
+            self._durable.of_peer(peer, frame.step)  # type: ignore[attr-defined]
+            self._note_durable()
+        worker.shared.peers_at = max(worker.shared.peers_at, self._peers.peers_at)
+        if for_circuit is not None:
+            worker.inbox.put(Arrived(self._peers.term, for_circuit))

@@ -1,0 +1,171 @@
+"""Lost workers are taken over while the others continue, and everything fails."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from checkpoint import limits
+from checkpoint.core.barrier import Alignment
+from checkpoint.core.channel_frames import FrameType
+from checkpoint.core.divisions import NO_MARK, Division
+from checkpoint.core.handshake import LinkHello
+from checkpoint.core.messages import View
+from checkpoint.core.take_overs import TakeOvers
+from checkpoint.core.voting import PendingCut
+from dataflow.core.peer_links import Admission, PeerLinks
+from dataflow.core.retained_steps import Held, Records, Sent
+from dataflow.worker.circuit_incarnation import CircuitIncarnation
+from dataflow.worker.journals import Journals
+from dataflow.worker.step_input import StepInput
+from tests.sim.regions.region import Region
+from tests.sim.regions.resumed_links import ResumedLinks
+from tests.sim.run import run_seed
+from tests.sim.test_scaling import SEEDS
+
+RUNS = 25
+
+Planted = contextlib.AbstractContextManager[Any]
+
+
+@pytest.fixture(autouse=True)
+def _recovers_locally() -> Iterator[None]:
+    with mock.patch.object(Region, "recovers_locally", new=True):
+        yield
+
+
+def test_rows_survive_the_loss_of_workers_that_are_taken_over() -> None:
+    seen: Counter[str] = Counter()
+    for seed in SEEDS[:RUNS]:
+        result = run_seed(seed)
+        assert not result.violation, f"seed {seed}: {result.violation}"
+        seen += result.history.sometimes
+    assert seen["a worker is taken over"] > RUNS / 2
+    assert seen["an exchange link is opened again"] > RUNS
+    assert seen["coordinator: RUNNING to OPENING"] > 0, "a second loss resets the region"
+
+
+def a_step_runs_before_its_divisions_are_durable() -> Planted:
+    return mock.patch.object(CircuitIncarnation, "_waits_for_durable", return_value=False)
+
+
+def what_was_not_used_is_kept() -> Planted:
+    return mock.patch.object(Alignment, "restart", lambda self, sender: self.step - 1)
+
+
+def steps_are_purged_when_a_checkpoint_is_voted() -> Planted:
+    """The worker that takes over begins at the one before."""
+    original = ResumedLinks.announce
+
+    def announce(self: ResumedLinks, kind: FrameType, step: int) -> None:
+        original(self, kind, step)
+        self.purge(step)
+
+    return mock.patch.object(ResumedLinks, "announce", announce)
+
+
+def marks_are_not_in_the_chain() -> Planted:
+    return mock.patch.object(Journals, "_mark_of", return_value=NO_MARK)
+
+
+def marks_of_former_incarnations_count() -> Planted:
+    """A checkpoint that was given up gets its number again."""
+    return mock.patch.object(Journals, "_marks", lambda self, divisions: tuple(divisions))
+
+
+def the_vote_of_a_lost_worker_counts() -> Planted:
+    def taken_over(self: PendingCut, worker: int, term: int) -> None:
+        self.terms[worker] = term
+
+    return mock.patch.object(PendingCut, "taken_over", taken_over)
+
+
+def an_append_is_not_settled_first() -> Planted:
+    """The worker begins at a checkpoint whose successor is committed at that moment."""
+    return mock.patch.object(TakeOvers, "_is_settled", return_value=True)
+
+
+def a_take_over_has_the_term_of_the_incarnation() -> Planted:
+    return mock.patch.object(TakeOvers, "_next_term", lambda self: self._state.incarnation)
+
+
+def frames_have_no_term() -> Planted:
+    """Links stay open when a peer is taken over, and whatever comes on them counts."""
+
+    def view(self: ResumedLinks, order: View) -> None:
+        self._addresses[order.peer] = order.address.host
+
+    def admits(self: PeerLinks, hello: LinkHello) -> Admission:
+        self.terms[hello.worker] = hello.incarnation
+        return Admission.NOW
+
+    return _both(
+        mock.patch.object(ResumedLinks, "view", view), mock.patch.object(PeerLinks, "admits", admits)
+    )
+
+
+def steps_that_are_made_again_are_not_retained() -> Planted:
+    """A second worker that is taken over needs them too."""
+    original = PeerLinks.add
+
+    def add(self: PeerLinks, sent: Sent, records: Records, *, produces: bool) -> None:
+        again = self.term % limits.terms_per_incarnation and sent.step <= self.peers_at
+        original(self, Sent(sent.step, {}) if again else sent, records, produces=produces)
+
+    return mock.patch.object(PeerLinks, "add", add)
+
+
+def a_worker_states_one_step_too_many() -> Planted:
+    original = CircuitIncarnation.peer_restarts
+
+    def peer_restarts(self: CircuitIncarnation, peer: int) -> Held:
+        held = original(self, peer)
+        return held._replace(used={channel: step + 1 for channel, step in held.used.items()})
+
+    return mock.patch.object(CircuitIncarnation, "peer_restarts", peer_restarts)
+
+
+def retained_steps_are_sent_without_a_limit() -> Planted:
+    return mock.patch("dataflow.core.peer_links.steps_ahead", 1_000_000)
+
+
+def a_step_is_made_again_with_other_rows() -> Planted:
+    original = StepInput.replay
+
+    def replay(self: StepInput, step: int, recorded: Division, *, dropped: bool = False) -> None:
+        original(self, step, recorded, dropped=step % 3 == 0)
+
+    return mock.patch.object(StepInput, "replay", replay)
+
+
+def _both(*patches: Planted) -> Planted:
+    stack = contextlib.ExitStack()
+    for one in patches:
+        stack.enter_context(one)
+    return stack
+
+
+BUGS = [
+    a_step_runs_before_its_divisions_are_durable,
+    what_was_not_used_is_kept,
+    steps_are_purged_when_a_checkpoint_is_voted,
+    marks_are_not_in_the_chain,
+    marks_of_former_incarnations_count,
+    the_vote_of_a_lost_worker_counts,
+    an_append_is_not_settled_first,
+    a_take_over_has_the_term_of_the_incarnation,
+    frames_have_no_term,
+    steps_that_are_made_again_are_not_retained,
+    a_worker_states_one_step_too_many,
+    retained_steps_are_sent_without_a_limit,
+    a_step_is_made_again_with_other_rows,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_planted_bugs_are_found(bug: Callable[[], Planted]) -> None:
+    with bug():
+        assert any(run_seed(seed).violation for seed in SEEDS[:RUNS]), "found in none of the runs"
