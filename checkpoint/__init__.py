@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from checkpoint.core.messages import CopyAhead as CopyAhead
     from checkpoint.core.messages import Counters as Counters
     from checkpoint.core.messages import FailureKind as FailureKind
+    from checkpoint.core.messages import Host as Host
     from checkpoint.core.messages import Pause as Pause
     from checkpoint.core.messages import Peer as Peer
     from checkpoint.core.messages import RequestCut as RequestCut

@@ -187,6 +187,8 @@ suspects_s: Final = 0.5
 """How often a worker repeats that it suspects a peer."""
 peer_wait_s: Final = 30.0
 """How long a peer that is one incarnation ahead waits for this worker to get the same order."""
+hosted_end_s: Final = 10.0
+"""How long a process waits at its end for a worker that it runs beside its own one."""
 orphan_exit_s: Final = 10.0
 orphan_exit_code: Final = 70
 """The exit code of a worker whose coordinator is gone and whose circuit does not end (EX_SOFTWARE)."""

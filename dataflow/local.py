@@ -184,6 +184,11 @@ class ProcessLauncher:
         if process is not None:
             process.kill()
 
+    @property
+    def standbys(self) -> int:
+        """How many processes wait to become a worker."""
+        return self.standby.waiting
+
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no worker runs. Return whether that is the case."""
         deadline = time.monotonic() + timeout_s

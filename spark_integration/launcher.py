@@ -88,6 +88,11 @@ class SparkLauncher:
         """Request the end of an attempt's job. Never blocks; the end is reported like any other."""
         self._events.put((worker, attempts.CancelRequested(attempt)))
 
+    @property
+    def standbys(self) -> int:
+        """How many processes wait to become a worker."""
+        return 0
+
     def close(self, timeout_s: float) -> bool:
         """Cancel every job and wait for their ends. Return whether all ended in time."""
         with self._order:

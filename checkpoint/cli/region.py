@@ -208,7 +208,8 @@ def _print_status(answer: Answer) -> None:
         )
     for one in found.get("resets", [])[-3:]:
         how = f"in {one['seconds']:.1f} s, incarnation {one['incarnation']}: {one['reason']}"
-        print(f"reset to checkpoint {one['checkpoint']} {how}")
+        what = f"worker {one['worker']} was taken over from" if one.get("term") else "reset to"
+        print(f"{what} checkpoint {one['checkpoint']} {how}")
 
 
 def _change_text(change: dict[str, Any], workers: int) -> str:

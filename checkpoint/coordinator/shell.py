@@ -38,9 +38,10 @@ from checkpoint.core.coordinator_vocabulary import (
     NotifyObservers,
     OpenManifest,
     SendControl,
+    WorkerHosted,
 )
 from checkpoint.core.manifest import Cut
-from checkpoint.core.messages import ToWorker
+from checkpoint.core.messages import Host, ToWorker
 from checkpoint.core.progress import ProgressMeter
 from checkpoint.core.region import Launcher, RegionSpec, RegionStatus
 from checkpoint.core.region_events import CheckpointCommitted, RegionEvent
@@ -143,6 +144,13 @@ class RegionShell:
     def _launch(self, effect: LaunchWorker) -> None:
         assert self._launcher is not None
         logger.info("worker %d of region %s: attempt %d", effect.worker, self.spec.name, effect.attempt)
+        if effect.host is not None and not self._launcher.standbys:
+            number = self.core.state.incarnation
+            name, hosted, attempt = self.spec.name, effect.worker, effect.attempt
+            order = Host(job=name, incarnation=number, epoch=number, hosted=hosted, attempt=attempt)
+            self._send(effect.host_link, order)
+            self.post(WorkerHosted(hosted, attempt, effect.host))
+            return
         self._launcher.start(effect.worker, effect.attempt, beside=effect.beside)
 
     def _notify(self, event: RegionEvent) -> None:

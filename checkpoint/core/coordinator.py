@@ -84,7 +84,7 @@ class Coordinator:
         self._pausing = pausing = Pausing(state, checkpointing)
         self._savepoints = savepoints = Savepoints(state, checkpointing)
         self._recovery = recovery = Recovery(state, ending)
-        self._take_overs = take_overs = TakeOvers(state, recovery)
+        self._take_overs = take_overs = TakeOvers(state, ending, recovery)
         self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery, take_overs)
         losses = Losses(state, ending, checkpointing, recovery, take_overs)
         self._rescaling = rescaling = Rescaling(state, ending, checkpointing, pausing, recovery)
@@ -105,6 +105,7 @@ class Coordinator:
             v.CutAppended: self._on_cut_appended,
             v.ControlReceived: self._on_received,
             v.LinkDown: losses.on_link_down,
+            v.WorkerHosted: take_overs.on_hosted,
             v.WorkerEnded: losses.on_worker_ended,
             v.CoordinatorTick: self._on_tick,
             v.CheckpointWanted: checkpointing.on_checkpoint_wanted,
@@ -135,7 +136,7 @@ class Coordinator:
             "drain": losses.drain_timed_out,
             "cut": checkpointing.cut_timer_expired,
             "scale": rescaling.timed_out,
-            "leave": rescaling.leave_expired,
+            "leave": ending.leave_expired,
             "autoscale": autoscaling.timer_expired,
             "stop": stopping.timed_out,
             "grace": ending.grace_expired,
@@ -188,6 +189,7 @@ class Coordinator:
         # not become PAUSED.
         self._pausing.note_paused()
         self._savepoints.settle_or_request(now)
+        self._take_overs.reinstate(now)
 
     def _on_reset_wanted(self, event: v.ResetWanted, now: float) -> None:
         """Reset by hand. In any other phase the region is already on its way to its last checkpoint."""

@@ -95,6 +95,15 @@ class LinkDown:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerHosted:
+    """No process waited to become this worker, so the host that LaunchWorker names was ordered to run it."""
+
+    worker: int
+    attempt: int
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerEnded:
     """The launcher reports that an attempt is over."""
 
@@ -174,6 +183,7 @@ Event: TypeAlias = (
     | StoreWaiting
     | ControlReceived
     | LinkDown
+    | WorkerHosted
     | WorkerEnded
     | CoordinatorTick
     | Wanted
@@ -212,6 +222,9 @@ class LaunchWorker:
     attempt: int
     beside: bool = False
     """The present attempt continues to run: this one will replace it."""
+    host: int | None = None
+    """The worker whose process runs it if no standby process waits (WorkerHosted); None: start a process."""
+    host_link: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, End
 from checkpoint.core.messages import Stop, StopKind
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerState
+from checkpoint.core.roster import Worker
 from checkpoint.core.status_reports import StatusReporter
 from dos_protocol.errors import DosError
 
@@ -68,3 +69,25 @@ class Ending:
         for worker in self._state.roster.ever():
             if not worker.ended:
                 self._state.emit(CancelWorker(worker.index, worker.attempt))
+
+    # --- workers that leave ---------------------------------------------------------------------------
+
+    def retire(self, leaving: list[Worker], text: str, now: float) -> None:
+        """End processes that the region does not have any more."""
+        state = self._state
+        for worker in leaving:
+            link = state.roster.retire(worker)
+            if link is not None:
+                state.send(link, self.stop_message("stopped", text))
+                state.emit(CloseLink(link))
+                state.timers.set("leave", now + limits.stop_grace_s)
+            elif not worker.ended:
+                state.emit(CancelWorker(worker.index, worker.attempt))
+
+    def leave_expired(self, now: float) -> None:
+        """Cancel the workers that left and did not end on their own."""
+        del now
+        state = self._state
+        for worker in state.roster.ever():
+            if not state.roster.has(worker) and not worker.ended:
+                state.emit(CancelWorker(worker.index, worker.attempt))

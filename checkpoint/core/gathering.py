@@ -59,7 +59,12 @@ class Gathering:
         for worker in state.roster.ever():
             if worker.launch_at is not None and worker.launch_at <= now:
                 attempt = state.roster.launch(worker, state.round.number, now)
-                state.emit(LaunchWorker(worker.index, attempt, beside=state.roster.is_successor(worker)))
+                beside, host = state.roster.is_successor(worker), self._take_overs.host_of(worker)
+                state.emit(
+                    LaunchWorker(worker.index, attempt, beside)
+                    if host is None or host.link is None
+                    else LaunchWorker(worker.index, attempt, beside, host.index, host.link)
+                )
 
     def on_join(self, link: int, join: Join, now: float) -> Refusal | None:
         """Take the first message of a link. Only the current attempt of a worker is accepted."""

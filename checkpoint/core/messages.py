@@ -250,6 +250,13 @@ class Restore(Releasing, frozen=True, kw_only=True):
         return self.restore is not None and self.restore.layout != self.layout
 
 
+class Host(ControlMessage, frozen=True, kw_only=True):
+    """Run attempt `attempt` of another worker in this process, beside this worker, until it is replaced."""
+
+    hosted: int
+    attempt: int
+
+
 class View(ControlMessage, frozen=True, kw_only=True):
     """Another process has taken a peer over, in this term. It needs all steps after `step` again."""
 
@@ -316,7 +323,9 @@ class Stop(ControlMessage, frozen=True, kw_only=True):
 ToCoordinator: TypeAlias = (
     Join | Restored | Progress | WantsCut | Prepared | Failed | Paused | Suspects | CopiedAhead | Finished
 )
-ToWorker: TypeAlias = Restore | View | CopyAhead | Start | RequestCut | Committed | Pause | Heartbeat | Stop
+ToWorker: TypeAlias = (
+    Restore | View | Host | CopyAhead | Start | RequestCut | Committed | Pause | Heartbeat | Stop
+)
 
 
 class Refusal(NamedTuple):

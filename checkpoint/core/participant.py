@@ -28,6 +28,7 @@ from checkpoint.core.messages import (
     Failed,
     Finished,
     Heartbeat,
+    Host,
     Join,
     Pause,
     Paused,
@@ -50,7 +51,7 @@ from checkpoint.core.timers import Timers
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from dos_protocol.errors import DosError, LocalProtocolError
 
-Order: TypeAlias = Restore | View | CopyAhead | Start | RequestCut | Committed | Pause
+Order: TypeAlias = Restore | View | Host | CopyAhead | Start | RequestCut | Committed | Pause
 
 
 class ParticipantState(Enum):
@@ -267,7 +268,7 @@ class ParticipantCore:
         else:
             self.orders.append(order)
 
-    def _order(self, order: View | Start | RequestCut | Committed | Pause) -> None:
+    def _order(self, order: View | Host | Start | RequestCut | Committed | Pause) -> None:
         kind = type(order).__name__
         if order.incarnation != self.incarnation:
             name = "STALE_INCARNATION" if order.incarnation < self.incarnation else "FUTURE_INCARNATION"
@@ -286,7 +287,7 @@ class ParticipantCore:
             self._refuse(
                 "UNEXPECTED", f"received {kind} of checkpoint {order.cut} in state {self.state.name}"
             )
-        elif isinstance(order, Pause | View):
+        elif isinstance(order, Pause | View | Host):
             self.orders.append(order)
         elif order.cut < self.cut_seen or (isinstance(order, Committed) and order.cut != self.voted):
             self._refuse(

@@ -196,6 +196,7 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
         "host": worker.host,
         "pid": worker.pid,
         "version": worker.version,
+        "hostedBy": worker.hosted_by,
         "step": worker.step,
         "rowsIn": worker.rows_in,
         "rowsOut": worker.counters.rows_out,
@@ -217,6 +218,7 @@ def reset_json(reset: ResetReport) -> dict[str, Any]:
         "bytes": reset.bytes,
         "incarnation": reset.incarnation,
         "checkpoint": reset.checkpoint,
+        "term": reset.term,
         "phases": _rounded(reset.phases_s),
     }
 
@@ -226,8 +228,11 @@ def reset_line(region: str, reset: ResetReport) -> str:
     who = "reset by hand" if reset.worker < 0 else f"worker {reset.worker} was lost"
     reason = reset.reason.strip().removeprefix(f"{who}: ")  # the coordinator's reason begins with it
     reason = reason.splitlines()[-1] if reason else "unknown reason"
+    if reset.term and not reset.reason.startswith(who):
+        return f"{region}: {reason}, from checkpoint {reset.checkpoint} on, after {reset.seconds:.1f} s"
     where = f"checkpoint {reset.checkpoint}" if reset.checkpoint else "the beginning"
-    return f"{region}: {who}: {reason}; all workers went back to {where} in {reset.seconds:.1f} s"
+    went = "it was taken over from" if reset.term else "all workers went back to"
+    return f"{region}: {who}: {reason}; {went} {where} in {reset.seconds:.1f} s"
 
 
 def _since(now: int, before: int) -> int:

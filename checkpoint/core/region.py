@@ -63,6 +63,10 @@ class Launcher(Protocol):
     def cancel(self, worker: int, attempt: int) -> None:
         """End an attempt of a worker, even if it hangs. Does nothing if it does not run."""
 
+    @property
+    def standbys(self) -> int:
+        """How many processes wait to become a worker."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionSpec:
@@ -195,6 +199,8 @@ class WorkerStatus:
     scratch: str = ""
     version: str = ""
     """Of the package that it runs."""
+    hosted_by: int | None = None
+    """Local recovery: the worker in whose process it runs for a while; None: it has its own process."""
     counters: Counters = field(default_factory=Counters)
     replayed_bytes: int = 0
     restore_seconds: float = 0.0

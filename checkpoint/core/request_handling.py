@@ -249,7 +249,7 @@ class RequestHandler:
             result = {"checkpoint": event.checkpoint, "step": event.step, "seconds": round(event.seconds, 6)}
             # A checkpoint that was under way when the request arrived may lack rows written before it.
             self._done("checkpoint", now - event.seconds + _CLOCK_STEP_S, result)
-        elif isinstance(event, ResetReport):
+        elif isinstance(event, ResetReport) and not event.term:  # a take-over resets nobody else
             self._done("reset", now, reset_json(event))
         elif isinstance(event, SavepointSettled):
             self._savepoint_settled(event)

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from checkpoint import limits
 from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState, Scaling
-from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, ReplaceWanted, ScaleWanted
+from checkpoint.core.coordinator_vocabulary import ReplaceWanted, ScaleWanted
 from checkpoint.core.ending import Ending
 from checkpoint.core.layout import even_layout, workers_text
 from checkpoint.core.manifest import Cut
@@ -106,7 +106,7 @@ class Rescaling:
             change.opened = True
             if change.replaces is None:
                 state.layout = rebalanced(last.layout, range(change.workers))
-            self._end(state.roster.succeed(), "another process takes its place", now)
+            self._ending.retire(state.roster.succeed(), "another process takes its place", now)
         else:
             if change is not None:  # it was committed after all, or it is given up
                 done = change.switches and len(last.workers) == change.workers
@@ -117,7 +117,9 @@ class Rescaling:
             state.layout = rebalanced(last.layout, range(first)) if changes else last.layout
         workers, asked = len(state.layout.workers), state.spec.workers
         state.declared = workers if last is None or asked == workers else last.workers_declared
-        self._end(state.roster.resize(workers), f"the region continues with {workers_text(workers)}", now)
+        self._ending.retire(
+            state.roster.resize(workers), f"the region continues with {workers_text(workers)}", now
+        )
         for worker in state.roster:
             if worker.state is WorkerState.ABSENT:
                 state.roster.schedule(worker, now)
@@ -202,6 +204,9 @@ class Rescaling:
             return "the region does not run now: try again when it does"
         if not state.roster.all_in(*STARTED):
             return "a worker is being taken over: try again when it runs"
+        if hosted := [one for one in state.roster if one.host is not None]:
+            host, index = hosted[0].host, hosted[0].index
+            return f"worker {host} runs worker {index} as well, until that has a process of its own again"
         return "the region has processed all of its input" if state.final_committed else ""
 
     def _begin(self, workers: int, now: float, *, replaces: int | None = None) -> None:
@@ -328,7 +333,9 @@ class Rescaling:
     def _give_up(self, reason: str, now: float) -> None:
         workers = len(self._state.roster)
         self._settle(reason, now)
-        self._end(self._state.roster.resize(workers), f"the region continues without it: {reason}", now)
+        self._ending.retire(
+            self._state.roster.resize(workers), f"the region continues without it: {reason}", now
+        )
 
     def _settle(self, error: str, now: float) -> None:
         """End the change, and let the region continue unless a user has paused it."""
@@ -360,25 +367,3 @@ class Rescaling:
         seconds = now - under_way.began
         event = ReplaceSettled(under_way.workers, done, error, seconds, under_way.pause_s, under_way.by)
         self._state.report(event)
-
-    # --- workers that leave ---------------------------------------------------------------------------
-
-    def _end(self, leaving: list[Worker], text: str, now: float) -> None:
-        """End processes that the region does not have any more."""
-        state = self._state
-        for worker in leaving:
-            link = state.roster.retire(worker)
-            if link is not None:
-                state.send(link, self._ending.stop_message("stopped", text))
-                state.emit(CloseLink(link))
-                state.timers.set("leave", now + limits.stop_grace_s)
-            elif not worker.ended:
-                state.emit(CancelWorker(worker.index, worker.attempt))
-
-    def leave_expired(self, now: float) -> None:
-        """Cancel the workers that left and did not end on their own."""
-        del now
-        state = self._state
-        for worker in state.roster.ever():
-            if not state.roster.has(worker) and not worker.ended:
-                state.emit(CancelWorker(worker.index, worker.attempt))

@@ -33,6 +33,8 @@ class Worker:
     does not count as silence."""
     ended: bool = True
     """Whether the launcher reported that the current attempt is over, or none was ever started."""
+    host: int | None = None
+    """The worker in whose process the current attempt runs, None if it has its own process."""
     launch_at: float | None = None
     launch_round: int = 0
     """The round (`coordinator.py`) in which the current attempt was launched."""
@@ -72,6 +74,7 @@ class Worker:
             host=join.host if join else "",
             scratch=join.scratch if join else "",
             version=join.package if join else "",
+            hosted_by=self.host,
             counters=structs.replace(self.counters, step=max(self.step, self.counters.step)),
             replayed_bytes=self.replayed_bytes,
             restore_seconds=self.restore_seconds,
@@ -138,7 +141,7 @@ class Roster:
         replaced = [self._ever[successor.index] for successor in self._successors()]
         for successor in self._successors():
             self._ever[successor.index] = successor
-        self._leaving += replaced
+        self._leaving += [worker for worker in replaced if not worker.ended]
         self._workers, self.coming = self._ever[: len(self)], []
         return replaced
 
@@ -229,6 +232,7 @@ class Roster:
         worker.attempt = self._attempts[worker.index] = 1 + self._attempts.get(worker.index, 0)
         worker.launched_at = now
         worker.ended, worker.launch_at, worker.launch_round = False, None, round_number
+        worker.host = None
         return worker.attempt
 
     def schedule(self, worker: Worker, now: float) -> None:

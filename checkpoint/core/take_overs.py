@@ -6,8 +6,12 @@ The protocol and why each of its rules is needed: docs/decisions/0233. Here the 
 1. raises the term of the lost worker, so that nothing of its old process counts: no vote, no claim, no frame,
 2. launches another process, and waits until it has joined and an append to the manifest is settled,
 3. orders it to the last checkpoint, and shows it to the others (`View`),
-4. starts it as soon as it has restored. It makes the steps of its chain again; the others have gone on as far
-   as they could without it.
+4. starts it as soon as it has restored. It makes the steps of its chain again; the others have run as far as
+   they could without it.
+
+If no standby process waits, the process of its predecessor in the ring runs the worker for a while.
+Meanwhile a process of its own is launched. Once that has joined, it takes the worker back in the same way,
+just after a checkpoint is committed: the worker is *reinstated* (DADSTORM, section 4).
 
 What cannot be recovered in this way resets the region; the reason is part of the reset's.
 """
@@ -17,6 +21,8 @@ from typing import Any
 
 from checkpoint import limits
 from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.coordinator_vocabulary import WorkerHosted
+from checkpoint.core.ending import Ending
 from checkpoint.core.messages import Pause, RequestCut, Restored, Start, View
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import ResetReport
@@ -38,8 +44,9 @@ class WorkerTakeOver:
 class TakeOvers:
     """The take-overs of one region: one at a time."""
 
-    def __init__(self, state: CoordinatorState, recovery: Recovery) -> None:
+    def __init__(self, state: CoordinatorState, ending: Ending, recovery: Recovery) -> None:
         self._state = state
+        self._ending = ending
         self._recovery = recovery
         self._under_way: WorkerTakeOver | None = None
 
@@ -73,7 +80,50 @@ class TakeOvers:
         state.reason = reason
         state.timers.clear("drain")  # it stands still until the worker is back
         state.timers.set("take over", now + state.spec.reset_timeout_s)
-        self._recovery.relaunch(worker, now)
+        if worker.state is WorkerState.LOST:
+            self._recovery.relaunch(worker, now)
+
+    def host_of(self, worker: Worker) -> Worker | None:
+        """Return the worker whose process may run this one, which is to be launched: its predecessor in the
+        ring. None: it needs a process of its own.
+        """
+        if not self.is_of(worker):
+            return None
+        host = self._state.roster[(worker.index - 1) % len(self._state.roster)]
+        return host if host.state is WorkerState.RUNNING and host.host is None else None
+
+    def on_hosted(self, event: WorkerHosted, now: float) -> None:
+        """Note that a worker runs in the process of another one. The launcher knows nothing of it."""
+        del now
+        worker = self._state.roster.find(event.worker, event.attempt)
+        if worker is not None:
+            worker.host, worker.ended = event.host, True
+
+    def _expect_return(self, now: float) -> None:
+        """Launch a process of its own for a worker that another one hosts."""
+        state = self._state
+        hosted = [one for one in state.roster if one.host is not None and one.state is WorkerState.RUNNING]
+        if state.phase is not CoordinatorPhase.RUNNING or not hosted or state.scaling is not None:
+            return
+        if not state.roster.coming:
+            state.roster.expect_successor(hosted[0].index)
+            self._recovery.relaunch(state.roster.coming[0], now)
+        elif state.roster.coming[0].state is WorkerState.LOST and state.roster.coming[0].launch_at is None:
+            state.roster.schedule(state.roster.coming[0], now)
+
+    def reinstate(self, now: float) -> None:
+        """Let a process that has joined take its worker back from the host. Call it after a commit, when the
+        new process has the least to make again.
+        """
+        state = self._state
+        back = [one for one in state.roster.coming if one.state is WorkerState.JOINED]
+        if self._of_now() is not None or not back or state.scaling is not None or state.final_committed:
+            return
+        if not state.roster.all_in(WorkerState.RUNNING):
+            return
+        text = f"worker {back[0].index} continues in its own process"
+        self._ending.retire(state.roster.succeed(), text, now)
+        self.begin(back[0], text, now)
 
     def _next_term(self) -> int:
         return max([self._state.incarnation, *self._state.terms.values()]) + 1
@@ -88,6 +138,8 @@ class TakeOvers:
     def advance(self, now: float) -> None:
         """Order the new process, once it has joined and no append is under way. Call after each event."""
         state, under_way = self._state, self._of_now()
+        if under_way is None and not state.over:
+            self._expect_return(now)
         if under_way is None or under_way.ordered_at or state.over:
             return
         worker = under_way.worker

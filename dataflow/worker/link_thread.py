@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from collections.abc import Callable
 
 import trio
 
@@ -18,10 +19,12 @@ logger = logging.getLogger("dos.dataflow")
 class LinkThread:
     """The thread that runs `Links`. `start` it, `post` messages to it, `join` it."""
 
-    def __init__(self, spec: WorkerSpec, *, inbox: Inbox, shared: Shared) -> None:
+    def __init__(
+        self, spec: WorkerSpec, *, inbox: Inbox, shared: Shared, host: Callable[[int, int], None]
+    ) -> None:
         self._inbox = inbox
         self._shared = shared
-        self._links = Links(spec, inbox=inbox, shared=shared)
+        self._links = Links(spec, inbox=inbox, shared=shared, host=host)
         self._token: trio.lowlevel.TrioToken | None = None
         self._thread = threading.Thread(target=self._run, name="dos-links", daemon=True)
 

@@ -7,12 +7,13 @@ next one begins. Everything here runs on trio. The circuit is reached by message
 
 import logging
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 import trio
 
-from checkpoint import Committed, CopyAhead, Counters, Pause, RequestCut, Restore, Start, View
+from checkpoint import Committed, CopyAhead, Counters, Host, Pause, RequestCut, Restore, Start, View
 from checkpoint.errors import StaleIncarnationError, StoppedError
 from checkpoint.link import Link, serve_links
 from checkpoint.participant import Participant, open_participant
@@ -44,8 +45,12 @@ class Links:
     Run `run`; call `deliver` in the same trio run for messages of the circuit.
     """
 
-    def __init__(self, spec: WorkerSpec, *, inbox: Inbox, shared: Shared) -> None:
+    def __init__(
+        self, spec: WorkerSpec, *, inbox: Inbox, shared: Shared, host: Callable[[int, int], None]
+    ) -> None:
+        """host: runs an attempt of another worker in this process, as `host(worker, attempt)`."""
         self._spec = spec
+        self._host = host
         self._inbox = inbox
         self._shared = shared
         self._incarnation: LinkIncarnation | None = None
@@ -124,13 +129,15 @@ class Links:
                 self._take_order(order, self._incarnation)
 
     def _take_order(
-        self, order: View | Start | RequestCut | Committed | Pause, incarnation: LinkIncarnation
+        self, order: View | Host | Start | RequestCut | Committed | Pause, incarnation: LinkIncarnation
     ) -> None:
         number = incarnation.number
         if isinstance(order, Start):
             incarnation.start(order)
         elif isinstance(order, View):
             incarnation.view(order)
+        elif isinstance(order, Host):
+            self._host(order.hosted, order.attempt)
         elif isinstance(order, RequestCut):
             self._inbox.put(CutRequested(number, order.cut, order.final))
         elif isinstance(order, Committed):

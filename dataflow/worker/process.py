@@ -4,6 +4,9 @@
     main thread    `circuit_loop.CircuitLoop`     operators and user code, nothing else
     link thread    `link_thread.LinkThread`       trio: control link, heartbeats, exchange, store
 
+A worker that is taken over may run in the process of another one for a while, with two threads of its own
+(`hosting.py`).
+
 The two threads exchange messages (`worker/messages.py`). So a slow user function delays no heartbeat, and a
 reset waits for that function on this worker only, not on its peers.
 """
@@ -13,6 +16,7 @@ import logging
 import pyarrow as pa
 
 from dataflow.worker.circuit_loop import CircuitLoop
+from dataflow.worker.hosting import Hosting
 from dataflow.worker.identity import Identity
 from dataflow.worker.link_thread import LinkThread
 from dataflow.worker.messages import Inbox, Shared
@@ -28,9 +32,10 @@ def run_worker(spec: WorkerSpec) -> WorkerSummary:
     the coordinator is unreachable for `orphan_timeout_s`, and any other error that ended the worker; then the
     launcher starts another attempt. No local data needs to survive: the next attempt restores from the store.
     """
+    hosting = Hosting(spec, run_worker)
     plan = spec.graph.plan()
     inbox, shared = Inbox(), Shared()
-    links = LinkThread(spec, inbox=inbox, shared=shared)
+    links = LinkThread(spec, inbox=inbox, shared=shared, host=hosting.host)
     loop = CircuitLoop(
         plan,
         Identity(spec.region, spec.worker, spec.scratch_dir),
@@ -48,6 +53,7 @@ def run_worker(spec: WorkerSpec) -> WorkerSummary:
         shared.over.set()
         pa.set_cpu_count(threads_before)
     links.join()
+    hosting.join()
     if ended.error is not None:
         raise ended.error
     return WorkerSummary(

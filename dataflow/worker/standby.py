@@ -45,6 +45,12 @@ class Standby(RegionListener):
                 logger.warning("a standby process ended with exit code %s", process.returncode)
         return None
 
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        with self._lock:
+            return sum(process.poll() is None for process in self._waiting)
+
     def fill(self) -> None:
         """Start the missing processes."""
         with self._lock:

@@ -316,6 +316,8 @@ class DeafLauncher(ForkLauncher):
     def start(self, worker: int, attempt: int, *, beside: bool = False) -> None:
         super().start(worker, attempt, beside=True)
 
+    standbys = 0
+
     def cancel(self, worker: int, attempt: int) -> None:
         pass
 

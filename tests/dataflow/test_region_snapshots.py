@@ -37,6 +37,8 @@ class ThreadLauncher:
         self.threads.append(threading.Thread(target=self._run, args=(worker, attempt), daemon=True))
         self.threads[-1].start()
 
+    standbys = 0
+
     def cancel(self, worker: int, attempt: int) -> None:
         """Nothing to be done."""
 

@@ -220,7 +220,7 @@ LOSSES = {
     "claim_again": "replace-moved",
     "readers_ask_both_sets": "replace-filled-early",
     "run_after_durable": "local",
-    "not_durable_is_dropped": "local",
+    "not_used_is_dropped": "local",
     "newer_terms_wait": "local",
     "purge_at_the_commit": "local",
     "marks_in_the_chain": "local-checkpoint",

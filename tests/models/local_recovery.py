@@ -33,8 +33,8 @@ class LocalRules(NamedTuple):
 
     run_after_durable: bool = True
     """A worker runs a step once the divisions of all are durable; without it, when it has the frames."""
-    not_durable_is_dropped: bool = True
-    """With VIEW, a worker drops steps of the lost one that it has, but that are not durable."""
+    not_used_is_dropped: bool = True
+    """With VIEW, a worker drops steps of the lost one that it has, but has not run."""
     newer_terms_wait: bool = True
     """What a newer connection brings waits for VIEW; without it, it is taken at once."""
     marks_in_the_chain: bool = True

@@ -275,14 +275,8 @@ class LocalRecovery:
         """A worker connects to a process that has taken over, and sends again what it retained."""
         one, host = state.workers[index], state.workers[other]
         held = one.held[other]
-        if self.rules.not_durable_is_dropped:
-            held = tuple(
-                # what is durable is what the chain has, so it is what the new term would send
-                frame._replace(term=host.term)
-                if frame is not None and self._is_durable(one, other, frame)
-                else None
-                for frame in held
-            )
+        if self.rules.not_used_is_dropped:
+            held = (None,) * len(held)
         views = (*one.views[:other], host.term, *one.views[other + 1 :])
         after = self._with(state, index, views=views, held=(*one.held[:other], held, *one.held[other + 1 :]))
         old = tuple(frame for frame in state.queues[other][index] if frame.term >= host.term)

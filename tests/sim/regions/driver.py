@@ -28,6 +28,7 @@ from checkpoint.core.coordinator_vocabulary import (
     NotifyObservers,
     OpenManifest,
     SendControl,
+    WorkerHosted,
 )
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.region_states import PhaseEvent
@@ -115,8 +116,12 @@ class Driver(Process):
                 self._notified(event)
             case OpenManifest() | AppendCut():
                 self._order(effect)
-            case LaunchWorker(worker, attempt, beside):
-                self.launcher.start(worker, attempt, beside=beside)
+            case LaunchWorker(worker, attempt, beside, host):
+                if host is not None and not self.launcher.has_standby():
+                    self.launcher.host(host, worker, attempt)
+                    self.post(WorkerHosted(worker, attempt, host))
+                else:
+                    self.launcher.start(worker, attempt, beside=beside)
             case CancelWorker(worker, attempt):
                 self.launcher.cancel(worker, attempt)
             case CloseLink(link):

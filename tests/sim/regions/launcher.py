@@ -46,6 +46,18 @@ class Launcher:
         elif attempt in self._waiting.get(worker, ()) or (worker, attempt) in self._beside:
             self._cancelled.add((worker, attempt))
 
+    def has_standby(self) -> bool:
+        """Draw whether a standby process waits. If not, a worker that is taken over runs on its host."""
+        return self._rng() < 0.5
+
+    def host(self, host: int, worker: int, attempt: int) -> None:
+        """Let the newest process of a host run another worker as well, until it ends."""
+        region = self._driver.region
+        hosts = [one for one in region.living_workers() if one.index == host and one.driver is self._driver]
+        if hosts:
+            region.saw("a worker runs on its host")
+            hosts[-1].hosted.append(region.new_worker(self._driver, worker, attempt))
+
     def ended(self, process: "Worker", error: str | None) -> None:
         """A process has ended; report it to the driver after a delay."""
         driver, worker = self._driver, process.index

@@ -103,6 +103,8 @@ class Worker(Process):
         self.address = f"{name}:x"
         self.rng = region.rng.stream(f"worker {name}")
         self.slowness = 1.0
+        self.hosted: list[Worker] = []
+        """Other workers that run in this process."""
         self.shared = Shared()
         self.inbox = _SignalMailbox()
         self.host = Host(self, region.network, region.store, region.history, self.rng)
@@ -139,6 +141,8 @@ class Worker(Process):
             self.kill()
             self.loop.drop()
             self.driver.launcher.ended(self, why)
+            for one in self.hosted:
+                one.die(why)
 
     def note(self, what: str) -> None:
         self.env.trace.note(self.env.now, self.name, what)

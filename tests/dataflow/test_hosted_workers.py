@@ -1,0 +1,68 @@
+"""Without a standby process, a lost worker runs in the process of its predecessor, and then in its own."""
+
+from pathlib import Path
+
+import pytest
+
+from checkpoint.core.region import ResetReport
+from dataflow.handle import RegionHandle
+from tests.dataflow.support import true_counts
+from tests.dataflow.test_region_processes import (
+    WAIT_S,
+    finished,
+    hurry,
+    kill,
+    running,
+    slow_word_count,
+    texts,
+    three_servers,
+)
+from tests.dataflow.test_rescaled_regions import counts_in
+from tests.support.polling import until
+
+__all__ = ["texts", "three_servers"]
+pytestmark = pytest.mark.process
+
+
+def hosts(control: RegionHandle) -> list[int | None]:
+    return [worker.hosted_by for worker in control.status.workers]
+
+
+def test_a_lost_worker_runs_on_its_predecessor_and_returns_to_its_own_process(
+    shared_store: str, texts: list[Path], tmp_path: Path
+) -> None:
+    graph = slow_word_count(texts, tmp_path / "out")
+    with running(graph, shared_store, tmp_path, workers=3, recovery="local", standby=0) as (control, watch):
+        watch.cuts(2)
+        before = [worker.pid for worker in control.status.workers]
+        kill(control, 1, wipe=True)
+        watch.wait(lambda event: isinstance(event, ResetReport))
+        hosted = control.status
+        assert [worker.hosted_by for worker in hosted.workers] == [None, 0, None]
+        assert hosted.workers[1].pid == before[0], "the next worker of the ring runs it"
+        until(lambda: len(control.status.resets) == 2, "the worker has its own process", within_s=WAIT_S)
+        assert hosts(control) == [None] * 3
+        after = control.status
+        assert after.workers[1].pid not in before
+        assert [after.workers[0].pid, after.workers[2].pid] == [before[0], before[2]]
+        assert after.incarnation == hosted.incarnation
+        assert [reset.term - after.incarnation for reset in after.resets] == [1, 2]
+        assert after.resets[1].reason == "worker 1 continues in its own process"
+        hurry(tmp_path / "out")
+        assert finished(control), control.status
+    assert counts_in(tmp_path / "out") == dict(true_counts(texts, 3))
+
+
+def test_the_loss_of_a_host_resets_all_workers(shared_store: str, texts: list[Path], tmp_path: Path) -> None:
+    graph = slow_word_count(texts, tmp_path / "out")
+    with running(graph, shared_store, tmp_path, workers=3, recovery="local", standby=0) as (control, watch):
+        watch.cuts(2)
+        kill(control, 1, wipe=False)
+        watch.wait(lambda event: isinstance(event, ResetReport))
+        assert hosts(control) == [None, 0, None]
+        kill(control, 0, wipe=False)
+        watch.wait(lambda event: isinstance(event, ResetReport) and not event.term)
+        until(lambda: hosts(control) == [None] * 3, "all have their own process", within_s=WAIT_S)
+        hurry(tmp_path / "out")
+        assert finished(control), control.status
+    assert counts_in(tmp_path / "out") == dict(true_counts(texts, 3))
