@@ -16,7 +16,7 @@ The rows of a step take effect in the next step, on every worker, in the order (
 3. A checkpoint after step n contains the rows of step n, so that no row is in transit in the cycle.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
@@ -88,6 +88,44 @@ def _block_schema(keys: Sequence[str], columns: pa.Schema) -> pa.Schema:
     return block_schema(pa.schema([columns.field(name) for name in keys]), pa.schema(values))
 
 
+class RowsByKey(dict[Key, Row]):
+    """Rows that are iterated in the order of their keys.
+
+    In the order of insertion, a worker that was restored would iterate in another order than one that was
+    not. It sorts when it is iterated, so that a lookup costs what that of a dictionary does.
+    """
+
+    is_sorted = True
+
+    def put(self, key: Key, row: Row) -> None:
+        """Set the row of a key."""
+        self.is_sorted = self.is_sorted and key in self
+        self[key] = row
+
+    def _sort(self) -> None:
+        if not self.is_sorted:
+            items = sorted(super().items(), key=lambda item: item[0])
+            self.clear()
+            self.update(items)
+            self.is_sorted = True
+
+    def __iter__(self) -> Iterator[Key]:
+        self._sort()
+        return super().__iter__()
+
+    def keys(self) -> KeysView[Key]:  # type: ignore[override]
+        self._sort()
+        return super().keys()
+
+    def values(self) -> ValuesView[Row]:  # type: ignore[override]
+        self._sort()
+        return super().values()
+
+    def items(self) -> ItemsView[Key, Row]:  # type: ignore[override]
+        self._sort()
+        return super().items()
+
+
 class BroadcastStateOperator(StatefulOperator):
     """The table on one worker. Rows that arrive in a step are kept in `_pending` until `begin_step`."""
 
@@ -96,11 +134,11 @@ class BroadcastStateOperator(StatefulOperator):
         self._values = tuple(name for name in columns.names if name not in keys)
         self._columns = columns
         self._blocks = _block_schema(keys, columns)
-        self._rows: dict[Key, Row] = {}
+        self._rows = RowsByKey()
         self._pending: dict[Key, Row | None] = {}
         self._changed: dict[Key, None] = {}
         self.table: Mapping[Key, Row] = MappingProxyType(self._rows)
-        """The rows that are in effect. Changes between steps only."""
+        """The rows that are in effect, in the order of their keys. Changes between steps only."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         for index, row in enumerate(batch.to_pylist()):
@@ -131,7 +169,7 @@ class BroadcastStateOperator(StatefulOperator):
             if row is None:
                 self._rows.pop(key, None)
             else:
-                self._rows[key] = row
+                self._rows.put(key, row)
         self._pending.clear()
 
     def checkpoint(self) -> pa.RecordBatch:
@@ -148,7 +186,7 @@ class BroadcastStateOperator(StatefulOperator):
             if row[DELETED_COLUMN]:
                 self._rows.pop(key, None)
             else:
-                self._rows[key] = {name: row[name] for name in self._values}
+                self._rows.put(key, {name: row[name] for name in self._values})
 
     def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
         if not share.stays and part == share.parts[0]:  # the table is the same on every worker

@@ -64,6 +64,20 @@ def test_a_checkpoint_has_what_came_in_its_own_step_and_only_what_changed() -> N
     assert control.checkpoint().num_rows == 0
 
 
+def test_a_restored_table_is_iterated_like_the_one_that_was_not() -> None:
+    """Otherwise a worker that is taken over could make other rows than the one before it."""
+    schema = pa.schema([("word", pa.string()), ("n", pa.int64())])
+    first, second = BroadcastStateOperator(["word"], schema), BroadcastStateOperator(["word"], schema)
+    for words in ("db", "a", "ec"):
+        first.process(pa.RecordBatch.from_pylist([{"word": word, "n": 1} for word in words], schema))
+        first.begin_step()
+        assert [*first.table] == [*first.table.keys()] == sorted(first.table)
+    second.restore(first.checkpoint())
+    assert [*second.table.items()] == [*first.table.items()]
+    assert [*second.table] == ["a", "b", "c", "d", "e"]
+    assert len([*second.table.values()]) == 5
+
+
 def test_a_key_of_several_columns_is_a_tuple_and_a_null_in_it_is_refused() -> None:
     control = BroadcastStateOperator(("sensor", "max"), COLUMNS)
     control.process(rows(("a", 1)))
