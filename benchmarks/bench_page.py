@@ -100,7 +100,7 @@ Everything ran on it: clients, servers and Spark.
     reports it (end to end, RocksDB, incremental).
   - *Recovery*: from the SIGKILL of one of two processes with state until output is visible that contains
     input sent after the kill; for PyFlink, until such output after it went back to a checkpoint. Meanwhile
-    5,000 rows/s arrive. The killed process is a worker, while a standby process is ready; Spark's executor in
+    5,000 rows/s arrive. The killed process is a worker, while a stand-by is ready; Spark's executor in
     `local-cluster[2,1,1024]`; or one of two TaskManagers, which is started again at once.
   - *Phases* of a recovery, one after the other: `notice` the loss; take over the `manifest`; `gather` the
     workers; in the slowest worker `claim` its directory, `open` its chains, `load` the state; `start` all;
@@ -110,7 +110,7 @@ Everything ran on it: clients, servers and Spark.
     warm-up.
 - **Predicted recoveries** (`./run bench recovery`; without figures if its section has no date): a region of
   two workers over three servers counts keys, copies lines to files until they have the stated size, and
-  writes 1,000 generated rows per second. A worker is killed while a standby process is ready. *Measured* is
+  writes 1,000 generated rows per second. A worker is killed while a stand-by is ready. *Measured* is
   the time from the detection of the loss until the generated rows are written again as far as before the
   kill. *Predicted* is what `status.recovery` said just before the kill, with its parts.
 - **Dataflow library** (`./run bench dataflow`, with no other benchmark running; without figures if its

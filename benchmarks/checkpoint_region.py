@@ -49,7 +49,7 @@ TOP_UNSEEN_MAX = 8
 PACE_S = 0.02
 CHANGED = 0.01
 SETTLE_S = 4.0
-"""Between a recovery and the next kill: after this time a standby process is ready again."""
+"""Between a recovery and the next kill: after this time a stand-by is ready again."""
 RECOVERY_ROWS_PER_S = 5_000
 LATENCY_KEYS = 10_000
 

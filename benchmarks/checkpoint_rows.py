@@ -95,7 +95,7 @@ def recovery_rows(
     flink: dict[str, Any],
 ) -> list[Row]:
     """Return the rows of a recovery: its time compared with the others, its phases, and the time without a
-    standby process.
+    stand-by.
     """
     median = statistics.median(one["seconds"] for one in ours)
     others = [with_median(figures) for figures in (spark, flink)]
@@ -108,7 +108,7 @@ def recovery_rows(
         Row(what, f"{median * 1000:,.0f} ms", "; ".join(compared), "a third of the faster of the two"),
         Row(f"phases of that recovery, {keys:,} keys", phases_of(ours), "", ""),
         Row(
-            f"the same without a standby process, {keys:,} keys",
+            f"the same without a stand-by, {keys:,} keys",
             f"{without * 1000:,.0f} ms",
             phases_of(cold),
             "",

@@ -42,7 +42,7 @@ WORKERS = 2
 FILES = 8
 LINE = b"%09d this line is copied from the input to the output of the region, and to nothing else\n"
 SETTLE_S = 4.0
-"""Between a recovery and the next kill: after this time a standby process is ready again."""
+"""Between a recovery and the next kill: after this time a stand-by is ready again."""
 WAIT_S_MAX = 600.0
 POLL_S = 0.005
 

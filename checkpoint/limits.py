@@ -174,6 +174,10 @@ connect_pause_s: Final = 0.25
 """A worker that cannot connect to a peer tries again: an attempt takes at most the first time, and a refused
 one is repeated after the second.
 """
+standby_answer_s: Final = 1.0
+"""How long a stand-by may take to accept an assignment; after that another process becomes the worker."""
+standby_silent_s: Final = 4.0
+"""A stand-by whose host has sent no packet for this time gets no assignment: its host is probably lost."""
 unreachable_counts_s: Final = 60.0
 """How long two hosts are taken for unable to reach each other after a worker has reported it."""
 unreachable_at_start_s: Final = 30.0

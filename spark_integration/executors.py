@@ -1,4 +1,4 @@
-"""Which workers run on executors that are about to leave the cluster.
+"""On which executors and hosts jobs of one task run, and which of these executors are about to leave.
 
 Spark announces the end of an executor by decommissioning it: a spot instance is reclaimed, a node is drained,
 dynamic allocation gives it back. The executor then gets no further task, and ends when its tasks have ended.
@@ -8,8 +8,8 @@ PySpark has no public API for this, so the calls go to Spark's own objects.
 """
 
 import logging
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Collection, Iterator
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -20,42 +20,59 @@ logger = logging.getLogger("dos.spark_integration")
 _TASKS_MAX: Final = 100
 
 
+class TaskPlace(NamedTuple):
+    """Where a task runs: the id of its executor, and the executor's host, as Spark names them."""
+
+    executor: str
+    host: str
+
+
 class Executors:
     """The executors of one session. Call it from one thread; each call may block."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
         self._decommissions = is_true(self._context.getConf().get(DECOMMISSIONING))
-        self._executors: dict[str, str] = {}
-        """Tag of an attempt -> the executor that runs its task."""
+        self._places: dict[str, TaskPlace] = {}
+        """Tag of a job -> where its task runs."""
 
-    def leaving(self, tags: dict[int, str]) -> list[int]:
-        """Return the workers whose executor is being decommissioned, none if the session is over.
-
-        tags: worker -> the job tag of its attempt.
+    def leaving(self, tags: Collection[str]) -> set[str]:
+        """Return the tags of those jobs whose executor is being decommissioned, none if the session is
+        over.
         """
         if not self._decommissions:
-            return []
-        self._executors = {tag: one for tag, one in self._executors.items() if tag in tags.values()}
+            return set()
         try:
             scheduler = self._context._jsc.sc().taskScheduler()  # noqa: SLF001  # see above
-            return [
-                worker
-                for worker, tag in tags.items()
-                if (executor := self._executor_of(tag)) is not None
-                and scheduler.getExecutorDecommissionState(executor).isDefined()
-            ]
+            return {
+                tag
+                for tag in tags
+                if (place := self._place_of(tag)) is not None
+                and scheduler.getExecutorDecommissionState(place.executor).isDefined()
+            }
         except Exception:  # the SparkContext is stopped: its workers end on their own
             logger.debug("cannot determine which executors leave", exc_info=True)
-            return []
+            return set()
 
-    def _executor_of(self, tag: str) -> str | None:
-        """Return the executor that runs the task of the job with this tag, None if it does not run."""
-        if tag not in self._executors:
+    def hosts(self, tags: Collection[str]) -> set[str]:
+        """Return the hosts on which the tasks of these jobs run, as far as they are known."""
+        try:
+            return {place.host for tag in tags if (place := self._place_of(tag)) is not None}
+        except Exception:  # the SparkContext is stopped
+            logger.debug("cannot determine the hosts of tasks", exc_info=True)
+            return set()
+
+    def forget(self, tag: str) -> None:
+        """Forget where the task of a job ran, because the job has ended."""
+        self._places.pop(tag, None)
+
+    def _place_of(self, tag: str) -> TaskPlace | None:
+        """Return where the task of the job with this tag runs, None if it does not run."""
+        if tag not in self._places:
             for task in self._tasks(tag):
                 if task.status() == "RUNNING":
-                    self._executors[tag] = task.executorId()
-        return self._executors.get(tag)
+                    self._places[tag] = TaskPlace(task.executorId(), task.host())
+        return self._places.get(tag)
 
     def _tasks(self, tag: str) -> Iterator[Any]:
         """Yield the tasks of the jobs with this tag."""

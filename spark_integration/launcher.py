@@ -7,6 +7,9 @@ submitting it again takes less than a second (docs/decisions/0030). `core/attemp
 Threads: the coordinator calls `start` and `cancel`, which only add an event to a queue. One launcher thread
 reads the queue, passes each event to the core, and performs its effects; it makes the py4j calls, which may
 block. Each job has its own thread, which waits for Spark and adds the end of the job to the same queue.
+
+An attempt is handed to a stand-by if one waits (`standbys.py`); it then runs in the stand-by's job. In this
+file, `None` as the worker and a number as the attempt denote the job of the stand-by with that number.
 """
 
 import logging
@@ -24,6 +27,7 @@ from spark_integration.core import attempts
 from spark_integration.core.error_text import task_error
 from spark_integration.executors import Executors
 from spark_integration.limits import CANCEL_AGAIN_S, LEAVING_AGAIN_S, LEAVING_LOOK_S
+from spark_integration.standbys import Standbys, StandbySettings, standby_tag
 
 logger = logging.getLogger("dos.spark_integration")
 
@@ -36,7 +40,9 @@ _ALL_WORKERS = -1
 
 
 def worker_tag(region: str, worker: int) -> str:
-    """Return the Spark job tag of a worker, the same for all its attempts; people cancel by it."""
+    """Return the Spark job tag of a worker, the same for all its attempts; people cancel by it. An attempt
+    that was a stand-by has the tag of that instead (`standby_tag`): Spark fixes tags at submission.
+    """
     return f"dos:{region}:w{worker}"
 
 
@@ -47,16 +53,17 @@ class SparkLauncher:
     `on_ended(worker, attempt, error)` is called in the launcher's thread when a job has ended; None: without
     error. `on_leaving(workers)` is called there when the executors of workers are being decommissioned, and
     again after `LEAVING_AGAIN_S` as long as they are. After `close()` nothing is started any more: a start is
-    answered by the report of its end.
+    answered by the report of its end. `standby` None: no stand-bys.
     """
 
     def __init__(
         self,
         spark: SparkSession,
         region: str,
-        make_task: Callable[[int, int], TaskFunction],
+        make_task: Callable[[int | None, int], TaskFunction],
         on_ended: Callable[[int, int, str | None], None],
         on_leaving: Callable[[list[int]], None] = lambda _: None,
+        standby: StandbySettings | None = None,
     ) -> None:
         self._spark = spark
         self.region = region
@@ -64,9 +71,12 @@ class SparkLauncher:
         self._on_ended = on_ended
         self._on_leaving = on_leaving
         self._executors = Executors(spark)
+        self._standbys = Standbys(
+            region, standby, self._executors, submit=self._submit_standby, cancel=self._cancel_by_tag
+        )
         self._looked_at = self._told_at = -math.inf
         self._jobs: dict[int, attempts.WorkerJobs] = {}
-        self._events: queue.SimpleQueue[tuple[int, attempts.Event] | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[int | None, attempts.Event] | None] = queue.SimpleQueue()
         self._closing = False
         self._order = threading.Lock()  # orders start and close: no job may start after the cancel of close
         self._idle = threading.Event()
@@ -80,7 +90,8 @@ class SparkLauncher:
         with self._order:
             if not self._closing:
                 self._idle.clear()
-                self._events.put((worker, attempts.StartRequested(attempt, beside)))
+                requested = attempts.StartRequested(attempt, beside, self._standbys.count > 0)
+                self._events.put((worker, requested))
                 return
         self._on_ended(worker, attempt, "not started: the region's launcher is closed")
 
@@ -91,7 +102,7 @@ class SparkLauncher:
     @property
     def standbys(self) -> int:
         """How many processes wait to become a worker."""
-        return 0
+        return self._standbys.count
 
     def close(self, timeout_s: float) -> bool:
         """Cancel every job and wait for their ends. Return whether all ended in time."""
@@ -116,67 +127,113 @@ class SparkLauncher:
             if item is None:
                 return
             worker, event = item
-            for number in list(self._jobs) if worker == _ALL_WORKERS else [worker]:
-                self._handle(number, event)
+            if worker is None:
+                self._standby_ended(event)
+            else:
+                for number in list(self._jobs) if worker == _ALL_WORKERS else [worker]:
+                    self._handle(number, event)
+            if event == attempts.CancelRequested():
+                self._standbys.close()
             if time.monotonic() - ticked >= CANCEL_AGAIN_S:  # tick even if events arrive without a pause
                 ticked = time.monotonic()
                 self._events.put((_ALL_WORKERS, attempts.LauncherTick()))
                 self._look_for_leaving(ticked)
-            if self._events.empty() and all(jobs.is_idle for jobs in self._jobs.values()):
+                self._standbys.tick()
+            if self._events.empty() and self._nothing_runs():
                 self._idle.set()
 
+    def _nothing_runs(self) -> bool:
+        return self._standbys.is_idle and all(jobs.is_idle for jobs in self._jobs.values())
+
     def _handle(self, worker: int, event: attempts.Event) -> None:
-        for effect in self._jobs.setdefault(worker, attempts.WorkerJobs()).handle(event):
+        jobs = self._jobs.setdefault(worker, attempts.WorkerJobs())
+        for effect in jobs.handle(event):
             match effect:
                 case attempts.SubmitJob(attempt):
-                    self._submit(worker, attempt)
+                    rejected = [self._tag_of(worker, one) for one in jobs.rejected]
+                    if not self._standbys.assign(worker, attempt, rejected):
+                        self._standbys.worker_submitted()
+                        self._submit(worker, attempt)
                 case attempts.CancelJob(attempt):
-                    self._cancel_job(worker, attempt)
+                    self._cancel_by_tag(self._tag_of(worker, attempt))
                 case attempts.ReportEnd(attempt, error):
                     logger.info("%s: worker %d attempt %d ended: %s", self.region, worker, attempt, error)
+                    self._executors.forget(self._tag_of(worker, attempt))
                     self._on_ended(worker, attempt, error)
 
+    def _standby_ended(self, event: attempts.Event) -> None:
+        assert isinstance(event, attempts.JobEnded)
+        became = self._standbys.ended(event.attempt, event.error)
+        if became is not None:
+            worker, attempt = became
+            self._handle(worker, attempts.JobEnded(attempt, event.error))
+
     def _look_for_leaving(self, now: float) -> None:
-        """Report the workers whose executors leave, once in a while."""
-        if now < self._looked_at + LEAVING_LOOK_S or now < self._told_at + LEAVING_AGAIN_S:
+        """Report the workers whose executors leave, once in a while. Stand-bys there end."""
+        if now < self._looked_at + LEAVING_LOOK_S:
             return
         self._looked_at = now
+        self._standbys.look_for_leaving()
+        if now < self._told_at + LEAVING_AGAIN_S:
+            return
         tags = {
-            worker: self._attempt_tag(worker, jobs.attempt)
+            self._tag_of(worker, jobs.attempt): worker
             for worker, jobs in self._jobs.items()
             if jobs.attempt is not None
         }
-        if workers := self._executors.leaving(tags):
+        if workers := sorted(tags[tag] for tag in self._executors.leaving(tags)):
             self._told_at = now
             logger.info("%s: the executors of workers %s are being decommissioned", self.region, workers)
             self._on_leaving(workers)
 
-    def _submit(self, worker: int, attempt: int) -> None:
-        logger.info("%s: submitting worker %d attempt %d", self.region, worker, attempt)
+    def _submit_standby(self, number: int) -> None:
+        with self._order:
+            closing = self._closing
+            if not closing:
+                self._idle.clear()  # so `close` waits; its cancel is handled after this submission
+        if closing:
+            self._standbys.ended(number, None)
+        else:
+            self._submit(None, number)
+
+    def _submit(self, worker: int | None, attempt: int) -> None:
+        name = f"stand-by {attempt}" if worker is None else f"worker {worker}, attempt {attempt}"
+        logger.info("%s: submitting %s", self.region, name)
         try:
             InheritableThread(
-                target=self._job, args=(worker, attempt), name=f"dos-{self.region}-w{worker}", daemon=True
+                target=self._job,
+                args=(worker, attempt, f"DOS region {self.region}, {name}"),
+                name=f"dos-{self.region}-job",
+                daemon=True,
             ).start()
         except Exception as failure:  # the thread uses the SparkContext, which may be stopped
             self._events.put((worker, attempts.JobEnded(attempt, f"cannot submit a job: {failure!r}")))
 
-    def _cancel_job(self, worker: int, attempt: int) -> None:
+    def _cancel_by_tag(self, tag: str) -> None:
         try:
-            self._spark.sparkContext.cancelJobsWithTag(self._attempt_tag(worker, attempt))
+            self._spark.sparkContext.cancelJobsWithTag(tag)
         except Exception:  # the SparkContext is stopped: its jobs end on their own and are reported
-            logger.debug("%s: canceling worker %d attempt %d", self.region, worker, attempt, exc_info=True)
+            logger.debug("canceling %s", tag, exc_info=True)
 
-    def _attempt_tag(self, worker: int, attempt: int) -> str:
-        return f"{worker_tag(self.region, worker)}:a{attempt}"
+    def _tag_of(self, worker: int, attempt: int) -> str:
+        """Return the tag of the job in which this attempt runs."""
+        return self._standbys.tag_of(worker, attempt) or self._tags(worker, attempt)[-1]
 
-    def _job(self, worker: int, attempt: int) -> None:
+    def _tags(self, worker: int | None, attempt: int) -> list[str]:
+        """Return the tags of a job to submit. The last one belongs to this job alone."""
+        if worker is None:
+            return [standby_tag(self.region, attempt)]
+        tag = worker_tag(self.region, worker)
+        return [tag, f"{tag}:a{attempt}"]
+
+    def _job(self, worker: int | None, attempt: int, description: str) -> None:
         error: str | None = None
         try:
             context = self._spark.sparkContext
             context.setInterruptOnCancel(True)
-            context.addJobTag(worker_tag(self.region, worker))
-            context.addJobTag(self._attempt_tag(worker, attempt))
-            context.setJobDescription(f"DOS region {self.region}, worker {worker}, attempt {attempt}")
+            for tag in self._tags(worker, attempt):
+                context.addJobTag(tag)
+            context.setJobDescription(description)
             task = self._make_task(worker, attempt)
             self._spark.range(0, 1, 1, 1).mapInArrow(task, SUMMARY_SCHEMA).collect()
         except BaseException as failure:  # whatever the cause, the end of the attempt must be reported

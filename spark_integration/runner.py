@@ -22,7 +22,13 @@ from dataflow.handle import RegionEvents, RegionHandle
 from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
 from spark_integration.core.driver_address import choose_addresses
-from spark_integration.core.slots import EnoughSlots, RefuseToStart, SparkMaster, judge_slots
+from spark_integration.core.slots import (
+    EnoughSlots,
+    RefuseToStart,
+    SparkMaster,
+    judge_slots,
+    standby_shortage,
+)
 from spark_integration.errors import (
     ExecutorMismatchError,
     HostPathError,
@@ -33,6 +39,7 @@ from spark_integration.launcher import SparkLauncher, TaskFunction
 from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, START_TIMEOUT_S
 from spark_integration.sessions import master_of, use_this_python
 from spark_integration.shipping import ship
+from spark_integration.standbys import StandbySettings
 from spark_integration.stores import choose_store
 
 logger = logging.getLogger("dos.spark_integration")
@@ -62,6 +69,7 @@ def run(
     hand_over: bool = False,
     on_event: Callable[[RegionEvent], None] | None = None,
     listeners: Sequence[RegionListener] = (),
+    standby: int = 0,
 ) -> RegionHandle | Application:
     """Run a graph on Spark as a region.
 
@@ -101,12 +109,17 @@ def run(
       that fails before, the other driver continues undisturbed. Needs task slots beside the other driver's.
     - `on_event`: called with each event of the region, in an internal thread.
     - `listeners`: called on start, progress, resets and the end (`RegionListener`), in another thread.
+    - `standby`: processes of each region that have imported everything and wait to replace a lost worker
+      (about 120 MB each). Each holds a slot in addition to those of the workers. Without a free slot the
+      region runs with fewer of them and logs a warning.
 
     Raises before anything is started: GraphError, HostPathError, CannotShipError, UnfitConfError,
     NotEnoughSlotsError, StoreNotChosenError, StoreNotUsableError, InsecureNetworkError,
     WrongAddressError, ConnectSessionError; ValueError for an argument out of range. Later errors are returned
     by the handle's `exception()`.
     """
+    if standby < 0:
+        raise ValueError(f"standby is the number of processes that wait, at least 0, got {standby}")
     application = name or graph.name
     parts = parts_of(graph, application)
     check_autoscale(parts, autoscale, workers)
@@ -128,7 +141,7 @@ def run(
         handle = start_application(
             application,
             parts,
-            partial(_launch, spark, application, host, shipped, scratch),
+            partial(_launch, spark, application, host, shipped, scratch, standby, spare_slots),
             checkpoint_interval=checkpoint_interval,
             retain=retain,
             recovery=recovery,
@@ -154,6 +167,8 @@ def _launch(
     host: str,
     shipped: Mapping[str, bytes],
     scratch: str | Path | None,
+    standby: int,
+    spare_slots: int,
     part: GraphPart[Graph],
     spec: RegionSpec,
     control: RegionControl,
@@ -161,7 +176,9 @@ def _launch(
 ) -> SparkLauncher:
     """Return the launcher of a region whose workers connect to this driver at `host`."""
     make_task = _task_maker(spec, application, (host, control.address[1]), shipped[part.name], scratch)
-    return SparkLauncher(spark, spec.name, make_task, _end_reporter(control, events), control.move)
+    shortage = partial(_standby_shortage, spark, master_of(spark), spare_slots)
+    settings = StandbySettings(standby, control, shortage) if standby else None
+    return SparkLauncher(spark, spec.name, make_task, _end_reporter(control, events), control.move, settings)
 
 
 def _refuse_host_paths(graph: Graph) -> None:
@@ -196,16 +213,16 @@ class _AfterLast:
 
 def _task_maker(
     spec: RegionSpec, application: str, coordinator: tuple[str, int], graph: bytes, scratch: str | Path | None
-) -> Callable[[int, int], TaskFunction]:
+) -> Callable[[int | None, int], TaskFunction]:
+    """Return what makes the task of an attempt of a worker; of a stand-by, if the worker is None."""
     expected = on_executor.expected_of_driver()
 
-    def make(worker: int, attempt: int) -> TaskFunction:
+    def make(worker: int | None, attempt: int) -> TaskFunction:
         fields: dict[str, Any] = {
             "region": spec.name,
             "application": application,
             "without_checkpoints": spec.without_checkpoints,
-            "worker": worker,
-            "attempt": attempt,
+            **({"standby": attempt} if worker is None else {"worker": worker, "attempt": attempt}),
             "coordinator": coordinator,
             "job_key": spec.job_key,
             "store_url": spec.store_url,
@@ -240,12 +257,7 @@ def _check_confs_and_slots(
     spark: SparkSession, master: SparkMaster, workers: int, spare: int, timeout_s: float
 ) -> None:
     """Return when the region may start. Raises UnfitConfError, NotEnoughSlotsError."""
-    static = dict(spark.sparkContext.getConf().getAll())
-
-    def get(name: str) -> str | None:
-        value = spark.conf.get(name, None) if name.startswith("spark.sql.") else None
-        return static.get(name) if value is None else str(value)
-
+    get = _conf_getter(spark)
     judged = judge_confs(get, master)
     if judged.refused is not None:
         raise UnfitConfError(judged.refused)
@@ -253,6 +265,24 @@ def _check_confs_and_slots(
         logger.warning("%s", warning)
     if not grows(get, master):  # otherwise executors are added when the workers' jobs request them
         _wait_for_slots(spark, master, workers, spare, timeout_s)
+
+
+def _conf_getter(spark: SparkSession) -> Callable[[str], str | None]:
+    static = dict(spark.sparkContext.getConf().getAll())
+
+    def get(name: str) -> str | None:
+        value = spark.conf.get(name, None) if name.startswith("spark.sql.") else None
+        return static.get(name) if value is None else str(value)
+
+    return get
+
+
+def _standby_shortage(spark: SparkSession, master: SparkMaster, spare: int) -> str | None:
+    """Return why there is no slot for another stand-by, None if there is one or the cluster adds one."""
+    if grows(_conf_getter(spark), master):
+        return None
+    registered, busy = _slots(spark)
+    return standby_shortage(master, registered=registered, busy=busy, spare=spare)
 
 
 def _wait_for_slots(
@@ -278,8 +308,14 @@ def _wait_for_slots(
 
 
 def _slots(spark: SparkSession) -> tuple[int, int]:
-    """Return (slots that executors have registered, tasks running in them)."""
+    """Return (slots that executors have registered, tasks running in them).
+
+    The scheduler itself is asked: Spark's status tracker may show a task some seconds after it has begun.
+    """
     context = spark.sparkContext._jsc.sc()  # noqa: SLF001  # PySpark has no public API for this
     profile = context.resourceProfileManager().defaultResourceProfile()
-    running = sum(executor.numRunningTasks() for executor in context.statusTracker().getExecutorInfos())
-    return int(context.maxNumConcurrentTasks(profile)), int(running)
+    by_executor = context.taskScheduler().runningTasksByExecutors().values().iterator()
+    running = 0
+    while by_executor.hasNext():
+        running += int(by_executor.next())
+    return int(context.maxNumConcurrentTasks(profile)), running

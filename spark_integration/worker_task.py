@@ -5,9 +5,15 @@ import json
 import os
 import pickle
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import trio
+from pyspark import TaskContext
+
+from checkpoint.limits import orphan_timeout_s
+from checkpoint.standby import wait_for_assignment
 from dataflow.worker.process import WorkerSpec, run_worker
 from dataflow.worker.spec import ADVERTISE_HOST
 from spark_integration.limits import REJECTED_TASK_S
@@ -18,18 +24,43 @@ def run(graph: bytes, fields: dict[str, Any]) -> str:
 
     `graph` is a result of `shipping.ship`. It arrives in Spark's own task closure, and is trusted like that.
     `fields` are those of `WorkerSpec`, with `scratch` in place of `scratch_dir`: a directory for all workers
-    of a machine, or None.
+    of a machine, or None. With `standby` in place of `worker` and `attempt`, it is the number of a stand-by:
+    it first waits until it is to become a worker, and returns an empty summary if it is not needed.
     """
-    spec_fields = dict(fields)
+    spec_fields = {"graph": pickle.loads(graph), **fields}  # noqa: S301  # see above
+    if "standby" in fields:
+        assigned = _stand_by(spec_fields.pop("standby"), fields)
+        if assigned is None:
+            return "{}"
+        spec_fields |= assigned
     scratch = spec_fields.pop("scratch")
     scratch_dir = (
         "" if scratch is None else str(Path(scratch, spec_fields["region"], f"w{spec_fields['worker']:04d}"))
     )
     spec_fields.setdefault("advertise_host", os.environ.get(ADVERTISE_HOST, ""))
-    spec = WorkerSpec(graph=pickle.loads(graph), scratch_dir=scratch_dir, **spec_fields)  # noqa: S301  # see above
-    summary = run_worker(spec)
+    summary = run_worker(WorkerSpec(scratch_dir=scratch_dir, **spec_fields))
     if not summary.incarnations:
         # It was rejected when it joined, perhaps because of this host. While this slot is occupied, Spark
         # places the next attempt in another one; then the launcher cancels this task (`core/attempts.py`).
         time.sleep(REJECTED_TASK_S)
     return json.dumps(dataclasses.asdict(summary))
+
+
+def _stand_by(number: int, fields: dict[str, Any]) -> dict[str, int] | None:
+    """Wait until this stand-by is to become a worker. Return the fields `worker` and `attempt`; None if it is
+    not needed.
+    """
+    task = TaskContext.get()
+    if task is not None and task.attemptNumber():
+        return None  # Spark repeats a task that was lost; the launcher has replaced it
+    assigned = trio.run(
+        partial(
+            wait_for_assignment,
+            fields["coordinator"],
+            job=fields["region"],
+            key=fields["job_key"],
+            number=number,
+            orphan_timeout_s=orphan_timeout_s,
+        )
+    )
+    return None if assigned is None else {"worker": assigned.worker, "attempt": assigned.attempt}

@@ -162,6 +162,8 @@ def _print_status(answer: Answer) -> None:
         print(lost)
     if recovery := found.get("recovery"):
         print(recovery_text(recovery))
+    if standbys := found.get("standbys"):
+        print(f"stand-bys that wait: {standbys}")
     workers = found.get("workers", [])
     versions = {one.get("version", "") for one in workers}
     if len(versions) > 1:

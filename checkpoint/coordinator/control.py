@@ -33,6 +33,7 @@ from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, Repl
 from checkpoint.core.request_handling import NO_CHECKPOINTS
 from checkpoint.errors import RegionFailedError
 from checkpoint.limits import listeners_end_s
+from checkpoint.standby import StandbyLinks
 from dos_client import MemberStatus, Store
 from dos_protocol.errors import LocalProtocolError, errors_in
 
@@ -87,6 +88,13 @@ class RegionControl:
         if self._address is None:
             raise LocalProtocolError("the region is not listening yet", remedy="call listen() first")
         return self._address
+
+    @property
+    def standbys(self) -> StandbyLinks:
+        """The stand-bys that wait, for the launcher. Raises LocalProtocolError before `listen`."""
+        if self._shell is None:
+            raise LocalProtocolError("the region is not listening yet", remedy="call listen() first")
+        return self._shell.standbys
 
     def listen(self) -> tuple[str, int]:
         """Start the thread and bind the listener. Raises BrokenConnectionError if no port is free."""

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -49,6 +50,7 @@ from checkpoint.errors import NoRegionError
 from checkpoint.link import Link, serve_links
 from checkpoint.requests.server import answering
 from checkpoint.runtime import this_driver, timestamp
+from checkpoint.standby import StandbyLinks
 from dos_client import Store, open_store
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError
 
@@ -84,6 +86,7 @@ class RegionShell:
         store.
         """
         self.meter = ProgressMeter(spec.name)
+        self.standbys = StandbyLinks(spec.name)
         self._drops = DropLog(spec.name)
 
     def post(self, event: Event) -> None:
@@ -118,7 +121,7 @@ class RegionShell:
         for effect in self.core.handle(event, trio.current_time()):
             self._perform(effect)
         self._drops.inspect((one.counters.operators for one in self.core.state.roster), trio.current_time())
-        self.handled(self.core.status())
+        self.handled(self.status())
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, SendControl):
@@ -165,7 +168,7 @@ class RegionShell:
 
     def status(self) -> RegionStatus:
         """Return the current status."""
-        return self.core.status()
+        return replace(self.core.status(), standbys=0 if self._launcher is None else self._launcher.standbys)
 
     def held(self) -> int:
         """Return the incarnation in which the manifest is held, 0 for none."""
@@ -192,6 +195,9 @@ class RegionShell:
 
     async def serve(self, link: Link) -> None:
         """Serve one authenticated link until it ends. Passed to `serve_links`."""
+        if link.hello.role == "standby":
+            await self.standbys.serve(link)
+            return
         number, self._next_link = self._next_link, self._next_link + 1
         outgoing, messages = trio.open_memory_channel[ToWorker | None](limits.control_queue_max)
         self._links[number] = outgoing

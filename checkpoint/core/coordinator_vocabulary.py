@@ -223,7 +223,7 @@ class LaunchWorker:
     beside: bool = False
     """The present attempt continues to run: this one will replace it."""
     host: int | None = None
-    """The worker whose process runs it if no standby process waits (WorkerHosted); None: start a process."""
+    """The worker whose process runs it if no stand-by waits (WorkerHosted); None: start a process."""
     host_link: int = 0
 
 

@@ -19,6 +19,8 @@ speaks none of the other's refuses the link.
 
 The dialler sends its proof only after it has verified the acceptor's. After the handshake, frames carry
 checksums and not MACs: the network between workers is loopback, TLS, or declared insecure by the user.
+
+On a link of the role "standby" an assignment follows, at any later time (`checkpoint/standby.py`).
 """
 
 import hashlib
@@ -34,7 +36,7 @@ from checkpoint.errors import HandshakeError
 
 KEY_BYTES_MIN: Final = 16
 NONCE_BYTES: Final = 32
-Role: TypeAlias = Literal["control", "exchange"]
+Role: TypeAlias = Literal["control", "exchange", "standby"]
 
 
 class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="Hello"):
@@ -43,7 +45,9 @@ class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="Hello"):
     role: Role
     job: str
     worker: int
+    """The sender's index; -1 for a stand-by."""
     attempt: int
+    """The attempt of the worker; for a stand-by, its own number."""
     incarnation: int = 0
     """The incarnation whose steps are sent on an exchange link, 0 on a control link. With local recovery: the
     dialler's term.
@@ -86,7 +90,16 @@ class LinkRefused(msgspec.Struct, frozen=True, kw_only=True, tag="Refused"):
     remedy: str = ""
 
 
-_Payload: TypeAlias = LinkHello | Challenge | Proof | LinkAccepted | LinkRefused
+class LinkAssigned(msgspec.Struct, frozen=True, kw_only=True, tag="Assigned"):
+    """The worker that a stand-by becomes: offered by the coordinator, returned by a stand-by that accepts it,
+    and sent once more to confirm it.
+    """
+
+    worker: int
+    attempt: int
+
+
+_Payload: TypeAlias = LinkHello | Challenge | Proof | LinkAccepted | LinkRefused | LinkAssigned
 _decoder: Final[msgspec.json.Decoder[_Payload]] = msgspec.json.Decoder(_Payload)
 
 
@@ -217,3 +230,16 @@ class Acceptor:
     def refusal(self, error: HandshakeError) -> ChannelFrame:
         """Return the frame to send before the link closes."""
         return _frame(self._job, LinkRefused(reason=error.args[0], remedy=error.remedy))
+
+
+def assignment(job: str, assigned: LinkAssigned) -> ChannelFrame:
+    """Return the frame for an assignment."""
+    return _frame(job, assigned)
+
+
+def read_assignment(frame: ChannelFrame) -> LinkAssigned:
+    """Return the assignment in a frame. Raises HandshakeError for any other frame."""
+    payload = _decode(frame)
+    if not isinstance(payload, LinkAssigned):
+        raise HandshakeError(f"expected LinkAssigned, got {type(payload).__name__}")
+    return payload

@@ -330,6 +330,8 @@ class RegionStatus:
     """What the policy does, None if the number of workers changes only on request."""
     recovery: RecoveryEstimate | None = None
     """How long a recovery would take now; None before the workers have started, and at the end."""
+    standbys: int = 0
+    """Processes that wait to become a worker."""
 
     @property
     def step(self) -> int:

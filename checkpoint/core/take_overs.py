@@ -9,7 +9,7 @@ The protocol and why each of its rules is needed: docs/decisions/0233. Here the 
 4. starts it as soon as it has restored. It makes the steps of its chain again; the others have run as far as
    they could without it.
 
-If no standby process waits, the process of its predecessor in the ring runs the worker for a while.
+If no stand-by waits, the process of its predecessor in the ring runs the worker for a while.
 Meanwhile a process of its own is launched. Once that has joined, it takes the worker back in the same way,
 just after a checkpoint is committed: the worker is *reinstated* (DADSTORM, section 4).
 

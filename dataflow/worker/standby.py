@@ -1,8 +1,8 @@
-"""Standby processes: they have imported everything and wait for a worker's specification on standard input.
+"""Stand-bys: they have imported everything and wait for a worker's specification on standard input.
 
 This module starts, hands out and ends them. `local.py` defines the worker process and its input.
 
-A new worker process spends most of its time before joining on imports. A standby process has them done. It is
+A new worker process spends most of its time before joining on imports. A stand-by has them done. It is
 started when the region is running, or running again after a reset, or commits a checkpoint, so that it takes
 no processor time from workers that are starting.
 """
@@ -21,7 +21,7 @@ Process = subprocess.Popen[bytes]
 
 
 class Standby(RegionListener):
-    """At most `count` standby processes. Every method may be called from any thread.
+    """At most `count` stand-bys. Every method may be called from any thread.
 
     `begin` starts a process that ends when its standard input ends without data, so none outlives this
     process.
@@ -35,21 +35,20 @@ class Standby(RegionListener):
         self._over = False
 
     def take(self) -> Process | None:
-        """Return a live standby process, which then belongs to the caller; None if there is none."""
+        """Return a live stand-by, which then belongs to the caller; None if there is none."""
         with self._lock:
             while self._waiting:
                 process = self._waiting.pop(0)
                 if process.poll() is None:
                     return process
                 _close_input(process)
-                logger.warning("a standby process ended with exit code %s", process.returncode)
+                logger.warning("a stand-by ended with exit code %s", process.returncode)
         return None
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
-        with self._lock:
-            return sum(process.poll() is None for process in self._waiting)
+        """How many wait. Never blocks."""
+        return sum(process.poll() is None for process in [*self._waiting])
 
     def fill(self) -> None:
         """Start the missing processes."""
@@ -58,7 +57,7 @@ class Standby(RegionListener):
                 try:
                     self._waiting.append(self._begin())
                 except OSError as error:  # only makes the next reset slower
-                    logger.warning("cannot start a standby process: %s", error)
+                    logger.warning("cannot start a stand-by: %s", error)
                     return
 
     def end(self) -> None:

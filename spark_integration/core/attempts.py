@@ -12,7 +12,8 @@ cause. Rules:
   until it ends or is canceled. If the new one ends first, the kept one is current again.
 - An attempt that is requested while the current job is being canceled waits for its end. (Spark reports the
   end of a canceled job at once; its Python process may live a little longer. Its epoch is fenced by the next
-  one, so this affects only slots, not safety.)
+  one, so this affects only slots, not safety.) It does not wait if a stand-by can become the attempt, which
+  needs no slot: the job that is being canceled is then held as long as it runs.
 - Spark ignores a cancel until it knows the job. A cancel sent between the start of our thread and the
   registration of the job is lost, so it is repeated at each `LauncherTick` until the job has ended.
 - Every submitted attempt is reported as ended exactly once; an attempt that was never submitted is not
@@ -22,7 +23,8 @@ cause. Rules:
 |------------|------------------------------|-----------------|-------------------------------|--------------|
 | IDLE       | submit -> RUNNING            | -               | (not ours: a bug)             | -            |
 | RUNNING    | hold the current one, submit | -> CANCELLING   | report -> IDLE                | -            |
-| CANCELLING | keep as next                 | forget next     | report -> IDLE, or submit next| cancel again |
+| CANCELLING | keep as next; with a         | forget next     | report -> IDLE, or submit next| cancel again |
+|            | stand-by: submit -> RUNNING  |                 |                               |              |
 
 A CancelRequested of the current attempt, or of all, cancels the held jobs as well; that of a kept attempt
 only this one, which is then held. The end of a held or kept job is reported, and a tick cancels those that
@@ -47,6 +49,8 @@ class JobState(Enum):
 class StartRequested:
     attempt: int
     beside: bool = False
+    standby: bool = False
+    """Whether a stand-by waits that can become it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,8 @@ Effect = SubmitJob | CancelJob | ReportEnd
 
 class WorkerJobs:
     """The jobs of one worker. Invariant: `attempt` is None exactly in IDLE; `next_attempt` only in
-    CANCELLING. `held`: attempt -> the ticks since it was held. `kept`: attempts that run beside the current.
+    CANCELLING. `held`: attempt -> the ticks since it was held, at least `HOLD_TICKS` if it is being canceled.
+    `kept`: attempts that run beside the current.
     """
 
     def __init__(self) -> None:
@@ -105,11 +110,16 @@ class WorkerJobs:
         """Whether no job of this worker runs."""
         return self.attempt is None and not self.held and not self.kept
 
+    @property
+    def rejected(self) -> list[int]:
+        """The attempts whose slots are kept occupied, because the next one must not run on their hosts."""
+        return [one for one, ticks in self.held.items() if ticks < HOLD_TICKS]
+
     def handle(self, event: Event) -> list[Effect]:
         """Take one event, return what is to be done, in order."""
         match event:
-            case StartRequested(attempt, beside):
-                return self._start(attempt, beside=beside)
+            case StartRequested(attempt, beside, standby):
+                return self._start(attempt, beside=beside, standby=standby)
             case CancelRequested(attempt):
                 return self._cancel_requested(attempt)
             case JobEnded(attempt, error):
@@ -121,11 +131,13 @@ class WorkerJobs:
                 ]
                 return over + (self._cancel() if self.state is JobState.CANCELLING else [])
 
-    def _start(self, attempt: int, *, beside: bool = False) -> list[Effect]:
-        if self.state is JobState.CANCELLING:
+    def _start(self, attempt: int, *, beside: bool = False, standby: bool = False) -> list[Effect]:
+        if self.state is JobState.CANCELLING and not standby:
             self.next_attempt = attempt
             return self._cancel()
-        if self.attempt is not None and beside:
+        if self.state is JobState.CANCELLING and self.attempt is not None:
+            self.held[self.attempt], self.next_attempt = HOLD_TICKS, None
+        elif self.attempt is not None and beside:
             self.kept.append(self.attempt)
         elif self.attempt is not None:
             self.held[self.attempt] = 0

@@ -79,6 +79,20 @@ def judge_slots(
     return EnoughSlots()
 
 
+def standby_shortage(master: SparkMaster, *, registered: int, busy: int, spare: int) -> str | None:
+    """Return why there is no slot for another stand-by, with the remedy; None if there is one.
+
+    Of `registered` slots `busy` are in use, by the workers too. On a master of fixed size, `spare` slots are
+    left to other jobs.
+    """
+    left = spare if master.slots_fixed is not None else 0
+    if registered - busy > left:
+        return None
+    needed = f", and {left} must be left for other jobs" if left else ""
+    remedy = "add executors" if master.slots_fixed is None else f"use {larger_master(master, busy + left)}"
+    return f"{busy} of {registered} slots are in use{needed}: {remedy}, or pass standby=0"
+
+
 def larger_master(master: SparkMaster, workers: int) -> str:
     """Return a master of the same kind on which `workers` fit with two slots left over."""
     if cluster := _LOCAL_CLUSTER.fullmatch(master.url):

@@ -1,4 +1,4 @@
-"""Without a standby process, a lost worker runs in the process of its predecessor, and then in its own."""
+"""Without a stand-by, a lost worker runs in the process of its predecessor, and then in its own."""
 
 from pathlib import Path
 

@@ -62,7 +62,7 @@ def test_what_cannot_be_started_costs_time_and_nothing_else(caplog: pytest.LogCa
     standby = Standby(never, 1)
     standby.fill()
     assert standby.take() is None
-    assert "cannot start a standby process: no memory" in caplog.text
+    assert "cannot start a stand-by: no memory" in caplog.text
 
 
 def test_a_process_that_nobody_needed_ends_with_its_parents_end_of_the_pipe() -> None:

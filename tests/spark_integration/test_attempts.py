@@ -34,13 +34,29 @@ def test_an_attempt_asked_for_while_another_is_canceled_waits_for_its_end() -> N
     assert jobs.state is JobState.IDLE
 
 
+def test_an_attempt_that_a_stand_by_can_become_does_not_wait_for_the_canceled_one() -> None:
+    jobs = WorkerJobs()
+    jobs.handle(StartRequested(0))
+    jobs.handle(CancelRequested(0))
+    jobs.handle(StartRequested(1))
+    assert jobs.handle(StartRequested(2, standby=True)) == [SubmitJob(2)]
+    assert jobs.rejected == [], "its host is good"
+    assert jobs.handle(LauncherTick()) == [CancelJob(0)], "until Spark knows it"
+    assert jobs.handle(JobEnded(0, "killed")) == [ReportEnd(0, "killed")], "the one that waited is forgotten"
+    assert jobs.handle(CancelRequested(0)) == []
+    assert jobs.handle(JobEnded(2, None)) == [ReportEnd(2, None)]
+    assert jobs.is_idle
+
+
 def test_a_rejected_attempt_keeps_its_slot_until_the_next_one_has_another() -> None:
     jobs = WorkerJobs()
     jobs.handle(StartRequested(0))
-    assert jobs.handle(StartRequested(1)) == [SubmitJob(1)], "the first one is not canceled yet"
+    assert jobs.handle(StartRequested(1, standby=True)) == [SubmitJob(1)], "the first one is not canceled yet"
+    assert jobs.rejected == [0]
     assert [jobs.handle(LauncherTick()) for _ in range(HOLD_TICKS - 1)] == [[]] * (HOLD_TICKS - 1)
     assert jobs.handle(StartRequested(2)) == [SubmitJob(2)], "the second one was rejected, too"
     assert jobs.handle(LauncherTick()) == [CancelJob(0)]
+    assert jobs.rejected == [1]
     assert jobs.handle(LauncherTick()) == [CancelJob(0)], "until Spark knows it"
     assert jobs.handle(JobEnded(0, "cancelled")) == [ReportEnd(0, "cancelled")]
     assert jobs.handle(JobEnded(2, None)) == [ReportEnd(2, None)]
@@ -98,7 +114,8 @@ def test_an_attempt_beside_another_does_not_end_it_until_one_of_them_is_canceled
 
 @given(
     st.lists(
-        st.sampled_from(["start", "beside", "cancel", "cancel old", "end", "end old", "tick"]), max_size=40
+        st.sampled_from(["start", "beside", "standby", "cancel", "cancel old", "end", "end old", "tick"]),
+        max_size=40,
     )
 )
 def test_each_attempt_submitted_is_reported_once_and_old_ones_are_canceled(story: list[str]) -> None:
@@ -110,11 +127,12 @@ def test_each_attempt_submitted_is_reported_once_and_old_ones_are_canceled(story
     effects: list[Effect]
     for event in [*story, *["tick"] * HOLD_TICKS]:
         canceled: set[int] = set()
-        if event in ("start", "beside"):
+        if event in ("start", "beside", "standby"):
             if jobs.state is JobState.RUNNING and jobs.attempt is not None:
                 kept = [one for one in kept if one != jobs.attempt]
                 kept += [jobs.attempt] if event == "beside" else []
-            effects = jobs.handle(StartRequested(attempt, event == "beside"))
+            effects = jobs.handle(StartRequested(attempt, event == "beside", event == "standby"))
+            assert event != "standby" or effects == [SubmitJob(attempt)], "it waits for nothing"
             attempt += 1
         elif event == "cancel old":
             if not running:

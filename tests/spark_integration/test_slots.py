@@ -11,6 +11,7 @@ from spark_integration.core.slots import (
     judge_slots,
     larger_master,
     read_master,
+    standby_shortage,
 )
 
 
@@ -93,3 +94,23 @@ def test_the_larger_master_that_is_named_would_do(workers: int, executors: int) 
         better = read_master(larger_master(read_master(url, cores=1), workers), cores=1)
         assert better.slots_fixed is not None
         assert better.slots_fixed >= workers + 2
+
+
+def test_a_stand_by_leaves_the_slots_of_other_jobs_and_the_remedy_would_do() -> None:
+    for url in ("local[4]", "local-cluster[2,2,512]"):
+        master = read_master(url, cores=1)
+        assert standby_shortage(master, registered=4, busy=2, spare=1) is None
+        reason = standby_shortage(master, registered=4, busy=3, spare=1)
+        assert reason is not None
+        assert "3 of 4 slots are in use, and 1 must be left for other jobs: use local" in reason
+        assert "standby=0" in reason
+        larger = read_master(larger_master(master, 3 + 1), cores=1)
+        assert larger.slots_fixed is not None
+        assert standby_shortage(larger, registered=larger.slots_fixed, busy=3, spare=1) is None
+
+
+def test_where_executors_come_and_go_a_stand_by_needs_a_free_slot() -> None:
+    master = read_master("spark://h:7077", cores=2)
+    assert standby_shortage(master, registered=4, busy=3, spare=1) is None
+    reason = standby_shortage(master, registered=4, busy=4, spare=1)
+    assert reason == "4 of 4 slots are in use: add executors, or pass standby=0"

@@ -47,7 +47,7 @@ class Launcher:
             self._cancelled.add((worker, attempt))
 
     def has_standby(self) -> bool:
-        """Draw whether a standby process waits. If not, a worker that is taken over runs on its host."""
+        """Draw whether a stand-by waits. If not, a worker that is taken over runs on its host."""
         return self._rng() < 0.5
 
     def host(self, host: int, worker: int, attempt: int) -> None:
