@@ -24,6 +24,10 @@ def main(
     faults: Annotated[
         str, typer.Option(help=f"What happens, of {', '.join(kind.value for kind in Kind)}.")
     ] = ",".join(kind.value for kind in DEFAULT),
+    recovery: Annotated[
+        str, typer.Option(help="global or local: what follows the loss of a worker.")
+    ] = "global",
+    standby: Annotated[int, typer.Option(min=0, help="Spark tasks that wait to become a worker.")] = 0,
     keep: Annotated[Path | None, typer.Option(help="Keep everything in this new directory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One object of JSON at the end.")] = False,
 ) -> None:
@@ -39,11 +43,21 @@ def main(
         chosen = tuple(Kind(name) for name in faults.split(","))
     except ValueError as error:
         raise typer.BadParameter(f"{error}; there are {', '.join(Kind)}", param_hint="--faults") from error
+    if recovery not in ("global", "local"):
+        raise typer.BadParameter(f"it is global or local, not {recovery}", param_hint="--recovery")
     if keep is not None and keep.exists():
         raise typer.BadParameter(f"{keep} is there already: name a new directory", param_hint="--keep")
     if runs is None and minutes is None:
         runs = RUNS_DEFAULT
-    options = Options(seed=seed, runs=runs, minutes=minutes, faults=chosen, keep=keep)
+    options = Options(
+        seed=seed,
+        runs=runs,
+        minutes=minutes,
+        faults=chosen,
+        keep=keep,
+        recovery="local" if recovery == "local" else "global",
+        standby=standby,
+    )
     campaign = Campaign(options, lambda text: print(text, file=sys.stderr, flush=True))
     signal.signal(signal.SIGTERM, interrupt)
     try:
@@ -58,7 +72,8 @@ def main(
     counted = ", ".join(f"{number} {kind}" for kind, number in sorted(done["faults"].items()))
     print(
         f"{done['identical']} of {done['runs']} runs gave the same output; faults: {counted}; "
-        f"{done['resets']} resets, longest pause {done['longest_pause_s']} s",
+        f"{done['resets']} resets, {done['taken_over']} of them take-overs of one worker,"
+        f" longest pause {done['longest_pause_s']} s",
         file=sys.stderr,
     )
     sys.exit(0 if same else 1)

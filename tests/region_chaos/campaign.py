@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from checkpoint.core.region import Recovery
 from tests.region_chaos.cast import Cast
 from tests.region_chaos.driver import WORKERS
 from tests.region_chaos.one_run import EventLog, Result, Run
@@ -32,6 +33,8 @@ class Options:
     minutes: float | None
     faults: Sequence[Kind] = DEFAULT
     keep: Path | None = None
+    recovery: Recovery = "global"
+    standby: int = 0
 
 
 class Campaign:
@@ -58,7 +61,15 @@ class Campaign:
             self.say(f"without faults: output {reference.digest[:12]}, {reference.seconds:.1f} s")
             begun = time.monotonic()
             while not self._over(time.monotonic() - begun):
-                self._one(Run(cast, log, paths, folder / f"run-{len(self.results)}"), reference.digest)
+                run = Run(
+                    cast,
+                    log,
+                    paths,
+                    folder / f"run-{len(self.results)}",
+                    recovery=self.options.recovery,
+                    standby=self.options.standby,
+                )
+                self._one(run, reference.digest)
             return not self.failed
 
     def _folder(self, stack: ExitStack) -> Path:
@@ -85,7 +96,7 @@ class Campaign:
         number = f"run {len(self.results)}" + (f" of {self.options.runs}" if self.options.runs else "")
         what = ", ".join(result.faults) or "nothing was met"
         pause = (
-            f"{result.checkpoints} checkpoints, {result.resets} resets,"
+            f"{result.checkpoints} checkpoints, {result.resets} resets ({result.taken_over} take-overs),"
             f" longest pause {result.longest_pause_s:.1f} s"
         )
         verdict = f"WRONG: {result.wrong}" if result.wrong else "same output"
@@ -96,7 +107,9 @@ class Campaign:
     def reproduce(self, seed: int) -> str:
         chosen = self.options.faults
         faults = "" if tuple(chosen) == DEFAULT else f" --faults {','.join(kind.value for kind in chosen)}"
-        return f"./run chaos --runs 1 --seed {seed}{faults}"
+        local = " --recovery local" if self.options.recovery == "local" else ""
+        standby = f" --standby {self.options.standby}" if self.options.standby else ""
+        return f"./run chaos --runs 1 --seed {seed}{faults}{local}{standby}"
 
     @property
     def failed(self) -> list[Result]:
@@ -111,6 +124,7 @@ class Campaign:
             "identical": len(self.results) - len(self.failed),
             "faults": dict(Counter(kind for result in self.results for kind in result.kinds)),
             "resets": sum(result.resets for result in self.results),
+            "taken_over": sum(result.taken_over for result in self.results),
             "checkpoints": sum(result.checkpoints for result in self.results),
             "median_pause_s": round(statistics.median(pauses), 2) if pauses else None,
             "longest_pause_s": round(max(pauses, default=0.0), 2),

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.core.region import ResetReport
+from checkpoint.core.region import Recovery, ResetReport
 from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, StateChanged, WorkerJoined
 from dataflow import FileSink, FileSource, Graph
 from examples.demo.engine import start_spark
@@ -38,6 +38,8 @@ class Order(msgspec.Struct, frozen=True):
     store: str
     folder: str
     paths: list[str]
+    recovery: Recovery = "global"
+    standby: int = 0
 
 
 def records(hurry: str, batch: pa.RecordBatch) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def print_event(region: str, event: RegionEvent) -> None:
     elif isinstance(event, WorkerJoined):
         say(region=region, event="joined", worker=event.worker, pid=event.pid)
     elif isinstance(event, ResetReport):
-        say(region=region, event="reset", reason=event.reason, seconds=event.seconds)
+        say(region=region, event="reset", reason=event.reason, seconds=event.seconds, term=event.term)
     elif isinstance(event, StateChanged):
         say(region=region, event="state", state=event.state.value, reason=event.reason)
 
@@ -97,6 +99,8 @@ def main() -> None:
             workers=WORKERS,
             store=order.store,
             checkpoint_interval=CHECKPOINT_INTERVAL_S,
+            recovery=order.recovery,
+            standby=order.standby,
             on_event=partial(print_event, order.name),
         )
         say(region=order.name, event="end", **end_of(region))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from checkpoint.core.region import Recovery
 from tests.region_chaos.cast import Cast
 from tests.region_chaos.driver import Order
 from tests.region_chaos.output import WrongOutputError, digest
@@ -30,6 +31,8 @@ class Result:
     seconds: float = 0.0
     checkpoints: int = 0
     resets: int = 0
+    taken_over: int = 0
+    """How many of the resets were take-overs of one worker."""
     reset_s: list[float] = field(default_factory=list)
     longest_pause_s: float = 0.0
     digest: str = ""
@@ -76,10 +79,20 @@ class EventLog:
 class Run:
     """See the top of this file. `go` gives the result and raises nothing that a fault can bring."""
 
-    def __init__(self, cast: Cast, log: EventLog, paths: list[Path], folder: Path) -> None:
+    def __init__(
+        self,
+        cast: Cast,
+        log: EventLog,
+        paths: list[Path],
+        folder: Path,
+        *,
+        recovery: Recovery = "global",
+        standby: int = 0,
+    ) -> None:
         self._cast, self._log = cast, log
         self._folder = folder
-        self._order = Order(folder.name, cast.url, str(folder), [str(path) for path in paths])
+        names = [str(path) for path in paths]
+        self._order = Order(folder.name, cast.url, str(folder), names, recovery, standby)
 
     def go(self, seed: int, faults: list[Fault], expected: str = "") -> Result:
         """Run with these faults; `expected` is the digest of the run without any ('' for that one)."""
@@ -108,6 +121,7 @@ class Run:
         log = self._log
         result.seconds = time.monotonic() - begun
         result.checkpoints, result.resets = len(log.checkpoints), len(log.resets)
+        result.taken_over = sum(reset["term"] > 0 for reset in log.resets)
         result.reset_s = [round(reset["seconds"], 2) for reset in log.resets]
         times = [when for when, _ in log.checkpoints]
         result.longest_pause_s = max((b - a for a, b in itertools.pairwise(times)), default=0.0)
