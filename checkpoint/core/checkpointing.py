@@ -23,7 +23,7 @@ from checkpoint.core.messages import (
 )
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import CheckpointCommitted
-from checkpoint.core.region_states import CoordinatorPhase, WorkerEvent, WorkerState
+from checkpoint.core.region_states import STARTED, CoordinatorPhase, WorkerEvent, WorkerState
 from checkpoint.core.retention import floors_of, keep, retained_with, steps_kept_after
 from checkpoint.core.roster import Worker
 from checkpoint.core.voting import PendingCut
@@ -70,7 +70,8 @@ class Checkpointing:
             number, state.incarnation, len(state.roster), final, now, terms=dict(state.terms)
         )
         state.cut_overdue = False
-        state.timers.set("drain", now + state.spec.drain_timeout_s)
+        if state.roster.all_in(*STARTED):  # otherwise one is being taken over: its start sets the timer
+            state.timers.set("drain", now + state.spec.drain_timeout_s)
         self.set_cut_time(now)
         state.send_all(
             RequestCut(

@@ -216,8 +216,10 @@ class TakeOvers:
         state.report(report)
 
     def timed_out(self, now: float) -> None:
-        """Reset the region: the worker could not be taken over in time."""
+        """Reset the region: the worker could not be taken over in time. A region that is being stopped ends
+        by its own timer instead.
+        """
         under_way = self._of_now()
-        if under_way is not None and not self._state.over:
+        if under_way is not None and self._state.phase is CoordinatorPhase.RUNNING:
             text = f"it was not taken over within reset_timeout {self._state.spec.reset_timeout_s:g} s"
             self._recovery.reset(f"{under_way.reason}; {text}", now, worker=under_way.worker.index)

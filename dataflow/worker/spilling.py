@@ -59,13 +59,14 @@ def spilled(entries: Sequence[Sent], folder: str) -> list[Sent]:
 
 def _entries(entries: Sequence[Sent], stored: pa.RecordBatch) -> list[Sent]:
     numbers = [stored.column(index).to_pylist() for index in range(len(_SCHEMA) - 1)]
-    payloads = stored.column(len(_SCHEMA) - 1)
+    # Slices of the mapped file: a scalar of a binary column would be a copy in memory.
+    _, offsets, values = stored.column(len(_SCHEMA) - 1).buffers()
+    ends = memoryview(offsets).cast("b").cast("q")
+    payloads = memoryview(values).cast("B") if values is not None else memoryview(b"")
     found: list[dict[int, list[ChannelFrame]]] = [{peer: [] for peer in one.frames} for one in entries]
     for row, (index, peer, kind, *fields) in enumerate(zip(*numbers, strict=True)):
-        payload = payloads[row].as_buffer()
         head = ChannelFrame(FrameType(kind), *fields)
-        frame = head._replace(payload=memoryview(payload) if payload is not None else b"")
-        found[index][peer].append(frame)
+        found[index][peer].append(head._replace(payload=payloads[ends[row] : ends[row + 1]]))
     return [
         Sent(entry.step, {peer: _tuple(frames) for peer, frames in one.items()})
         for entry, one in zip(entries, found, strict=True)

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.divisions import Division, DivisionFold, decode_division, encode_division
+from checkpoint.core.divisions import (
+    NO_MARK,
+    Division,
+    DivisionFold,
+    Mark,
+    decode_division,
+    encode_division,
+)
 from checkpoint.errors import ManifestError
 from tests.checkpoint.manifest_samples import names
 
@@ -19,6 +26,42 @@ def test_a_division_returns_from_its_record(sources, workers) -> None:
     division = Division(4, 99, sources, workers)
     assert decode_division(*encode_division(division)) == division
     assert len(encode_division(division).strings) == 1 + bool(workers), "as in earlier versions"
+
+
+@given(st.integers(1, 2**40), st.booleans(), st.integers(1, 2**40), st.integers(0, 9))
+def test_the_mark_of_a_step_returns_from_its_record(cut, final, incarnation, workers) -> None:
+    division = Division(4, 99, {"in": {"a": (0, 7)}}, workers, Mark(cut, final, incarnation))
+    record = encode_division(division)
+    assert record.ints == (4, 99, cut, int(final), incarnation)
+    found = decode_division(*record)
+    assert found == division
+    assert isinstance(found.mark.final, bool)
+
+
+def test_a_step_that_requests_no_checkpoint_has_a_record_as_in_earlier_versions() -> None:
+    record = encode_division(Division(4, 99, {}))
+    assert record.ints == (4, 99)
+    assert decode_division(*record).mark == NO_MARK
+    assert encode_division(Division(4, 99, {}, mark=Mark(0, final=True, incarnation=7))).ints == (4, 99)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 6, 9])
+def test_a_record_with_another_number_of_ints_is_refused(count) -> None:
+    ints = tuple(range(1, count + 1))
+    with pytest.raises(
+        ManifestError, match="expected the step and the time of a division, possibly a checkp"
+    ):
+        decode_division(ints, (b"{}",))
+
+
+def test_marks_are_kept_with_the_divisions_that_count() -> None:
+    fold, mark = DivisionFold(3), Mark(2, final=True, incarnation=65536)
+    fold.add(Division(4, 9, {}, mark=mark))
+    fold.add(Division(5, 9, {}, mark=mark._replace(cut=3)))
+    fold.add(Division(5, 10, {}))
+    assert [one.mark for one in fold.between(3, 9)] == [mark, NO_MARK], "a step that is divided anew"
+    fold.forget(4)
+    assert [one.mark for one in fold.between(3, 9)] == [NO_MARK]
 
 
 @pytest.mark.parametrize(

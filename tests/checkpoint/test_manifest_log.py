@@ -64,8 +64,8 @@ class Keeper:
             while not any(isinstance(e, cls) and getattr(e, "waiting", True) for e in self.events):
                 await self._more.wait()
 
-    async def open(self, above=0, held=0):
-        await self.log.open(OpenManifest(above, held))
+    async def open(self, above=0, held=0, step=1):
+        await self.log.open(OpenManifest(above, held, step))
         return self.take()
 
     async def append(self, cut):
@@ -104,6 +104,16 @@ async def test_checkpoints_are_found_again_by_the_next_incarnation(keepers) -> N
         kept = (first.cut, second.cut)
         assert await keeper.open(above=0, held=1) == ManifestOpened(2, second.cut, kept)
         assert await keeper.open(above=40, held=2) == ManifestOpened(41, second.cut, kept)
+
+
+async def test_with_local_recovery_incarnations_are_multiples(keepers) -> None:
+    """The epochs of the claims before it are those of a region with global recovery, or are terms."""
+    async with keepers() as keeper:
+        assert await keeper.open(step=65536) == ManifestOpened(65536, None)
+        assert await keeper.open(held=65536, step=65536) == ManifestOpened(131072, None)
+        assert await keeper.open(above=131075, held=131072, step=65536) == ManifestOpened(196608, None)
+        assert await keeper.open(held=196608) == ManifestOpened(196609, None)
+        assert await keeper.open(held=196609, step=65536) == ManifestOpened(262144, None)
 
 
 async def test_the_older_of_two_commits_nothing_more_and_learns_who_holds_it(keepers) -> None:
