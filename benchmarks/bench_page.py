@@ -10,6 +10,7 @@ from pathlib import Path
 
 from autoscale_page import PLACE as AUTOSCALE
 from checkpoint_page import PLACE as CHECKPOINT
+from dadstorm_page import PLACE as DADSTORM
 from dataflow_page import PLACE as DATAFLOW
 from journal_page import PLACE as JOURNAL
 from page_section import PAGE as FILE
@@ -44,6 +45,8 @@ Everything ran on it: clients, servers and Spark.
 {scale}
 
 {autoscale}
+
+{dadstorm}
 
 {journal}
 
@@ -159,6 +162,7 @@ def write_page(rows: list[Row], effort: Effort) -> None:
         recovery=RECOVERY.found_in(before),
         scale=SCALE.found_in(before),
         autoscale=AUTOSCALE.found_in(before),
+        dadstorm=DADSTORM.found_in(before),
         journal=JOURNAL.found_in(before),
         dataflow=DATAFLOW.found_in(before),
         spark=SPARK.found_in(before),
