@@ -1,14 +1,14 @@
 """`./run bench`: measure everything, and write docs/benchmarks.md with a description of the machine.
 
     bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [local] [scale]
-             [autoscale]
+             [autoscale] [dadstorm]
              [--pairs N] [--quick] [--long]
     bench.py dataflow --help
     bench.py spark --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
-`server`, `checkpoint`, `recovery`, `local`, `journal`, `scale` and `autoscale` are exceptions: each has a
-section of the file, which is written in any case.
+`server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale` and `dadstorm` are exceptions:
+each has a section of the file, which is written in any case.
 
 Systems that are compared run alternately (A B A B), and medians are reported. Such figures vary by tens of
 percent on a shared machine, so the ratio is more reliable than the figure.
@@ -16,8 +16,9 @@ percent on a shared machine, so the ratio is more reliable than the figure.
 `--quick` measures less of each, to test the harness. `--long` lets an object grow to 10 GB instead of 1.
 
 Duration: `server`, one server compared with a plain copy and Redis, takes a few minutes. `journal`, which
-measures records, replays, restores and archives of journaled files, takes about five. `dataflow` takes about
-two hours and `spark` ten minutes; each of the two has its own options and its own section of the file.
+measures records, replays, restores and archives of journaled files, takes about five. `dadstorm`, the
+delivery of single tuples beside that of steps, takes two. `dataflow` takes about two hours and `spark` ten
+minutes; each of the two has its own options and its own section of the file.
 """
 
 import argparse
@@ -44,6 +45,10 @@ from bench_page import write_page  # noqa: E402
 from checkpoint_page import PLACE as CHECKPOINT  # noqa: E402
 from checkpoint_page import section_of  # noqa: E402
 from checkpoint_rows import measure_checkpoint  # noqa: E402
+from dadstorm_page import PLACE as DADSTORM  # noqa: E402
+from dadstorm_page import draw as draw_dadstorm  # noqa: E402
+from dadstorm_page import section_of as dadstorm_section  # noqa: E402
+from dadstorm_rows import measure_dadstorm  # noqa: E402
 from dataflow_bench import main as measure_dataflow  # noqa: E402
 from journal_page import PLACE as JOURNAL  # noqa: E402
 from journal_page import section_of as journal_section  # noqa: E402
@@ -207,6 +212,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "local": measure_local_recovery,
     "scale": measure_scale,
     "autoscale": measure_autoscale,
+    "dadstorm": measure_dadstorm,
 }
 
 
@@ -247,6 +253,12 @@ def write_autoscale(rows: list[Row], _effort: Effort) -> None:
     AUTOSCALE.write(autoscale_section(rows))
 
 
+def write_dadstorm(rows: list[Row], effort: Effort) -> None:
+    """Write the section on the delivery of single tuples only, with its pictures."""
+    draw_dadstorm(rows)
+    DADSTORM.write(dadstorm_section(rows, effort.recoveries))
+
+
 SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "checkpoint": write_checkpoint,
     "recovery": write_recovery,
@@ -255,6 +267,7 @@ SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "server": write_server,
     "scale": write_scale,
     "autoscale": write_autoscale,
+    "dadstorm": write_dadstorm,
 }
 """Measure -> the function that writes its section. Measures that are not here are rows of the first table."""
 

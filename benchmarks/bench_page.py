@@ -10,6 +10,7 @@ from pathlib import Path
 
 from autoscale_page import PLACE as AUTOSCALE
 from checkpoint_page import PLACE as CHECKPOINT
+from dadstorm_page import PLACE as DADSTORM
 from dataflow_page import PLACE as DATAFLOW
 from journal_page import PLACE as JOURNAL
 from local_recovery_page import PLACE as LOCAL_RECOVERY
@@ -47,6 +48,8 @@ Everything ran on it: clients, servers and Spark.
 {scale}
 
 {autoscale}
+
+{dadstorm}
 
 {journal}
 
@@ -168,6 +171,7 @@ def write_page(rows: list[Row], effort: Effort) -> None:
         local_recovery=LOCAL_RECOVERY.found_in(before),
         scale=SCALE.found_in(before),
         autoscale=AUTOSCALE.found_in(before),
+        dadstorm=DADSTORM.found_in(before),
         journal=JOURNAL.found_in(before),
         dataflow=DATAFLOW.found_in(before),
         spark=SPARK.found_in(before),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from journal.pictures import HEAD_PX, INK, drawn, points
 
@@ -32,13 +33,18 @@ def chart(path: Path, title: str, across: str, lines: Mapping[str, Points]) -> N
             xs, ys = zip(*found[name], strict=True)
             (line,) = axes.plot(xs, ys, color=colours[name], marker="o", label=name)
             picture.describe(line, "line", name)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
-            axis.set_minor_formatter("")
+        plain_numbers(axes)
         axes.set_ylim(*_decades([y for line in found.values() for _, y in line]))
         axes.set_title(title, loc="left", size=points(HEAD_PX), color=INK)
         axes.set_xlabel(across)
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+
+def plain_numbers(axes: Any) -> None:
+    """Write the numbers of logarithmic axes without exponents."""
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+        axis.set_minor_formatter("")
 
 
 def bars(path: Path, title: str, groups: Mapping[str, Mapping[str, float]]) -> None:
