@@ -1,14 +1,14 @@
 """`./run bench`: measure everything, and write docs/benchmarks.md with a description of the machine.
 
-    bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [scale]
+    bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [local] [scale]
              [autoscale]
              [--pairs N] [--quick] [--long]
     bench.py dataflow --help
     bench.py spark --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
-`server`, `checkpoint`, `recovery`, `journal`, `scale` and `autoscale` are exceptions: each has a section of
-the file, which is written in any case.
+`server`, `checkpoint`, `recovery`, `local`, `journal`, `scale` and `autoscale` are exceptions: each has a
+section of the file, which is written in any case.
 
 Systems that are compared run alternately (A B A B), and medians are reported. Such figures vary by tens of
 percent on a shared machine, so the ratio is more reliable than the figure.
@@ -48,6 +48,9 @@ from dataflow_bench import main as measure_dataflow  # noqa: E402
 from journal_page import PLACE as JOURNAL  # noqa: E402
 from journal_page import section_of as journal_section  # noqa: E402
 from journal_rows import measure_journal, rounds_of  # noqa: E402
+from local_recovery_page import PLACE as LOCAL_RECOVERY  # noqa: E402
+from local_recovery_page import section_of as local_recovery_section  # noqa: E402
+from local_recovery_rows import measure_local_recovery  # noqa: E402
 from recovery_page import PLACE as RECOVERY  # noqa: E402
 from recovery_page import section_of as recovery_section  # noqa: E402
 from recovery_rows import measure_recovery  # noqa: E402
@@ -201,6 +204,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "memory": measure_memory,
     "checkpoint": measure_checkpoint,
     "recovery": measure_recovery,
+    "local": measure_local_recovery,
     "scale": measure_scale,
     "autoscale": measure_autoscale,
 }
@@ -214,6 +218,11 @@ def write_checkpoint(rows: list[Row], _effort: Effort) -> None:
 def write_recovery(rows: list[Row], effort: Effort) -> None:
     """Write the section on predicted recoveries only."""
     RECOVERY.write(recovery_section(rows, effort.recoveries))
+
+
+def write_local_recovery(rows: list[Row], effort: Effort) -> None:
+    """Write the section on local recovery only."""
+    LOCAL_RECOVERY.write(local_recovery_section(rows, effort.recoveries))
 
 
 def write_server(rows: list[Row], effort: Effort) -> None:
@@ -241,6 +250,7 @@ def write_autoscale(rows: list[Row], _effort: Effort) -> None:
 SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "checkpoint": write_checkpoint,
     "recovery": write_recovery,
+    "local": write_local_recovery,
     "journal": write_journal,
     "server": write_server,
     "scale": write_scale,

@@ -1,11 +1,14 @@
 """Measure the gap of output after the loss of a worker, with local or global recovery.
 
-    benchmarks/local_recovery_region.py KEYS WORKERS local|global ROUNDS
+    benchmarks/local_recovery_region.py KEYS WORKERS local|global ROUNDS [--rate]
 
 A region of local workers over three servers counts KEYS keys, and writes 1,000 generated rows per second. A
 worker is killed (SIGKILL) ROUNDS times, after a first time that is not counted. The gap of a part of the
 output: the longest time around the kill in which nothing new was in it. Prints one line of JSON: for each
 round the gap of the lost worker's part, and the longest of the others'.
+
+With --rate nobody is killed: the keys are counted twelve times from their files, as fast as possible, and the
+line has the rows per second from the first checkpoint to the end.
 """
 
 import argparse
@@ -27,8 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.recovery_region import Events, wait, write_lines  # noqa: E402
 from checkpoint.core.region import ResetReport  # noqa: E402
-from checkpoint.core.region_events import WorkerLost  # noqa: E402
-from dataflow import DirectorySource, FileSink, Graph, RateSource  # noqa: E402
+from checkpoint.core.region_events import CheckpointCommitted, WorkerLost  # noqa: E402
+from dataflow import DirectorySource, FileSink, FileSource, Graph, RateSource  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import init_store  # noqa: E402
@@ -37,6 +40,8 @@ from tests.support.servers import ServerProcess, url_of  # noqa: E402
 SETTLE_S = 4.0
 AFTER_S = 2.0
 POLL_S = 0.002
+PASSES = 12
+"""So often each key is counted for the rate."""
 
 
 def graph_of(folder: Path) -> Graph:
@@ -100,12 +105,36 @@ def lose(region: RegionHandle, events: Events, worker: int, folder: Path) -> dic
     }
 
 
+def rate(folder: Path, url: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Count every key again and again; return the rows per second."""
+    graph = Graph("rate")
+    lines = graph.source("keys", FileSource(sorted((folder / "keys").iterdir()), repeat=PASSES))
+    lines.key_by("by_key", "line").count("counts").sink("counted", FileSink(folder / "rate"))
+    events = Events()
+    region = run_local(
+        graph,
+        name="rate",
+        workers=options.workers,
+        store=url,
+        recovery=options.recovery,
+        on_event=events,
+        logs=folder / "logs",
+    )
+    region.awaitTermination()
+    assert isinstance(region, RegionHandle)
+    ended = time.perf_counter()
+    first, _ = events.of(CheckpointCommitted, 0.0)[0]
+    begun = region.recentProgress[0]["numInputRows"]
+    return {"rows_per_s": round((PASSES * options.keys - begun) / (ended - first))}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("keys", type=int)
     parser.add_argument("workers", type=int)
     parser.add_argument("recovery", choices=["local", "global"])
     parser.add_argument("rounds", type=int)
+    parser.add_argument("--rate", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dos-bench-") as name, ExitStack() as stack:
         folder = Path(name)
@@ -113,6 +142,10 @@ def main() -> int:
         url = url_of(servers)
         trio.run(init_store, url)
         write_lines(folder / "keys", b"k%09d\n", options.keys)
+        given = {"keys": options.keys, "workers": options.workers, "recovery": options.recovery}
+        if options.rate:
+            print(json.dumps({**given, **rate(folder, url, options)}))
+            return 0
         events = Events()
         region = run_local(
             graph_of(folder),
@@ -132,7 +165,6 @@ def main() -> int:
             for number in range(options.rounds + 1)
         ]
         region.stop()
-    given = {"keys": options.keys, "workers": options.workers, "recovery": options.recovery}
     print(json.dumps({**given, "rounds": rounds[1:]}))
     return 0
 

@@ -29,6 +29,8 @@ class NoLauncher:
     def __init__(self):
         self.started = []
 
+    standbys = 0
+
     def start(self, worker, attempt, *, beside=False):
         self.started.append((worker, attempt))
 

@@ -8,8 +8,9 @@ import pytest
 import trio
 
 from checkpoint import limits, standby
+from checkpoint.core.control_frames import control_frame
 from checkpoint.core.handshake import LinkAssigned, LinkHello, assignment, read_assignment
-from checkpoint.core.messages import Heartbeat, control_frame
+from checkpoint.core.messages import Heartbeat
 from checkpoint.errors import HandshakeError, LinkClosedError
 from checkpoint.link import connect_link, serve_links
 from checkpoint.standby import StandbyLinks, wait_for_assignment

@@ -42,7 +42,7 @@ def test_two_workers_that_report_a_third_one_make_it_lost() -> None:
     effects = region.take()
     assert [one for one in effects if isinstance(one, CancelWorker | LaunchWorker)] == [
         CancelWorker(1, 1),
-        LaunchWorker(1, 2),
+        LaunchWorker(1, 2, host=0, host_link=100),
     ]
     events = [one.event for one in effects if isinstance(one, NotifyObservers)]
     assert [one.reason for one in events if isinstance(one, WorkerLost)] == [

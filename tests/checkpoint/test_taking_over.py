@@ -18,7 +18,10 @@ from checkpoint.core.coordinator_vocabulary import (
     MessageRefused,
     NotifyObservers,
     OpenManifest,
+    ScaleWanted,
+    SendControl,
     WorkerEnded,
+    WorkerHosted,
 )
 from checkpoint.core.manifest import TERMS_VERSION, Cut, WorkerCut
 from checkpoint.core.messages import (
@@ -29,9 +32,11 @@ from checkpoint.core.messages import (
     Restore,
     Restored,
     Start,
+    Stop,
     View,
 )
 from checkpoint.core.region import RegionState, ResetReport
+from checkpoint.core.region_events import ScaleSettled
 from checkpoint.core.region_states import WorkerState
 from journal.core.position import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
@@ -129,7 +134,7 @@ def test_a_lost_worker_is_replaced_and_only_its_new_process_is_ordered() -> None
     effects = region.take()
     assert [one for one in effects if isinstance(one, OpenManifest | CancelWorker | LaunchWorker)] == [
         CancelWorker(1, 1),
-        LaunchWorker(1, 2),
+        LaunchWorker(1, 2, host=0, host_link=100),
     ]
     region.now = 2.0
     joins(region, 1, host="other")
@@ -293,3 +298,37 @@ def test_local_recovery_needs_checkpoints() -> None:
     with pytest.raises(ValueError, match="recovery must be 'global' or 'local', got 'ring'"):
         spec(recovery="ring")
     assert spec(without_checkpoints=True).recovery == "global"
+
+
+def test_a_worker_on_a_host_gets_its_own_process_and_moves_there_after_a_commit() -> None:
+    region = running()
+    region.die(1)
+    region.take()
+    region.play(WorkerHosted(1, 2, host=0))
+    joins(region, 1)
+    assert region.core.status().workers[1].hosted_by == 0
+    restored(region)
+    assert LaunchWorker(1, 3, beside=True) in region.take()
+    region.play(ScaleWanted(4))
+    (refused,) = reports(region, ScaleSettled)
+    assert refused.error.startswith("worker 0 runs worker 1 as well, until")
+    hosted = region.links[1]
+    joins(region, 1, attempt=3)
+    assert not region.sent(Restore), "just after a commit there is least to make again"
+    returning, region.links[1] = region.links[1], hosted
+    region.play(CheckpointWanted())
+    for worker, term in ((0, FIRST), (1, FIRST + 1), (2, FIRST)):
+        voted(region, worker, term, cut=2, step=9)
+    appended(region)
+    region.links[1] = returning
+    effects = [one for one in region.take(SendControl) if isinstance(one.message, Stop | Restore | View)]
+    assert [(one.link, type(one.message)) for one in effects] == [
+        (hosted, Stop),
+        (region.links[1], Restore),
+        (region.links[0], View),
+        (region.links[2], View),
+    ]
+    assert (effects[1].message.epoch, effects[1].message.cut) == (FIRST + 2, 2)
+    restored(region, term=FIRST + 2, last_step=9)
+    assert region.core.status().workers[1].hosted_by is None
+    assert [report.term for report in reports(region, ResetReport)] == [FIRST + 2]

@@ -81,6 +81,8 @@ class ToyRegion:
 
     # --- the launcher -----------------------------------------------------------------------------------
 
+    standbys = 0
+
     def start(self, worker, attempt, *, beside=False):
         spec = ToySpec(
             region=self.control.spec.name,

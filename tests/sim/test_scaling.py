@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as replaced
 
-from checkpoint.core import checkpointing, gathering, voting
+from checkpoint.core import checkpointing, coordinator_state, voting
 from checkpoint.core.consumers import need_of
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.gathering import Gathering
@@ -133,7 +133,7 @@ def chains_are_released_before_they_are_taken_over() -> Planted:
         found = floors_of(kept, worker)
         return {**found, "state": (kept[-1].incarnation + 1, 0)} if kept else found
 
-    return mock.patch.object(gathering, "floors_of", floors)
+    return mock.patch.object(coordinator_state, "floors_of", floors)
 
 
 def the_former_layout_is_stored() -> Planted:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from tests.shells.region.region import ShellRegion
 
 
+def _hosts_nobody(worker: int, attempt: int) -> None:
+    raise AssertionError(f"a region with global recovery hosts nobody: worker {worker}, attempt {attempt}")
+
+
 class _ParkingMailbox(Mailbox):
     """The mailbox of a trio task."""
 
@@ -74,7 +78,7 @@ class Worker(RegionProcess):
             limits=region.limits,
             orphan_timeout_s=spec.orphan_timeout_s,
         )
-        self.links = Links(self.spec, inbox=self.inbox, shared=self.shared)
+        self.links = Links(self.spec, inbox=self.inbox, shared=self.shared, host=_hosts_nobody)
         self.loop = CircuitLoop(
             plan,
             Identity(spec.name, index),

@@ -9,7 +9,7 @@ from checkpoint.chains.state_store import StateStore, _records
 from checkpoint.chains.steps_log import StepsLog
 from checkpoint.coordinator import manifest_log
 from checkpoint.coordinator.manifest_log import ManifestLog, cut_record
-from checkpoint.core import barrier, checkpointing, gathering, manifest_claim
+from checkpoint.core import barrier, checkpointing, coordinator_state, manifest_claim
 from checkpoint.core.barrier import Alignment
 from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_vocabulary import CutAppended, ManifestLost, ManifestOpened
@@ -354,7 +354,7 @@ def only_the_last_checkpoint_has_floors() -> list[Patch]:
     def floors(kept: Any, worker: int) -> Any:
         return floors_of(kept[-1:], worker)
 
-    return [(checkpointing, "floors_of", floors), (gathering, "floors_of", floors)]
+    return [(checkpointing, "floors_of", floors), (coordinator_state, "floors_of", floors)]
 
 
 @of_regions("R14: what is not there is empty")

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 class Launcher:
     """The launcher of one driver."""
 
+    standbys = 0
+    """`has_standby` draws it."""
+
     def __init__(self, driver: "Driver") -> None:
         self._driver = driver
         self._running: dict[tuple[int, int], Worker] = {}
