@@ -140,20 +140,21 @@ class ResumedExchange:
         """Send to a peer, to whichever process is it now, until this term is over."""
         while True:
             reason = "its term is over"
-            with trio.CancelScope() as scope:
-                self._outgoing[peer] = (link, scope)
-                try:
+            try:
+                # Inside, because a link may break at the moment in which a view cancels the scope.
+                with trio.CancelScope() as scope:
+                    self._outgoing[peer] = (link, scope)
                     await self._send_all(peer, link)
-                except Exception as error:
-                    first = first_error(error)
-                    if isinstance(first, _FOR_A_RESET) or not isinstance(first, DosError):
-                        raise first from error
-                    reason = str(first.args[0])
-                finally:
-                    self._peers.disconnected(peer)
-                    del self._outgoing[peer]
-                    with trio.CancelScope(shield=True), trio.move_on_after(1):
-                        await link.aclose()
+            except Exception as error:
+                first = first_error(error)
+                if isinstance(first, _FOR_A_RESET) or not isinstance(first, DosError):
+                    raise first from error
+                reason = str(first.args[0])
+            finally:
+                self._peers.disconnected(peer)
+                del self._outgoing[peer]
+                with trio.CancelScope(shield=True), trio.move_on_after(1):
+                    await link.aclose()
             logger.info("worker %d opens the link to worker %d again: %s", self._spec.worker, peer, reason)
             link = await self._dial_again(peer, reason)
 

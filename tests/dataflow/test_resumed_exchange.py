@@ -1,0 +1,239 @@
+"""The tasks of the links with local recovery, on links of the test, by trio's clock."""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from checkpoint import ChannelFrame, FrameType, LinkHello, Peer, Restore, View
+from checkpoint.core.layout import even_layout
+from checkpoint.errors import LinkClosedError
+from dataflow import limits
+from dataflow.core.peer_links import PeerLinks
+from dataflow.core.retained_steps import Held
+from dataflow.errors import PeerLostError, StepsMissingError
+from dataflow.limits import WorkerLimits
+from dataflow.worker import resumed_exchange
+from dataflow.worker.messages import Inbox, Shared, StageEnded
+from dataflow.worker.resumed_exchange import PeerSuspected, ResumedExchange
+from tests.dataflow.linked_workers import REGION, frames_for
+
+pytestmark = pytest.mark.trio
+
+
+class DialledLink:
+    """The dialler's end of a link. `answers`: what the acceptor has sent. `break_now` ends it."""
+
+    silent_s = 0.0
+
+    def __init__(self, hello: LinkHello) -> None:
+        self.hello = hello
+        self.sent: list[ChannelFrame] = []
+        self.closed = False
+        self._answers: deque[ChannelFrame] = deque()
+        self._changed = trio.Event()
+        self._broken = False
+        self.answer(PeerLinks(REGION, 1, (7, hello.to_term), after_step=0).have(0, Held({0: 0}, {})))
+
+    def answer(self, frame: ChannelFrame) -> None:
+        self._answers.append(frame)
+        self._changed.set()
+
+    def break_now(self) -> None:
+        self._broken = True
+        self._changed.set()
+
+    async def receive(self) -> ChannelFrame:
+        while not self._answers:
+            if self._broken:
+                raise LinkClosedError("the link was closed by the other end")
+            await self._changed.wait()
+            self._changed = trio.Event()
+        return self._answers.popleft()
+
+    async def send(self, frame: ChannelFrame) -> None:
+        self.sent.append(frame)
+
+    async def send_many(self, frames: tuple[ChannelFrame, ...]) -> None:
+        self.sent += frames
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Network:
+    """What is dialled: a link for each call, unless nobody answers."""
+
+    def __init__(self) -> None:
+        self.links: list[DialledLink] = []
+        self.answers = True
+
+    async def dial(
+        self, spec: Any, worker: int, peer: Peer, hello: LinkHello, timeout_s: float
+    ) -> DialledLink:
+        del spec, peer, timeout_s
+        if not self.answers:
+            await trio.sleep(0.1)
+            raise PeerLostError(worker, "nobody answers", unreachable=True)
+        self.links.append(DialledLink(hello))
+        return self.links[-1]
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Network:
+    found = Network()
+    monkeypatch.setattr(resumed_exchange, "dial_peer", found.dial)
+    return found
+
+
+def exchange_of_0(suspects: Callable[[PeerSuspected], None] = lambda _: None) -> ResumedExchange:
+    """Worker 0 of two, in term 7."""
+    spec = SimpleNamespace(region=REGION, worker=0, attempt=1, limits=WorkerLimits(), scratch_dir="")
+    order = Restore(
+        job=REGION,
+        incarnation=7,
+        epoch=7,
+        worker=0,
+        restore=None,
+        peers=(Peer("h", 1), Peer("h", 2)),
+        layout=even_layout(2),
+        terms=(7, 7),
+    )
+    return ResumedExchange(
+        spec,  # type: ignore[arg-type]
+        order,
+        at_most_once=False,
+        after_step=0,
+        inbox=Inbox(),
+        shared=Shared(),
+        suspects=suspects,
+    )
+
+
+def view(term: int) -> View:
+    return View(job=REGION, incarnation=7, epoch=7, peer=1, term=term, address=Peer("h", 3), step=0)
+
+
+def ended(step: int) -> StageEnded:
+    return StageEnded(7, step, {1: frames_for(0, 1, 0, step, 7)})
+
+
+def steps_of(link: DialledLink) -> list[int]:
+    return [frame.step for frame in link.sent if frame.type is FrameType.STEP_END]
+
+
+async def test_a_broken_link_is_opened_again_and_gets_what_was_not_used(
+    network: Network, autojump_clock: MockClock
+) -> None:
+    del autojump_clock
+    exchange = exchange_of_0()
+    async with trio.open_nursery() as nursery:
+        await exchange.dial_all(nursery, (), step=0)
+        exchange.send(ended(1))
+        await wait_all_tasks_blocked()
+        network.links[0].break_now()
+        await trio.sleep(1.0)
+        assert network.links[0].closed
+        exchange.send(ended(2))
+        await wait_all_tasks_blocked()
+        assert [steps_of(link) for link in network.links] == [[1], [1, 2]]
+        assert [link.hello.to_term for link in network.links] == [7, 7]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("first", ["break", "view", "both"])
+async def test_a_view_opens_the_link_to_the_new_process_even_if_the_old_one_breaks_just_then(
+    network: Network, autojump_clock: MockClock, first: str
+) -> None:
+    """A process that gives its worker back closes its links when the others get the view."""
+    del autojump_clock
+    exchange = exchange_of_0()
+    async with trio.open_nursery() as nursery:
+        await exchange.dial_all(nursery, (), step=0)
+        exchange.send(ended(1))
+        await wait_all_tasks_blocked()
+        if first != "view":
+            network.links[0].break_now()
+        if first == "break":
+            await wait_all_tasks_blocked()
+        exchange.view(view(term=8))
+        await trio.sleep(1.0)
+        assert network.links[0].closed
+        assert network.links[-1].hello.to_term == 8
+        assert steps_of(network.links[-1]) == [1]
+        assert not nursery.cancel_scope.cancel_called
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_that_cannot_be_reached_is_reported_again_and_again_but_not_at_once(
+    network: Network, autojump_clock: MockClock
+) -> None:
+    del autojump_clock
+    reports: list[tuple[float, PeerSuspected]] = []
+    exchange = exchange_of_0(lambda report: reports.append((trio.current_time(), report)))
+    async with trio.open_nursery() as nursery:
+        await exchange.dial_all(nursery, (), step=0)
+        await wait_all_tasks_blocked()
+        network.answers = False
+        since = trio.current_time()
+        network.links[0].break_now()
+        await trio.sleep(5.0)
+        reasons = {report.reason for _, report in reports}
+        assert reasons == {
+            "the link to it cannot be opened again (the link was closed by the other end)",
+        }
+        assert {(report.peer, report.term) for _, report in reports} == {(1, 7)}
+        times = [at - since for at, _ in reports]
+        assert limits.peer_resume_s <= times[0] < limits.peer_resume_s + 0.5
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        assert min(gaps) >= limits.suspects_s
+        assert len(times) > 4
+        reports.clear()
+        network.answers = True
+        await trio.sleep(1.0)
+        assert not reports or reports[-1][0] < trio.current_time() - 0.5
+        assert len(network.links) == 2, "it answers again"
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_next_worker_of_the_ring_is_reported_if_it_does_not_answer_pings(
+    network: Network, autojump_clock: MockClock
+) -> None:
+    del autojump_clock
+    reports: list[PeerSuspected] = []
+    exchange = exchange_of_0(reports.append)
+    async with trio.open_nursery() as nursery:
+        await exchange.dial_all(nursery, (), step=0)
+        await wait_all_tasks_blocked()
+        link = network.links[0]
+        for _ in range(10):
+            await trio.sleep(limits.ping_s)
+            link.answer(exchange._peers.ping()._replace(sender=1))
+        assert [frame.type for frame in link.sent].count(FrameType.PING) >= 10
+        assert reports == []
+        await trio.sleep((limits.pings_missed_max + 2) * limits.ping_s)
+        assert [(report.peer, report.term) for report in reports] == [(1, 7)]
+        assert reports[0].reason.startswith("it did not answer for 0.")
+        nursery.cancel_scope.cancel()
+
+
+async def test_steps_that_are_missing_end_the_term(network: Network, autojump_clock: MockClock) -> None:
+    """Its owner resets the region."""
+    del autojump_clock
+    exchange = exchange_of_0()
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            await exchange.dial_all(nursery, (), step=0)
+            exchange.send(ended(1))
+            exchange.purge(1)
+            network.links[0].break_now()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await run()
+    assert caught.group_contains(StepsMissingError)
