@@ -54,6 +54,7 @@ from checkpoint.core.participant import (
     ReportWanted,
     SendReport,
 )
+from checkpoint.core.versions import VERSIONS
 from journal.core.position import Position
 from tests.checkpoint.region_model_state import Driver, Manifest, Process, spec
 from tests.checkpoint.region_oracles import check_append, check_manifest, check_sent, check_status
@@ -208,7 +209,7 @@ class RegionModel:
                 driver.jobs.popleft()
                 self.feed(driver, ManifestTaken(max(self.manifest.opened)))
                 return
-            self.manifest.claimed = max(self.manifest.claimed, job.above) + 1
+            self.manifest.claimed = (max(self.manifest.claimed, job.above) // job.step + 1) * job.step
             driver.claim = self.manifest.claimed
             return
         driver.jobs.popleft()
@@ -241,7 +242,14 @@ class RegionModel:
     def join(self, process: Process) -> None:
         process.joined = True
         join = Join(
-            job="", worker=0, attempt=process.attempt, pid=1, host="h", exchange_host="h", exchange_port=9
+            job="",
+            worker=0,
+            attempt=process.attempt,
+            pid=1,
+            host="h",
+            exchange_host="h",
+            exchange_port=9,
+            speaks=VERSIONS,
         )
         self.report(process, join)
 
@@ -289,13 +297,14 @@ class RegionModel:
     def carry_out(self, process: Process) -> None:
         order = process.core.orders.popleft()
         if isinstance(order, Restore):
-            if self.directories[process.worker] >= order.incarnation:
+            if self.directories[process.worker] >= order.epoch:
                 held = self.directories[process.worker]
                 self.report(
                     process, Failed(job="", worker=0, kind="fenced", message="fenced", epoch_held=held)
                 )
                 return
-            self.directories[process.worker] = process.incarnation = order.incarnation
+            self.directories[process.worker] = process.term = order.epoch
+            process.incarnation = order.incarnation
             process.step = order.restore.step if order.restore else 0
             process.cutting = 0
             self.report(process, Restored(job="", worker=0, last_step=process.step), of=order.incarnation)
@@ -320,13 +329,13 @@ class RegionModel:
             process.step += 1
         cuts = [cut for cut, step in requested.items() if step <= process.step]
         for cut in sorted(c for c in cuts if c > process.core.voted):
-            if self.directories[process.worker] != incarnation:
+            if self.directories[process.worker] != process.term:
                 held = self.directories[process.worker]
                 self.report(
                     process, Failed(job="", worker=0, kind="fenced", message="fenced", epoch_held=held)
                 )
                 return
-            at = Position(incarnation, 100 * process.step + process.worker + 1, cut)
+            at = Position(process.term, 100 * process.step + process.worker + 1, cut)
             vote = Prepared(
                 job="",
                 worker=0,

@@ -69,5 +69,7 @@ class Process:
     step: int = 0
     cutting: int = 0
     incarnation: int = 0
+    term: int = 0
+    """The epoch of its claim: the incarnation, unless it has taken a worker over."""
     ended: bool = False
     """The launcher has reported its end."""

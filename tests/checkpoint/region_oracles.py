@@ -4,7 +4,8 @@
 - A cut enters the manifest only with every worker's vote of that incarnation, and with their positions.
 - No two cuts have one number; one append at a time; Committed only after the acknowledgement.
 - A Restore names the last checkpoint of the chain as it was taken over; at most one for each worker and
-  incarnation.
+  incarnation. With local recovery it may also take a worker over: in a higher term, from the checkpoint that
+  was committed last, while no append is under way. What the lost process has voted is void.
 """
 
 from typing import TYPE_CHECKING
@@ -28,12 +29,27 @@ def check_sent(model: "RegionModel", driver: Driver, effect: SendControl) -> Non
     assert message.incarnation in driver.restored, "an order before its manifest start was acknowledged"
     assert message.incarnation == max(driver.restored), "an order of an incarnation that is over"
     if isinstance(message, Restore):
-        assert message.restore == driver.restored[message.incarnation], "not the last checkpoint of the chain"
-        key = (message.incarnation, message.worker)
-        assert key not in model.restores, "two attempts of one worker in one incarnation"
+        if message.takes_over:
+            _check_take_over(model, driver, message)
+        else:
+            last = driver.restored[message.incarnation]
+            assert message.restore == last, "not the last checkpoint of the chain"
+        key = (message.epoch, message.worker)
+        assert key not in model.restores, "two attempts of one worker in one incarnation or term"
         model.restores.add(key)
     if isinstance(message, Committed):
         assert (message.incarnation, message.cut) in driver.acknowledged, "sent before it was committed"
+
+
+def _check_take_over(model: "RegionModel", driver: Driver, order: Restore) -> None:
+    assert not any(isinstance(job, AppendCut) for job in driver.jobs), "an append is not settled"
+    opened, number = driver.restored[order.incarnation], order.incarnation
+    committed = [cut for incarnation, cut in driver.acknowledged if incarnation == number]
+    assert order.cut == max(committed, default=opened.cut if opened else 0), "not the last committed one"
+    assert order.epoch > number
+    for (incarnation, _), votes in model.votes.items():
+        if incarnation == number:
+            votes.pop(order.worker, None)  # those of the lost process are void
 
 
 def check_append(model: "RegionModel", driver: Driver, cut: Cut) -> None:

@@ -3,13 +3,17 @@ oracles of `region_model.py` hold, and once the faults end a checkpoint is commi
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.core.region import RegionState
+from checkpoint.core.take_overs import TakeOvers
+from checkpoint.core.voting import PendingCut
 from tests.checkpoint.region_model import RegionModel
 
 choices = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 2**16)), max_size=400)
@@ -123,3 +127,51 @@ def test_a_bounded_input_is_finished_by_the_last_driver(moves, steps) -> None:
     heal(model, lambda: any(d.end and d.end.state is RegionState.FINISHED for d in model.drivers))
     assert model.manifest.last is not None
     assert model.manifest.last.final
+
+
+def local_walk(rng: random.Random) -> RegionModel:
+    """Three workers with local recovery: some are killed, at most one of them at a time if they are lucky."""
+    model = RegionModel(3, recovery="local", max_consecutive_reset_attempts=100)
+    model.start_driver()
+    for _ in range(6):
+        for _ in range(rng.choice([10, 60, 200])):
+            actions = model.actions()
+            if actions and rng.random() < 0.95:
+                rng.choice(actions)[1]()
+            else:
+                model.pass_time(1)
+        kinds = rng.choice([("kill 0", "kill 1", "kill 2"), ("cut link",), ("stale vote",)])
+        faults = [act for name, act in model.faults() if name.startswith(kinds)]
+        if faults:
+            rng.choice(faults)()
+    return model
+
+
+def local_walks(count: int) -> Counter[str]:
+    """Some of these walks. Return how often a worker was taken over, and how often all were reset."""
+    seen: Counter[str] = Counter()
+    for seed in range(count):
+        model = local_walk(random.Random(seed))
+        seen.update("local" if reset.term else "all" for reset in model.drivers[0].core.status().resets)
+        heal(model, commits_two_more(model))
+    return seen
+
+
+def test_walks_with_local_recovery_keep_the_oracles_and_take_workers_over() -> None:
+    # EVIDENCE-OF: P-6, P-10
+    seen = local_walks(60)
+    assert seen["local"] > 30
+    assert seen["all"] > 10
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong"),
+    [
+        (PendingCut, "taken_over", lambda self, worker, term: self.terms.update({worker: term})),
+        (TakeOvers, "_is_settled", lambda self: True),
+    ],
+    ids=["the vote of a lost worker counts", "an append is not settled first"],
+)
+def test_walks_with_local_recovery_find_a_planted_bug(owner: type, name: str, wrong: object) -> None:
+    with mock.patch.object(owner, name, wrong), pytest.raises(AssertionError):
+        local_walks(200)

@@ -2,11 +2,17 @@
 
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
 
+from checkpoint import limits as checkpoint_limits
+from checkpoint.core.take_overs import TakeOvers
+from checkpoint.core.voting import PendingCut
 from checkpoint.errors import StepOrderError
+from dataflow.core.peer_links import PeerLinks
+from dataflow.errors import StepsMissingError
 from tests.sim.__main__ import app
 from tests.sim.bugs import BUGS, planted
 from tests.stories.replay import FOLDER, PLAYS, check, retell, stories
@@ -82,6 +88,34 @@ def test_with_its_rule_broken_a_story_goes_otherwise(bug: str) -> None:
         except (AssertionError, StepOrderError, StoryError) as error:
             different = repr(error)
     assert different, f"it does not show {BUGS[bug].breaks}"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "wrong", "story"),
+    [
+        (
+            PendingCut,
+            "taken_over",
+            lambda self, worker, term: self.terms.update({worker: term}),
+            "taken-over",
+        ),
+        (PeerLinks, "purge", lambda self, step: self.retained.purge(step + 1), "taken-over"),
+        (checkpoint_limits, "suspected_silent_s", 60.0, "ring"),
+        (checkpoint_limits, "suspected_silent_s", 60.0, "ring-of-two"),
+        (TakeOvers, "problem", lambda self, worker: "", "fallback"),
+    ],
+    ids=["a void vote counts", "purged too early", "silence does not count", "of two", "no fallback"],
+)
+def test_with_a_rule_of_local_recovery_broken_a_story_goes_otherwise(
+    owner: object, name: str, wrong: object, story: str
+) -> None:
+    """As above, with bugs that the simulator plants in runs with local recovery."""
+    with mock.patch.object(owner, name, wrong):
+        try:
+            different = check(FOLDER / f"{story}.txt")
+        except (AssertionError, StepsMissingError) as error:
+            different = repr(error)
+    assert different
 
 
 def test_a_change_shows_as_a_difference_and_rewriting_takes_it_in(story: Path) -> None:

@@ -7,6 +7,7 @@ and the steps of workers, which the story controls.
 from typing import Any
 
 from checkpoint.core.coordinator_vocabulary import (
+    CoordinatorTick,
     CutAppended,
     Effect,
     ManifestLost,
@@ -14,9 +15,11 @@ from checkpoint.core.coordinator_vocabulary import (
     MessageRefused,
     SendControl,
 )
-from checkpoint.core.participant import ParticipantState
+from checkpoint.core.messages import Counters
+from checkpoint.core.participant import ParticipantState, ParticipantTick
 from tests.checkpoint.region_model import RegionModel
 from tests.checkpoint.region_model_state import Driver, Process
+from tests.stories.region.links import StoryLinks
 from tests.stories.region.telling import Told, cut_in_words, performed, reported
 from tests.stories.words import WrongStepError
 
@@ -26,9 +29,12 @@ _ACTIONS_MAX = 1_000
 class StoryWorld(RegionModel):
     """The model, which tells what happens."""
 
-    def __init__(self, workers: int) -> None:
-        super().__init__(workers)
+    def __init__(self, workers: int, *, local: bool) -> None:
+        super().__init__(workers, **({"recovery": "local"} if local else {}))
         self.told = Told()
+        self.links = StoryLinks(lambda worker, text: self.told.say_of(worker, text)) if local else None
+        self.hung: list[int] = []
+        """The links of processes that are stopped."""
 
     def owner(self, driver: Driver) -> str:
         """Of which driver a worker is, where there are several."""
@@ -67,6 +73,37 @@ class StoryWorld(RegionModel):
             self.told.say_of(process.worker, "{} has lost its driver, and ends", self.owner(process.driver))
         super().deliver_to_worker(process)
 
+    def carry_out(self, process: Process) -> None:
+        order = process.core.orders[0]
+        super().carry_out(process)
+        if self.links is not None:
+            self.links.ordered(process.worker, order)
+
+    def work(self, process: Process) -> None:
+        if process.link not in self.hung:
+            before = process.step
+            super().work(process)
+            if self.links is not None and process.step > before:
+                self.links.stepped(process.worker, process.step)
+
+    def kill(self, process: Process) -> None:
+        super().kill(process)
+        if self.links is not None:
+            self.links.gone(process.worker)
+
+    def pass_a_second(self) -> None:
+        """All send heartbeats and pings, except those that hang."""
+        self.now += 1.0
+        live = [one for one in self.processes if one.alive and one.joined and one.link not in self.hung]
+        for process in live:
+            self._participant(process, ParticipantTick(self.now, Counters(step=process.step)))
+            if self.links is not None and (
+                report := self.links.ping(process.worker, [p.worker for p in live])
+            ):
+                self.report(process, report)
+        for driver in self.drivers:
+            self.feed(driver, CoordinatorTick(self.now))
+
     def report(self, process: Process, message: Any, of: int | None = None) -> None:
         text = reported(message)
         if text:
@@ -85,10 +122,10 @@ class Play:
     def end(self) -> None:
         """Nothing runs on its own here."""
 
-    def make(self, workers: int) -> None:
+    def make(self, workers: int, *, local: bool = False) -> None:
         if not 1 <= workers <= 9:
             raise WrongStepError("a region has 1 to 9 workers here")
-        self.world = StoryWorld(workers)
+        self.world, self.held = StoryWorld(workers, local=local), []
 
     # Who is there
 
@@ -121,9 +158,10 @@ class Play:
                 (act for name, act in self.world.actions() if not name.startswith(("step ", *self.held))),
                 None,
             )
-            if action is None:
+            if action is not None:
+                action()
+            elif self.world.links is None or not self.world.links.advance():
                 break
-            action()
         else:
             raise AssertionError("it goes round in circles")
         self.told += self.world.told.lines()

@@ -10,9 +10,9 @@ from tests.stories.words import Vocabulary, WrongStepError
 WORDS = Vocabulary()
 
 
-@WORDS.form("region of {count} worker(s)", "a region that was never started")
-def region(play: Play, count: int) -> None:
-    play.make(count)
+@WORDS.form("region of {count} worker(s) [with local recovery]", "a region that was never started")
+def region(play: Play, count: int, *, with_local_recovery: bool) -> None:
+    play.make(count, local=with_local_recovery)
 
 
 @WORDS.form("driver {number} starts", "it takes over the manifest and launches its own workers")
@@ -74,6 +74,21 @@ def driver_arrives(play: Play, number: int) -> None:
 def worker_dies(play: Play, number: int) -> None:
     play.world.kill(play.worker(number))
     play.settle()
+
+
+@WORDS.form("worker {number} hangs", "its process is stopped: it sends nothing and answers nothing")
+def worker_hangs(play: Play, number: int) -> None:
+    process = play.worker(number)
+    play.world.hung.append(process.link)
+    prefix = f"{process.driver.number}.{number}.{process.attempt}"
+    play.held += [f"{verb} {prefix}" for verb in ("to worker", "order")]
+
+
+@WORDS.form("{seconds} s of pings pass", "each worker pings the next one, the last worker the first one")
+def pings(play: Play, seconds: float) -> None:
+    for _ in range(int(seconds)):
+        play.world.pass_a_second()
+        play.settle()
 
 
 @WORDS.form("driver {number} dies", "its process is killed; its append in flight is lost")

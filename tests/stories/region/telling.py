@@ -26,7 +26,9 @@ from checkpoint.core.messages import (
     Restored,
     Start,
     Stop,
+    View,
 )
+from checkpoint.core.region import ResetReport
 from checkpoint.core.region_events import WorkerLost
 from tests.stories.store.copies import in_words
 
@@ -39,6 +41,11 @@ def cut_in_words(cut: Cut | None) -> str:
 def ordered(message: ControlMessage) -> str:
     """What a coordinator tells a worker; '' for what is not told."""
     match message:
+        case Restore(takes_over=True):
+            where = cut_in_words(message.restore)
+            return f"tells {{}} to take over in term {message.epoch}, from {where}"
+        case View():
+            return f"tells {{}} that worker {message.peer} is another process, in term {message.term}"
         case Restore():
             return f"tells {{}} to stand at {cut_in_words(message.restore)}"
         case Start():
@@ -85,6 +92,10 @@ def performed(effect: Effect) -> tuple[str, int | None]:
             return f"ends: {state.name}, {reason}", None
         case SendControl(_, message):
             return ordered(message), None
+        case NotifyObservers(ResetReport(worker=worker, term=term)) if term:
+            return f"has started {{}} in term {term}; nobody else was reset", worker
+        case NotifyObservers(ResetReport(reason=reason)) if "all workers are reset" in reason:
+            return f"has started all workers again: {reason}", None
         case NotifyObservers(WorkerLost(worker, _, reason)):
             return f"has lost {{}}: {reason}", worker
     return "", None
@@ -97,6 +108,7 @@ _OF_SEVERAL = {
     " has ": " have ",
     " its driver": " their driver",
     " ends": " end",
+    " sends worker": " send worker",
 }
 """What is said of one worker, and of several."""
 
