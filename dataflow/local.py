@@ -246,7 +246,12 @@ class ProcessLauncher:
 
     def _begin(self, log: Path | None) -> "subprocess.Popen[bytes]":
         """Start a process that waits for its first line and its specification."""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        # With one seed, all workers iterate a set of strings in one order, also one that takes over.
+        environment = {
+            "PYTHONHASHSEED": "0",
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
         with log.open("ab") if log else open(os.devnull, "ab") as output:  # noqa: PTH123 - a null device
             return subprocess.Popen(
                 [sys.executable, "-m", "dataflow.local"],

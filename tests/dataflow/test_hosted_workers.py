@@ -28,6 +28,12 @@ def hosts(control: RegionHandle) -> list[int | None]:
     return [worker.hosted_by for worker in control.status.workers]
 
 
+def variables(pid: int) -> dict[bytes, bytes]:
+    """Return the environment with which a process was started."""
+    parts = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return {name: value for name, _, value in (part.partition(b"=") for part in parts)}
+
+
 def test_a_lost_worker_runs_on_its_predecessor_and_returns_to_its_own_process(
     shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
@@ -35,6 +41,8 @@ def test_a_lost_worker_runs_on_its_predecessor_and_returns_to_its_own_process(
     with running(graph, shared_store, tmp_path, workers=3, recovery="local", standby=0) as (control, watch):
         watch.cuts(2)
         before = [worker.pid for worker in control.status.workers]
+        seeds = {variables(pid).get(b"PYTHONHASHSEED") for pid in before}
+        assert len(seeds - {None}) == len(seeds) == 1, "what is made again must not depend on the process"
         kill(control, 1, wipe=True)
         watch.wait(lambda event: isinstance(event, ResetReport))
         hosted = control.status
