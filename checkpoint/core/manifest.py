@@ -46,6 +46,7 @@ _READABLE: Final = (1, 2, 3, 4, 5, 6)
 | 3 | version 2 with savepoints | they would release what the savepoints hold |
 | 4 | positions of operators' directories, and perhaps savepoints | they would lose the files |
 | 5 | the region had other workers before | they would change the number back, and lose output |
+| 6 | a worker was taken over, in a term above the incarnation | its positions are invalid to them |
 """
 _SAVEPOINT_NAME: Final = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.savepoint_name_chars_max - 1}}}", re.ASCII

@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from checkpoint import ChannelFrame, FrameType
-from dataflow.core.retained_steps import Frames, Sent
+from dataflow.core.retained_steps import Sent
 
 _SCHEMA: Final = pa.schema(
     [
@@ -68,10 +68,6 @@ def _entries(entries: Sequence[Sent], stored: pa.RecordBatch) -> list[Sent]:
         head = ChannelFrame(FrameType(kind), *fields)
         found[index][peer].append(head._replace(payload=payloads[ends[row] : ends[row + 1]]))
     return [
-        Sent(entry.step, {peer: _tuple(frames) for peer, frames in one.items()})
+        Sent(entry.step, {peer: tuple(frames) for peer, frames in one.items()})
         for entry, one in zip(entries, found, strict=True)
     ]
-
-
-def _tuple(frames: list[ChannelFrame]) -> Frames:
-    return tuple(frames)
