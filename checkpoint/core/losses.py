@@ -182,9 +182,8 @@ class Losses:
         if message.term != state.terms.get(peer.index, state.incarnation) or peer.link is None:
             return None  # of a process that is replaced, or known to be lost
         votes = self._suspected.setdefault((peer.index, message.term), {})
-        since, _ = votes.get(worker.index, (now, now))
-        fresh = now - votes.get(worker.index, (now, now))[1] <= limits.suspects_fresh_s
-        votes[worker.index] = (since if fresh else now, now)
+        since, last = votes.get(worker.index, (now, now))
+        votes[worker.index] = (since if now - last <= limits.suspects_fresh_s else now, now)
         self._judge(peer, message, now)
         return None
 

@@ -33,7 +33,7 @@ FailureKind: TypeAlias = Literal[
 | kind | meaning | what follows |
 |---|---|---|
 | operator | user code raised | the region fails; a person has to act |
-| reset | user code reported an inconsistency that a reset may cure (OperatorFailure) | a reset |
+| reset | user code reported an inconsistency (OperatorFailure), or a step made again differs | a reset |
 | peer | a link to another worker broke | a reset |
 | unreachable | no link to another worker could be opened | a reset, and another placement |
 | fenced | this worker's directory is claimed by a higher epoch | a reset |

@@ -15,6 +15,8 @@ from dataflow.errors import (
     OperatorError,
     OperatorFailure,
     PeerLostError,
+    StepDiffersError,
+    StepsMissingError,
     UserFault,
 )
 from dos_protocol.errors import DosError, FencedError, errors_in
@@ -45,6 +47,8 @@ def failure_of(error: Exception) -> Failure:
         return Failure("fenced", str(error), epoch_held=error.epoch_held)
     if isinstance(error, PeerLostError):
         return Failure("unreachable" if error.unreachable else "peer", str(error), peer=error.peer)
+    if isinstance(error, (StepDiffersError, StepsMissingError)):
+        return Failure("reset", str(error))
     if isinstance(error, DosError):
         return Failure("manifest" if isinstance(error, _FOR_A_PERSON) else "store", str(error))
     return Failure("internal", f"{type(error).__name__}: {error}")

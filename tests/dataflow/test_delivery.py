@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from checkpoint import Recovery
 from checkpoint.core.region import ResetReport
 from dataflow import (
     CallSink,
@@ -158,10 +159,14 @@ def held_back(go: Path, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("forks")
-@pytest.mark.parametrize("delivery", ["at-most-once", "at-least-once"])
+@pytest.mark.parametrize(
+    ("recovery", "delivery"),
+    [("global", "at-most-once"), ("global", "at-least-once"), *(("local", one) for one in DELIVERIES)],
+)
 def test_killed_workers_show_rows_as_often_as_was_promised(
-    delivery: Delivery, shared_store: str, tmp_path: Path
+    recovery: Recovery, delivery: Delivery, shared_store: str, tmp_path: Path
 ) -> None:
+    """Exactly once with global recovery is counted in test_region_processes.py."""
     path, count = tmp_path / "in", 5_000
     path.write_text("".join(f"{n}\n" for n in range(count)))
     graph = Graph("delivered")
@@ -169,23 +174,26 @@ def test_killed_workers_show_rows_as_often_as_was_promised(
     held = lines.map("held", partial(held_back, tmp_path / "go"), takes="batch")
     held.key_by("by", "line").sink("out", FileSink(tmp_path / "out"))
     small = WorkerLimits(step_bytes_max=2048, batch_bytes_max=2048)
-    options: dict[str, Any] = {"checkpoint_interval": 600.0, "worker_limits": small}
+    options: dict[str, Any] = {"checkpoint_interval": 600.0, "worker_limits": small, "recovery": recovery}
     with running(graph, shared_store, tmp_path, **options) as (control, watch):
         while not any(part.stat().st_size for part in (tmp_path / "out").glob("part-w*.tsv")):
             assert not control.wait(0.01), control.status
         kill(control, 0, wipe=True)
         (tmp_path / "go").touch()
         assert finished(control), control.status
-        assert any(isinstance(event, ResetReport) for event in watch.events)
+        lost = [event for event in watch.events if isinstance(event, ResetReport) and event.worker == 0]
+        assert (lost[0].term > lost[0].incarnation) == (recovery == "local")
     shown = Counter(int(row[0] or 0) for _, row in rows_of(tmp_path / "out"))
     assert set(shown) <= set(range(count))
     if delivery == "at-most-once":
         assert max(shown.values()) <= 2, "the file is read twice"
         assert shown.total() > count, "most are there"
-    else:
+    elif delivery == "at-least-once":
         assert set(shown) == set(range(count))
         assert min(shown.values()) >= 2
         assert max(shown.values()) > 2, "what was shown before comes again"
+    else:
+        assert shown == dict.fromkeys(range(count), 2)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from checkpoint.core.messages import Peer
 from checkpoint.link import Link
 from dataflow import limits
-from dataflow.errors import PeerLostError
+from dataflow.errors import PeerLostError, StepDiffersError, StepsMissingError
 from dataflow.graph.builder import Graph
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.failures import failure_of, first_error
@@ -48,6 +48,12 @@ def test_a_journal_that_only_a_person_can_judge_ends_the_region_instead_of_a_res
     report = failure_of(EpochUsedTwiceError("copies of segment out-x.. contradict each other"))
     assert report.kind == "manifest"
     assert "contradict each other" in report.message
+
+
+@pytest.mark.parametrize("error", [StepDiffersError("other rows"), StepsMissingError("purged")])
+def test_a_step_that_is_not_made_again_alike_costs_an_attempt(error: Exception) -> None:
+    """A reset of kind "store" would be free, so an operator that is never deterministic would never end."""
+    assert failure_of(error).kind == "reset"
 
 
 class SilentLink:
