@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -27,12 +28,14 @@ from dataflow import (
     RateSource,
     Tumbling,
 )
+from dataflow.handle import RegionHandle
 from dataflow.sinks.sql import SqlSink
 from tests.dataflow.support import rows_of, true_counts
 from tests.dataflow.test_output_processes import counted, inputs, last_shown, steps_of
 from tests.dataflow.test_region_processes import (
     SMALL_STEPS,
     WAIT_S,
+    Watch,
     finished,
     hurry,
     kill,
@@ -62,6 +65,19 @@ def counts_in(directory: Path) -> dict[str, int]:
     for word, counts in found.items():
         assert len(set(counts)) == len(counts), f"{word!r}: a count is there twice: {sorted(counts)}"
     return {word: max(counts) for word, counts in found.items()}
+
+
+@contextmanager
+def counting(
+    texts: list[Path], store: str, folder: Path, **options: Any
+) -> Iterator[tuple[RegionHandle, Watch]]:
+    """Meet a word count in the middle of its work. At the end it finishes, and its counts must be right."""
+    out = folder / "out"
+    with running(slow_word_count(texts, out), store, folder, **options) as (control, watch):
+        yield control, watch
+        hurry(out)
+        assert finished(control), control.status
+    assert counts_in(out) == dict(true_counts(texts, 3))
 
 
 def test_a_stopped_region_goes_on_with_other_numbers_of_workers(
@@ -126,13 +142,11 @@ def test_output_logs_have_every_step_once_through_changes_and_kills(
 def test_a_change_that_fails_leaves_the_workers_that_were_there(
     shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
-    graph = slow_word_count(texts, tmp_path / "out")
-
     def kill_the_new(event: RegionEvent) -> None:
         if isinstance(event, WorkerJoined) and event.worker == 2:
             os.kill(event.pid, signal.SIGKILL)
 
-    with running(graph, shared_store, tmp_path, workers=2) as (control, watch):
+    with counting(texts, shared_store, tmp_path, workers=2) as (control, watch):
         watch.cuts(2)
         watch.also = kill_the_new
         with pytest.raises(NotScaledError, match="keeps 2 workers"):
@@ -144,9 +158,6 @@ def test_a_change_that_fails_leaves_the_workers_that_were_there(
         assert control.checkpoint(WAIT_S)
         assert len(control.status.workers) == 2
         assert control.scale(3, WAIT_S).workers == 3
-        hurry(tmp_path / "out")
-        assert finished(control), control.status
-    assert counts_in(tmp_path / "out") == dict(true_counts(texts, 3))
 
 
 def test_what_has_no_rule_keeps_its_number_of_workers(

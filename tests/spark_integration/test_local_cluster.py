@@ -1,18 +1,15 @@
 """A region on executors that are processes of their own, as on a real cluster, and import nothing of ours but
 what is installed: `local-cluster`, and a standalone cluster on loopback, started with Spark's own classes.
 
-A worker is killed, then the whole executor of one. A session of another master cannot live beside the shared
-one, so the driver is a program. The standalone cluster runs with DOS_TEST_PROFILE=long: `tests/hosts` has one
-in every run, with an executor on each of several hosts, which are lost.
+A worker is killed, then the whole executor of one. The standalone cluster runs with DOS_TEST_PROFILE=long:
+`tests/hosts` has one in every run, with an executor on each of several hosts, which are lost.
 """
 
 import json
 import os
 import re
 import subprocess
-import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +20,7 @@ import trio
 
 from dos_client import init_store
 from examples.demo.verdict import judge
+from tests.spark_integration.cluster_program import COUNTS, counted
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.spark
@@ -32,77 +30,37 @@ long_only = pytest.mark.skipif(
 
 PASSES = 150
 START_S_MAX = 120.0
-HELPER = """
-import time
-import pyarrow.compute as pc
-from pathlib import Path
-
-HURRY = Path(__file__).with_name("hurry")
-
-def split(batch):
-    if not HURRY.exists():
-        time.sleep(batch.num_rows * 0.0005)
-    words = pc.list_flatten(pc.ascii_split_whitespace(batch["line"]))
-    return {"word": words.filter(pc.not_equal(words, ""))}
-"""
 DRIVER = """
 import json, os, signal, sys, time
 from pathlib import Path
-from pyspark.sql import SparkSession
 from checkpoint.core.region import RegionState
-from dataflow import FileSink, FileSource, Graph
 from spark_integration import run
-from helper import HURRY, split
+from helper import HURRY, daemon_of, executor_of, session, until, word_count
 
 here, master, passes, options = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
-spark = (
-    SparkSession.builder.master(master)
-    .config("spark.ui.enabled", "false")
-    .config("spark.driver.host", "127.0.0.1")
-    .config("spark.driver.bindAddress", "127.0.0.1")
-    .config("spark.driver.memory", "600m")
-    .config("spark.executor.memory", "600m")
-    .config("spark.executor.cores", "1")
-    .config("spark.cores.max", "2")
-    .config("spark.sql.warehouse.dir", str(here / "warehouse"))
-    .getOrCreate()
-)
-spark.sparkContext.setLogLevel("OFF")
-graph = Graph("wordcount")
-lines = graph.source("lines", FileSource([here / "a.txt", here / "b.txt"], repeat=passes, local=True))
-words = lines.flat_map("words", split, schema="word string", takes="batch")
-words.key_by("by_word", "word").count("counts").sink("out", FileSink(here / "out", local=True))
-region = run(spark, graph, checkpoint_interval=0.2, spare_slots=0, **options)
+spark = session(master, here, {"spark.executor.cores": "1", "spark.cores.max": "2"})
+region = run(spark, word_count(here, passes, local=True), checkpoint_interval=0.2, spare_slots=0, **options)
 
-def until(condition):
-    deadline = time.monotonic() + 150
-    while not condition():
-        assert region.isActive and time.monotonic() < deadline, (region.status, region.exception())
-        time.sleep(0.02)
+def running_and_cut_since(before):
+    return region.status.state is RegionState.RUNNING and region.status.checkpoints_committed > before
 
 def cut_once_more():
     before = region.status.checkpoints_committed
-    until(lambda: region.status.state is RegionState.RUNNING and region.status.checkpoints_committed > before)
-
-def parent(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-def worker_pids():
-    return [worker.pid for worker in region.status.workers]
+    until(region, "cut", lambda: running_and_cut_since(before))
 
 cut_once_more()
-daemons = {parent(pid) for pid in worker_pids()}
-os.kill(worker_pids()[0], signal.SIGKILL)
-until(lambda: len(region.status.resets) == 1)
+daemons = {daemon_of(worker) for worker in region.status.workers}
+os.kill(region.status.workers[0].pid, signal.SIGKILL)
+until(region, "one reset", lambda: len(region.status.resets) == 1)
 cut_once_more()
-executors = [parent(parent(pid)) for pid in worker_pids()]
+executors = [executor_of(worker) for worker in region.status.workers]
 names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in executors}
 os.kill(executors[1], signal.SIGKILL)
 killed = time.monotonic()
-until(lambda: len(region.status.resets) == 2)
+until(region, "two resets", lambda: len(region.status.resets) == 2)
 cut_once_more()
 seconds = time.monotonic() - killed
-new = parent(parent(worker_pids()[1]))
+new = executor_of(region.status.workers[1])
 HURRY.touch()
 region.awaitTermination(150)
 print(json.dumps({
@@ -183,15 +141,14 @@ def standalone(folder: Path) -> Iterator[str]:
 @pytest.mark.timeout(500)  # a Spark of three to five JVMs, on a busy machine
 @pytest.mark.parametrize("master", ["local-cluster", pytest.param("standalone", marks=long_only)])
 def test_the_loss_of_a_worker_and_of_an_executor_changes_nothing(master: str, tmp_path: Path) -> None:
-    text = "one two two three three three\n" * 200
-    for name, content in (("helper.py", HELPER), ("driver.py", DRIVER), ("a.txt", text), ("b.txt", text)):
-        (tmp_path / name).write_text(content)
     if master == "local-cluster":
-        said = run_driver(tmp_path, "local-cluster[2,1,1024]", {"data_dir": str(tmp_path / "data")})
+        options: dict[str, object] = {"data_dir": str(tmp_path / "data")}
+        said = counted(tmp_path, DRIVER, "local-cluster[2,1,1024]", PASSES, json.dumps(options))
     else:
         with ServerProcess(tmp_path / "server") as server, standalone(tmp_path) as url:
             trio.run(init_store, server.url)
-            said = run_driver(tmp_path, url, {"store": server.url, "insecure": True})
+            options = {"store": server.url, "insecure": True}
+            said = counted(tmp_path, DRIVER, url, PASSES, json.dumps(options))
     assert len(said["resets"]) == 2, said
     assert {name: said[name] for name in ("state", "daemons", "executors", "names", "another")} == {
         "state": "FINISHED",
@@ -200,18 +157,5 @@ def test_the_loss_of_a_worker_and_of_an_executor_changes_nothing(master: str, tm
         "names": ["java"],
         "another": True,
     }
-    verdict = judge((tmp_path / "out").glob("part-w*.tsv"), Counter(text.encode().split()), 2 * PASSES)
+    verdict = judge((tmp_path / "out").glob("part-w*.tsv"), COUNTS, 2 * PASSES)
     assert verdict.right, verdict
-
-
-def run_driver(folder: Path, master: str, options: dict[str, object]) -> dict[str, object]:
-    done = subprocess.run(
-        [sys.executable, folder / "driver.py", folder, master, str(PASSES), json.dumps(options)],
-        capture_output=True,
-        text=True,
-        timeout=450,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    said: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
-    return said

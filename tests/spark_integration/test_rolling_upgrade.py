@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ import pytest
 
 from examples.demo.verdict import judge
 from tests.dataflow.support import made
-from tests.spark_integration.test_local_cluster import HELPER
+from tests.spark_integration.cluster_program import COUNTS, write_program
 from tests.support.dos_command import dos
 from tests.support.servers import ServerProcess, three_servers
 
@@ -53,30 +52,14 @@ FOREIGN: Edits = {VERSIONS: [(r"= \(1, 2\)", "= (4, 4)")]}
 DRIVER = """
 import json, sys
 from pathlib import Path
-from pyspark.sql import SparkSession
 from checkpoint.errors import NotReplacedError
 from checkpoint.runtime import package_version
-from dataflow import FileSink, FileSource, Graph
 from spark_integration import run
-from helper import HURRY, split
+from helper import session, word_count
 
 here, installed, store = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-spark = (
-    SparkSession.builder.master("local-cluster[1,3,1024]")
-    .config("spark.ui.enabled", "false")
-    .config("spark.driver.host", "127.0.0.1")
-    .config("spark.driver.bindAddress", "127.0.0.1")
-    .config("spark.driver.memory", "600m")
-    .config("spark.executor.memory", "600m")
-    .config("spark.executorEnv.PYTHONPATH", installed)
-    .config("spark.sql.warehouse.dir", str(here / "warehouse"))
-    .getOrCreate()
-)
-spark.sparkContext.setLogLevel("OFF")
-graph = Graph("wordcount")
-lines = graph.source("lines", FileSource([here / "a.txt", here / "b.txt"], repeat=2_000))
-words = lines.flat_map("words", split, schema="word string", takes="batch")
-words.key_by("by_word", "word").count("counts").sink("out", FileSink(here / "out"))
+spark = session("local-cluster[1,3,1024]", here, {"spark.executorEnv.PYTHONPATH": installed})
+graph = word_count(here, 2_000)
 region = run(spark, graph, store=store, workers=2, checkpoint_interval=0.2, spare_slots=1, hand_over=True)
 for line in sys.stdin:
     answer = {}
@@ -172,9 +155,7 @@ def test_workers_and_the_driver_run_another_version_without_a_stop_of_the_region
     three_servers: list[ServerProcess], tmp_path: Path
 ) -> None:
     store, installed = made(three_servers), tmp_path / "installed"
-    text = "one two two three three three\n" * 200
-    for name, content in (("helper.py", HELPER), ("driver.py", DRIVER), ("a.txt", text), ("b.txt", text)):
-        (tmp_path / name).write_text(content)
+    write_program(tmp_path, DRIVER)
     present, later = wheel(tmp_path, "1.0", {}), wheel(tmp_path, "1.1", LATER)
     foreign = wheel(tmp_path, "2.0", FOREIGN)
     install(present, installed)
@@ -206,5 +187,5 @@ def test_workers_and_the_driver_run_another_version_without_a_stop_of_the_region
             assert down.get("replaced") == [0, 1], down
             (tmp_path / "hurry").touch()
             assert newer.told("end")["state"] == "FINISHED"
-    verdict = judge((tmp_path / "out").glob("part-w*.tsv"), Counter(text.encode().split()), 2 * PASSES)
+    verdict = judge((tmp_path / "out").glob("part-w*.tsv"), COUNTS, 2 * PASSES)
     assert verdict.right, verdict
