@@ -73,6 +73,7 @@ class Recovery:
         state.terms.clear()
         state.timers.clear("restore", "drain", "cut", "take over")
         state.roster.release()
+        self.launch_unhosted(now)
         for finished in state.roster:
             if finished.state is WorkerState.DONE:
                 state.roster.schedule(finished, now)
@@ -82,6 +83,15 @@ class Recovery:
             state.timers.set("open", now + delay_s)
         else:
             self.open_manifest()
+
+    def launch_unhosted(self, now: float) -> None:
+        """Launch the workers that a process of another worker was to run and that have not joined: after a
+        reset nobody hosts a worker, and that process may be gone, so that nobody reports their end.
+        """
+        for worker in self._state.roster:
+            if worker.host is not None and worker.state is WorkerState.LAUNCHED:
+                self._state.roster.lose(worker, "its host was reset before it joined", ended=True)
+                self._state.roster.schedule(worker, now)
 
     def begin_round(self, reason: str, now: float, *, worker: int, spend: bool) -> bool:
         """Begin a round, or continue the open one for a new reason; count the attempt if `spend` is set.

@@ -94,10 +94,11 @@ class TakeOvers:
 
     def on_hosted(self, event: WorkerHosted, now: float) -> None:
         """Note that a worker runs in the process of another one. The launcher knows nothing of it."""
-        del now
         worker = self._state.roster.find(event.worker, event.attempt)
         if worker is not None:
             worker.host, worker.ended = event.host, True
+            if not self.is_of(worker):  # a reset came first
+                self._recovery.launch_unhosted(now)
 
     def _expect_return(self, now: float) -> None:
         """Launch a process of its own for a worker that another one hosts."""

@@ -13,6 +13,7 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
     ScaleWanted,
     WorkerEnded,
+    WorkerHosted,
 )
 from checkpoint.core.messages import Failed, Restore, Restored, View
 from checkpoint.core.region_states import WorkerState
@@ -149,6 +150,26 @@ def test_a_process_that_ends_before_it_joins_is_a_second_loss() -> None:
         f"worker 1 was lost: ImportError: no module named x{INSTEAD}it was lost before, and no checkpoint was"
         " committed since"
     )
+
+
+@pytest.mark.parametrize("noted_after", [False, True], ids=["hosted", "hosted-after-the-loss"])
+def test_a_worker_whose_host_is_lost_before_it_joined_gets_a_process_of_its_own(noted_after: bool) -> None:
+    """Nobody reports its end: the launcher knows nothing of it, and it has no link."""
+    region = running()
+    killed(region)
+    assert [(order.host, order.attempt) for order in region.take(LaunchWorker)] == [(0, 2)]
+    hosted = WorkerHosted(1, 2, host=0)
+    if noted_after:
+        killed(region, 0)
+        region.play(hosted)
+    else:
+        region.play(hosted)
+        killed(region, 0)
+    assert [order.step for order in region.take(OpenManifest)] == [FIRST]
+    region.opened(region.core.state.last_checkpoint, epoch=region.epoch + FIRST)
+    region.tick(1)
+    launched = [order for order in region.take(LaunchWorker) if order.worker == 1]
+    assert [(order.host, order.attempt) for order in launched] == [(None, 3)]
 
 
 def test_a_region_whose_last_checkpoint_is_committed_meanwhile_is_reset() -> None:
