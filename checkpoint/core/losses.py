@@ -140,6 +140,7 @@ class Losses:
         - `text`: more about the reason, such as a traceback, kept as the worker's error.
         """
         state = self._state
+        ended = ended or worker.host is not None  # the launcher knows nothing of it, and reports no end
         if worker.state is WorkerState.FINISHED:
             self._close(state.roster.leave(worker, ended=ended))
             self._checkpointing.finish_if_all_have(now)

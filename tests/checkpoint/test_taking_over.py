@@ -14,7 +14,9 @@ from checkpoint.core.coordinator_vocabulary import (
     CancelWorker,
     CheckpointWanted,
     CutAppended,
+    End,
     LaunchWorker,
+    LinkDown,
     MessageRefused,
     NotifyObservers,
     OpenManifest,
@@ -26,6 +28,7 @@ from checkpoint.core.coordinator_vocabulary import (
 from checkpoint.core.manifest import TERMS_VERSION, Cut, WorkerCut
 from checkpoint.core.messages import (
     Committed,
+    Finished,
     Peer,
     Prepared,
     RequestCut,
@@ -298,6 +301,25 @@ def test_local_recovery_needs_checkpoints() -> None:
     with pytest.raises(ValueError, match="recovery must be 'global' or 'local', got 'ring'"):
         spec(recovery="ring")
     assert spec(without_checkpoints=True).recovery == "global"
+
+
+def test_a_region_with_a_hosted_worker_ends_when_its_processes_have() -> None:
+    """The launcher reports the end of processes, and a hosted worker is none."""
+    region = running(workers=2)
+    region.die(1)
+    region.play(WorkerHosted(1, 2, host=0))
+    joins(region, 1)
+    restored(region)
+    for worker in range(2):
+        region.progress(worker, step=8, exhausted=True)
+    for worker, term in ((0, FIRST), (1, FIRST + 1)):
+        voted(region, worker, term, cut=2, step=9)
+    assert appended(region).final
+    for worker in range(2):
+        region.receive(worker, Finished)
+    region.take()
+    region.play(LinkDown(region.links[1], "closed"), WorkerEnded(1, 3, None), WorkerEnded(0, 1, None))
+    assert [end.state for end in region.take(End)] == [RegionState.FINISHED]
 
 
 def test_a_worker_on_a_host_gets_its_own_process_and_moves_there_after_a_commit() -> None:
