@@ -24,6 +24,7 @@ from journal.core.file_ops import FileOp, FileTruncate, FileWrite
 from journal.core.position import Position
 from journal.core.record import Record
 from journal.files.changing import ChangingFiles
+from journal.files.history import position_at
 from journal.files.local_journal import LocalJournal
 from journal.files.marks import TimeMarks
 from journal.files.moments import Moment, stop_at
@@ -119,7 +120,7 @@ class Directory:
         claim: ClaimPort,
         chain: str = FILES_CHAIN,
         *,
-        at: Position | None = None,
+        at: Position | Moment = None,
         scratch: Scratch | None = None,
         recovery_bytes: int = recovery_bytes_max,
         segment_bytes: int = files_segment_bytes_max,
@@ -127,13 +128,19 @@ class Directory:
     ) -> "Directory":
         """Take the chain over and rebuild the files at `path` from it. Other files at `path` are deleted.
 
-        at: continue from this position instead of the chain's end. Later records leave the history.
+        at: continue from here instead of the chain's end: a position, or a moment of the present line of
+            history as in `restore` (a logical offset, a time, a checkpoint, a step). Later records leave the
+            history: only a position names them now. For a moment, the log has the position of the last one.
 
         Raises the errors of `take_over` and of reading a chain, UnsafePathError and FileConflictError for a
-        journal that no Directory wrote, OSError. After a failure or a cancellation, `path` is unchanged or
-        complete as of the chain's end.
+        journal that no Directory wrote, OSError. For a moment also NotFoundError without a chain,
+        HistoryTrimmedError if the chain no longer holds it, StopNotFoundError for an unknown checkpoint,
+        ValueError for a time without a time zone. After a failure or a cancellation, `path` is unchanged or
+        complete as of the opened position, and the chain is unchanged or ends there.
         """
         generation = claim.store.record.generation
+        if at is not None and not isinstance(at, Position):
+            at = await position_at(claim, chain, stop_at(at), generation=generation, scratch=scratch)
         state = await take_over(claim, chain, at=at, generation=generation, scratch=scratch)
         with Rebuilding(path) as rebuilding:
             if state.segments:
