@@ -7,11 +7,13 @@ changes that were applied but never recorded on the quorum. Read the files as or
 bypasses this module is reverted at the next opening.
 
 The journal grows by segments. When a restore would read more than `recovery_bytes_max`, the next segment
-begins with a snapshot of all files. Only `trim` deletes history: until then every moment can be restored.
+begins with a snapshot of all files. In a store, only `trim` deletes history: until then every moment can be
+restored. A journal on the local disk (`LocalClaim`) is trimmed at each snapshot: what precedes the snapshot
+before it is deleted, so the disk holds about two times what an opening reads.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +25,7 @@ from journal.chain import take_over
 from journal.core.file_ops import FileOp, FileTruncate, FileWrite
 from journal.core.position import Position
 from journal.core.record import Record
+from journal.core.trimming import Floor
 from journal.files.changing import ChangingFiles
 from journal.files.history import position_at
 from journal.files.local_journal import LocalJournal
@@ -31,6 +34,7 @@ from journal.files.moments import Moment, stop_at
 from journal.files.rebuilding import Rebuilding
 from journal.files.trimming import TrimPlan, trim
 from journal.limits import files_segment_bytes_max, recovery_bytes_max
+from journal.local_store import LocalClaim
 from journal.ops import Op
 from journal.ports import ClaimPort, StorePort
 from journal.reading import read_plain_batches
@@ -47,16 +51,8 @@ class Recorder(Protocol):
     def end(self) -> Position: ...
 
     @property
-    def bytes_since_snapshot(self) -> int: ...
-
-    @property
     def marks(self) -> bool:
         """Whether the journal can hold MARK records, which hold the wall clock."""
-        ...
-
-    @property
-    def rolls(self) -> bool:
-        """Whether the journal consists of segments, and so can roll."""
         ...
 
     def append(self, record: Record) -> Position: ...
@@ -64,8 +60,6 @@ class Recorder(Protocol):
     async def wait_room(self) -> None: ...
 
     async def wait_synced(self, position: Position | None = None) -> None: ...
-
-    async def roll(self, snapshot: Iterable[Record] | None = None) -> None: ...
 
     async def aclose(self) -> None: ...
 
@@ -110,6 +104,8 @@ class Directory:
         self._recovery_bytes = recovery_bytes
         self._segment_bytes = segment_bytes
         self._segment_base = writer.end.size
+        self._releasable: Callable[[Floor], Floor] | None = None
+        """Set if a snapshot releases what precedes the former one: returns the floor that is possible."""
         self._checkpoint = (0, 0)
         """The number and the step of the last recorded checkpoint; (0, 0) if there is none."""
 
@@ -156,6 +152,8 @@ class Directory:
             path, writer, recovery_bytes=recovery_bytes, segment_bytes=segment_bytes, clock_ms=clock_ms
         )
         opened._checkpoint = rebuilding.replay.cut or 0, rebuilding.replay.step
+        if isinstance(claim, LocalClaim):
+            opened._releasable = claim.releasable
         return opened
 
     @classmethod
@@ -279,12 +277,18 @@ class Directory:
         return position
 
     async def _roll_if_due(self) -> None:
-        if not self.writer.rolls:
-            return
+        if not isinstance(self.writer, ChainWriter):
+            return  # a journal in one file has no segments
         end = self.end.size
         since, live = self.writer.bytes_since_snapshot, self._files.live_bytes
         if since >= max(self._recovery_bytes - live, live, 1):
+            before = self.writer.floor
             await self.writer.roll(self._snapshot())
+            if self._releasable is not None:
+                await (
+                    self.writer.wait_synced()
+                )  # R14: the snapshot is whole before anything below it is deleted
+                await self.writer.release(self._releasable(before))
         elif end - self._segment_base >= self._segment_bytes:
             await self.writer.roll()
         else:

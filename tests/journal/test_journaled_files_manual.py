@@ -53,5 +53,7 @@ async def test_the_examples_of_the_page_run(
             monkeypatch.chdir(tmp_path / "with no server")
             await run("archive", servers.url, names)
             assert files(Path("as-of-new-year")) == files(Path("../ledger"))
+        await run("local", servers.url, names)
+        assert files(Path("before-the-call")) == {"today": b"buy milk\n"}
         await run("mirror", servers.url, names)
         assert files(Path("resilience")) == {"my_app-worker3.tcp-control": b"localhost\n"}
