@@ -22,12 +22,12 @@ import trio
 
 from dos_protocol.errors import LocalProtocolError
 from journal.chain import take_over
-from journal.core.file_ops import FileOp, FileTruncate, FileWrite
+from journal.core.file_ops import FileOp, FileTruncate, FileWrite, path_bytes, safe_path
 from journal.core.position import Position
 from journal.core.record import Record
 from journal.core.trimming import Floor
 from journal.files.changing import ChangingFiles
-from journal.files.history import position_at
+from journal.files.history import take_over_at
 from journal.files.local_journal import LocalJournal
 from journal.files.marks import TimeMarks
 from journal.files.moments import Moment, stop_at
@@ -135,9 +135,11 @@ class Directory:
         complete as of the opened position, and the chain is unchanged or ends there.
         """
         generation = claim.store.record.generation
-        if at is not None and not isinstance(at, Position):
-            at = await position_at(claim, chain, stop_at(at), generation=generation, scratch=scratch)
-        state = await take_over(claim, chain, at=at, generation=generation, scratch=scratch)
+        if at is None or isinstance(at, Position):
+            state = await take_over(claim, chain, at=at, generation=generation, scratch=scratch)
+        else:
+            stop = stop_at(at)
+            state = await take_over_at(claim, chain, stop, generation=generation, scratch=scratch)
         with Rebuilding(path) as rebuilding:
             if state.segments:
                 async with aclosing(read_plain_batches(claim, state, scratch=scratch)) as batches:
@@ -185,6 +187,20 @@ class Directory:
     def end(self) -> Position:
         """The position just past the last change. A restore to it returns exactly the current files."""
         return self.writer.end
+
+    def files(self) -> dict[str, int]:
+        """Return the size of each file in bytes, by path."""
+        return self._files.sizes()
+
+    def read(self, name: str, offset: int = 0, max_bytes: int | None = None) -> bytes:
+        """Return up to `max_bytes` bytes of a file from `offset` on (None: all that follow).
+
+        It may be called from any thread. Bytes that a change is writing at the same time may be old or new.
+        Raises UnsafePathError, FileNotFoundError, OSError.
+        """
+        with (self.path / safe_path(path_bytes(name))).open("rb") as file:
+            file.seek(offset)
+            return file.read(-1 if max_bytes is None else max_bytes)
 
     async def append(self, name: str, data: bytes) -> Position:
         """Append to a file, which is created if missing. Return the position just past the change."""

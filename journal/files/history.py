@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from dos_protocol.errors import NotFoundError
 from journal.chain import inspect_chain_at, inspect_committed, take_over
 from journal.core.chain import ChainState
@@ -54,17 +56,17 @@ async def stretch_at(store: StorePort, directory: str, chain: str, stop: ReplayS
     return await _find(_Line.of_reader(store, directory, chain), head, stop)
 
 
-async def position_at(
+async def take_over_at(
     claim: ClaimPort, chain: str, stop: ReplayStop, *, generation: int, scratch: Scratch | None = None
-) -> Position:
-    """Return the position of the stop on the present line of history, read under `claim`.
+) -> ChainState:
+    """Take the chain over as `journal.take_over` does, up to the stop on its present line of history.
 
-    It is the position just past the last record that a replay to `stop` applies; ORIGIN if there is none. The
-    log names the end of the chain, because a writer that continues from an earlier position leaves it.
+    The returned chain ends just past the last record that a replay to `stop` applies; at ORIGIN if there is
+    none. The log names the former end, because a writer that continues from an earlier one leaves it. The
+    whole chain is settled, because a claim settles a segment once, at one length.
 
     Raises NotFoundError if the chain does not exist, HistoryTrimmedError if it no longer holds the stop,
-    StopNotFoundError for an unknown checkpoint, and the errors of `take_over` and of reading a chain. Nothing
-    was changed, except that everything below the chain's end is synced on the quorum.
+    StopNotFoundError for an unknown checkpoint, and the errors of `take_over` and of reading a chain.
     """
     head = await take_over(claim, chain, generation=generation, scratch=scratch)
     if head.end is None:
@@ -80,8 +82,8 @@ async def position_at(
                 position = batch[replay.records - before - 1][0]
     replay.finish()
     if position != head.end:
-        logger.warning("chain %s: %s is %s; the chain ends at %r", chain, stop, position, head.end)
-    return position
+        logger.warning("chain %s: %s is %s; the chain ended at %r", chain, stop, position, head.end)
+    return msgspec.structs.replace(stretch.up_to(position), released=stretch.released)
 
 
 async def _taken_up_to(

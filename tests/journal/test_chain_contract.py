@@ -297,6 +297,14 @@ async def test_a_reader_of_an_older_moment_stops_there(bench: Bench) -> None:
     assert await bench.inspect(stop=ends[1]) == ["a", "b"]
 
 
+async def test_a_claim_settles_a_segment_at_one_length(bench: Bench) -> None:
+    writer = await bench.write(1, ["a", "b"])
+    claim, state = await bench.take_over(2)
+    assert state.end == writer.end
+    with pytest.raises(LocalProtocolError, match="known to this claim"):
+        await claim.settle(writer.segment, 1, 0)
+
+
 async def test_an_unpipelined_chain_waits_for_each_record(bench: Bench) -> None:
     claim, state = await bench.take_over(1)
     writer = await ChainWriter.open(claim, "J", state, 1, pipelined=False)
