@@ -29,7 +29,7 @@ import trio
 from dos_client import Bookmark
 from dos_client.errors import MissingDataError
 from dos_protocol.digests import PrefixDigest
-from dos_protocol.errors import ClosedError, LocalProtocolError, NotFoundError
+from dos_protocol.errors import ClosedError, CorruptDataError, LocalProtocolError, NotFoundError
 from dos_protocol.limits import id_bytes
 from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import Member, StoreRecord
@@ -79,12 +79,13 @@ class LocalStore:
         del directory
         await trio.lowlevel.checkpoint()
         segments = self.segments()
-        epoch = max((one.epoch for one in segments), default=0)
+        # One writer follows another, so what is here was written under the claim of the newest segment that
+        # begins. A segment without a whole start is that of an opening that crashed.
+        epoch = next((one.epoch for one in segments if _begins(self.path / str(one))), 0)
         objects = {}
         for one in segments:
             with suppress(FileNotFoundError):  # its writer has trimmed the chain meanwhile
                 objects[str(one)] = _info(self.path / str(one))
-        # There is one line of writers, so the bytes of the newest epoch count as held under its claim.
         return LocalView({_DISK: objects}, {}, {_DISK: (epoch, b"")})
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
@@ -269,6 +270,11 @@ class LocalClaim:
             self.fail(f"cannot sync {path}: {error}", error)
 
 
+def journal_beside(path: Path) -> Path:
+    """Return the place of the journal of a directory of files, unless another one is chosen."""
+    return path.with_name(f"{path.name}.journal")
+
+
 class LocalObject:
     """A new segment of a local chain, as an `ObjectWriterPort`."""
 
@@ -350,11 +356,20 @@ def _listed(path: Path, segments: list[SegmentName]) -> dict[str, ObjectInfo]:
         info = _info(file)
         if segment.chain not in headed:
             info = _info(file, _digest_of(file, info.synced).value)
-            with file.open("rb", buffering=0) as start:
-                if RecordDecoder(where=file.name).feed(start.read(start_read_bytes_max)):
-                    headed.add(segment.chain)
+            if _begins(file):
+                headed.add(segment.chain)
         listed[str(segment)] = info
     return listed
+
+
+def _begins(path: Path) -> bool:
+    """Return whether the first record of a segment is whole. Bytes that are not a record count as one."""
+    with suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
+        try:
+            return bool(RecordDecoder(where=path.name).feed(file.read(start_read_bytes_max)))
+        except CorruptDataError:
+            return True  # damage, which the walk reports
+    return False
 
 
 def _digest_of(path: Path, size: int) -> PrefixDigest:

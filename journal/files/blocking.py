@@ -7,7 +7,7 @@
     ):
         ledger.wait_synced(ledger.append("log.txt", b"hello\n"))
 
-    with open_local_directory(Path("notes"), Path("notes.journal")) as notes:
+    with open_local_directory(Path("notes")) as notes:
         ...
 
 Every call runs in a trio thread and waits for the result. Names and errors are those of `Directory` and
@@ -28,7 +28,7 @@ from journal.files.moments import Moment
 from journal.files.restoring import RestoreResult
 from journal.files.trimming import TrimPlan
 from journal.limits import files_segment_bytes_max, recovery_bytes_max
-from journal.local_store import LocalClaim, LocalStore
+from journal.local_store import LocalClaim, LocalStore, journal_beside
 
 
 class BlockingDirectory:
@@ -97,7 +97,7 @@ def open_directory(
 @contextmanager
 def open_local_directory(
     path: Path,
-    journal: Path,
+    journal: Path | None = None,
     chain: str = FILES_CHAIN,
     *,
     at: Position | Moment = None,
@@ -106,13 +106,15 @@ def open_local_directory(
 ) -> Iterator[BlockingDirectory]:
     """Open a directory whose journal is on the disk of this machine, from a thread.
 
-    journal: the directory of its segments, created if missing. Raises the errors of `LocalClaim` and
-    `Directory.open`. The end of the `with` block does not sync: call `wait_synced` first.
+    journal: the directory of its segments, created if missing; None for PATH.journal.
+
+    Raises the errors of `LocalClaim` and `Directory.open`. The end of the `with` block does not sync: call
+    `wait_synced` first.
     """
     opening = partial(Directory.open, at=at, recovery_bytes=recovery_bytes, segment_bytes=segment_bytes)
     with (
         Portal("dos-files") as portal,
-        LocalClaim(journal) as claim,
+        LocalClaim(journal or journal_beside(path)) as claim,
         _closing(portal, portal.call(opening, path, claim, chain)) as directory,
     ):
         yield directory

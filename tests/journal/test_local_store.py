@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from dos_protocol.errors import ClosedError, DosError, LocalProtocolError
+from dos_protocol.errors import ClosedError, DosError, LocalProtocolError, NotFoundError
 from journal import Directory, LocalClaim, LocalStore, restore
 from journal.core.errors import HistoryTrimmedError, LocalFilesError
 from journal.files import directory as directory_module
@@ -99,6 +99,17 @@ class LocalModel:
         del self.versions[kept[-1] :]
         self.acknowledged = len(self.versions)
 
+    async def check_readable(self) -> None:
+        """A reader finds all that was acknowledged, before another writer opens the journal."""
+        into, acknowledged = self.root / "read", self.versions[: self.acknowledged]
+        try:
+            await restore(into, LocalStore(self.root / "journal"), "journal")
+        except (NotFoundError, FileNotFoundError):
+            assert not acknowledged
+        else:
+            later = [state for _, state in self.versions[max(self.acknowledged - 1, 0) :]]
+            assert files(into) in later or not (acknowledged or files(into))
+
     async def check_history(self) -> None:
         """Every version of the last two snapshots is restored, and earlier ones are refused as trimmed."""
         store, refused = LocalStore(self.root / "journal"), 0
@@ -128,6 +139,7 @@ def crash_everywhere(root: Path, seed: int, *, every: int) -> int:
             except MachineCrash:
                 disk.crash_at = -1
                 disk.lose(rng)
+                trio.run(model.check_readable)
             else:
                 return calls
             calls = disk.calls
@@ -182,6 +194,21 @@ async def test_the_disk_holds_two_times_what_an_opening_reads_however_long_it_is
     with LocalClaim(tmp_path / "journal") as claim:
         async with await Directory.open(tmp_path / "live", claim, at=end - most // 2):
             assert files(tmp_path / "live") == {"log": bytes(2_000)}
+
+
+@pytest.mark.trio
+async def test_a_reader_finds_everything_after_an_opening_that_crashed(tmp_path: Path) -> None:
+    with LocalClaim(tmp_path / "journal") as claim:
+        async with await Directory.open(tmp_path / "live", claim) as directory:
+            await directory.append("log", b"all of it")
+            end = directory.end.size
+    whole = next((tmp_path / "journal").iterdir()).read_bytes()
+    for torn in (b"", whole[:50]):
+        (tmp_path / "journal" / f"files.{2:016x}.{end:016x}").write_bytes(torn)
+        await restore(tmp_path / f"{len(torn)}", LocalStore(tmp_path / "journal"), "journal")
+        assert files(tmp_path / f"{len(torn)}") == {"log": b"all of it"}
+    with LocalClaim(tmp_path / "journal") as claim:
+        assert claim.epoch == 3
 
 
 @pytest.mark.trio
