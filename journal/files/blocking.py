@@ -23,6 +23,7 @@ from typing import Any
 from dos_client.blocking import BlockingClaim, BlockingStore, Portal
 from journal.core.position import Position
 from journal.files import restoring
+from journal.files.damage import OnDamaged
 from journal.files.directory import FILES_CHAIN, Directory
 from journal.files.moments import Moment
 from journal.files.restoring import RestoreResult
@@ -42,6 +43,10 @@ class BlockingDirectory:
     def path(self) -> Path:
         """The local directory of the files."""
         return self._directory.path
+
+    @property
+    def damage(self) -> str:
+        return self._directory.damage
 
     @property
     def end(self) -> Position:
@@ -85,11 +90,18 @@ def open_directory(
     chain: str = FILES_CHAIN,
     *,
     at: Position | Moment = None,
+    on_damaged: OnDamaged = "fail",
     recovery_bytes: int = recovery_bytes_max,
     segment_bytes: int = files_segment_bytes_max,
 ) -> Iterator[BlockingDirectory]:
     """Open a directory in a store as `Directory.open` does, from a thread."""
-    opening = partial(Directory.open, at=at, recovery_bytes=recovery_bytes, segment_bytes=segment_bytes)
+    opening = partial(
+        Directory.open,
+        at=at,
+        on_damaged=on_damaged,
+        recovery_bytes=recovery_bytes,
+        segment_bytes=segment_bytes,
+    )
     with _closing(claim.portal, claim.portal.call(opening, path, claim.claim, chain)) as directory:
         yield directory
 
@@ -101,6 +113,7 @@ def open_local_directory(
     chain: str = FILES_CHAIN,
     *,
     at: Position | Moment = None,
+    on_damaged: OnDamaged = "fail",
     recovery_bytes: int = recovery_bytes_max,
     segment_bytes: int = files_segment_bytes_max,
 ) -> Iterator[BlockingDirectory]:
@@ -111,7 +124,13 @@ def open_local_directory(
     Raises the errors of `LocalClaim` and `Directory.open`. The end of the `with` block does not sync: call
     `wait_synced` first.
     """
-    opening = partial(Directory.open, at=at, recovery_bytes=recovery_bytes, segment_bytes=segment_bytes)
+    opening = partial(
+        Directory.open,
+        at=at,
+        on_damaged=on_damaged,
+        recovery_bytes=recovery_bytes,
+        segment_bytes=segment_bytes,
+    )
     with (
         Portal("dos-files") as portal,
         LocalClaim(journal or journal_beside(path)) as claim,

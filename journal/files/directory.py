@@ -27,6 +27,7 @@ from journal.core.position import Position
 from journal.core.record import Record
 from journal.core.trimming import Floor
 from journal.files.changing import ChangingFiles
+from journal.files.damage import OnDamaged, check_previous, newest_whole
 from journal.files.history import take_over_at
 from journal.files.local_journal import LocalJournal
 from journal.files.marks import TimeMarks
@@ -98,6 +99,8 @@ class Directory:
     ) -> None:
         self.path = path
         self.writer = writer
+        self.damage = ""
+        """What was left out by `on_damaged="previous"`, and why; "" if nothing was."""
         self._files = ChangingFiles(path)
         self._lock = trio.Lock()
         self._marks = TimeMarks(clock_ms)
@@ -117,6 +120,7 @@ class Directory:
         chain: str = FILES_CHAIN,
         *,
         at: Position | Moment = None,
+        on_damaged: OnDamaged = "fail",
         scratch: Scratch | None = None,
         recovery_bytes: int = recovery_bytes_max,
         segment_bytes: int = files_segment_bytes_max,
@@ -127,6 +131,9 @@ class Directory:
         at: continue from here instead of the chain's end: a position, or a moment of the present line of
             history as in `restore` (a logical offset, a time, a checkpoint, a step). Later records leave the
             history: only a position names them now. For a moment, the log has the position of the last one.
+        on_damaged: "previous" opens the newest whole state if the chain is damaged. `damage` and the log name
+            what is left out, which leaves the history. It is refused if members are missing, because their
+            copies may be good. The chain is read twice. Not together with `at`.
 
         Raises the errors of `take_over` and of reading a chain, UnsafePathError and FileConflictError for a
         journal that no Directory wrote, OSError. For a moment also NotFoundError without a chain,
@@ -134,7 +141,11 @@ class Directory:
         ValueError for a time without a time zone. After a failure or a cancellation, `path` is unchanged or
         complete as of the opened position, and the chain is unchanged or ends there.
         """
-        generation = claim.store.record.generation
+        generation, damage = claim.store.record.generation, ""
+        if on_damaged == "previous":
+            check_previous(at)
+            whole = await newest_whole(claim, None, chain, generation=generation)
+            at, damage = whole.position, whole.damage
         if at is None or isinstance(at, Position):
             state = await take_over(claim, chain, at=at, generation=generation, scratch=scratch)
         else:
@@ -154,6 +165,7 @@ class Directory:
             path, writer, recovery_bytes=recovery_bytes, segment_bytes=segment_bytes, clock_ms=clock_ms
         )
         opened._checkpoint = rebuilding.replay.cut or 0, rebuilding.replay.step
+        opened.damage = damage
         if isinstance(claim, LocalClaim):
             opened._releasable = claim.releasable
         return opened

@@ -56,6 +56,8 @@ async def test_the_examples_of_the_page_run(
             assert files(Path("as-of-new-year")) == files(Path("../ledger"))
         await run("local", servers.url, names)
         assert files(Path("before-the-call")) == {"today": b"buy milk\n"}
+        await run("damaged", servers.url, names)
+        assert files(Path("what-is-whole")) == files(Path("notes"))
         await run("mirror", servers.url, names)
         assert files(Path("resilience")) == {"my_app-worker3.tcp-control": b"localhost\n"}
 
