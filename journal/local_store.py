@@ -35,7 +35,6 @@ from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import Member, StoreRecord
 from journal.core.decoder import RecordDecoder
 from journal.core.errors import LocalFilesError
-from journal.core.position import NO_FLOOR
 from journal.core.segment import SegmentName, parse_segment_name
 from journal.core.trimming import Floor
 from journal.limits import scratch_read_bytes_max, start_read_bytes_max
@@ -230,18 +229,15 @@ class LocalClaim:
         return self._objects[name]
 
     def collect(self, garbage: Callable[[str], bool]) -> None:
-        """Delete the segments for which `garbage` is true, now.
+        """Delete the segments for which `garbage` is true, now, except those that a mirror needs.
 
-        A crash leaves some of them. The next writer of the chain deletes these. Raises OSError.
+        The rest is deleted by a later call, as is what a crash leaves. Raises OSError.
         """
         self.check_open()
-        for one in [path for path in self.store.path.iterdir() if garbage(path.name)]:
-            one.unlink()
-
-    def releasable(self, floor: Floor) -> Floor:
-        """Return the highest floor up to `floor` below which no mirror needs a segment. Raises OSError."""
         mirrored = self.store.mirrored()
-        return floor if mirrored is None else min(floor, max(mirrored, NO_FLOOR))
+        for one in self.store.segments():
+            if garbage(str(one)) and (mirrored is None or one.order < mirrored):
+                (self.store.path / str(one)).unlink()
 
     # --- for the objects ------------------------------------------------------------------------------------
 

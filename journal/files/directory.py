@@ -25,7 +25,6 @@ from journal.chain import take_over
 from journal.core.file_ops import FileOp, FileTruncate, FileWrite, path_bytes, safe_path
 from journal.core.position import Position
 from journal.core.record import Record
-from journal.core.trimming import Floor
 from journal.files.changing import ChangingFiles
 from journal.files.damage import OnDamaged, check_previous, newest_whole
 from journal.files.history import take_over_at
@@ -107,8 +106,8 @@ class Directory:
         self._recovery_bytes = recovery_bytes
         self._segment_bytes = segment_bytes
         self._segment_base = writer.end.size
-        self._releasable: Callable[[Floor], Floor] | None = None
-        """Set if a snapshot releases what precedes the former one: returns the floor that is possible."""
+        self._trims = False
+        """Whether each snapshot releases what precedes the former one."""
         self._checkpoint = (0, 0)
         """The number and the step of the last recorded checkpoint; (0, 0) if there is none."""
 
@@ -166,8 +165,7 @@ class Directory:
         )
         opened._checkpoint = rebuilding.replay.cut or 0, rebuilding.replay.step
         opened.damage = damage
-        if isinstance(claim, LocalClaim):
-            opened._releasable = claim.releasable
+        opened._trims = isinstance(claim, LocalClaim)
         return opened
 
     @classmethod
@@ -312,11 +310,11 @@ class Directory:
         if since >= max(self._recovery_bytes - live, live, 1):
             before = self.writer.floor
             await self.writer.roll(self._snapshot())
-            if self._releasable is not None:
+            if self._trims:
                 await (
                     self.writer.wait_synced()
                 )  # R14: the snapshot is whole before anything below it is deleted
-                await self.writer.release(self._releasable(before))
+                await self.writer.release(before)
         elif end - self._segment_base >= self._segment_bytes:
             await self.writer.roll()
         else:
