@@ -1,5 +1,5 @@
-"""What a chain does on any store that fits `journal.ports`: run on the in-memory store and on three real
-servers.
+"""What a chain does on any store that fits `journal.ports`: run on the in-memory store, on the local disk and
+on three real servers.
 
 The tests `test_takeover*.py` rely on the in-memory store; these tests compare it with real servers.
 """
@@ -32,6 +32,7 @@ from journal import (
 from journal.core.decoder import decode_all
 from journal.core.segment import parse_segment_name
 from journal.limits import record_body_bytes_max
+from journal.local_store import LocalClaim, LocalStore
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 
 pytestmark = pytest.mark.trio
@@ -43,11 +44,22 @@ class Bench:
 
     store: Any
     directory: str
+    local: LocalClaim | None = None
 
     async def claim(self, epoch: int) -> Any:
         if isinstance(self.store, MemoryStore):
             return self.store.claim(epoch, directory=self.directory)
+        if isinstance(self.store, LocalStore):
+            return self.local_claim(epoch)
         return await self.store.claim(self.directory, epoch, os.urandom(16))
+
+    def local_claim(self, epoch: int) -> LocalClaim:
+        """The claim of the disk. A lock takes the place of fencing, so the claim before it is closed."""
+        if self.local is not None:
+            self.local.close()
+        self.local = LocalClaim(self.store.path)
+        self.local.epoch = max(epoch, self.local.epoch)
+        return self.local
 
     async def take_over(self, epoch: int, at: Position | None = None) -> tuple[Any, ChainState]:
         claim = await self.claim(epoch)
@@ -71,20 +83,28 @@ class Bench:
         return [record.strings[0].decode() async for _, record in steps if record.op is Op.OUTPUT]
 
 
-@pytest.fixture(params=["memory", pytest.param("servers", marks=pytest.mark.process)])
-def url(request: pytest.FixtureRequest) -> str | None:
-    """Of the store of real servers; None for the one in memory."""
-    return request.getfixturevalue("store_url") if request.param == "servers" else None
+@pytest.fixture(params=["memory", "disk", pytest.param("servers", marks=pytest.mark.process)])
+def url(request: pytest.FixtureRequest) -> str:
+    """Of the store of real servers; otherwise the name of another kind of store."""
+    return request.getfixturevalue("store_url") if request.param == "servers" else request.param
 
 
 @pytest.fixture
-async def bench(url: str | None) -> AsyncIterator[Bench]:
+async def bench(url: str, tmp_path: Path) -> AsyncIterator[Bench]:
     directory = "t" + os.urandom(6).hex()
-    if url is None:
+    if url == "memory":
         yield Bench(MemoryStore(), directory)
+    elif url == "disk":
+        yield Bench(LocalStore(tmp_path / "journal"), directory)
     else:
         async with open_store(url) as store:
             yield Bench(store, directory)
+
+
+NOT_ON_DISK = pytest.mark.parametrize(
+    "url", ["memory", pytest.param("servers", marks=pytest.mark.process)], indirect=True
+)
+"""A lock excludes a second writer of a disk, and a disk has nothing to fill from other members."""
 
 
 def note(text: str) -> Record:
@@ -114,6 +134,7 @@ async def test_records_return_in_order_with_their_positions(bench: Bench) -> Non
     assert state.end == positions[-1]
 
 
+@NOT_ON_DISK
 async def test_a_second_writer_takes_over_and_the_first_is_fenced_for_good(bench: Bench) -> None:
     # EVIDENCE-OF: P-4
     first = await bench.write(1, "ab")
@@ -297,6 +318,7 @@ async def test_a_reader_of_an_older_moment_stops_there(bench: Bench) -> None:
     assert await bench.inspect(stop=ends[1]) == ["a", "b"]
 
 
+@NOT_ON_DISK
 async def test_a_claim_settles_a_segment_at_one_length(bench: Bench) -> None:
     writer = await bench.write(1, ["a", "b"])
     claim, state = await bench.take_over(2)
