@@ -10,7 +10,9 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dos_client import open_store
 from dos_protocol.errors import DosError, NotFoundError
+from dos_server.testing import memory_store
 from journal import AtCheckpoint, AtStep, Directory, StopNotFoundError, restore
 from journal.core.errors import HistoryTrimmedError
 from journal.core.file_ops import ReplayStop
@@ -187,3 +189,28 @@ async def test_a_moment_that_was_trimmed_or_of_no_chain_is_refused(tmp_path: Pat
 
 def store_epoch(store: MemoryStore) -> int:
     return 1 + max(server.held_epoch(DIRECTORY) for server in store.servers)
+
+
+@pytest.mark.trio
+async def test_on_servers_a_version_below_several_snapshots_is_continued(tmp_path: Path) -> None:
+    """A claim of servers settles a segment once, which the walk to an older snapshot must respect."""
+    versions = []
+    async with memory_store() as servers, open_store(servers.url) as store:
+        async with (
+            await store.claim("d", 1, b"w" * 16) as claim,
+            await Directory.open(tmp_path / "live", claim, **SMALL) as directory,
+        ):
+            for number in range(40):
+                await directory.append(f"f{number % 3}", bytes([number]) * 40)
+                versions.append((directory.end.size, files(tmp_path / "live")))
+            await directory.wait_synced()
+        for epoch, (end, state) in enumerate(reversed(versions[::9]), 2):
+            async with (
+                await store.claim("d", epoch, b"w" * 16) as claim,
+                await Directory.open(tmp_path / "live", claim, at=end, **SMALL) as directory,
+            ):
+                assert files(tmp_path / "live") == state
+                await directory.append("new", b"%d" % epoch)
+                await directory.wait_synced()
+            await restore(tmp_path / f"{epoch}", store, "d")
+            assert files(tmp_path / f"{epoch}") == {**state, "new": b"%d" % epoch}

@@ -91,7 +91,7 @@ def test_errors_are_those_of_trio(opening: Opening, tmp_path: Path) -> None:
             with pytest.raises(error):
                 call()
         assert directory.files() == {"f": 1}
-        for number in range(80):
+        for number in range(50):
             directory.write_at("f", 0, bytes([number]) * 100)
         directory.wait_synced()
         name = opening.name  # type: ignore[attr-defined]
