@@ -89,7 +89,9 @@ if TYPE_CHECKING:
     from journal import AtCheckpoint as AtCheckpoint
     from journal import AtStep as AtStep
     from journal import Directory as Directory
+    from journal import LocalClaim as LocalClaim
     from journal import LocalJournal as LocalJournal
+    from journal import LocalStore as LocalStore
     from journal import Mirror as Mirror
     from journal import restore as restore
     from spark_integration import RegionListener as RegionListener

@@ -1,4 +1,4 @@
-"""Access to stores and inputs from plain threads: no call is a coroutine."""
+"""Access to stores, inputs and journaled directories from plain threads: no call is a coroutine."""
 
 from typing import TYPE_CHECKING
 
@@ -12,5 +12,9 @@ if TYPE_CHECKING:
     from dos_client.blocking import BlockingStore as BlockingStore
     from dos_client.blocking import connect as connect
     from dos_client.blocking import open_store as open_store
+    from journal.files.blocking import BlockingDirectory as BlockingDirectory
+    from journal.files.blocking import open_directory as open_directory
+    from journal.files.blocking import open_local_directory as open_local_directory
+    from journal.files.blocking import restore as restore
 else:
     __getattr__, __dir__, __all__ = lazy_names(globals())

@@ -207,7 +207,7 @@ class BlockingClaim:
     """A `Claim` for plain threads. A context manager that closes it."""
 
     def __init__(self, portal: Portal, claim: Claim) -> None:
-        self._portal = portal
+        self.portal = portal
         self.claim = claim
 
     @property
@@ -228,7 +228,7 @@ class BlockingClaim:
 
     @property
     def answers(self) -> dict[bytes, dict[str, ObjectInfo]]:
-        return self._portal.call_sync(lambda: dict(self.claim.answers))
+        return self.portal.call_sync(lambda: dict(self.claim.answers))
 
     @property
     def lost(self) -> FencedError | None:
@@ -236,31 +236,31 @@ class BlockingClaim:
 
     @property
     def waiting(self) -> bool:
-        return self._portal.call_sync(lambda: self.claim.waiting)
+        return self.portal.call_sync(lambda: self.claim.waiting)
 
     def status(self) -> ClaimStatus:
-        return self._portal.call_sync(self.claim.status)
+        return self.portal.call_sync(self.claim.status)
 
     def wait_quorum(self) -> None:
-        self._portal.call(self.claim.wait_quorum)
+        self.portal.call(self.claim.wait_quorum)
 
     def wait_all(self, timeout_s: float) -> bool:
-        return self._portal.call(self.claim.wait_all, timeout_s)
+        return self.portal.call(self.claim.wait_all, timeout_s)
 
     def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
-        return self._portal.call(self.claim.read, name, offset, max_bytes, member)
+        return self.portal.call(self.claim.read, name, offset, max_bytes, member)
 
     def settle(self, name: str, size: int, digest: int) -> None:
-        self._portal.call(self.claim.settle, name, size, digest)
+        self.portal.call(self.claim.settle, name, size, digest)
 
     def delete(self, name: str) -> None:
-        self._portal.call(self.claim.delete, name)
+        self.portal.call(self.claim.delete, name)
 
     def open_object(self, name: str) -> BlockingObjectWriter:
-        return BlockingObjectWriter(self._portal, self._portal.call_sync(self.claim.open_object, name))
+        return BlockingObjectWriter(self.portal, self.portal.call_sync(self.claim.open_object, name))
 
     def close(self) -> None:
-        self._portal.call(self.claim.aclose)
+        self.portal.call(self.claim.aclose)
 
     def __enter__(self) -> Self:
         return self

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from journal.files.restoring import restore as restore
     from journal.following import ChainFollower as ChainFollower
     from journal.following import size_seen as size_seen
+    from journal.local_store import LocalClaim as LocalClaim
+    from journal.local_store import LocalStore as LocalStore
     from journal.ops import Op as Op
     from journal.reading import read_batches as read_batches
     from journal.reading import read_batches_since as read_batches_since

@@ -185,6 +185,17 @@ async def _take_over_once(
         ) from error
 
 
+async def inspect_claimed(
+    claim: ClaimPort, chain: str, *, at: Position | None = None, generation: int
+) -> ChainState:
+    """Return the chain as `take_over` finds it, without syncing any of it on the quorum.
+
+    So nothing that is read from it may be acted on before `take_over` at the position that was chosen. Raises
+    the errors of `take_over`, except those of settling.
+    """
+    return await _walk_down(claim, chain, at, None, generation, None, NO_FLOOR, settles=False)
+
+
 async def _walk_down(
     claim: ClaimPort,
     chain: str,
@@ -193,6 +204,8 @@ async def _walk_down(
     generation: int,
     scratch: Scratch | None,
     released: Floor,
+    *,
+    settles: bool = True,
 ) -> ChainState:
     record, answers = claim.store.record, claim.answers
     walk = TakeOver(chain, record, answers, generation=generation, at=at, proved=proved, released=released)
@@ -204,7 +217,8 @@ async def _walk_down(
         if isinstance(effect, WalkDone):
             return effect.state
         if isinstance(effect, Settle):
-            await _settle(claim, effect, scratch)
+            if settles:
+                await _settle(claim, effect, scratch)
             event = Settled(effect.segment)
         else:
             event = await _read(source, effect)

@@ -6,6 +6,7 @@ A fault in the records ends up in the outcome; a target that does not exist or c
     dos://h[,h2..]/directory/object    the longest copy of that object, committed or not
     dos://h[,h2..]/directory/CHAIN     if there is no such object: the chain, as a reader may see it
     s3://bucket/prefix/directory/CHAIN the archive of a chain
+    JOURNAL                            the chain of a journal on the local disk (`LocalClaim`)
     DATA/directory/NAME                an object or a chain in the data directory of a stopped server: the
                                        bytes on that disk, whatever other servers have
     dos://..+s3://bucket/prefix        a chain whose older segments are in that archive
@@ -43,6 +44,7 @@ from journal.core.segment import parse_segment_name
 from journal.data_directories import in_data_directory, open_data_directory
 from journal.files.history import stretch_below
 from journal.limits import file_read_bytes, read_bytes_max
+from journal.local_store import LocalStore
 from journal.ports import DirectoryViewPort, StorePort
 from journal.reading import ChainSource, span_chunks
 
@@ -83,7 +85,15 @@ _NAMES_LISTED_MAX: Final = 10
 
 def is_url(target: str) -> bool:
     """Return whether a target is read like a store, and not as a journal file."""
-    return target.startswith((SCHEME, S3_SCHEME)) or in_data_directory(target) is not None
+    places = in_data_directory(target) or local_chain(target)
+    return places is not None or target.startswith((SCHEME, S3_SCHEME))
+
+
+def local_chain(target: str) -> str | None:
+    """Return the chain whose segments a local directory holds; None if it is no journal of one chain."""
+    path = Path(target)
+    chains = {one.chain for one in LocalStore(path).segments()} if path.is_dir() else set()
+    return chains.pop() if len(chains) == 1 else None
 
 
 def inspect_file(path: Path, consume: Consumer, progress: Progress) -> InspectionOutcome:
@@ -146,6 +156,9 @@ async def open_target(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, 
                 objects[location.name].synced for objects in view.answers.values() if location.name in objects
             ]
             yield disk, location.directory, location.name, max(found, default=None)
+        return
+    if (name := local_chain(url)) is not None:
+        yield LocalStore(Path(url)), Path(url).name, name, None
         return
     if url.startswith(S3_SCHEME):
         archive, directory, chain = parse_s3_url(url).chain()

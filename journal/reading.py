@@ -110,7 +110,9 @@ class ChainSource:
         raise last or LostBytesError(f"no member holds {name}")
 
 
-async def read_start(source: ChainSource, name: str, length: int, members: Sequence[bytes]) -> StartRead:
+async def read_start(
+    source: ChainSource, name: str, length: int, members: Sequence[bytes | None]
+) -> StartRead:
     """Read the start record of a segment, and whether a snapshot follows. `start` is None if it is cut off.
 
     Raises CorruptRecordError, UnknownRecordError, ChainError for bytes that a cut-off write cannot explain.

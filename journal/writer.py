@@ -61,8 +61,7 @@ class ChainWriter:
     the position is synced.
     """
 
-    marks: ClassVar[bool] = True  # for a journaled directory: it stores time marks, and can roll
-    rolls: ClassVar[bool] = True
+    marks: ClassVar[bool] = True  # for a journaled directory: it can hold time marks
 
     def __init__(
         self, claim: ClaimPort, chain: str, generation: int, scratch: Scratch | None, pipelined: bool

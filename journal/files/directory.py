@@ -7,11 +7,13 @@ changes that were applied but never recorded on the quorum. Read the files as or
 bypasses this module is reverted at the next opening.
 
 The journal grows by segments. When a restore would read more than `recovery_bytes_max`, the next segment
-begins with a snapshot of all files. Only `trim` deletes history: until then every moment can be restored.
+begins with a snapshot of all files. In a store, only `trim` deletes history: until then every moment can be
+restored. A journal on the local disk (`LocalClaim`) is trimmed at each snapshot: what precedes the snapshot
+before it is deleted, so the disk holds about two times what an opening reads.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
@@ -20,16 +22,19 @@ import trio
 
 from dos_protocol.errors import LocalProtocolError
 from journal.chain import take_over
-from journal.core.file_ops import FileOp, FileTruncate, FileWrite
+from journal.core.file_ops import FileOp, FileTruncate, FileWrite, path_bytes, safe_path
 from journal.core.position import Position
 from journal.core.record import Record
 from journal.files.changing import ChangingFiles
+from journal.files.damage import OnDamaged, check_previous, newest_whole
+from journal.files.history import take_over_at
 from journal.files.local_journal import LocalJournal
 from journal.files.marks import TimeMarks
 from journal.files.moments import Moment, stop_at
 from journal.files.rebuilding import Rebuilding
 from journal.files.trimming import TrimPlan, trim
 from journal.limits import files_segment_bytes_max, recovery_bytes_max
+from journal.local_store import LocalClaim
 from journal.ops import Op
 from journal.ports import ClaimPort, StorePort
 from journal.reading import read_plain_batches
@@ -46,16 +51,8 @@ class Recorder(Protocol):
     def end(self) -> Position: ...
 
     @property
-    def bytes_since_snapshot(self) -> int: ...
-
-    @property
     def marks(self) -> bool:
         """Whether the journal can hold MARK records, which hold the wall clock."""
-        ...
-
-    @property
-    def rolls(self) -> bool:
-        """Whether the journal consists of segments, and so can roll."""
         ...
 
     def append(self, record: Record) -> Position: ...
@@ -63,8 +60,6 @@ class Recorder(Protocol):
     async def wait_room(self) -> None: ...
 
     async def wait_synced(self, position: Position | None = None) -> None: ...
-
-    async def roll(self, snapshot: Iterable[Record] | None = None) -> None: ...
 
     async def aclose(self) -> None: ...
 
@@ -103,12 +98,16 @@ class Directory:
     ) -> None:
         self.path = path
         self.writer = writer
+        self.damage = ""
+        """What was left out by `on_damaged="previous"`, and why; "" if nothing was."""
         self._files = ChangingFiles(path)
         self._lock = trio.Lock()
         self._marks = TimeMarks(clock_ms)
         self._recovery_bytes = recovery_bytes
         self._segment_bytes = segment_bytes
         self._segment_base = writer.end.size
+        self._trims = False
+        """Whether each snapshot releases what precedes the former one."""
         self._checkpoint = (0, 0)
         """The number and the step of the last recorded checkpoint; (0, 0) if there is none."""
 
@@ -119,7 +118,8 @@ class Directory:
         claim: ClaimPort,
         chain: str = FILES_CHAIN,
         *,
-        at: Position | None = None,
+        at: Position | Moment = None,
+        on_damaged: OnDamaged = "fail",
         scratch: Scratch | None = None,
         recovery_bytes: int = recovery_bytes_max,
         segment_bytes: int = files_segment_bytes_max,
@@ -127,14 +127,29 @@ class Directory:
     ) -> "Directory":
         """Take the chain over and rebuild the files at `path` from it. Other files at `path` are deleted.
 
-        at: continue from this position instead of the chain's end. Later records leave the history.
+        at: continue from here instead of the chain's end: a position, or a moment of the present line of
+            history as in `restore` (a logical offset, a time, a checkpoint, a step). Later records leave the
+            history: only a position names them now. For a moment, the log has the position of the last one.
+        on_damaged: "previous" opens the newest whole state if the chain is damaged. `damage` and the log name
+            what is left out, which leaves the history. It is refused if members are missing, because their
+            copies may be good. The chain is read twice. Not together with `at`.
 
         Raises the errors of `take_over` and of reading a chain, UnsafePathError and FileConflictError for a
-        journal that no Directory wrote, OSError. After a failure or a cancellation, `path` is unchanged or
-        complete as of the chain's end.
+        journal that no Directory wrote, OSError. For a moment also NotFoundError without a chain,
+        HistoryTrimmedError if the chain no longer holds it, StopNotFoundError for an unknown checkpoint,
+        ValueError for a time without a time zone. After a failure or a cancellation, `path` is unchanged or
+        complete as of the opened position, and the chain is unchanged or ends there.
         """
-        generation = claim.store.record.generation
-        state = await take_over(claim, chain, at=at, generation=generation, scratch=scratch)
+        generation, damage = claim.store.record.generation, ""
+        if on_damaged == "previous":
+            check_previous(at)
+            whole = await newest_whole(claim, None, chain, generation=generation)
+            at, damage = whole.position, whole.damage
+        if at is None or isinstance(at, Position):
+            state = await take_over(claim, chain, at=at, generation=generation, scratch=scratch)
+        else:
+            stop = stop_at(at)
+            state = await take_over_at(claim, chain, stop, generation=generation, scratch=scratch)
         with Rebuilding(path) as rebuilding:
             if state.segments:
                 async with aclosing(read_plain_batches(claim, state, scratch=scratch)) as batches:
@@ -149,6 +164,8 @@ class Directory:
             path, writer, recovery_bytes=recovery_bytes, segment_bytes=segment_bytes, clock_ms=clock_ms
         )
         opened._checkpoint = rebuilding.replay.cut or 0, rebuilding.replay.step
+        opened.damage = damage
+        opened._trims = isinstance(claim, LocalClaim)
         return opened
 
     @classmethod
@@ -180,6 +197,20 @@ class Directory:
     def end(self) -> Position:
         """The position just past the last change. A restore to it returns exactly the current files."""
         return self.writer.end
+
+    def files(self) -> dict[str, int]:
+        """Return the size of each file in bytes, by path."""
+        return self._files.sizes()
+
+    def read(self, name: str, offset: int = 0, max_bytes: int | None = None) -> bytes:
+        """Return up to `max_bytes` bytes of a file from `offset` on (None: all that follow).
+
+        It may be called from any thread. Bytes that a change is writing at the same time may be old or new.
+        Raises UnsafePathError, FileNotFoundError, OSError.
+        """
+        with (self.path / safe_path(path_bytes(name))).open("rb") as file:
+            file.seek(offset)
+            return file.read(-1 if max_bytes is None else max_bytes)
 
     async def append(self, name: str, data: bytes) -> Position:
         """Append to a file, which is created if missing. Return the position just past the change."""
@@ -272,12 +303,18 @@ class Directory:
         return position
 
     async def _roll_if_due(self) -> None:
-        if not self.writer.rolls:
-            return
+        if not isinstance(self.writer, ChainWriter):
+            return  # a journal in one file has no segments
         end = self.end.size
         since, live = self.writer.bytes_since_snapshot, self._files.live_bytes
         if since >= max(self._recovery_bytes - live, live, 1):
+            before = self.writer.floor
             await self.writer.roll(self._snapshot())
+            if self._trims:
+                await (
+                    self.writer.wait_synced()
+                )  # R14: the snapshot is whole before anything below it is deleted
+                await self.writer.release(before)
         elif end - self._segment_base >= self._segment_bytes:
             await self.writer.roll()
         else:

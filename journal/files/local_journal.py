@@ -9,9 +9,8 @@ appends, because the content of the disk is unknown (reliability rows 4 and 5).
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import trio
 
@@ -37,8 +36,6 @@ class LocalJournal:
     Raises CorruptRecordError, UnknownRecordError; LocalProtocolError if the file has the other version;
     OSError.
     """
-
-    rolls: ClassVar[bool] = False
 
     def __init__(self, path: Path, version: int = VERSION_1) -> None:
         self.path = path
@@ -77,11 +74,6 @@ class LocalJournal:
         """The position just past the last record. The epoch is 0: one file has one line of history."""
         return Position(0, self._digest.size, self._digest.value)
 
-    @property
-    def bytes_since_snapshot(self) -> int:
-        """Always 0, so that no snapshot is ever due: one file cannot begin with a new snapshot."""
-        return 0
-
     def append(self, record: Record) -> Position:
         """Append a record and return the position just past it.
 
@@ -112,10 +104,6 @@ class LocalJournal:
             await trio.to_thread.run_sync(os.fsync, self._file)
         except OSError as error:
             raise self._fail(f"cannot sync {self.path}: {error}") from error
-
-    async def roll(self, snapshot: Iterable[Record] | None = None) -> None:
-        del snapshot
-        raise LocalProtocolError(f"{self.path} is one file and has no segments to roll")
 
     def records(self) -> Iterator[list[tuple[int, Record]]]:
         """Yield all records in batches, each with the offset just past it. Raises the errors of opening."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import trio
 
+from dos_client import Quorums
 from dos_client.live_store import Store
 from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter
@@ -63,6 +64,11 @@ class Mirror:
     def synced(self) -> int:
         return self._writer.synced
 
+    @property
+    def digest(self) -> int:
+        """The prefix digest of the appended bytes."""
+        return self._writer.digest
+
     async def run(self) -> None:
         """Mirror the file until cancelled.
 
@@ -72,19 +78,29 @@ class Mirror:
             if not await self.pass_on():
                 await trio.sleep(mirror_poll_s)
 
-    async def pass_on(self) -> int:
-        """Append the new bytes of the file to the object, and return their number."""
+    async def pass_on(self, upto: int | None = None) -> int:
+        """Append the new bytes of the file to the object, and return their number.
+
+        upto: the size of the object at which to end; None for all that the file has.
+        """
         before = self.size
         with self._path.open("rb", buffering=0) as file:
             if file.seek(0, 2) < before:
                 raise MirrorDiffersError(f"{self._path} has fewer than the {before} bytes that were mirrored")
             file.seek(before)
-            while data := await trio.to_thread.run_sync(file.read, payload_bytes_max):
+            while data := await trio.to_thread.run_sync(file.read, self._next_bytes(upto)):
                 self._writer.append(data)
                 await self._writer.wait_room()
         self._grown.set()
         self._grown = trio.Event()
         return self.size - before
+
+    def seal(self) -> None:
+        """Note that the file is complete and copied. The memory is freed when a quorum has everything."""
+        self._writer.seal()
+
+    def _next_bytes(self, upto: int | None) -> int:
+        return payload_bytes_max if upto is None else min(payload_bytes_max, max(upto - self.size, 0))
 
     async def wait_synced(self, size: int) -> None:
         """Wait until `size` bytes of the file are synced on a quorum. Raises FencedError.
@@ -94,6 +110,25 @@ class Mirror:
         while self.size < size:
             await self._grown.wait()
         await self._writer.wait_synced(size)
+
+
+async def verify_copy(store: Store, directory: str, name: str, size: int, digest: int) -> None:
+    """Check that a quorum holds an object whose first `size` bytes have this prefix digest.
+
+    Raises MirrorDiffersError.
+    """
+    found = await store.stat(directory, name, size)
+    held = {
+        member: size
+        for member, result in found.items()
+        if result.info.synced >= size and result.digest == digest
+    }
+    if Quorums(store.record).watermark(held) < size:
+        raise MirrorDiffersError(
+            f"{len(held)} members hold {size} bytes of {directory}/{name} with the digest {digest:016x} of"
+            " the local file, fewer than a quorum",
+            remedy="check the members with `dos store status` and `dos store verify`",
+        )
 
 
 def _digest_of(path: Path, size: int) -> PrefixDigest:

@@ -68,6 +68,7 @@ class FilesReplay:
         if unknown.
         """
         self._found = False
+        self._in_snapshot = False
         self._files = files
         self._only = only
         self._paths = paths
@@ -89,7 +90,7 @@ class FilesReplay:
             return False
         try:
             for end, record in steps:
-                if bounded and stop.lies_before(end, record):
+                if bounded and stop.lies_before(end, record) and not self._is_state_before(record, last):
                     self.stopped = True
                     return False
                 last = end
@@ -110,9 +111,22 @@ class FilesReplay:
             self.records += count
         return True
 
+    def _is_state_before(self, record: Record, last: int) -> bool:
+        """Return whether the replay includes this record although it ends above the offset of the stop.
+
+        The snapshot that begins a stretch holds the state at the beginning of the stretch. So an offset
+        within it means that state. A part of a snapshot is the state of no moment.
+        """
+        if self.stop.size is None:
+            return False
+        begins = record.op is Op.SEGMENT_START and last == 0
+        return begins or self._in_snapshot or (record.op is Op.SNAPSHOT_BEGIN)
+
     def _noted(self, record: Record) -> bool:
         """Note the time or checkpoint of a record. Return whether the stop is reached with it."""
-        if record.op is Op.MARK:
+        if record.op in (Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END):
+            self._in_snapshot = record.op is Op.SNAPSHOT_BEGIN
+        elif record.op is Op.MARK:
             self.wall_ms = record.ints[0]
         elif record.op is Op.CUT and record.ints:
             self.cut, self.step = record.ints[0], record.ints[1] if len(record.ints) > 1 else 0

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from journal.chain import inspect_chain_at
 from journal.core.file_ops import Paths
 from journal.core.position import Position
+from journal.files.damage import OnDamaged, check_previous, newest_whole
 from journal.files.directory import FILES_CHAIN
 from journal.files.history import stretch_at
 from journal.files.moments import Moment, stop_at
@@ -38,6 +39,7 @@ class RestoreResult:
     wall_ms: int | None
     records: int
     bytes_read: int
+    damage: str = ""
 
 
 async def restore(
@@ -49,6 +51,7 @@ async def restore(
     at: Position | Moment = None,
     only: str | None = None,
     paths: Paths = "safe",
+    on_damaged: OnDamaged = "fail",
     scratch: Scratch | None = None,
     progress: Progress = lambda _done, _total: None,
 ) -> RestoreResult:
@@ -58,6 +61,9 @@ async def restore(
         restored record ends; a time; `AtCheckpoint(7)` or `AtStep(41)`, recorded by `Directory.checkpoint`;
         None for the end.
     only: restore this file only.
+    on_damaged: "previous" restores the newest whole state if the chain is damaged; the result names what is
+        left out. It is refused if members are missing, because their copies may be good. The chain is read
+        twice. Not together with `at`.
     progress: called with the bytes read and the total bytes.
 
     Memory does not grow with the journal. Raises FileExistsError; NotFoundError; HistoryTrimmedError if the
@@ -66,13 +72,18 @@ async def restore(
     a cancellation `into` is unchanged.
     """
     check_target(into)
+    damage = ""
+    if on_damaged == "previous":
+        check_previous(at)
+        whole = await newest_whole(store, directory, chain, generation=store.record.generation)
+        at, damage = whole.position, whole.damage
     with Rebuilding(into, stop=stop_at(at), only=only, paths=paths) as rebuilding:
         replay = rebuilding.replay
         bytes_read = await replay_chain(
             replay, store, directory, chain, at=at, scratch=scratch, progress=progress
         )
         rebuilding.put()
-    return RestoreResult(replay.end, replay.wall_ms, replay.records, bytes_read)
+    return RestoreResult(replay.end, replay.wall_ms, replay.records, bytes_read, damage)
 
 
 async def replay_chain(

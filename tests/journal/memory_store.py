@@ -19,7 +19,14 @@ import trio
 from dos_client import Bookmark
 from dos_client.errors import MissingDataError
 from dos_protocol.digests import PrefixDigest, prefix_digest
-from dos_protocol.errors import BrokenConnectionError, CorruptError, FencedError, NotFoundError, PastEndError
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    CorruptError,
+    FencedError,
+    LocalProtocolError,
+    NotFoundError,
+    PastEndError,
+)
 from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 
@@ -253,6 +260,8 @@ class MemoryClaim:
 
     async def settle(self, name: str, size: int, digest: int, local: object = None) -> None:
         await trio.lowlevel.checkpoint()
+        if any(one == name and at != size for one, at in self.settled):
+            raise LocalProtocolError(f"{name} is known to this claim with another size than {size}")
         copies = [bytes(s.objects.get(self.directory, {}).get(name, b"")[:size]) for s in self.members()]
         holders = [copy for copy in copies if len(copy) == size and prefix_digest(copy) == digest]
         if not holders:

@@ -1,12 +1,11 @@
-"""What a chain does on any store that fits `journal.ports`: run on the in-memory store and on three real
-servers.
+"""What a chain does on any store that fits `journal.ports`: run on the in-memory store, on the local disk and
+on three real servers.
 
 The tests `test_takeover*.py` rely on the in-memory store; these tests compare it with real servers.
 """
 
 import os
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ import pytest
 import trio
 import trio.testing
 
-from dos_client.store import open_store
 from dos_protocol.errors import ClosedError, FencedError, LocalProtocolError
 from journal import (
     ORIGIN,
-    ChainState,
     ChainWriter,
     LostBytesError,
     Op,
@@ -32,63 +29,13 @@ from journal import (
 from journal.core.decoder import decode_all
 from journal.core.segment import parse_segment_name
 from journal.limits import record_body_bytes_max
+from tests.journal.contract_bench import NOT_ON_DISK, Bench, bench, note, url
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 
 pytestmark = pytest.mark.trio
 
 
-@dataclass
-class Bench:
-    """One directory of one store, real or not."""
-
-    store: Any
-    directory: str
-
-    async def claim(self, epoch: int) -> Any:
-        if isinstance(self.store, MemoryStore):
-            return self.store.claim(epoch, directory=self.directory)
-        return await self.store.claim(self.directory, epoch, os.urandom(16))
-
-    async def take_over(self, epoch: int, at: Position | None = None) -> tuple[Any, ChainState]:
-        claim = await self.claim(epoch)
-        return claim, await take_over(claim, "J", at=at, generation=1)
-
-    async def write(self, epoch: int, texts: Iterable[str], at: Position | None = None) -> ChainWriter:
-        """Take over, append these, wait until they are synced."""
-        claim, state = await self.take_over(epoch, at)
-        writer = await ChainWriter.open(claim, "J", state, 1)
-        for text in texts:
-            writer.append(note(text))
-        await writer.wait_synced()
-        return writer
-
-    async def inspect(self, stop: Position | None = None) -> list[str]:
-        state = await inspect_chain(self.store, self.directory, "J")
-        return await self.read(state, stop=stop)
-
-    async def read(self, state: ChainState, **options: Any) -> list[str]:
-        steps = read_records(self.store, state, directory=self.directory, **options)
-        return [record.strings[0].decode() async for _, record in steps if record.op is Op.OUTPUT]
-
-
-@pytest.fixture(params=["memory", pytest.param("servers", marks=pytest.mark.process)])
-def url(request: pytest.FixtureRequest) -> str | None:
-    """Of the store of real servers; None for the one in memory."""
-    return request.getfixturevalue("store_url") if request.param == "servers" else None
-
-
-@pytest.fixture
-async def bench(url: str | None) -> AsyncIterator[Bench]:
-    directory = "t" + os.urandom(6).hex()
-    if url is None:
-        yield Bench(MemoryStore(), directory)
-    else:
-        async with open_store(url) as store:
-            yield Bench(store, directory)
-
-
-def note(text: str) -> Record:
-    return Record(Op.OUTPUT, strings=(text.encode(),))
+__all__ = ["bench", "url"]
 
 
 async def test_a_journal_that_never_was_has_no_end(bench: Bench) -> None:
@@ -114,6 +61,7 @@ async def test_records_return_in_order_with_their_positions(bench: Bench) -> Non
     assert state.end == positions[-1]
 
 
+@NOT_ON_DISK
 async def test_a_second_writer_takes_over_and_the_first_is_fenced_for_good(bench: Bench) -> None:
     # EVIDENCE-OF: P-4
     first = await bench.write(1, "ab")
@@ -295,6 +243,15 @@ async def test_a_reader_of_an_older_moment_stops_there(bench: Bench) -> None:
     ends = [writer.append(note(text)) for text in "abc"]
     await writer.wait_synced()
     assert await bench.inspect(stop=ends[1]) == ["a", "b"]
+
+
+@NOT_ON_DISK
+async def test_a_claim_settles_a_segment_at_one_length(bench: Bench) -> None:
+    writer = await bench.write(1, ["a", "b"])
+    claim, state = await bench.take_over(2)
+    assert state.end == writer.end
+    with pytest.raises(LocalProtocolError, match="known to this claim"):
+        await claim.settle(writer.segment, 1, 0)
 
 
 async def test_an_unpipelined_chain_waits_for_each_record(bench: Bench) -> None:

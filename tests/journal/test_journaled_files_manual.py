@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from dos_client import open_store
-from dos_server.testing import memory_store
+from dos_server.testing import memory_store, threaded_store
 from journal import Directory
 from journal.archive.archiving import archive_chain
 from journal.archive.bucket import Bucket
 from journal.archive.url import parse_s3_url
 from tests.journal.journaled_files import files
-from tests.support.examples import example
+from tests.support.examples import example, run_example
 from tests.support.s3 import BUCKET, FakeS3
 
 PAGE = "docs/journaled-files.md"
@@ -53,5 +54,22 @@ async def test_the_examples_of_the_page_run(
             monkeypatch.chdir(tmp_path / "with no server")
             await run("archive", servers.url, names)
             assert files(Path("as-of-new-year")) == files(Path("../ledger"))
+        await run("local", servers.url, names)
+        assert files(Path("before-the-call")) == {"today": b"buy milk\n"}
+        await run("damaged", servers.url, names)
+        assert files(Path("what-is-whole")) == files(Path("notes"))
         await run("mirror", servers.url, names)
         assert files(Path("resilience")) == {"my_app-worker3.tcp-control": b"localhost\n"}
+
+
+def test_the_example_without_trio_runs_after_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    with threaded_store() as servers:
+        trio.run(run, "change", servers.url, names)
+        run_example(PAGE, "blocking", names, store=servers.url)
+    assert "'2026/12.log': 9" in capsys.readouterr().out
+    assert files(Path("before-the-rename"))["draft"] == b"Dear landlord,\n"
+    assert files(Path("notes")) == {"today": b"water the plants\n"}

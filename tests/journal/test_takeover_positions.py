@@ -44,6 +44,7 @@ async def test_r13_the_position_ordered_is_the_base_and_never_the_longest() -> N
     third.append(note("b"))
     claim = store.claim(4)
     assert await texts_of(claim, await taken(claim)) == ["a", "b"]
+    claim = store.claim(5)
     assert await texts_of(claim, await taken(claim, at=other_end)) == [
         "a",
         "after the cut",

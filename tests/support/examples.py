@@ -23,7 +23,9 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "docs/inputs.md": {ON_SPARK: ("input", "producer"), ROWS: ("retained",)},
     "docs/journaled-files.md": {
-        "tests/journal/test_journaled_files_manual.py": ("change", "restore", "trim", "mirror", "archive"),
+        "tests/journal/test_journaled_files_manual.py": (
+            *("change", "restore", "trim", "local", "damaged", "blocking", "mirror", "archive"),
+        ),
     },
     "docs/metrics.md": {"tests/dos_client/test_metrics.py": ("serve",)},
     "docs/operating-regions.md": {

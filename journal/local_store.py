@@ -1,0 +1,377 @@
+"""Chains on the disk of this machine: a directory that holds one file for each segment.
+
+The disk is a store of one member: `LocalClaim` is the claim of its writer, `LocalStore` what readers use. The
+chain code is that of any store, with the same rules (R5-R8, R14). So a local journal rolls, begins segments
+with snapshots, is trimmed, can be opened at a moment, and is whole after a crash at any point.
+
+    ledger.journal/                                   locked (flock) by the process that writes
+        files.0000000000000003.0000000000000000       a segment: the bytes of the object of that name
+        files.0000000000000004.00000000000012c0
+        .mirrored.0000000000000004.00000000000012c0   empty: a mirror needs this segment and all above it
+
+The epoch of a claim is above the epoch of every segment, so an opening that crashed before it created one can
+have the same epoch. Appended bytes are in the page cache, and on stable storage after `wait_synced`. After a
+write or a sync that failed, the claim accepts nothing more, because the content of the disk is unknown
+(reliability rows 4 and 5).
+"""
+
+import fcntl
+import os
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+import trio
+
+from dos_client import Bookmark
+from dos_client.errors import MissingDataError
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import ClosedError, CorruptDataError, LocalProtocolError, NotFoundError
+from dos_protocol.limits import id_bytes
+from dos_protocol.messages import ObjectInfo
+from dos_protocol.store_record import Member, StoreRecord
+from journal.core.decoder import RecordDecoder
+from journal.core.errors import LocalFilesError
+from journal.core.segment import SegmentName, parse_segment_name
+from journal.core.trimming import Floor
+from journal.limits import scratch_read_bytes_max, start_read_bytes_max
+from journal.ports import LocalCopyPort
+
+_DISK: Final = b"\x01" * id_bytes
+"""The id of the only member: the disk."""
+_RECORD: Final = StoreRecord(_DISK, 1, 1, (Member(_DISK, "this machine:0"),))
+_MIRRORED: Final = "mirrored"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalView:
+    """The segments of a local chain, as a `DirectoryViewPort`."""
+
+    answers: Mapping[bytes, Mapping[str, ObjectInfo]]
+    filled: Mapping[bytes, Mapping[str, ObjectInfo]]
+    epochs: Mapping[bytes, tuple[int, bytes]]
+
+
+class LocalStore:
+    """The reader of one directory of segments. The name of the directory that its methods receive is ignored.
+
+    A reader sees what the files hold, synced or not: after a crash of the machine, less may be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def record(self) -> StoreRecord:
+        return _RECORD
+
+    def segments(self) -> list[SegmentName]:
+        """Return the segments of all chains, the highest epoch and base first. Raises OSError."""
+        found = (parse_segment_name(one.name) for one in self.path.iterdir())
+        return sorted((one for one in found if one is not None), key=lambda one: one.order, reverse=True)
+
+    async def inspect(self, directory: str) -> LocalView:
+        """List the segments. Raises OSError."""
+        del directory
+        await trio.lowlevel.checkpoint()
+        segments = self.segments()
+        # One writer follows another, so what is here was written under the claim of the newest segment that
+        # begins. A segment without a whole start is that of an opening that crashed.
+        epoch = next((one.epoch for one in segments if _begins(self.path / str(one))), 0)
+        objects = {}
+        for one in segments:
+            with suppress(FileNotFoundError):  # its writer has trimmed the chain meanwhile
+                objects[str(one)] = _info(self.path / str(one))
+        return LocalView({_DISK: objects}, {}, {_DISK: (epoch, b"")})
+
+    async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+        """Return up to `max_bytes` bytes of a segment. Raises NotFoundError, OSError."""
+        del directory
+        await trio.lowlevel.checkpoint()
+        try:
+            with (self.path / name).open("rb", buffering=0) as file:
+                return os.pread(file.fileno(), max_bytes, offset)
+        except FileNotFoundError as error:
+            raise NotFoundError(f"{self.path} has no segment {name}") from error
+
+    async def stream(
+        self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
+    ) -> AsyncGenerator[bytes]:
+        """Yield the bytes of a segment. Raises NotFoundError, OSError."""
+        del seen
+        while end is None or offset < end:
+            wanted = scratch_read_bytes_max if end is None else min(end - offset, scratch_read_bytes_max)
+            data = await self.read(directory, name, offset, wanted)
+            if not data:
+                return
+            yield data
+            offset += len(data)
+
+    # --- mirrors --------------------------------------------------------------------------------------------
+
+    def mirrored(self) -> Floor | None:
+        """Return the lowest segment that a mirror still needs; None without a mirror. Raises OSError."""
+        found = [parse_segment_name(name[1:]) for name in self._records_of_mirrors()]
+        return min((one.order for one in found if one is not None), default=None)
+
+    def set_mirrored(self, floor: Floor | None) -> None:
+        """Record that the segments from `floor` on must not be deleted, because a mirror needs them.
+
+        None: there is no mirror. A crash leaves the former record or this one. Raises OSError.
+        """
+        new = None if floor is None else f".{SegmentName(_MIRRORED, *floor)}"
+        old = [name for name in self._records_of_mirrors() if name != new]
+        if new is not None:
+            (self.path / new).touch()
+            directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)  # the new record is there before the former one is deleted
+            finally:
+                os.close(directory)
+        for name in old:
+            (self.path / name).unlink(missing_ok=True)
+
+    def _records_of_mirrors(self) -> list[str]:
+        return [one.name for one in self.path.glob(f".{_MIRRORED}.*")]
+
+
+class LocalClaim:
+    """The right to write the chains of one directory of this machine. A context manager that closes it.
+
+        with LocalClaim(Path("ledger.journal")) as claim:
+            async with await Directory.open(Path("ledger"), claim) as ledger:
+
+    path: created if missing. Not for several threads.
+
+    Raises LocalProtocolError if another process or claim writes the directory, OSError. Closing it does not
+    sync; appended bytes stay in the page cache.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.store = LocalStore(path)
+        self.writer_id = secrets.token_bytes(id_bytes)
+        self.lost = None
+        self.failure: LocalFilesError | None = None
+        path.mkdir(parents=True, exist_ok=True)
+        self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._objects: dict[str, LocalObject] = {}
+        try:
+            try:
+                fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise LocalProtocolError(
+                    f"the journal {path} is being written by another process or claim",
+                    remedy="close that one",
+                ) from error
+            segments = self.store.segments()
+            self.epoch = max((one.epoch for one in segments), default=0) + 1
+            self.answers: Mapping[bytes, Mapping[str, ObjectInfo]] = {_DISK: _listed(path, segments)}
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "LocalClaim":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop writing, and let others write."""
+        for one in self._objects.values():
+            one.close()
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    async def wait_all(self, timeout_s: float) -> bool:
+        """Return True: the disk has answered."""
+        del timeout_s
+        await trio.lowlevel.checkpoint()
+        return True
+
+    async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
+        """Read as `LocalStore.read` does."""
+        del member
+        return await self.store.read("", name, offset, max_bytes)
+
+    async def settle(self, name: str, size: int, digest: int, local: LocalCopyPort | None = None) -> None:
+        """Sync the first `size` bytes of a segment, after the check of their digest.
+
+        Raises MissingDataError if they are not there, ClosedError, LocalFilesError.
+        """
+        del local
+        self.check_open()
+        path = self.store.path / name
+        found = await trio.to_thread.run_sync(_digest_of, path, size)
+        if (found.size, found.value) != (size, digest):
+            raise MissingDataError(
+                f"{path} has {found.size} of {size} bytes, with prefix digest {found.value:016x} instead of"
+                f" {digest:016x}"
+            )
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            await self.sync(handle, path)
+        finally:
+            os.close(handle)
+
+    def open_object(self, name: str, local: LocalCopyPort | None = None) -> "LocalObject":
+        """Create a segment. Raises ClosedError, LocalFilesError if the file exists or cannot be created."""
+        del local
+        self.check_open()
+        try:
+            self._objects[name] = LocalObject(self, self.store.path / name)
+        except OSError as error:
+            self.fail(f"cannot create {self.store.path / name}: {error}", error)
+        return self._objects[name]
+
+    def collect(self, garbage: Callable[[str], bool]) -> None:
+        """Delete the segments for which `garbage` is true, now, except those that a mirror needs.
+
+        The rest is deleted by a later call, as is what a crash leaves. Raises OSError.
+        """
+        self.check_open()
+        mirrored = self.store.mirrored()
+        for one in self.store.segments():
+            if garbage(str(one)) and (mirrored is None or one.order < mirrored):
+                (self.store.path / str(one)).unlink()
+
+    # --- for the objects ------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raise ClosedError if the claim is closed, or if a write or a sync has failed."""
+        if self.failure is not None:
+            raise ClosedError(
+                f"{self.store.path} is closed: {self.failure.args[0]}", remedy=self.failure.remedy
+            )
+        if self._directory < 0:
+            raise ClosedError(f"{self.store.path} is closed")
+
+    def fail(self, text: str, error: OSError) -> NoReturn:
+        """Accept nothing more: the content of the disk is unknown."""
+        self.failure = LocalFilesError(
+            text, remedy="fix what the operating system reports, then open the journal again"
+        )
+        raise self.failure from error
+
+    async def sync(self, file: int, path: Path) -> None:
+        """Sync a file, and the names in the directory. Raises LocalFilesError."""
+        try:
+            await trio.to_thread.run_sync(os.fsync, file)
+            await trio.to_thread.run_sync(os.fsync, self._directory)
+        except OSError as error:
+            self.fail(f"cannot sync {path}: {error}", error)
+
+
+def journal_beside(path: Path) -> Path:
+    """Return the place of the journal of a directory of files, unless another one is chosen."""
+    return path.with_name(f"{path.name}.journal")
+
+
+class LocalObject:
+    """A new segment of a local chain, as an `ObjectWriterPort`."""
+
+    def __init__(self, claim: LocalClaim, path: Path) -> None:
+        self._claim = claim
+        self._path = path
+        self._digest = PrefixDigest()
+        self._sealed = False
+        self._syncing = trio.Lock()
+        self.synced = 0
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    @property
+    def size(self) -> int:
+        return self._digest.size
+
+    @property
+    def digest(self) -> int:
+        return self._digest.value
+
+    def append(self, data: bytes) -> int:
+        """Write the bytes to the page cache and return the new size. Raises ClosedError, LocalFilesError."""
+        self._claim.check_open()
+        if self._sealed:
+            raise ClosedError(f"{self._path} is sealed")
+        view, at = memoryview(data), self.size
+        try:
+            while view:
+                written = os.pwrite(self._file, view, at)
+                view, at = view[written:], at + written
+        except OSError as error:
+            self._claim.fail(f"cannot write {self._path}: {error}", error)
+        self._digest.update(data)
+        return self.size
+
+    async def wait_synced(self, size: int) -> None:
+        """Return when `size` bytes are on stable storage. Raises ClosedError, LocalFilesError."""
+        await trio.lowlevel.checkpoint()
+        while self.synced < size:
+            async with self._syncing:
+                self._claim.check_open()
+                written = self.size
+                if self.synced < size:
+                    await self._claim.sync(self._file, self._path)
+                    self.synced = written
+
+    async def wait_room(self) -> None:
+        """Return: `append` writes the file directly. Raises ClosedError."""
+        await trio.lowlevel.checkpoint()
+        self._claim.check_open()
+
+    def seal(self) -> None:
+        """Append nothing more. The file is closed with the claim, because it may not be synced yet."""
+        self._sealed = True
+        if self.synced == self.size:
+            self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _info(path: Path, digest: int = 0) -> ObjectInfo:
+    size = path.stat().st_size
+    return ObjectInfo(path.name, size, size, digest)
+
+
+def _listed(path: Path, segments: list[SegmentName]) -> dict[str, ObjectInfo]:
+    """Return the segments, with the digests of those that can be the head of a chain.
+
+    That is the highest one with a whole start. What is below it, the chain itself names with its digest.
+    """
+    listed: dict[str, ObjectInfo] = {}
+    headed: set[str] = set()
+    for segment in segments:
+        file = path / str(segment)
+        info = _info(file)
+        if segment.chain not in headed:
+            info = _info(file, _digest_of(file, info.synced).value)
+            if _begins(file):
+                headed.add(segment.chain)
+        listed[str(segment)] = info
+    return listed
+
+
+def _begins(path: Path) -> bool:
+    """Return whether the first record of a segment is whole. Bytes that are not a record count as one."""
+    with suppress(FileNotFoundError), path.open("rb", buffering=0) as file:
+        try:
+            return bool(RecordDecoder(where=path.name).feed(file.read(start_read_bytes_max)))
+        except CorruptDataError:
+            return True  # damage, which the walk reports
+    return False
+
+
+def _digest_of(path: Path, size: int) -> PrefixDigest:
+    """Return the digest of the first `size` bytes of a file, or of all if it has fewer."""
+    digest = PrefixDigest()
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(min(scratch_read_bytes_max, size - digest.size)):
+            digest.update(data)
+    return digest

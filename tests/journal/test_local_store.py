@@ -1,0 +1,272 @@
+"""Chains on the local disk: they roll, are trimmed by rule, and are whole after a crash at any point."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from dos_protocol.errors import ClosedError, DosError, LocalProtocolError, NotFoundError
+from journal import Directory, LocalClaim, LocalStore, restore
+from journal.core.errors import HistoryTrimmedError, LocalFilesError
+from journal.files import directory as directory_module
+from tests.journal.journaled_files import files
+
+SMALL: dict[str, Any] = {"recovery_bytes": 600, "segment_bytes": 250}
+
+
+class MachineCrash(BaseException):
+    """The machine stops before a system call."""
+
+
+class Disk:
+    """The disk below a local chain: crashes before a chosen call, and loses any of what was not synced."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, root: Path) -> None:
+        self.root, self.calls, self.crash_at = root, 0, -1
+        self.synced: dict[str, int] = {}
+        self.durable_names: set[str] = set()
+        self.unlinks_synced = True
+        for name in ("pwrite", "fsync"):
+            patch.setattr(os, name, self.counted(name, getattr(os, name)))
+        patch.setattr(Path, "unlink", self.counted("unlink", Path.unlink))
+
+    def counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(target: Any, *rest: Any, **named: Any) -> Any:
+            path = str(target if isinstance(target, Path) else Path(f"/proc/self/fd/{target}").readlink())
+            if not path.startswith(str(self.root)):
+                return call(target, *rest, **named)
+            if self.calls == self.crash_at:
+                raise MachineCrash
+            self.calls += 1
+            result = call(target, *rest, **named)
+            if name == "fsync" and path == str(self.root):
+                self.durable_names = {one.name for one in self.root.iterdir()}
+            elif name == "fsync":
+                self.synced[path] = os.fstat(target).st_size
+            return result
+
+        return counting
+
+    def lose(self, rng: random.Random) -> None:
+        """Lose what was not synced: whole files without a durable name, and the ends of others."""
+        for path in self.root.iterdir():
+            if path.name not in self.durable_names and rng.random() < 0.5:
+                path.unlink()
+                continue
+            size, synced = path.stat().st_size, self.synced.get(str(path), 0)
+            os.truncate(path, rng.choice([synced, size, rng.randint(min(synced, size), size)]))
+
+
+class LocalModel:
+    """A directory on a local chain: what was recorded, and how much of it was acknowledged."""
+
+    def __init__(self, root: Path, disk: Disk) -> None:
+        self.root, self.disk = root, disk
+        self.versions: list[tuple[int, dict[str, bytes]]] = []
+        self.acknowledged = 0
+        self.before: dict[str, bytes] = {}
+
+    async def run(self, changes: int, rng: random.Random, at: int | None = None) -> None:
+        with LocalClaim(self.root / "journal") as claim:
+            path = self.root / "live"
+            async with await Directory.open(path, claim, at=at, **SMALL) as directory:
+                self.opened(files(path))
+                for number in range(changes):
+                    name = rng.choice("abc")
+                    data = bytes([number]) * rng.randrange(80)
+                    after = self.now | {name: data}
+                    await directory.truncate(name)
+                    self.versions.append((directory.end.size, self.now | {name: b""}))
+                    self.versions.append((10**9, after))  # recorded or not, if the machine stops now
+                    await directory.append(name, data)
+                    self.versions[-1] = directory.end.size, after
+                    if rng.random() < 0.3:
+                        await directory.wait_synced()
+                        self.acknowledged = len(self.versions)
+
+    @property
+    def now(self) -> dict[str, bytes]:
+        return self.versions[-1][1] if self.versions else self.before
+
+    def opened(self, found: dict[str, bytes]) -> None:
+        states = [self.before, *(state for _, state in self.versions)]
+        kept = [n for n in range(self.acknowledged, len(states)) if states[n] == found]
+        assert kept, f"found {found}, acknowledged {states[self.acknowledged]}"
+        del self.versions[kept[-1] :]
+        self.acknowledged = len(self.versions)
+
+    async def check_readable(self) -> None:
+        """A reader finds all that was acknowledged, before another writer opens the journal."""
+        into, acknowledged = self.root / "read", self.versions[: self.acknowledged]
+        try:
+            await restore(into, LocalStore(self.root / "journal"), "journal")
+        except (NotFoundError, FileNotFoundError):
+            assert not acknowledged
+        else:
+            later = [state for _, state in self.versions[max(self.acknowledged - 1, 0) :]]
+            assert files(into) in later or not (acknowledged or files(into))
+
+    async def check_history(self) -> None:
+        """Every version of the last two snapshots is restored, and earlier ones are refused as trimmed."""
+        store, refused = LocalStore(self.root / "journal"), 0
+        for number, (end, state) in list(enumerate(self.versions))[::10]:
+            into = self.root / f"at-{self.disk.calls}-{number}"
+            try:
+                await restore(into, store, "journal", at=end)
+            except HistoryTrimmedError:
+                refused = number + 1
+            else:
+                assert files(into) == state
+                assert number >= refused, "what is kept is the end of the history"
+
+
+def crash_everywhere(root: Path, seed: int, *, every: int) -> int:
+    """Run the same history with a crash before each call, go on after each, and return the calls of a run."""
+    calls = every
+    for crash_at in range(0, 10_000, every):
+        with pytest.MonkeyPatch.context() as patch:
+            folder = root / f"{crash_at}"
+            folder.mkdir()
+            disk, rng = Disk(patch, folder / "journal"), random.Random(seed)
+            model = LocalModel(folder, disk)
+            disk.crash_at = crash_at
+            try:
+                trio.run(model.run, 25, rng)
+            except MachineCrash:
+                disk.crash_at = -1
+                disk.lose(rng)
+                trio.run(model.check_readable)
+            else:
+                return calls
+            calls = disk.calls
+            trio.run(model.run, 12, rng)
+            model.acknowledged = len(model.versions)
+            trio.run(model.check_history)
+    raise AssertionError("the history does not end")
+
+
+def test_a_crash_before_any_system_call_leaves_a_chain_with_all_that_was_acknowledged(tmp_path: Path) -> None:
+    assert crash_everywhere(tmp_path, 7, every=17) > 60, "segments were rolled, snapshots taken and released"
+
+
+def test_a_trim_before_the_snapshot_is_synced_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the segments are deleted at once, although the snapshot above them is not on the disk."""
+
+    async def at_once(self: Directory) -> None:
+        writer, end = self.writer, self.end.size
+        assert isinstance(writer, directory_module.ChainWriter)
+        if writer.bytes_since_snapshot >= 600:
+            await writer.roll(self._snapshot())
+            writer._released = writer._claim.epoch, writer._base
+            writer.collect_released()
+        elif end - self._segment_base >= 250:
+            await writer.roll()
+        else:
+            return
+        self._segment_base = end
+
+    monkeypatch.setattr(Directory, "_roll_if_due", at_once)
+    with pytest.raises((AssertionError, DosError)):
+        crash_everywhere(tmp_path, 7, every=1)
+
+
+@pytest.mark.trio
+async def test_the_disk_holds_two_times_what_an_opening_reads_however_long_it_is_written(
+    tmp_path: Path,
+) -> None:
+    most, sizes = 20_000, []
+    with LocalClaim(tmp_path / "journal") as claim:
+        async with await Directory.open(
+            tmp_path / "live", claim, recovery_bytes=most, segment_bytes=5_000
+        ) as directory:
+            for number in range(1_000):
+                await directory.write_at("log", 400 * (number % 5), bytes(400))
+                sizes.append(sum(one.stat().st_size for one in (tmp_path / "journal").iterdir()))
+            end = directory.end.size
+    assert end > 20 * most
+    assert max(sizes) < 2.5 * most
+    with LocalClaim(tmp_path / "journal") as claim:
+        async with await Directory.open(tmp_path / "live", claim, at=end - most // 2):
+            assert files(tmp_path / "live") == {"log": bytes(2_000)}
+
+
+@pytest.mark.trio
+async def test_a_reader_finds_everything_after_an_opening_that_crashed(tmp_path: Path) -> None:
+    with LocalClaim(tmp_path / "journal") as claim:
+        async with await Directory.open(tmp_path / "live", claim) as directory:
+            await directory.append("log", b"all of it")
+            end = directory.end.size
+    whole = next((tmp_path / "journal").iterdir()).read_bytes()
+    for torn in (b"", whole[:50]):
+        (tmp_path / "journal" / f"files.{2:016x}.{end:016x}").write_bytes(torn)
+        await restore(tmp_path / f"{len(torn)}", LocalStore(tmp_path / "journal"), "journal")
+        assert files(tmp_path / f"{len(torn)}") == {"log": b"all of it"}
+    with LocalClaim(tmp_path / "journal") as claim:
+        assert claim.epoch == 3
+
+
+@pytest.mark.trio
+async def test_a_mirror_that_is_behind_keeps_what_it_needs(tmp_path: Path) -> None:
+    with LocalClaim(tmp_path / "journal") as claim:
+        claim.store.set_mirrored((1, 0))
+        async with await Directory.open(tmp_path / "live", claim, **SMALL) as directory:
+            for number in range(60):
+                await directory.write_at("log", 0, bytes([number]) * 100)
+            assert claim.store.segments()[-1].base == 0
+            newer = claim.store.segments()[0].order
+            claim.store.set_mirrored(newer)
+            assert claim.store.mirrored() == newer
+            for number in range(60):
+                await directory.write_at("log", 0, bytes([number]) * 100)
+            assert 0 < claim.store.segments()[-1].base <= newer[1]
+            await directory.trim(claim.store, "journal", directory.end.size)  # type: ignore[arg-type]
+            assert newer in [one.order for one in claim.store.segments()]
+        claim.store.set_mirrored(None)
+        assert claim.store.mirrored() is None
+
+
+@pytest.mark.trio
+async def test_one_process_writes_and_a_failed_write_or_sync_ends_the_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    for call in ("pwrite", "fsync"):
+        with LocalClaim(tmp_path / "journal") as claim:
+            with pytest.raises(LocalProtocolError, match="written by another process or claim"):
+                LocalClaim(tmp_path / "journal")
+            directory = await Directory.open(tmp_path / "live", claim)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, call, fails)
+                with pytest.raises(LocalFilesError, match="Input/output error"):  # noqa: PT012
+                    await directory.append("log", b"x")
+                    await directory.wait_synced()
+            with pytest.raises(ClosedError, match="Input/output error"):
+                await directory.append("log", b"y")
+            await directory.aclose()
+        with pytest.raises(ClosedError, match="is closed"):
+            claim.collect(lambda _: True)
+
+
+@pytest.mark.trio
+async def test_damage_is_refused_and_named(tmp_path: Path) -> None:
+    with LocalClaim(tmp_path / "journal") as claim:
+        async with await Directory.open(tmp_path / "live", claim, segment_bytes=250) as directory:
+            for number in range(10):
+                await directory.append("log", bytes([number]) * 100)
+    for path in sorted((tmp_path / "journal").iterdir())[:2]:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:300] + bytes([whole[300] ^ 1]) + whole[301:])
+        with LocalClaim(tmp_path / "journal") as claim, pytest.raises(DosError, match=path.name):
+            await Directory.open(tmp_path / "live", claim)
+        path.write_bytes(whole)
+    with LocalClaim(tmp_path / "journal") as claim:
+        async with await Directory.open(tmp_path / "live", claim):
+            assert len(files(tmp_path / "live")["log"]) == 1_000
