@@ -42,8 +42,11 @@ if TYPE_CHECKING:
     from checkpoint.core.inputs import producer_directory as producer_directory
     from checkpoint.core.layout import Layout as Layout
     from checkpoint.core.layout import even_layout as even_layout
+    from checkpoint.core.lines import parting as parting
+    from checkpoint.core.lines import taken_back as taken_back
     from checkpoint.core.manifest import Cut as Cut
     from checkpoint.core.manifest import RetiredWorker as RetiredWorker
+    from checkpoint.core.manifest import Rewind as Rewind
     from checkpoint.core.manifest import SplitPosition as SplitPosition
     from checkpoint.core.manifest import WorkerCut as WorkerCut
     from checkpoint.core.messages import Committed as Committed

@@ -125,6 +125,33 @@ class SavepointRefusedError(DosError):
     remedy = "`dos checkpoint ls` lists the retained checkpoints and the savepoints"
 
 
+class RestoreRefusedError(DosError):
+    """The region cannot be restored to this checkpoint; the message has the reason. Nothing was changed."""
+
+    remedy = "`dos checkpoint ls` lists the retained checkpoints and the savepoints"
+
+
+class OutputRewoundError(DosError):
+    """The region was restored to an older checkpoint, and output was taken back that this reader has read.
+
+    `line`: the line of history that replaced it; `checkpoint`: the restored one; `step`: the first step that
+    was taken back.
+    """
+
+    def __init__(
+        self, region: str, sink: str, *, line: int, checkpoint: int, step: int, read: int, remedy: str
+    ) -> None:
+        to = f"checkpoint {checkpoint}" if checkpoint else "an older checkpoint"
+        super().__init__(
+            f"output {sink!r} of region {region!r} was read up to step {read}, but the region was restored to"
+            f" {to}: its output from step {step} on was taken back, and other output follows",
+            remedy=remedy,
+        )
+        self.line = line
+        self.checkpoint = checkpoint
+        self.step = step
+
+
 class NotScaledError(DosError):
     """The region keeps the workers that it has: the request was refused, or the change was given up."""
 
@@ -263,6 +290,7 @@ __all__ = [
     "NoRegionError",
     "OrphanedError",
     "OutputDiffersError",
+    "OutputRewoundError",
     "RegionFailedError",
     "RegionFencedError",
     "RegisterUnsettledError",

@@ -37,6 +37,10 @@ trim_wait_s: Final = 60.0
 """How long `dos region trim` waits for members to delete."""
 savepoints_max: Final = 64
 """Savepoints of a region: each keeps what its region needed at that time, on every member."""
+savepoint_why_chars_max: Final = 500
+"""Limits the note of a savepoint: a request with one of these fits `request_bytes_max` in UTF-8."""
+rewinds_kept_max: Final = 16
+"""Lines of history whose beginnings a checkpoint states. A reader on an older one must begin anew."""
 savepoint_name_chars_max: Final = 64
 """Limits the size of checkpoints and manifest snapshots, which contain all savepoints."""
 chain_segments_max: Final = 64

@@ -170,6 +170,16 @@ def wall_time_ms() -> int:
     return runtime().wall_time_ns() // 1_000_000
 
 
+def checkpoint_named(text: str) -> str:
+    """Return the name of a checkpoint as `core.lines.find_target` takes it: a time in ISO 8601, in the local
+    time zone if it names none, becomes `time:MS`. Anything else is returned as it is.
+    """
+    try:
+        return f"time:{int(datetime.fromisoformat(text).timestamp() * 1000)}"
+    except ValueError:
+        return text
+
+
 def timestamp() -> str:
     """Return the current time for display: ISO 8601 with milliseconds, in UTC."""
     return datetime.fromtimestamp(wall_time_ms() / 1000, UTC).isoformat(timespec="milliseconds")

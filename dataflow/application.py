@@ -153,8 +153,14 @@ def start_application(
     """Start each part of an application as a region; if one cannot be started, end those that were.
 
     Returns the handle of the region, or an `Application` for several parts. `options` and errors: those of
-    `start_part`.
+    `start_part`; ValueError for `restore` of several parts, which have no checkpoint in common.
     """
+    if options.get("restore") and len(parts) > 1:
+        names = ", ".join(part.name for part in parts)
+        raise ValueError(
+            f"{name!r} has {len(parts)} regions, and each has its own checkpoints: stop it, and restore"
+            f" them with `dos region restore --stopped` ({names})"
+        )
     with ExitStack() as undo:
         handles = {
             part.name: start_part(part, partial(make_launcher, part), undo, **options) for part in parts

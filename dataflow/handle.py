@@ -175,16 +175,31 @@ class RegionHandle:
         """Continue after `pause`."""
         self._control.resume()
 
-    def savepoint(self, name: str, checkpoint: int = 0, timeout: float | None = None) -> int:
+    def restore(self, to: str, timeout: float | None = None, *, allow_republish: bool = False) -> int:
+        """Go back to an older checkpoint: `savepoint:NAME`, `checkpoint:N`, or a time in ISO 8601, for the
+        newest retained checkpoint that is not later. Returns its number once the restore is committed. All
+        workers are then reset to it.
+
+        Output after it is taken back, and input is read again from there. Rows of sinks that cannot take back
+        what they have shown come again: `allow_republish` confirms that. Raises RestoreRefusedError with the
+        reason if nothing was changed; RegionFailedError if that took longer than `timeout` seconds or the
+        region ended: then it may be restored or not.
+        """
+        return self._control.restore(to, timeout, republish=allow_republish).checkpoint
+
+    def savepoint(
+        self, name: str, checkpoint: int = 0, timeout: float | None = None, *, why: str = ""
+    ) -> int:
         """Create a savepoint: keep a checkpoint (0: the last) restorable under a name until
         `drop_savepoint`, also for later drivers. Returns the number of the checkpoint once a committed
-        checkpoint records the savepoint.
+        checkpoint records the savepoint. why: a note for people, at most 500 characters, which
+        `dos region savepoints` shows with the time and this driver (host:pid).
 
         Raises LocalProtocolError with the reason if the savepoint cannot be created, because the checkpoint
-        is released or the name is taken; RegionFailedError if that took longer than `timeout` seconds or the
-        region ended.
+        is released, or the name is taken or reserved; RegionFailedError if that took longer than `timeout`
+        seconds or the region ended.
         """
-        return self._control.savepoint(name, checkpoint, timeout)
+        return self._control.savepoint(name, checkpoint, timeout, why)
 
     def drop_savepoint(self, name: str, timeout: float | None = None) -> int:
         """Drop a savepoint; return the number of its checkpoint. Deletes what only that checkpoint needed.
@@ -236,6 +251,7 @@ def start_part(
     checkpoint_interval: float | None,
     retain: int | None,
     recovery: Recovery | None = None,
+    restore: str | None = None,
     on_event: Callable[[RegionEvent], None] | None,
     listeners: Sequence[RegionListener],
     at_end: Callable[[], None] = lambda: None,
@@ -257,6 +273,7 @@ def start_part(
     spec = RegionSpec(
         name=part.name,
         job_key=secrets.token_bytes(_key_bytes),
+        restore=restore or "",
         **part.graph.plan().stored(),
         **options,
         **fields,

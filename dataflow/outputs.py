@@ -8,6 +8,9 @@ It makes no claims and returns only committed output:
 2. Of a log with publish="checkpoint": what the last committed checkpoint covers. This is readable even
    while a worker's directory is claimed by an attempt that never opened its log.
 3. A step is returned when the parts of all workers that the region had then are available.
+4. If the region was restored to an older checkpoint, only output of its present line of history: what the
+   last committed checkpoint covers, and what was appended on its line after that. A log may still end with
+   steps that were taken back, until its worker has opened it again.
 """
 
 from collections.abc import AsyncGenerator
@@ -25,11 +28,13 @@ from checkpoint import (
     coordinator_directory,
     decode_output,
     output_chain,
+    taken_back,
     worker_directory,
 )
 from checkpoint.chains.output_following import PublishedOutput, begin_in
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.coordinator.manifest_log import cuts_in
+from checkpoint.errors import OutputRewoundError
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
 from journal import ChainState, Op, Position, inspect_chain, read_records
@@ -41,12 +46,16 @@ class StepRows:
 
     `inputs`: source -> split -> how far it had been read at the end of the step. The output up to this step
     is the result of the input up to these positions.
+
+    `line`: the line of history on which it was read. A restore of the region to an older checkpoint begins
+    another line; with `step`, it determines whether this output is still valid then.
     """
 
     step: int
     time_ms: int
     parts: dict[int, pa.Table | None]
     inputs: dict[str, dict[str, int]]
+    line: int = 0
 
     @property
     def table(self) -> pa.Table | None:
@@ -57,16 +66,24 @@ class StepRows:
 
 
 async def read_output(
-    store: Store, region: str, sink: str, *, after_step: int = 0
+    store: Store, region: str, sink: str, *, after_step: int = 0, line: int | None = None
 ) -> AsyncGenerator[StepRows]:
     """Yield the currently committed steps above `after_step`, in order, up to the last one that every worker
-    has. With 0, begin with the oldest step that is retained.
+    has. With 0, begin with the oldest step that is retained. line: the `line` of the last step that the
+    caller has read; None: not checked.
 
-    Raises InputTrimmedError if steps above `after_step` were trimmed, NoOutputError if the region has no such
-    log, CorruptDataError, and read errors. Steps yielded before an error remain valid: logs are checked
-    segment by segment, so a step counts when the next one was yielded or the iteration has ended.
+    All steps of one call are of one line of history. Raises OutputRewoundError if what was read up to
+    `after_step` was taken back by a restore of the region; without `line` that is not noticed. Raises
+    InputTrimmedError if steps above `after_step` were trimmed, NoOutputError if the region has no such log,
+    CorruptDataError, and read errors. Steps yielded before an error remain valid: logs are checked segment by
+    segment, so a step counts when the next one was yielded or the iteration has ended.
     """
     cut = await _last_cut(store, region)
+    present_line = 0 if cut is None else cut.line
+    if line is not None and after_step:
+        if line > present_line:
+            return  # the record of that line cannot be proved committed now, so nothing after it can be
+        _refuse_taken_back(cut, region, sink, after_step, line)
     workers = await _workers(store, region, sink, cut)
     if not workers:
         raise NoOutputError(region, sink)
@@ -92,10 +109,27 @@ async def read_output(
             if any(log.worker in present and log.head is None and log.reached < step for log in logs):
                 return  # it is not visible yet
             # A log whose next step is later is of a worker that the region did not have in this step.
-            yield _step_of({worker: output for worker, output in heads.items() if output.step == step})
+            parts = {worker: output for worker, output in heads.items() if output.step == step}
+            yield _step_of(parts, present_line)
             for log in logs:
                 if log.head is not None and log.head.step == step:
                     await log.advance()
+
+
+def _refuse_taken_back(cut: Cut | None, region: str, sink: str, step: int, line: int) -> None:
+    rewind = None if cut is None else taken_back(cut, line, step)
+    if cut is None or rewind is None:
+        return
+    raise OutputRewoundError(
+        region,
+        sink,
+        line=rewind.line,
+        checkpoint=rewind.to,
+        step=rewind.step + 1,
+        read=step,
+        remedy=f"discard the steps from {rewind.step + 1} on, and read on with"
+        f" after_step={rewind.step}, line={cut.line}",
+    )
 
 
 def collect_output(url: str, region: str, sink: str, *, token: bytes = b"") -> pa.Table | None:
@@ -149,6 +183,7 @@ class _WorkerLog:
         """The last step of this log, or before its beginning, that was passed."""
         self._store, self._region, self._sink = store, region, sink
         self._in_cut = _end_in(cut, worker, sink)
+        self._line = 0 if cut is None else cut.line
         self._after_step = after_step
         self._outputs = self._read()
 
@@ -171,10 +206,17 @@ class _WorkerLog:
         if not chain.seen:
             raise NoOutputError(self._region, self._sink)
         visible = await _visible(self._store, directory, chain, self._in_cut)
+        covered = 0 if self._in_cut is None else self._in_cut.size
         async with aclosing(read_records(self._store, visible, directory=directory)) as records:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
-                    yield decode_output(record.ints, record.strings, where=chain_name, at=end.size)
+                    output = decode_output(record.ints, record.strings, where=chain_name, at=end.size)
+                    # The chain contains the position in the checkpoint, so what is below it is of the line.
+                    # After it follows what was taken back, until the worker opens the log on the new line;
+                    # or a line that began after the checkpoint was read.
+                    if end.size > covered and output.head.of_line != self._line:
+                        return
+                    yield output
 
 
 def _end_in(cut: Cut | None, worker: int, sink: str) -> Position | None:
@@ -196,7 +238,7 @@ async def _visible(store: Store, directory: str, chain: ChainState, in_cut: Posi
     return chain.up_to(in_cut)
 
 
-def _step_of(outputs: dict[int, Output]) -> StepRows:
+def _step_of(outputs: dict[int, Output], line: int) -> StepRows:
     steps = {output.step for output in outputs.values()}
     assert len(steps) == 1, f"workers have a hole in their steps: {steps}"
     inputs: dict[str, dict[str, int]] = {}
@@ -204,7 +246,7 @@ def _step_of(outputs: dict[int, Output]) -> StepRows:
         for source, splits in output.head.inputs.items():
             inputs.setdefault(source, {}).update(splits)
     parts = {worker: _rows(output.data) for worker, output in outputs.items()}
-    return StepRows(steps.pop(), max(output.time_ms for output in outputs.values()), parts, inputs)
+    return StepRows(steps.pop(), max(output.time_ms for output in outputs.values()), parts, inputs, line)
 
 
 def _rows(data: bytes) -> pa.Table | None:

@@ -24,6 +24,7 @@ from dos_protocol.lazy_names import lazy_names  # noqa: E402
 
 if TYPE_CHECKING:
     from checkpoint import AutoScale as AutoScale
+    from checkpoint.errors import OutputRewoundError as OutputRewoundError
     from checkpoint.errors import RegionFailedError as RegionFailedError
     from checkpoint.errors import RegionFencedError as RegionFencedError
     from dataflow import ApproxDistinct as ApproxDistinct

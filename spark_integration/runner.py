@@ -60,6 +60,8 @@ def run(
     checkpoint_interval: float | None = None,
     retain: int | None = None,
     recovery: Recovery | None = None,
+    restore: str | None = None,
+    allow_republish: bool = False,
     scratch: str | Path | None = None,
     coordinator_address: str | None = None,
     port_range: tuple[int, int] | None = None,
@@ -95,6 +97,9 @@ def run(
     - `recovery`: what follows the loss of a worker. "global", the default: all workers go back to the last
       checkpoint. "local": only the lost one does, in another process, while the others keep their state and
       their place in the input. A `consistent(recovery=...)` of the graph counts first.
+    - `restore`: an older checkpoint to go back to first: `savepoint:NAME`, `checkpoint:N`, or a time in ISO
+      8601. A program that is started again with the same value does not go back again: use `dos region
+      restore` for that. `allow_republish` confirms that rows of sinks come again that cannot be taken back.
     - `scratch`: a directory on the executors' machines where workers keep caches; default: none. Recovery is
       faster with it but never requires it. State with `state_on="disk"` is stored there, or otherwise in the
       directory for temporary files.
@@ -145,6 +150,8 @@ def run(
             checkpoint_interval=checkpoint_interval,
             retain=retain,
             recovery=recovery,
+            restore=restore,
+            allow_republish=allow_republish,
             on_event=on_event,
             listeners=listeners,
             at_end=_AfterLast(len(parts), used.close),

@@ -24,6 +24,7 @@ from checkpoint.core.inputs import (
     producer_directory,
     producers_among,
 )
+from checkpoint.core.manifest import SplitPosition
 from checkpoint.errors import InputTrimmedError
 from dos_client import QuorumUnavailableError, Store
 from dos_protocol.errors import BrokenConnectionError
@@ -216,14 +217,14 @@ class InputHandle:
             found[split] = follower
         return found
 
-    def follower(self, split: str, at: int, digest: int) -> InputFollower:
-        """Return a follower of one producer that starts at a position; (0, 0) is the beginning."""
+    def follower(self, split: str, at: SplitPosition) -> InputFollower:
+        """Return a follower of one producer that starts at a position."""
         return InputFollower(
             self._store,
             self._application,
             self._handle,
             split,
-            at=at,
-            digest=digest,
+            at=at.position,
+            digest=at.digest,
             from_retained=self._from_retained,
         )

@@ -7,12 +7,14 @@ same for users, step by step over all workers.
 A position in a worker's log is the size of its chain just after a step; its digest is the number of the step,
 so that a reader that continues from there can verify that the next step follows. A size has one meaning: a
 log with publish="step" never goes back, a log with publish="checkpoint" never goes back to before a committed
-checkpoint. Only a manual rollback to an older checkpoint removes visible output. The steps do not follow
-then, or the bytes are not records, and the reader gets an error.
+checkpoint. Only a restore to an older checkpoint takes visible output back. Then a line of history begins
+(`core/lines.py`), which a position states too, and a reader fails or follows, as it chose.
 """
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 import trio
@@ -22,10 +24,11 @@ from checkpoint.chains.consumer_register import register_consumer, why_trimmed
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.core.consumers import output_register
 from checkpoint.core.inputs import InputPiece
-from checkpoint.core.manifest import Cut, decode_cut
+from checkpoint.core.lines import taken_back
+from checkpoint.core.manifest import Cut, SplitPosition, decode_cut
 from checkpoint.core.outputs import Output, Publish, decode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.errors import InputTrimmedError
+from checkpoint.errors import InputTrimmedError, OutputRewoundError
 from dos_client import Store
 from dos_protocol.errors import CorruptDataError
 from journal import (
@@ -39,14 +42,35 @@ from journal import (
     size_seen,
 )
 
+logger = logging.getLogger("dos.checkpoint")
+
+OnRewind: TypeAlias = Literal["fail", "follow"]
+"""What a reader does if output that it has read was taken back: it fails, or continues with what replaces it.
+"""
+_REWIND_REMEDY: Final = (
+    "restore this region as well, to a checkpoint from before (`dos region restore`), or read with"
+    ' on_rewind="follow" to keep what was made of those rows'
+)
+
 
 class PublishedOutput:
     """The output of one sink of a region: up to where each worker's log is visible, and whether that is its
     end.
     """
 
-    def __init__(self, store: Store, region: str, sink: str, *, from_retained: bool = False) -> None:
-        """from_retained: a reader without a position begins with the oldest step that is retained."""
+    def __init__(
+        self,
+        store: Store,
+        region: str,
+        sink: str,
+        *,
+        from_retained: bool = False,
+        on_rewind: OnRewind = "fail",
+    ) -> None:
+        """from_retained: a reader without a position begins with the oldest step that is retained. on_rewind:
+        what a reader does if output that it has read was taken back.
+        """
+        self.on_rewind = on_rewind
         self._from_retained = from_retained
         self._store = store
         self.region = region
@@ -63,14 +87,15 @@ class PublishedOutput:
         """Register a source of a region as a consumer, as `register_consumer` does."""
         await register_consumer(self._store, output_register(self.region, self.sink), region, source)
 
-    async def last_checkpoint(self) -> Cut | None:
-        """Return the last committed checkpoint, cached for `output_poll_s`. Raises as reading does.
+    async def last_checkpoint(self, *, fresh: bool = False) -> Cut | None:
+        """Return the last committed checkpoint, cached for `output_poll_s` unless it must be fresh. Raises as
+        reading does.
 
         Once `splits` was called, one with a worker that it did not list does not count before it does: what
         other workers made after that is not read before the reader knows of the new one.
         """
         async with self._lock:
-            if trio.current_time() >= self._polled_at + limits.output_poll_s:
+            if fresh or trio.current_time() >= self._polled_at + limits.output_poll_s:
                 async with aclosing(self._manifest.poll()) as records:
                     async for _, record in records:
                         if record.op is Op.CUT:
@@ -131,14 +156,14 @@ class PublishedOutput:
         """Return for each worker's log a follower at the end of what is visible now."""
         found = {}
         for split in await self.splits():
-            follower = self.follower(split, 0, 0)
+            follower = self.follower(split, SplitPosition(0))
             await follower.skip()
             found[split] = follower
         return found
 
-    def follower(self, split: str, at: int, digest: int) -> "OutputFollower":
-        """Return a follower of one worker's log that starts at a position; (0, 0) is the beginning."""
-        return OutputFollower(self._store, self, split, at=at, step=digest, from_retained=self._from_retained)
+    def follower(self, split: str, at: SplitPosition) -> "OutputFollower":
+        """Return a follower of one worker's log that starts at a position."""
+        return OutputFollower(self._store, self, split, at=at, from_retained=self._from_retained)
 
 
 def begin_in(cut: Cut, worker: int, sink: str) -> int:
@@ -161,22 +186,27 @@ class OutputFollower:
         published: PublishedOutput,
         split: str,
         *,
-        at: int,
-        step: int,
+        at: SplitPosition,
         from_retained: bool = False,
     ) -> None:
-        self._may_move = from_retained and at == 0
+        self._may_move = from_retained and at.position == 0
         self._output = published
         self._split = split
         self._directory = f"{published.region}.{split}"
-        self._chain = ChainFollower(store, self._directory, output_chain(published.sink), at=at)
-        self._watch = ChainWatch(store, self._chain)
         self._store = store
-        self._step = step
-        self._chain_begun = at > 0
+        self._go_to(at.position)
+        self._step, self._line = at.digest, at.of_line
+        """The last step that was read, and its line of history."""
+        self._chain_begun = at.position > 0
         self._skipped = 0
         """Steps up to here may have been yielded to other readers, and are not yielded here."""
         self._publish: Publish | None = None
+
+    def _go_to(self, at: int) -> None:
+        self._read_to = at
+        """The end of the last output that was read."""
+        self._chain = ChainFollower(self._store, self._directory, output_chain(self._output.sink), at=at)
+        self._watch = ChainWatch(self._store, self._chain)
 
     @property
     def seen(self) -> int:
@@ -200,38 +230,46 @@ class OutputFollower:
         else:
             upto = await self._output.position(self._split)
             size = 0 if upto is None else upto.size
-        chain = output_chain(self._output.sink)
-        self._chain = ChainFollower(self._store, self._directory, chain, at=size)
-        self._watch = ChainWatch(self._store, self._chain)
-        self._skipped = await size_seen(self._store, self._directory, chain)
+        self._go_to(size)
+        cut = await self._output.last_checkpoint()
+        self._line = 0 if cut is None else cut.line
+        self._skipped = await size_seen(self._store, self._directory, output_chain(self._output.sink))
 
     async def poll(self) -> AsyncGenerator[InputPiece]:
         """Yield the visible steps that were not yielded before, then end. Steps without rows are skipped. The
         caller must iterate to the end.
 
         Raises CorruptDataError if the log does not continue what was read, InputTrimmedError if the next
-        steps were trimmed.
+        steps were trimmed, OutputRewoundError if output that was read was taken back (on_rewind="fail").
         """
+        await self._notice_restore(await self._output.last_checkpoint())
         if self._publish is None:
             self._publish = await self._publish_mode()
         if self._publish is None:
             return
-        in_cut = await self._output.position(self._split)
-        by_cut = self._publish is Publish.CUT
+        cut, in_cut = await self._output.last_checkpoint(), await self._output.position(self._split)
+        # Before the first checkpoint of a line, a log may be opened again and again at the same place.
+        by_cut = self._publish is Publish.CUT or (cut is not None and cut.rewound)
         if by_cut and in_cut is None:
             return
         if self._may_move:
             self._may_move = False
             if (base := await self._output.begin(self._split)) > 0:
-                self._chain = ChainFollower(
-                    self._store, self._directory, output_chain(self._output.sink), at=base
-                )
-                self._watch = ChainWatch(self._store, self._chain)
+                self._go_to(base)
         try:
             async with aclosing(self._poll(in_cut, by_cut=by_cut)) as pieces:
                 async for piece in pieces:
                     yield piece
-        except LostBytesError as error:
+        except (LostBytesError, CorruptDataError) as error:
+            # The log may have branched off below what was read, since the manifest was read.
+            cut = await self._output.last_checkpoint(fresh=True)
+            if await self._notice_restore(cut):
+                return
+            if cut is not None and cut.line > self._line and self._chain.at > self._read_to:
+                self._go_to(self._read_to)  # what follows, without an output, was of an opening in between
+                return
+            if not isinstance(error, LostBytesError):
+                raise
             # Only what a committed checkpoint has released was trimmed; what else is missing is lost.
             base = await self._output.begin(self._split)
             if base <= self._chain.at:
@@ -245,10 +283,67 @@ class OutputFollower:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
                     output = decode_output(record.ints, record.strings, where=self._directory, at=end)
+                    if not await self._belongs(output, begin):
+                        return
                     self._check_follows(output, end)
+                    self._read_to = end
                     if output.rows and end > self._skipped:
-                        yield InputPiece(self._split, begin, end, output.step, output.rows, output.data)
+                        yield InputPiece(
+                            self._split,
+                            begin,
+                            end,
+                            output.step,
+                            output.rows,
+                            output.data,
+                            line=self._line,
+                        )
                 begin = end
+
+    async def _belongs(self, output: Output, begin: int) -> bool:
+        """Return whether an output that was read belongs to the present line of history, as far as it is
+        known. If not, it is read again, or what replaces it, by a later poll.
+        """
+        cut = await self._output.last_checkpoint(fresh=output.head.of_line > self._line)
+        if await self._notice_restore(cut):
+            return False
+        if cut is not None and taken_back(cut, output.head.of_line, output.step) is not None:
+            self._go_to(begin)  # the worker has not opened its log on the new line yet
+            return False
+        self._line = output.head.of_line
+        return True
+
+    async def _notice_restore(self, cut: Cut | None) -> bool:
+        """Return whether output that was read was taken back; then this reader is where the new line of
+        history begins. Raises OutputRewoundError if it must not follow.
+        """
+        back = None if cut is None else taken_back(cut, self._line, self._step)
+        if cut is None or back is None:
+            return False
+        region, sink = self._output.region, self._output.sink
+        if self._output.on_rewind == "fail" or not back.to:
+            raise OutputRewoundError(
+                region,
+                sink,
+                line=cut.line,
+                checkpoint=back.to,
+                step=back.step + 1,
+                read=self._step,
+                remedy=_REWIND_REMEDY,
+            )
+        logger.warning(
+            "%s: output %r of region %r was taken back from step %d on, and had been read up to step %d here;"
+            " what follows is read from checkpoint %d on",
+            self._split,
+            sink,
+            region,
+            back.step + 1,
+            self._step,
+            back.to,
+        )
+        self._go_to(back.outputs.get(int(self._split[1:]), {}).get(sink, 0))
+        self._step, self._line, self._chain_begun = back.step, cut.line, self._chain.at > 0
+        self._skipped = 0
+        return True
 
     async def end(self) -> int:
         """Return up to which position the log is visible; with publish="step", up to which it was written.

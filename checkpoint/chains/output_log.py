@@ -1,14 +1,15 @@
 """An output log: the output of one sink on one worker, step by step, in its own chain.
 
-This file performs what `core/outputs.py` decides. A log with publish="step" is taken over at its head and
-never goes back; a log with publish="checkpoint" goes back to its position in the restored checkpoint, as
-state does.
+This file performs what `core/outputs.py` decides. A log with publish="step" is taken over at its head; a log
+with publish="checkpoint" goes back to its position in the restored checkpoint, as state does. Where a line of
+history begins, every log goes back.
 """
 
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
+import msgspec
 import trio
 
 from checkpoint import limits
@@ -42,16 +43,18 @@ class OutputLog(ChainStore):
         self,
         restored: TakenChain,
         writer: ChainWriter,
-        line: OutputSequence,
+        sequence: OutputSequence,
         publish: Publish,
         chain: str,
         segments: KeptSegments,
         below: Position | None,
+        history: int,
     ) -> None:
         super().__init__(restored, writer)
-        self._line = line
+        self._sequence = sequence
         self._publish = publish
         self._chain = chain
+        self._history = history or msgspec.UNSET
         self._segments = segments
         self._below = below
         """The position below whose segment the take-over did not go: `trim` reads what is there. None: all of
@@ -75,14 +78,17 @@ class OutputLog(ChainStore):
         generation: int,
         scratch: Scratch | None = None,
         released: Floor = NO_FLOOR,
+        line: int = 0,
+        rewound: bool = False,
     ) -> "OutputLog":
         """Open a segment where the log continues. after_step: the step of the restored checkpoint; at: the
         end of the log in that checkpoint, None if it has no such log. released: the floor that the manifest
-        has released; nothing below is read.
+        has released; nothing below is read. line: the line of history of what follows; rewound: it begins
+        here, so the log goes back to `at` even if later steps are visible.
 
         Raises what `journal.take_over` and `ChainWriter.open` raise, CorruptDataError.
         """
-        back = publish is Publish.CUT
+        back = rewound or publish is Publish.CUT
         chain_name = output_chain(sink)
         ordered = (ORIGIN if at is None else at) if back else None
         # A log has no snapshots: without `proved` the walk would visit every segment that is retained.
@@ -90,30 +96,30 @@ class OutputLog(ChainStore):
             claim,
             chain_name,
             at=ordered,
-            proved=at,
+            proved=None if at == ORIGIN else at,
             generation=generation,
             scratch=scratch,
             released=released,
         )
-        line = OutputSequence(sink, after_step)
+        sequence = OutputSequence(sink, after_step)
         restored = taken.after(taken.state.end if back else at)
         async with aclosing(restored.records()) as records:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
                     output = decode_output(record.ints, record.strings, where=chain_name, at=end.size)
-                    line.add(output.step, output.digest, end)
+                    sequence.add(output.step, output.digest, end)
         writer = await taken.open()
         segments = KeptSegments(taken.state, writer)
-        return cls(restored, writer, line, publish, chain_name, segments, at)
+        return cls(restored, writer, sequence, publish, chain_name, segments, at, line)
 
     @property
     def last_step(self) -> int:
         """The highest step whose output is in the log, or was when it was opened."""
-        return self._line.last
+        return self._sequence.last
 
     def judge(self, step: int, digest: int) -> OutputDecision:
         """Decide what to do with the output of a step; see `OutputSequence.judge`."""
-        return self._line.judge(step, digest if self._publish is Publish.STEP else 0)
+        return self._sequence.judge(step, digest if self._publish is Publish.STEP else 0)
 
     async def append(
         self, sink: str, step: int, rows: int, digest: int, data: bytes, inputs: dict[str, dict[str, int]]
@@ -124,7 +130,7 @@ class OutputLog(ChainStore):
 
         Raises FencedError. If cancelled, the step may be in the log: the next opening finds out.
         """
-        head = OutputHead(sink=sink, publish=self._publish, inputs=inputs)
+        head = OutputHead(sink=sink, publish=self._publish, inputs=inputs, line=self._history)
         await self._append(step, rows, digest, head, data)
 
     async def begin_after(self, sink: str, step: int) -> None:
@@ -132,7 +138,8 @@ class OutputLog(ChainStore):
 
         Raises FencedError.
         """
-        await self._append(step, 0, 0, OutputHead(sink=sink, publish=self._publish, begins=True), b"")
+        head = OutputHead(sink=sink, publish=self._publish, begins=True, line=self._history)
+        await self._append(step, 0, 0, head, b"")
 
     async def _append(self, step: int, rows: int, digest: int, head: OutputHead, data: bytes) -> None:
         async with self._appending:
@@ -142,7 +149,7 @@ class OutputLog(ChainStore):
             digest = digest if self._publish is Publish.STEP else 0
             ints, strings = encode_output(Output(step, wall_time_ms(), rows, digest, head, data))
             end = self._writer.append(Record(Op.OUTPUT, ints=ints, strings=strings))
-            self._line.add(step, digest, end)
+            self._sequence.add(step, digest, end)
         await self._writer.wait_room()
 
     async def synced(self, step: int) -> Position:
@@ -150,13 +157,13 @@ class OutputLog(ChainStore):
         position just after it, for the checkpoint at that step. Forgets what is below. Raises FencedError,
         LocalProtocolError.
         """
-        end = self._line.end_of(step)
-        if end is None and step == self._line.last:
+        end = self._sequence.end_of(step)
+        if end is None and step == self._sequence.last:
             end = self._writer.end  # nothing was appended since it was opened
         if end is None:
             raise LocalProtocolError(f"the output of step {step} is not known; the last is {self.last_step}")
         await self._writer.wait_synced(end)
-        self._line.forget(step)
+        self._sequence.forget(step)
         self._voted = end.size
         return end
 

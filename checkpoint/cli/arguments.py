@@ -73,6 +73,16 @@ def complete_checkpoint(ctx: typer.Context, incomplete: str) -> list[str]:
     return _completed(ctx, numbers, incomplete)
 
 
+def complete_savepoint(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return names of the region's savepoints."""
+
+    async def names(store: Store) -> list[str]:
+        last = (await read_manifest(store, str(ctx.params.get("name")))).last
+        return sorted(last.savepoints) if last is not None else []
+
+    return _completed(ctx, names, incomplete)
+
+
 RegionName = Annotated[
     str,
     typer.Argument(

@@ -27,12 +27,20 @@ from checkpoint.core.coordinator_vocabulary import (
     StopWanted,
     WorkerEnded,
 )
+from checkpoint.core.manifest import SavepointNote
 from checkpoint.core.progress import reset_line
 from checkpoint.core.region import Launcher, RegionSpec, RegionState, RegionStatus, ResetReport
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, ReplaceSettled, ScaleSettled
+from checkpoint.core.region_events import (
+    CheckpointCommitted,
+    RegionEvent,
+    ReplaceSettled,
+    RestoreSettled,
+    ScaleSettled,
+)
 from checkpoint.core.request_handling import NO_CHECKPOINTS
 from checkpoint.errors import RegionFailedError
 from checkpoint.limits import listeners_end_s
+from checkpoint.runtime import checkpoint_named, this_driver, wall_time_ms
 from checkpoint.standby import StandbyLinks
 from dos_client import MemberStatus, Store
 from dos_protocol.errors import LocalProtocolError, errors_in
@@ -124,7 +132,7 @@ class RegionControl:
             return self._status
 
     def _end_text(self) -> str:
-        """Return the final state and its reason, empty while the region has not ended. Hold the lock."""
+        """Return the final state and its reason, empty while it runs. Hold the lock."""
         return f"it is {self._status.state.value}; {self._status.reason}" if self._over else ""
 
     def members(self) -> list[MemberStatus]:
@@ -266,16 +274,21 @@ class RegionControl:
                 self._lock.wait_for(lambda: found or self._over, timeout)
             return found[0] if found else self._cut + 1
 
-    def savepoint(self, name: str, checkpoint: int = 0, timeout: float | None = None) -> int:
-        """Create a savepoint: keep a checkpoint (0: the last) restorable under a name until
-        `drop_savepoint`, also for later drivers. Returns its number once a committed checkpoint records the
-        savepoint.
+    def restore(self, to: str, timeout: float | None = None, *, republish: bool = False) -> RestoreSettled:
+        """Go back to an older checkpoint, as `lines.find_target` names it; returns once that is committed.
 
-        Raises LocalProtocolError with the reason if the savepoint cannot be created, because the checkpoint
-        is released or the name is taken; RegionFailedError after `timeout` seconds or at the region's end.
+        Raises RestoreRefusedError if nothing was changed; RegionFailedError if it is not known.
         """
         self._need_checkpoints()
-        return self._outcomes.savepoint(SavepointWanted(name, checkpoint), timeout)
+        return self._outcomes.restore(checkpoint_named(to), timeout, allow_republish=republish)
+
+    def savepoint(self, name: str, checkpoint: int = 0, timeout: float | None = None, why: str = "") -> int:
+        """Create a savepoint of a checkpoint (0: the last). Returns its number once that is committed.
+        Raises LocalProtocolError if it cannot be created, RegionFailedError after `timeout` seconds.
+        """
+        self._need_checkpoints()
+        note = SavepointNote(by=this_driver(), wall_time_ms=wall_time_ms(), why=why)
+        return self._outcomes.savepoint(SavepointWanted(name, checkpoint, note=note), timeout)
 
     def drop_savepoint(self, name: str, timeout: float | None = None) -> int:
         """Drop a savepoint and what only it needed. Return its checkpoint's number. Raises as `savepoint`."""
@@ -285,9 +298,7 @@ class RegionControl:
     def scale(self, workers: int | None, timeout: float | None = None) -> ScaleSettled:
         """Change the number of workers while the region runs; None gives up a change that is under way.
 
-        Returns when the checkpoint with the new layout is committed. Raises NotScaledError with the reason if
-        the region keeps the workers that it has; RegionFailedError if it has ended, or after `timeout`
-        seconds, and then the change goes on.
+        Raises NotScaledError if the region keeps its workers; RegionFailedError if it has ended, or too late.
         """
         self._need_checkpoints()
         return self._outcomes.scale(workers, timeout)
@@ -295,10 +306,8 @@ class RegionControl:
     def replace(self, workers: Iterable[int] = (), timeout: float | None = None) -> ReplaceSettled:
         """Replace workers by other processes, one after the other, while the region runs; without any: all.
 
-        Each new process joins first; then the region pauses, and continues with it. Needs one task slot more
-        than the region has. Returns when all are replaced. Raises NotReplacedError with the reason if one is
-        not: it keeps its process, and those that follow keep theirs. After `timeout` seconds it raises
-        RegionFailedError, and the replacement continues.
+        Raises NotReplacedError if one keeps its process: so do those that follow; RegionFailedError after
+        `timeout` seconds, and the replacement continues.
         """
         self._need_checkpoints()
         return self._outcomes.replace(tuple(workers), timeout)

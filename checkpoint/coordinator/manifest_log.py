@@ -36,7 +36,8 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
     StoreWaiting,
 )
-from checkpoint.core.manifest import Cut, check_cut, decode_cut, encode_cut
+from checkpoint.core.manifest import Cut, decode_cut, encode_cut
+from checkpoint.core.manifest_checks import check_cut
 from checkpoint.core.region import coordinator_directory
 from checkpoint.core.retention import Rolling, keep
 from dos_client.errors import QuorumUnavailableError

@@ -1,18 +1,27 @@
-"""Requests that a region settles later, for the threads that wait: savepoints, changes of the workers."""
+"""Requests that a region settles later, for the threads that wait: savepoints, restores, changes of the
+workers.
+"""
 
 import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-from checkpoint.core.coordinator_vocabulary import ReplaceWanted, SavepointWanted, ScaleWanted
+from checkpoint.core.coordinator_vocabulary import ReplaceWanted, RestoreWanted, SavepointWanted, ScaleWanted
 from checkpoint.core.layout import workers_text
-from checkpoint.core.region_events import ReplaceSettled, SavepointSettled, ScaleSettled, replaced_text
-from checkpoint.errors import NotReplacedError, NotScaledError, RegionFailedError
+from checkpoint.core.manifest import savepoint_name_problem
+from checkpoint.core.region_events import (
+    ReplaceSettled,
+    RestoreSettled,
+    SavepointSettled,
+    ScaleSettled,
+    replaced_text,
+)
+from checkpoint.errors import NotReplacedError, NotScaledError, RegionFailedError, RestoreRefusedError
 from dos_client import randomness
 from dos_protocol.errors import LocalProtocolError
 
-Wanted: TypeAlias = SavepointWanted | ScaleWanted | ReplaceWanted
-Settled: TypeAlias = SavepointSettled | ScaleSettled | ReplaceSettled
+Wanted: TypeAlias = SavepointWanted | RestoreWanted | ScaleWanted | ReplaceWanted
+Settled: TypeAlias = SavepointSettled | RestoreSettled | ScaleSettled | ReplaceSettled
 _Key: TypeAlias = tuple[str, str | int | None]
 
 
@@ -43,7 +52,11 @@ class Outcomes:
         self._changed.notify_all()
 
     def savepoint(self, wanted: SavepointWanted, timeout: float | None) -> int:
-        """Make or drop a savepoint; return its checkpoint. Raises LocalProtocolError, RegionFailedError."""
+        """Make or drop a person's savepoint; return its checkpoint. Raises LocalProtocolError, also for a
+        reserved name, and RegionFailedError.
+        """
+        if wanted.on and (problem := savepoint_name_problem(wanted.name)) != "":
+            raise LocalProtocolError(f"region {self._region}: {problem}")
         outcome = self._wait(wanted, ("savepoint", wanted.name), timeout)
         if not isinstance(outcome, SavepointSettled):
             raise RegionFailedError(
@@ -52,6 +65,17 @@ class Outcomes:
         if outcome.error:
             raise LocalProtocolError(f"region {self._region}: {outcome.error}")
         return outcome.checkpoint
+
+    def restore(self, to: str, timeout: float | None, *, allow_republish: bool) -> RestoreSettled:
+        """Restore an older checkpoint. Raises RestoreRefusedError, RegionFailedError."""
+        outcome = self._wait(RestoreWanted(to, allow_republish), ("restore", to), timeout)
+        if not isinstance(outcome, RestoreSettled):
+            with self._changed:
+                why = self._end_text() or "it is not known yet"
+            raise RegionFailedError(f"region {self._region} may be restored to {to} or not: {why}")
+        if outcome.error:
+            raise RestoreRefusedError(f"region {self._region}: {outcome.error}")
+        return outcome
 
     def scale(self, workers: int | None, timeout: float | None) -> ScaleSettled:
         """Change the number of workers, or give a change up. Raises NotScaledError, RegionFailedError."""
@@ -90,6 +114,8 @@ class Outcomes:
 def _keys_of(event: Settled) -> list[_Key]:
     if isinstance(event, SavepointSettled):
         return [("savepoint", event.name)]
+    if isinstance(event, RestoreSettled):
+        return [("restore", event.to)]
     if isinstance(event, ReplaceSettled):
         return [("replace", event.by)]
     return [("scale", event.wanted), *([("scale", None)] if event.given_up else [])]

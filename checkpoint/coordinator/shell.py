@@ -48,8 +48,9 @@ from checkpoint.core.region import Launcher, RegionSpec, RegionStatus
 from checkpoint.core.region_events import CheckpointCommitted, RegionEvent
 from checkpoint.errors import NoRegionError
 from checkpoint.link import Link, serve_links
+from checkpoint.maintenance.stopped_region import restore_stopped
 from checkpoint.requests.server import answering
-from checkpoint.runtime import this_driver, timestamp
+from checkpoint.runtime import checkpoint_named, this_driver, timestamp
 from checkpoint.standby import StandbyLinks
 from dos_client import Store, open_store
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError
@@ -253,14 +254,20 @@ async def run_region(
     opened: Callable[[Store], None] | None = None,
     check: Callable[[bytes], None] | None = None,
 ) -> End:
-    """Run the region to its end. `check` is called in a thread with the store's id before anything is claimed
-    or launched; its exceptions propagate.
+    """Run the region to its end, from an older checkpoint if `spec.restore` names one. `check` is called in a
+    thread with the store's id before anything is claimed or launched; its exceptions propagate.
     """
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
         if opened is not None:
             opened(store)
         if check is not None:
             await trio.to_thread.run_sync(check, store.record.store_id)
+        if spec.restore:
+            allowed = spec.allow_republish
+            host = StoreHost(store)
+            await restore_stopped(
+                host, spec.name, checkpoint_named(spec.restore), allow_republish=allowed, by_program=True
+            )
         manifest = ManifestLog(StoreHost(store), spec.name, shell.post, driver=this_driver())
         async with answering(store, spec, shell) as requests:
             shell.also_observed = requests.on_event

@@ -7,7 +7,7 @@ caller.
 from collections.abc import Container, Mapping
 from typing import Any
 
-from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut
+from checkpoint.core.manifest import Cut, SavepointNote, SplitPosition, WorkerCut
 from journal import Position
 
 
@@ -35,6 +35,32 @@ def checkpoint_row(
         "splits": sum(len(splits) for part in cut.workers.values() for splits in part.sources.values()),
         "phaseSeconds": slowest(cut.phases_s),
     }
+
+
+def savepoint_row(name: str, cut: Cut, note: SavepointNote, held_bytes: int) -> dict[str, Any]:
+    """Return one row of a list of savepoints.
+
+    - `cut`: the checkpoint that it holds.
+    - `note`: `NO_NOTE` if its maker is unknown, because an older version made it.
+    - `held_bytes`: of the objects that only this savepoint keeps, on each member.
+    """
+    return {
+        "savepoint": name,
+        "checkpoint": cut.cut,
+        "step": cut.step,
+        "timeMs": cut.wall_time_ms,
+        "madeBy": note.by or None,
+        "madeMs": note.wall_time_ms or None,
+        "why": note.why,
+        "stateBytes": checkpoint_row(cut)["stateBytes"],
+        "restoreBytes": sum(map(_restore_bytes, cut.workers.values())),
+        "heldBytes": held_bytes,
+    }
+
+
+def _restore_bytes(part: WorkerCut) -> int:
+    """Return the bytes of a worker's state chain that a restore reads: those from its snapshot on."""
+    return part.state.size - part.floors.get("state", (0, 0))[1]
 
 
 def checkpoint_full(cut: Cut) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import AppendCut, CheckpointWanted, CutAppended
 from checkpoint.core.dropped import end_text
 from checkpoint.core.ending import Ending
-from checkpoint.core.manifest import check_cut
+from checkpoint.core.manifest_checks import check_cut
 from checkpoint.core.messages import (
     Committed,
     Finished,
@@ -43,7 +43,7 @@ class Checkpointing:
     def can_cut(self) -> bool:
         """Whether a checkpoint can be requested now."""
         state = self._state
-        may = not state.spec.without_checkpoints and not state.final_committed
+        may = not state.spec.without_checkpoints and not state.final_committed and not state.restoring
         return may and state.phase is CoordinatorPhase.RUNNING and state.pending is None
 
     @property
@@ -160,6 +160,8 @@ class Checkpointing:
             retained,
             savepoints,
             state.declared,
+            state.notes,
+            state.spec.irrevocable,
         )
         try:
             check_cut(cut, before=state.last_checkpoint)

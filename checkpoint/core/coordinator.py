@@ -32,6 +32,7 @@ The parts share one `CoordinatorState`. A part calls only parts above it in this
 | Pausing | pausing.py | all workers stop at one step |
 | Savepoints | savepoints.py | savepoints |
 | Recovery | recovery.py | rounds and reset attempts |
+| Rewinding | rewinding.py | the region goes back to an older checkpoint |
 | TakeOvers | take_overs.py | local recovery: a lost worker is replaced while the others run |
 | Gathering | gathering.py | workers are launched, join, are ordered and start |
 | Losses | losses.py | workers fail, fall silent or take too long |
@@ -59,6 +60,7 @@ from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionSpec, RegionStatus
 from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.rescaling import Rescaling
+from checkpoint.core.rewinding import Rewinding
 from checkpoint.core.roster import Worker
 from checkpoint.core.savepoints import Savepoints
 from checkpoint.core.status_reports import StatusReporter
@@ -84,13 +86,14 @@ class Coordinator:
         self._pausing = pausing = Pausing(state, checkpointing)
         self._savepoints = savepoints = Savepoints(state, checkpointing)
         self._recovery = recovery = Recovery(state, ending)
+        self._rewinding = rewinding = Rewinding(state, recovery)
         self._take_overs = take_overs = TakeOvers(state, ending, recovery)
         self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery, take_overs)
         losses = Losses(state, ending, checkpointing, recovery, take_overs)
         self._rescaling = rescaling = Rescaling(state, ending, checkpointing, pausing, recovery)
         self._autoscaling = autoscaling = Autoscaling(state, reporter, rescaling)
         self._manifest = manifest = ManifestClaim(
-            state, ending, checkpointing, savepoints, recovery, gathering, rescaling
+            state, ending, checkpointing, savepoints, rewinding, recovery, gathering, rescaling
         )
         stopping = Stopping(state, ending, checkpointing)
         self._last_tick = 0.0
@@ -112,6 +115,7 @@ class Coordinator:
             v.ResetWanted: self._on_reset_wanted,
             v.PauseWanted: pausing.on_pause_wanted,
             v.SavepointWanted: savepoints.on_savepoint_wanted,
+            v.RestoreWanted: rewinding.on_restore_wanted,
             v.ScaleWanted: rescaling.on_scale_wanted,
             v.ReplaceWanted: rescaling.on_replace_wanted,
             v.StopWanted: stopping.on_stop_wanted,
@@ -180,6 +184,8 @@ class Coordinator:
             self._autoscaling.start(now)
 
     def _on_cut_appended(self, event: v.CutAppended, now: float) -> None:
+        if self._rewinding.on_cut_appended(event, now):
+            return
         layout_changed = self.state.layout_changes
         self._checkpointing.on_cut_appended(event, now)
         if layout_changed and not self.state.layout_changes:
@@ -188,6 +194,7 @@ class Coordinator:
         # Before settle_or_request: that may request another checkpoint, and a region with a pending one does
         # not become PAUSED.
         self._pausing.note_paused()
+        self._rewinding.append_if_free()
         self._savepoints.settle_or_request(now)
         self._take_overs.reinstate(now)
 

@@ -11,7 +11,7 @@ from typing import Final
 from checkpoint.core.coordinator_vocabulary import Effect, End, NotifyObservers, SendControl
 from checkpoint.core.dropped import dropped_rows
 from checkpoint.core.layout import Layout, even_layout
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Cut, SavepointNote
 from checkpoint.core.messages import CopiedAhead, Restore, ToWorker
 from checkpoint.core.placement import Placement
 from checkpoint.core.recovery_estimate import RecoveryHistory
@@ -123,6 +123,10 @@ class CoordinatorState:
 
         self.savepoint_changes: dict[str, int] = {}
         """Savepoint changes that no checkpoint has carried yet: name -> checkpoint, 0 to drop it."""
+        self.savepoint_notes: dict[str, SavepointNote] = {}
+        """Savepoint -> the note of its request."""
+        self.restoring = False
+        """The record of a restore is to be appended: no checkpoint is requested (`rewinding.py`)."""
         self.pause = 0
         """The number of the pause order in force, 0 for none."""
         self.is_paused = False
@@ -218,8 +222,11 @@ class CoordinatorState:
 
     @property
     def layout_changes(self) -> bool:
-        """Whether the next checkpoint is the one that makes `layout` the layout of the region."""
-        return self.last_checkpoint is not None and self.last_checkpoint.layout != self.layout
+        """Whether the next checkpoint is the one that makes `layout` the layout of the region, or the first
+        one of a line of history.
+        """
+        last = self.last_checkpoint
+        return last is not None and (last.rewound or last.layout != self.layout)
 
     @property
     def held_savepoints(self) -> dict[str, int]:
@@ -231,6 +238,13 @@ class CoordinatorState:
         """The savepoints in force: those of the last checkpoint, as changed by the next one."""
         changed = {**self.held_savepoints, **self.savepoint_changes}
         return {name: cut for name, cut in changed.items() if cut}
+
+    @property
+    def notes(self) -> dict[str, SavepointNote]:
+        """The notes of the savepoints in force."""
+        held = self.last_checkpoint.notes if self.last_checkpoint else {}
+        known, names = {**held, **self.savepoint_notes}, self.savepoints
+        return {name: note for name, note in known.items() if name in names}
 
     @property
     def has_new_steps(self) -> bool:

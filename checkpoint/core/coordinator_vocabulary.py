@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import NO_NOTE, Cut, SavepointNote
 from checkpoint.core.messages import Refusal, ToCoordinator, ToWorker
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import RegionEvent
@@ -144,6 +144,17 @@ class SavepointWanted:
     cut: int = 0
     """The checkpoint; 0 for the last one."""
     on: bool = True
+    note: SavepointNote = NO_NOTE
+    """Who requests it, when, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreWanted:
+    """A user requests that the region goes back to an older checkpoint, as `lines.find_target` names it."""
+
+    to: str
+    allow_republish: bool = False
+    """Also if rows come again that were shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +179,14 @@ class StopWanted:
 
 
 Wanted: TypeAlias = (
-    CheckpointWanted | ResetWanted | PauseWanted | SavepointWanted | ScaleWanted | ReplaceWanted | StopWanted
+    CheckpointWanted
+    | ResetWanted
+    | PauseWanted
+    | SavepointWanted
+    | RestoreWanted
+    | ScaleWanted
+    | ReplaceWanted
+    | StopWanted
 )
 """What a user requests, in the driver's process or through the store."""
 

@@ -158,6 +158,8 @@ class InputPiece(NamedTuple):
     data: bytes
     last: bool = True
     """Whether it ends its batch. The rows within one batch are in no order of event time."""
+    line: int = 0
+    """Of an output log: the line of history. A piece of a later line may begin below the piece before it."""
 
 
 class BatchNotKept(NamedTuple):

@@ -11,8 +11,8 @@ output. Its append to the manifest, synced on the quorum, *is* the commit. One r
 - The ints repeat fields of the JSON, so that a dump and a scan need no JSON. A record in which the two differ
   is refused.
 - Numbers rise by at least one from record to record and are never used twice.
-- A rollback by hand is a *new* checkpoint, flagged ROLLBACK, with the positions of the older one
-  (`rolled_back_to`). It is acknowledged before any order is sent.
+- A restore to an older checkpoint is a *new* one, flagged ROLLBACK, with the positions of the older one
+  (`rolled_back_to`). It is acknowledged before any order is sent. It begins a new *line* of history.
 - Therefore the last checkpoint of the chain is always the one to restore.
 """
 
@@ -25,10 +25,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.layout import Layout, check_layout
+from checkpoint.core.layout import Layout
 from checkpoint.errors import ManifestError
 from dos_protocol.digests import ResumePoint
-from dos_protocol.limits import digest_block_bytes
 from journal import Floor, Position
 
 CUT_VERSION: Final = 2
@@ -36,7 +35,8 @@ SAVEPOINTS_VERSION: Final = 3
 DIRECTORIES_VERSION: Final = 4
 LAYOUTS_VERSION: Final = 5
 TERMS_VERSION: Final = 6
-_READABLE: Final = (1, 2, 3, 4, 5, 6)
+LINES_VERSION: Final = 7
+_READABLE: Final = (1, 2, 3, 4, 5, 6, 7)
 """The versions of a checkpoint's record:
 
 | version | content | why older programs must refuse it |
@@ -47,10 +47,13 @@ _READABLE: Final = (1, 2, 3, 4, 5, 6)
 | 4 | positions of operators' directories, and perhaps savepoints | they would lose the files |
 | 5 | the region had other workers before | they would change the number back, and lose output |
 | 6 | a worker was taken over, in a term above the incarnation | its positions are invalid to them |
+| 7 | the region was restored to an older checkpoint | they would mix input and output of both lines |
 """
 _SAVEPOINT_NAME: Final = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.savepoint_name_chars_max - 1}}}", re.ASCII
 )
+_RESERVED_NAME: Final = re.compile(r"(?:move|fork|backup)-[0-9A-Fa-f]+", re.ASCII)
+"""Names of savepoints that the project makes for itself, for as long as it reads their checkpoints."""
 
 
 class CutFlag(IntFlag):
@@ -74,6 +77,13 @@ class SplitPosition(msgspec.Struct, frozen=True):
     """
     version: str | msgspec.UnsetType = msgspec.UNSET
     """For an object of a bucket: its version (ETag), which every later read must find (decision 0226)."""
+    line: int | msgspec.UnsetType = msgspec.UNSET
+    """For an output log of another region: the line of history of the last step read; not set for line 0."""
+
+    @property
+    def of_line(self) -> int:
+        """The line of history of the last step read of an output log."""
+        return 0 if self.line is msgspec.UNSET else self.line
 
 
 class WorkerCut(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +122,34 @@ class RetiredWorker(msgspec.Struct, frozen=True, kw_only=True):
     """As in `WorkerCut`, of its output logs."""
 
 
+class Rewind(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of history began: the region was restored to an older checkpoint."""
+
+    line: int
+    to: int
+    """The checkpoint whose positions it began with."""
+    step: int
+    """The step of that checkpoint: later steps of earlier lines do not belong to this line."""
+    of: int = 0
+    """The line of that checkpoint, which is not always the line before: a restore can be taken back."""
+    by: str = ""
+    """What the program requested that did it (`run(restore=...)`), "" if a person did."""
+    outputs: dict[int, dict[str, int]] = {}
+    """Worker -> output log -> the size of the log at `step`, where the line begins in it."""
+
+
+class SavepointNote(msgspec.Struct, frozen=True, kw_only=True):
+    """Who made a savepoint, when and why. For people; a program that does not know it drops it."""
+
+    by: str = ""
+    """user@host, or host:pid of the driver whose program made it."""
+    wall_time_ms: int = 0
+    why: str = ""
+
+
+NO_NOTE: Final = SavepointNote()
+
+
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint: a consistent state of the whole region, everything up to the end of `step`."""
 
@@ -135,6 +173,8 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """
     savepoints: dict[str, int] = msgspec.field(default_factory=dict, name="pins")
     """Savepoints: name -> the checkpoint retained until the savepoint is dropped. From version 3 on."""
+    notes: dict[str, SavepointNote] = {}
+    """Savepoint -> who made it, when, and why."""
     rolled_back_to: int = 0
     """For a rollback: the checkpoint whose positions these are; 0 for one that was voted."""
     phases_s: dict[int, dict[str, float]] = {}
@@ -148,6 +188,21 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """The number of workers that a program asked for last, if the region was scaled to another one since;
     otherwise 0. A program that asks for the same number again gets the number of this checkpoint. From
     version 5 on.
+    """
+    irrevocable: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Sink -> why a restore to an older checkpoint cannot take its rows back. Older versions do not state it.
+    """
+    line: int = 0
+    """How often the region was restored before: the number of its line of history. From version 7 on."""
+    rewinds: tuple[Rewind, ...] = ()
+    """How the newest lines began, at most `rewinds_kept_max`, oldest first. From version 7 on."""
+    rewound: bool = False
+    """Only in the record of a restore: every chain continues at its position here, whatever follows there,
+    and the next checkpoint is taken before any step runs. From version 7 on.
+    """
+    orphans: tuple[int, ...] = ()
+    """Only in the record of a restore: former workers that the restored checkpoint does not know. All of
+    their output is taken back. From version 7 on.
     """
 
     def outputs(self) -> "dict[int, WorkerCut | RetiredWorker]":
@@ -169,6 +224,8 @@ def in_its_version(cut: Cut) -> Cut:
 
 
 def _least_version(cut: Cut) -> int:
+    if cut.line:
+        return LINES_VERSION
     if any(epoch > cut.incarnation for part in cut.workers.values() for epoch in part.epochs()):
         return TERMS_VERSION
     if cut.retired or cut.declared:
@@ -178,15 +235,37 @@ def _least_version(cut: Cut) -> int:
     return SAVEPOINTS_VERSION if cut.savepoints else CUT_VERSION
 
 
-def savepoint_name_problem(name: str) -> str:
-    """Return why a savepoint cannot have this name, empty if it can."""
-    if _SAVEPOINT_NAME.fullmatch(name):
-        return ""
-    return (
-        f"a savepoint's name has 1 to {limits.savepoint_name_chars_max} letters, digits, '.', '_' or"
-        " '-' and begins"
-        f" with a letter or digit, got {name[: 2 * limits.savepoint_name_chars_max]!r}"
-    )
+def savepoint_name_problem(name: str, *, reserved: bool = False) -> str:
+    """Return why a person's savepoint cannot have this name, empty if it can.
+
+    reserved: also accept the names that the project reserves for its own savepoints. Records have them.
+    """
+    if not _SAVEPOINT_NAME.fullmatch(name):
+        return (
+            f"a savepoint's name has 1 to {limits.savepoint_name_chars_max} letters, digits, '.', '_' or"
+            " '-' and begins"
+            f" with a letter or digit, got {name[: 2 * limits.savepoint_name_chars_max]!r}"
+        )
+    if not reserved and _RESERVED_NAME.fullmatch(name):
+        return (
+            "savepoint names of 'move-', 'fork-' or 'backup-' and hexadecimal digits are reserved for the"
+            f" savepoints that moves, forks and backups make, got {name!r}: use another name, such as"
+            f" 'my-{name}'"
+        )
+    return ""
+
+
+def savepoint_why_problem(why: str) -> str:
+    """Return why a savepoint cannot have this note of a person, empty if it can."""
+    if len(why) > limits.savepoint_why_chars_max:
+        return (
+            f"a savepoint's note has at most {limits.savepoint_why_chars_max} characters, got {len(why)}:"
+            " shorten it"
+        )
+    if not why.isprintable():
+        wrong = next(one for one in why if not one.isprintable())
+        return f"a savepoint's note is one line of printable characters, got {wrong!r}: leave it out"
+    return ""
 
 
 class CutRecord(NamedTuple):
@@ -256,134 +335,3 @@ def _refuse_duplicates(text: bytes, cut: int) -> None:
         json.loads(text, object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"its record is not JSON: {error}", cut=cut) from error
-
-
-def check_cut(cut: Cut, *, before: Cut | None = None, gap: bool = False) -> None:
-    """Raise ManifestError with the reason if a region cannot be restored to `cut`.
-
-    - `before`: the checkpoint before it in the chain, which it is compared with.
-    - `gap`: released checkpoints may have been between the two, as in a snapshot of the manifest with a
-      savepoint.
-    """
-    if cut.cut < 1 or cut.step < 0 or cut.incarnation < 1:
-        raise ManifestError(
-            f"it has step {cut.step} and incarnation {cut.incarnation}: numbers begin at 1, steps at 0",
-            cut=cut.cut,
-        )
-    workers = max(cut.workers, default=0) + 1
-    missing = sorted(set(range(workers)) - cut.workers.keys())
-    if missing:
-        raise ManifestError(f"it has no part of worker {missing[0]} of {workers}", cut=cut.cut)
-    for worker, part in cut.workers.items():
-        # With local recovery, a worker that was taken over has a term above the incarnation.
-        terms = limits.terms_per_incarnation if cut.version >= TERMS_VERSION else 1
-        _check_worker(cut.cut, worker, part, cut.incarnation, cut.incarnation + terms - 1)
-    if cut.version < DIRECTORIES_VERSION and any(part.directories for part in cut.workers.values()):
-        raise ManifestError(f"it has directories, which version {cut.version} does not allow", cut=cut.cut)
-    _check_retired(cut)
-    check_layout(cut.layout, workers, cut=cut.cut)
-    if idle := sorted(cut.workers.keys() - set(cut.layout.workers)):
-        raise ManifestError(f"worker {idle[0]} owns no shards", cut=cut.cut)
-    _check_retained(cut, before)
-    _check_savepoints(cut)
-    if before is not None:
-        _check_order(cut, before, gap=gap)
-
-
-def _check_retired(cut: Cut) -> None:
-    if cut.version < LAYOUTS_VERSION and (cut.retired or cut.declared):
-        raise ManifestError(
-            f"it states former workers, which version {cut.version} does not allow", cut=cut.cut
-        )
-    if both := sorted(cut.retired.keys() & cut.workers.keys()):
-        raise ManifestError(f"worker {both[0]} has a part and is a former worker", cut=cut.cut)
-    if min(cut.retired, default=0) < 0 or not 0 <= cut.declared <= limits.workers_max:
-        raise ManifestError(
-            f"invalid former workers {sorted(cut.retired)}, or number of workers {cut.declared}", cut=cut.cut
-        )
-
-
-def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int, highest: int) -> None:
-    for chain, position in part.positions().items():
-        if position.size < 0 or position.epoch < 1 or not 0 <= position.digest < 1 << 64:
-            raise ManifestError(f"worker {worker}: invalid {chain} position {position}", cut=cut)
-        if position.epoch > highest:
-            raise ManifestError(
-                f"worker {worker}: its {chain} position has epoch {position.epoch}, "
-                f"which is above incarnation {incarnation}",
-                cut=cut,
-            )
-    for chain, (epoch, base) in part.floors.items():
-        if not 1 <= epoch <= highest or base < 0:
-            raise ManifestError(
-                f"worker {worker}: invalid floor of chain {chain!r}: epoch {epoch}, base {base}", cut=cut
-            )
-    for source, splits in part.sources.items():
-        for split, at in splits.items():
-            if at.position < 0 or not 0 <= at.digest < 1 << 64:
-                raise ManifestError(
-                    f"worker {worker}: invalid position {at.position} of split {split!r} of {source!r}",
-                    cut=cut,
-                )
-            if at.resume and not _can_resume(at.resume, at.position):
-                raise ManifestError(
-                    f"worker {worker}: the digest of split {split!r} of {source!r} at {at.position} cannot"
-                    f" be resumed at {at.resume.size}",
-                    cut=cut,
-                )
-
-
-def _can_resume(point: ResumePoint, position: int) -> bool:
-    aligned = point.size % digest_block_bytes == 0
-    return aligned and 0 <= point.size <= position and 0 <= point.digest < 1 << 64
-
-
-def _check_savepoints(cut: Cut) -> None:
-    if len(cut.savepoints) > limits.savepoints_max:
-        raise ManifestError(
-            f"it has {len(cut.savepoints)} savepoints, the limit is {limits.savepoints_max}", cut=cut.cut
-        )
-    if cut.savepoints and cut.version < SAVEPOINTS_VERSION:
-        raise ManifestError(f"it has savepoints, which version {cut.version} does not allow", cut=cut.cut)
-    for name, held in cut.savepoints.items():
-        if (problem := savepoint_name_problem(name)) != "":
-            raise ManifestError(problem, cut=cut.cut)
-        if held not in cut.retained:
-            raise ManifestError(
-                f"savepoint {name!r} holds checkpoint {held}, which it does not retain", cut=cut.cut
-            )
-
-
-def _check_retained(cut: Cut, before: Cut | None) -> None:
-    kept = cut.retained
-    if not kept:
-        return
-    if kept[-1] != cut.cut or kept[0] < 1 or list(kept) != sorted(set(kept)):
-        raise ManifestError(
-            f"it retains {list(kept)}: expected rising numbers that end with its own", cut=cut.cut
-        )
-    if before is not None and before.retained:
-        again = sorted({number for number in kept if number <= before.cut} - set(before.retained))
-        if again:
-            raise ManifestError(f"it retains {again}, which checkpoint {before.cut} released", cut=cut.cut)
-
-
-def _check_order(cut: Cut, before: Cut, *, gap: bool) -> None:
-    if cut.cut <= before.cut:
-        raise ManifestError(
-            f"it follows checkpoint {before.cut}; numbers rise and are never used twice", cut=cut.cut
-        )
-    if cut.incarnation < before.incarnation:
-        raise ManifestError(
-            f"its incarnation {cut.incarnation} is below {before.incarnation} of checkpoint {before.cut}",
-            cut=cut.cut,
-        )
-    if cut.parent != before.cut and not (gap and cut.parent > before.cut):
-        raise ManifestError(
-            f"its parent is checkpoint {cut.parent}, the one before it is {before.cut}", cut=cut.cut
-        )
-    if not cut.rolled_back_to and cut.step < before.step:
-        raise ManifestError(
-            f"its step {cut.step} is below step {before.step} of checkpoint {before.cut}",
-            cut=cut.cut,
-        )

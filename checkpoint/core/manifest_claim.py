@@ -17,11 +17,13 @@ from checkpoint.core.coordinator_vocabulary import (
 from checkpoint.core.ending import Ending
 from checkpoint.core.fingerprint import check_fingerprint
 from checkpoint.core.gathering import Gathering
-from checkpoint.core.manifest import Cut, check_cut
+from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest_checks import check_cut
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerState
 from checkpoint.core.rescaling import Rescaling
+from checkpoint.core.rewinding import Rewinding
 from checkpoint.core.savepoints import Savepoints
 from checkpoint.errors import FingerprintMismatchError, ManifestError, RegionFencedError
 
@@ -35,6 +37,7 @@ class ManifestClaim:
         ending: Ending,
         checkpointing: Checkpointing,
         savepoints: Savepoints,
+        rewinding: Rewinding,
         recovery: Recovery,
         gathering: Gathering,
         rescaling: Rescaling,
@@ -44,6 +47,7 @@ class ManifestClaim:
         self._ending = ending
         self._checkpointing = checkpointing
         self._savepoints = savepoints
+        self._rewinding = rewinding
         self._recovery = recovery
         self._gathering = gathering
         self._superseded = 0
@@ -87,6 +91,7 @@ class ManifestClaim:
         self._settle_doubt(now)
         self._rescaling.choose_layout(now)
         self._savepoints.settle_after_opening()
+        self._rewinding.settle_after_opening()
         # Not earlier: only now that the manifest is held above it can the old attempt commit nothing more.
         for worker in state.roster:
             if worker.state is WorkerState.LOST:

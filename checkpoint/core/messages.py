@@ -244,10 +244,11 @@ class Restore(Releasing, frozen=True, kw_only=True):
 
     @property
     def moves(self) -> bool:
-        """Whether the layout is another one than in the checkpoint: then the answer is Restored, and at once
-        the vote for the next checkpoint, at the same step. Start follows when that one is committed.
+        """Whether the layout is another one than in the checkpoint, or a line of history begins with it: then
+        the answer is Restored, and at once the vote for the next checkpoint, at the same step. Start follows
+        when that one is committed.
         """
-        return self.restore is not None and self.restore.layout != self.layout
+        return self.restore is not None and (self.restore.rewound or self.restore.layout != self.layout)
 
 
 class Host(ControlMessage, frozen=True, kw_only=True):

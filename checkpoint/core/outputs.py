@@ -62,6 +62,13 @@ class OutputHead(msgspec.Struct, frozen=True, kw_only=True):
     """Set in a record without rows, which is no step: the worker joins the region after this step. The steps
     since the log's last one, if there are any, were made by other workers.
     """
+    line: int | msgspec.UnsetType = msgspec.UNSET
+    """The line of history to which the step belongs (`core/lines.py`); not set for line 0."""
+
+    @property
+    def of_line(self) -> int:
+        """The line of history to which the step belongs."""
+        return 0 if self.line is msgspec.UNSET else self.line
 
 
 class Output(NamedTuple):

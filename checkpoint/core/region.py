@@ -113,6 +113,12 @@ class RegionSpec:
     """Why the loss of a worker resets all workers even with local recovery; empty if it need not."""
     shows_steps: bool = False
     """Whether output of a step may be visible for good before a checkpoint covers it."""
+    irrevocable: Mapping[str, str] = field(default_factory=dict)
+    """Sink -> why rows that it has shown stay when the region is restored to an older checkpoint."""
+    restore: str = ""
+    """An older checkpoint to begin with, as `lines.find_target` names it; "": the last one."""
+    allow_republish: bool = False
+    """Restore it although rows come again that were shown."""
     hand_over: bool = False
     """Whether the driver that runs the region continues until all workers of this one have joined."""
     answer_requests: bool = True
@@ -132,6 +138,8 @@ class RegionSpec:
                 f"retain must be {limits.cuts_retained_min} to {limits.cuts_retained_max} checkpoints,"
                 f" got {self.retain}"
             )
+        if self.restore and self.hand_over:
+            raise ValueError("restore and hand_over exclude each other: a restored region does not continue")
         if self.recovery not in ("global", "local"):
             raise ValueError(f"recovery must be 'global' or 'local', got {self.recovery!r}")
         if self.recovery == "local" and self.without_checkpoints:

@@ -59,6 +59,19 @@ class SavepointSettled:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreSettled:
+    """A request to restore an older checkpoint is settled: its record is committed, or it failed."""
+
+    to: str
+    """As it was requested."""
+    checkpoint: int = 0
+    """The checkpoint that was restored; 0 after an error."""
+    step: int = 0
+    error: str = ""
+    """Why it failed, empty on success. After an error nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleSettled:
     """A request for another number of workers is settled: the checkpoint with the new layout is committed, or
     it failed.
@@ -110,6 +123,7 @@ RegionEvent: TypeAlias = (
     | WorkerJoined
     | ResetReport
     | SavepointSettled
+    | RestoreSettled
     | ScaleDecided
     | ScaleSettled
     | ReplaceSettled

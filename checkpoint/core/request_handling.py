@@ -17,6 +17,7 @@ ran when it was written; `checkpoint/requests/server.py` does not read older one
 | resume | accepted | done, once the region is not PAUSED |
 | pin | accepted | done, with the checkpoint that the savepoint holds; failed, with the reason |
 | unpin | accepted | as for pin |
+| restore | accepted | done, with the checkpoint, once its record is committed; failed, with the reason |
 | scale | accepted | done, with the number of workers and the time it took; failed, with the reason |
 | unscale | accepted | done, once the change is given up; failed, with the reason |
 | replace | accepted | done, once all of these workers are replaced; failed, with the reason |
@@ -33,17 +34,20 @@ from checkpoint.core.coordinator_vocabulary import (
     PauseWanted,
     ReplaceWanted,
     ResetWanted,
+    RestoreWanted,
     SavepointWanted,
     ScaleWanted,
     StopWanted,
     Wanted,
 )
+from checkpoint.core.manifest import SavepointNote
 from checkpoint.core.progress import reset_json
 from checkpoint.core.region import RegionState, RegionStatus, ResetReport
 from checkpoint.core.region_events import (
     CheckpointCommitted,
     RegionEvent,
     ReplaceSettled,
+    RestoreSettled,
     SavepointSettled,
     ScaleSettled,
     replaced_text,
@@ -117,6 +121,7 @@ _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
     "resume": {RegionState.STOPPING: "the region is being stopped"},
     "pin": {RegionState.STOPPING: "the region is being stopped"},
     "unpin": {RegionState.STOPPING: "the region is being stopped"},
+    "restore": {RegionState.STOPPING: "the region is being stopped"},
     "scale": {RegionState.STOPPING: "the region is being stopped"},
     "unscale": {},
     "replace": {RegionState.STOPPING: "the region is being stopped"},
@@ -126,7 +131,7 @@ _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
 _CLOCK_STEP_S: Final = 1e-6
 """Differences of clock readings are rounded."""
 _CUT_REQUESTS: Final = ("checkpoint", "pin", "unpin")
-_REFUSED_WITHOUT_CUTS: Final = (*_CUT_REQUESTS, "pause", "resume", "scale", "unscale", "replace")
+_REFUSED_WITHOUT_CUTS: Final = (*_CUT_REQUESTS, "pause", "resume", "restore", "scale", "unscale", "replace")
 
 
 @dataclass(slots=True)
@@ -233,12 +238,15 @@ class RequestHandler:
             self._out.append(CommandRegion(StopWanted()))
         elif what in ("pause", "resume"):
             self._out.append(CommandRegion(PauseWanted(on=what == "pause")))
+        elif what == "restore":
+            self._out.append(CommandRegion(RestoreWanted(request.name, request.allow_republish)))
         elif what in ("scale", "unscale"):
             self._out.append(CommandRegion(ScaleWanted(request.workers if what == "scale" else None)))
         elif what == "replace":
             self._out.append(CommandRegion(ReplaceWanted(request.replaces, request.id)))
         elif what in ("pin", "unpin"):
-            self._out.append(CommandRegion(SavepointWanted(request.name, request.cut, on=what == "pin")))
+            note = SavepointNote(by=request.asked_by, wall_time_ms=request.wall_time_ms, why=request.why)
+            self._out.append(CommandRegion(SavepointWanted(request.name, request.cut, what == "pin", note)))
         else:
             self._out.append(CommandRegion(CheckpointWanted()))
 
@@ -253,6 +261,8 @@ class RequestHandler:
             self._done("reset", now, reset_json(event))
         elif isinstance(event, SavepointSettled):
             self._savepoint_settled(event)
+        elif isinstance(event, RestoreSettled):
+            self._restore_settled(event)
         elif isinstance(event, ScaleSettled):
             self._scale_settled(event)
         elif isinstance(event, ReplaceSettled):
@@ -292,6 +302,11 @@ class RequestHandler:
         """Answer all requests about this savepoint. Of two opposite ones, both receive the outcome."""
         done = [one for one in self._open if one.what in ("pin", "unpin") and one.name == event.name]
         result = {} if event.error else {"name": event.name, "checkpoint": event.checkpoint}
+        self._answer(done, event.error, result)
+
+    def _restore_settled(self, event: RestoreSettled) -> None:
+        done = [one for one in self._open if one.what == "restore" and one.name == event.to]
+        result = {} if event.error else {"checkpoint": event.checkpoint, "step": event.step}
         self._answer(done, event.error, result)
 
     def _done(self, what: str, requested_until: float, result: dict[str, Any]) -> None:

@@ -75,14 +75,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """32 random hexadecimal digits. Two records with one id are one request."""
     region: str
     what: str
-    """status, checkpoint, reset, pause, resume, pin, unpin, scale, unscale, replace or stop."""
+    """status, checkpoint, reset, pause, resume, pin, unpin, restore, scale, unscale, replace or stop."""
     wall_time_ms: int
     patience_ms: int
     """How long after `wall_time_ms` the request may still be begun."""
     incarnation: int = 0
     """The incarnation whose driver is addressed, 0 for any."""
     name: str = ""
-    """The name of a savepoint."""
+    """The name of a savepoint, or the checkpoint to restore as `lines.find_target` names it."""
+    allow_republish: bool = False
+    """Restore although rows come again that were shown."""
+    why: str = ""
+    """What a person says of a savepoint."""
     cut: int = 0
     """The checkpoint of a savepoint, 0 for the last one."""
     workers: int = 0

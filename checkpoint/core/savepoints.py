@@ -8,6 +8,7 @@ A part of the coordinator, and two functions for savepoints of a region that no 
 - So a request for a savepoint is a request for a checkpoint. It is in force as soon as it is accepted: every
   checkpoint built after that retains the one it names. A checkpoint that an append under way releases can no
   longer be kept.
+- The note of a savepoint (`Cut.notes`: who made it, when and why) is recorded and dropped with it.
 - A request that no checkpoint has carried yet is known to this driver only. If the driver dies, the
   requester receives no reply.
 - If no driver runs the region, its last checkpoint is recorded again under the next number with the
@@ -16,6 +17,7 @@ A part of the coordinator, and two functions for savepoints of a region that no 
 """
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -23,7 +25,13 @@ from checkpoint import limits
 from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
-from checkpoint.core.manifest import Cut, in_its_version, savepoint_name_problem
+from checkpoint.core.manifest import (
+    Cut,
+    SavepointNote,
+    in_its_version,
+    savepoint_name_problem,
+    savepoint_why_problem,
+)
 from checkpoint.core.region_events import SavepointSettled
 
 
@@ -41,6 +49,8 @@ class Savepoints:
         if problem:
             self._state.report(SavepointSettled(event.name, 0, problem))
             return
+        if event.on and event.name not in self._state.savepoints:
+            self._state.savepoint_notes[event.name] = event.note
         self._state.savepoint_changes[event.name] = cut
         self.settle_or_request(now)
 
@@ -69,6 +79,8 @@ class Savepoints:
         """Return why the request cannot be carried out, empty if it can."""
         if self._state.spec.without_checkpoints or self._state.over:
             return "the region commits no more checkpoints"
+        if event.on and (problem := savepoint_why_problem(event.note.why)) != "":
+            return problem
         return savepoint_problem(
             event.name, cut if event.on else None, self._state.savepoints, self._retained()
         )
@@ -80,18 +92,23 @@ class Savepoints:
         return kept if appending is None else [cut for cut in kept if cut in appending.retained]
 
     def _settle(self) -> None:
-        """Answer each request that is carried out, or that can no longer be."""
+        """Answer each request that is carried out, or that can no longer be.
+
+        A checkpoint that is being appended may undo what the last one holds. Then the request waits for it.
+        """
         state = self._state
-        held = state.held_savepoints
+        held, appending = state.held_savepoints, state.appending
         kept = {cut.cut for cut in state.kept}
         for name, cut in list(state.savepoint_changes.items()):
-            if held.get(name, 0) == cut:
+            undone = appending is not None and appending.savepoints.get(name, 0) != cut
+            if held.get(name, 0) == cut and not undone:
                 state.report(SavepointSettled(name, cut or _held_before(state.kept, name)))
             elif cut and cut not in kept:
                 state.report(SavepointSettled(name, 0, f"checkpoint {cut} was released meanwhile"))
             else:
                 continue
             del state.savepoint_changes[name]
+            state.savepoint_notes.pop(name, None)
 
 
 def savepoint_problem(
@@ -107,7 +124,8 @@ def savepoint_problem(
             if name in savepoints
             else f"savepoint {name!r} does not exist; existing: {_listed(savepoints)}"
         )
-    if (problem := savepoint_name_problem(name)) != "":
+    # Reserved names are refused where a person names a savepoint: the project's own come here, too.
+    if (problem := savepoint_name_problem(name, reserved=True)) != "":
         return problem
     if savepoints.get(name, cut) != cut:
         return f"savepoint {name!r} holds checkpoint {savepoints[name]}: drop it first, or use another name"
@@ -119,7 +137,12 @@ def savepoint_problem(
     return ""
 
 
-def recorded_again(kept: tuple[Cut, ...], incarnation: int, savepoints: dict[str, int]) -> Cut:
+def recorded_again(
+    kept: tuple[Cut, ...],
+    incarnation: int,
+    savepoints: dict[str, int],
+    notes: Mapping[str, SavepointNote] = MappingProxyType({}),
+) -> Cut:
     """Return the last of these checkpoints again, under the next number and with other savepoints.
 
     Restoring it restores the positions of the last one. Everything that is retained stays retained.
@@ -133,6 +156,7 @@ def recorded_again(kept: tuple[Cut, ...], incarnation: int, savepoints: dict[str
         rolled_back_to=last.rolled_back_to or last.cut,
         retained=(*(cut.cut for cut in kept), last.cut + 1),
         savepoints=savepoints,
+        notes={name: note for name, note in {**last.notes, **notes}.items() if name in savepoints},
         phases_s={},
     )
     return in_its_version(again)

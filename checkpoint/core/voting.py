@@ -3,11 +3,12 @@
 A vote is counted only here, and a checkpoint is built only from the votes of all workers.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from checkpoint.core.layout import Layout
-from checkpoint.core.manifest import Cut, RetiredWorker, in_its_version
+from checkpoint.core.manifest import Cut, RetiredWorker, SavepointNote, in_its_version
 from checkpoint.core.messages import Prepared, Refusal
 from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
 
@@ -77,6 +78,8 @@ class PendingCut:
         retained: tuple[int, ...] = (),
         savepoints: dict[str, int] | None = None,
         declared: int = 0,
+        notes: dict[str, SavepointNote] | None = None,
+        irrevocable: Mapping[str, str] = MappingProxyType({}),
     ) -> Cut:
         """Return the checkpoint of all votes. Call it when no vote is missing and they agree.
 
@@ -101,6 +104,10 @@ class PendingCut:
             phases_s={worker: vote.phases_s for worker, vote in sorted(self.votes.items())},
             retired={} if parent is None else _retired(parent, workers),
             declared=declared if declared != len(workers) else 0,
+            notes=notes or {},
+            irrevocable=dict(irrevocable),
+            line=0 if parent is None else parent.line,
+            rewinds=() if parent is None else parent.rewinds,
         )
         return in_its_version(cut)
 

@@ -1,10 +1,10 @@
-"""Acts as a region's driver for a moment if no driver runs: to trim what the region left, or to create a
-savepoint.
+"""Acts as a region's driver for a moment if no driver runs: to trim what the region left, to create a
+savepoint, or to restore an older checkpoint.
 
-`core/savepoints.py` and `trimming.py` decide what is done. The manifest is taken over as by a driver: this
-fences a driver that is running after all, which then ends, and proves the last checkpoint. A driver that
-starts meanwhile claims with a higher epoch, and this one ends. If it is stopped at any point, nothing is
-lost: a record that is not acknowledged is found by the next opening, or never counts.
+`core/savepoints.py`, `core/lines.py` and `trimming.py` decide what is done. The manifest is taken over as by
+a driver: this fences a driver that is running after all, which then ends, and proves the last checkpoint. A
+driver that starts meanwhile claims with a higher epoch, and this one ends. If it is stopped at any point,
+nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.
 """
 
 from collections.abc import AsyncIterator, Collection
@@ -23,7 +23,9 @@ from checkpoint.core.coordinator_vocabulary import (
     ManifestUnreadable,
     OpenManifest,
 )
-from checkpoint.core.manifest import Cut, check_cut
+from checkpoint.core.lines import find_target, refuse_republishing, restored
+from checkpoint.core.manifest import NO_NOTE, Cut, SavepointNote, savepoint_why_problem
+from checkpoint.core.manifest_checks import check_cut
 from checkpoint.core.savepoints import recorded_again, savepoint_problem
 from checkpoint.errors import RegionFencedError, SavepointRefusedError
 from checkpoint.runtime import this_driver
@@ -62,10 +64,48 @@ async def hold_manifest(host: ManifestHost, region: str) -> AsyncIterator[HeldMa
         await log.aclose()
 
 
-async def savepoint_stopped(host: ManifestHost, region: str, name: str, cut: int, *, on: bool) -> int:
+async def restore_stopped(
+    host: ManifestHost, region: str, to: str, *, allow_republish: bool = False, by_program: bool = False
+) -> Cut:
+    """Restore a region that no driver runs: record that it continues from an older checkpoint, as
+    `lines.find_target` names it. Return the record. The next driver begins with it.
+
+    allow_republish: also if rows come again that were shown. by_program: a program requests this each time it
+    starts. Nothing is done if the last restore was the same request: a program that was started again must
+    not go back again.
+
+    Raises RestoreRefusedError, with nothing changed; RegionFencedError if a driver claimed the manifest
+    meanwhile: the region may then be restored or not, as when this is cancelled; and what `hold_manifest`
+    raises.
+    """
+    async with hold_manifest(host, region) as held:
+        kept = held.opened.kept
+        if by_program and kept and kept[-1].rewinds and kept[-1].rewinds[-1].by == to:
+            return kept[-1]
+        target = find_target(kept, to, region=region)
+        if not allow_republish:
+            refuse_republishing(kept[-1], target)
+        record = restored(kept, target, held.opened.incarnation, by=to if by_program else "")
+        check_cut(record, before=kept[-1])
+        await _append(held, region, record)
+        return record
+
+
+async def _append(held: HeldManifest, region: str, record: Cut) -> None:
+    await held.log.append(AppendCut(record))
+    if not any(isinstance(event, CutAppended) for event in held.events):
+        raise RegionFencedError(
+            f"a driver took region {region!r} over before the record was acknowledged; it may count or"
+            " not, see `dos checkpoint ls`"
+        )
+
+
+async def savepoint_stopped(
+    host: ManifestHost, region: str, name: str, cut: int, *, on: bool, note: SavepointNote = NO_NOTE
+) -> int:
     """Create a savepoint of checkpoint `cut` (0: the last one) of a region that no driver runs, or drop a
-    savepoint. Return the number of its checkpoint. Done when the record is on the quorum: every later driver
-    retains the checkpoints that it names.
+    savepoint. `note`: who creates it, when and why. Return the number of its checkpoint. Done when the record
+    is on the quorum: every later driver retains the checkpoints that it names.
 
     Raises SavepointRefusedError, with nothing changed; RegionFencedError if a driver claimed the manifest
     meanwhile: the savepoint may then exist or not, as when this is cancelled; and what `hold_manifest`
@@ -78,21 +118,17 @@ async def savepoint_stopped(host: ManifestHost, region: str, name: str, cut: int
         savepoints = dict(last.savepoints)
         numbers = [one.cut for one in kept]
         wanted = (cut or _voted(last, numbers)) if on else None
-        if problem := savepoint_problem(name, wanted, savepoints, numbers):
+        why = savepoint_why_problem(note.why) if on else ""
+        if problem := why or savepoint_problem(name, wanted, savepoints, numbers):
             raise SavepointRefusedError(problem)
         if wanted is not None and savepoints.get(name) == wanted:
             return wanted
         was = savepoints.pop(name, 0)
         if wanted is not None:
             savepoints[name] = wanted
-        record = recorded_again(kept, held.opened.incarnation, savepoints)
+        record = recorded_again(kept, held.opened.incarnation, savepoints, {name: note})
         check_cut(record, before=last)
-        await held.log.append(AppendCut(record))
-        if not any(isinstance(event, CutAppended) for event in held.events):
-            raise RegionFencedError(
-                f"a driver took region {region!r} over before the record was acknowledged; it may count or"
-                " not, see `dos checkpoint ls`"
-            )
+        await _append(held, region, record)
         return wanted or was
 
 

@@ -10,6 +10,7 @@ for a moment:
 If it is stopped at any point, nothing is lost, and the next run starts over.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from checkpoint import limits
@@ -22,7 +23,7 @@ from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.core.retention import floors_of
 from checkpoint.maintenance.stopped_region import hold_manifest
 from journal import Floors, below, inspect_chain, parse_segment_name
-from journal.ports import StorePort
+from journal.ports import DirectoryViewPort, StorePort
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,41 @@ async def _manifest_floor(store: StorePort, directory: str) -> Floors:
     return {}
 
 
+async def held_by_savepoints(store: StorePort, view: ManifestView) -> dict[str, list[UnneededObject]]:
+    """Return savepoint -> the objects that only its checkpoint needs, as F members report them: they would be
+    garbage if that checkpoint were not retained. Claims nothing.
+
+    None if another savepoint holds the same checkpoint. Output logs are not included, as in `garbage_of`.
+    Raises what `inspect` of a store raises.
+    """
+    kept = needed(view)
+    savepoints = kept[-1].savepoints if kept else {}
+    held: dict[str, list[UnneededObject]] = {name: [] for name in savepoints}
+    rest = {
+        name: tuple(cut for cut in kept if cut.cut != number)
+        for name, number in savepoints.items()
+        if list(savepoints.values()).count(number) == 1
+    }
+    for worker in sorted({worker for cut in kept for worker in cut.outputs()}):
+        directory = worker_directory(view.region, worker)
+        found, is_garbage = await store.inspect(directory), below(without_outputs(floors_of(kept, worker)))
+        for name, others in rest.items():
+            if any(worker in cut.outputs() for cut in others):
+                unneeded = below(without_outputs(floors_of(others, worker)))
+                held[name] += [one for one in _listed(directory, found, unneeded) if not is_garbage(one.name)]
+    return held
+
+
 async def objects_below(store: StorePort, directory: str, floors: Floors) -> list[UnneededObject]:
     """Return the segments below the floors in one directory, as F members report them."""
-    is_garbage = below(floors)
+    return _listed(directory, await store.inspect(directory), below(floors))
+
+
+def _listed(directory: str, view: DirectoryViewPort, unneeded: Callable[[str], bool]) -> list[UnneededObject]:
     copies: dict[str, list[int]] = {}
-    for objects in (await store.inspect(directory)).answers.values():
+    for objects in view.answers.values():
         for info in objects.values():
-            if is_garbage(info.name):
+            if unneeded(info.name):
                 copies.setdefault(info.name, []).append(info.synced)
     return [UnneededObject(directory, name, max(sizes), len(sizes)) for name, sizes in sorted(copies.items())]
 

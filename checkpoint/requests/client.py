@@ -105,7 +105,7 @@ class RequestClient:
             wall_time_ms=wall_time_ms(),
             patience_ms=int(1000 * patience_s),
             incarnation=incarnation,
-            asked_by=_requester(),
+            asked_by=requester(),
             **fields,
         )
 
@@ -153,5 +153,6 @@ def _expiry_text(request: Request) -> str:
     return f"a running driver may still start it until {time.strftime('%H:%M:%S', time.localtime(latest))}"
 
 
-def _requester() -> str:
+def requester() -> str:
+    """Return user@host of this process, as requests and the notes of savepoints name it."""
     return f"{runtime().user_name()}@{runtime().host_name()}"

@@ -50,6 +50,7 @@ class GraphPlan:
             "older_operators": self.older_operators,
             "keeps_workers": self._keeps_workers(),
             "shows_steps": self.shows_steps,
+            "irrevocable": self._irrevocable(),
             "resets_because": self._resets_because(),
         }
 
@@ -58,6 +59,12 @@ class GraphPlan:
         """Whether output of a step may be visible for good before a checkpoint covers it."""
         sinks = [spec for spec in self.specs.values() if isinstance(spec, SinkSpec)]
         return self.delivery == "at-most-once" or any(spec.shows_steps for spec in sinks)
+
+    def _irrevocable(self) -> dict[str, str]:
+        """Return sink -> why a restore to an older checkpoint cannot take its rows back."""
+        sinks = {name: spec for name, spec in self.specs.items() if isinstance(spec, SinkSpec)}
+        reasons = {name: spec.irrevocable(self.delivery) for name, spec in sinks.items()}
+        return {name: reason for name, reason in reasons.items() if reason}
 
     def _resets_because(self) -> str:
         """Return why local recovery is not possible, empty if it is: a step that is made again must be the

@@ -80,6 +80,12 @@ class SinkWriter(Operator):
     def reset_to(self, prepared: Any | None) -> None:
         """Return to what `voted` returned for a checkpoint; None: to the beginning. Discards later output."""
 
+    def take_all_back(self) -> None:
+        """Discard all output of this worker, which the region did not have in the restored checkpoint.
+        Default: as a reset to the beginning.
+        """
+        self.reset_to(None)
+
 
 class SinkSpec(OperatorSpec):
     """The description of a sink."""
@@ -115,6 +121,13 @@ class SinkSpec(OperatorSpec):
         Raises DeliveryError with a remedy. Default: rows become visible when their checkpoint is committed.
         """
         return "at-most-once" if wanted == "at-most-once" else "exactly-once"
+
+    def irrevocable(self, wanted: Delivery | None) -> str:
+        """Return why rows that were visible stay when the region is restored to an older checkpoint, so that
+        they come again; empty if they are taken back. wanted: as for `delivers`.
+        """
+        delivered = self.delivers(wanted)
+        return "" if delivered == "exactly-once" else f"its rows are visible at once ({delivered})"
 
     @abstractmethod
     def open(self, context: OperatorContext) -> SinkWriter:

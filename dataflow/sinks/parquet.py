@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from io import RawIOBase
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -61,6 +61,7 @@ class ParquetSink(TwoPhaseSink):
     for columns that have no Parquet type.
     """
 
+    takes_back: ClassVar[bool] = True
     directory: str
     compression: Compression
     shared: bool

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import msgspec
 import pyarrow as pa
@@ -67,6 +67,7 @@ class S3Sink(TwoPhaseSink):
     not exist or denies access, and before any row is read if it cannot be reached.
     """
 
+    takes_back: ClassVar[bool] = True
     url: str
     _: KW_ONLY
     format: Format = "parquet"

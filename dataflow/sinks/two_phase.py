@@ -24,11 +24,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import methodcaller
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import pyarrow as pa
 
+from dataflow.core.delivery import Delivery
 from dataflow.core.transactions import Transactions
 from dataflow.errors import SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
@@ -105,6 +106,13 @@ class TwoPhaseSink(SinkSpec):
     @abstractmethod
     def open_output(self, context: OperatorContext) -> TwoPhaseOutput:
         """Return this worker's connection to the destination."""
+
+    takes_back: ClassVar[bool] = False
+    """Whether its output has `published` and `take_back`."""
+
+    def irrevocable(self, wanted: Delivery | None) -> str:
+        del wanted
+        return "" if self.takes_back else "the transactions of committed checkpoints stay"
 
     def check_input(self, schema: pa.Schema) -> None:
         """Accept any schema. Override it to raise SchemaError for columns that do not fit."""
@@ -220,6 +228,9 @@ class TwoPhaseWriter(SinkWriter):
             self._call("begin", self._refuse_earlier_rows)
         else:
             self._call("take rows back", self._take_back)
+
+    def take_all_back(self) -> None:
+        self.reset_to(msgspec.to_builtins(_BEGINNING))  # None would refuse rows that are visible
 
     def _connect(self) -> None:
         self._output = self._open_output()

@@ -14,7 +14,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from checkpoint import output_chain
-from checkpoint.chains.output_following import PublishedOutput
+from checkpoint.chains.output_following import OnRewind, PublishedOutput
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
 from dataflow.sources.prefetched import PrefetchedSource, check_begin
@@ -30,7 +30,10 @@ class LogSource(PrefetchedSource):
 
     schema: the columns of its rows. region: the region of the sink, as named in `run`; None: another region
     of the same graph. begin: where a region that has no checkpoint yet begins. "first": at the first row; it
-    fails if rows were trimmed. "retained": at the oldest row that is retained.
+    fails if rows were trimmed. "retained": at the oldest row that is retained. on_rewind: what follows if
+    the other region is restored to an older checkpoint, and output is taken back that was read here. "fail":
+    this region fails with OutputRewoundError, so that it can be restored as well. "follow": it continues with
+    the output of the new line of history; what it made of the rows that were taken back stays.
 
     Raises BadNameError, SchemaError.
     """
@@ -40,6 +43,7 @@ class LogSource(PrefetchedSource):
     schema: pa.Schema
     region: str | None
     begin: str
+    on_rewind: OnRewind
 
     def __init__(
         self,
@@ -48,7 +52,11 @@ class LogSource(PrefetchedSource):
         *,
         region: str | None = None,
         begin: str = "first",
+        on_rewind: OnRewind = "fail",
     ) -> None:
+        if on_rewind not in ("fail", "follow"):
+            raise SchemaError(f"on_rewind must be 'fail' or 'follow', not {on_rewind!r}")
+        object.__setattr__(self, "on_rewind", on_rewind)
         object.__setattr__(self, "begin", check_begin(begin))
         check_name(output_chain(sink))
         if region is not None:
@@ -59,7 +67,7 @@ class LogSource(PrefetchedSource):
 
     def of_region(self, region: str) -> "LogSource":
         """Return a copy that reads the sink of this region."""
-        return LogSource(self.sink, self.schema, region=region, begin=self.begin)
+        return LogSource(self.sink, self.schema, region=region, begin=self.begin, on_rewind=self.on_rewind)
 
     def origin(self, store: Store, application: str) -> PublishedOutput:
         del application
@@ -67,7 +75,10 @@ class LogSource(PrefetchedSource):
             raise SchemaError(
                 f"the region of log {self.sink!r} is not given; write LogSource(..., region=...)"
             )
-        return PublishedOutput(store, self.region, self.sink, from_retained=self.begin == "retained")
+        from_retained = self.begin == "retained"
+        return PublishedOutput(
+            store, self.region, self.sink, from_retained=from_retained, on_rewind=self.on_rewind
+        )
 
     def owner(self, split: str, workers: int) -> int:
         return int(split[1:]) % workers

@@ -141,6 +141,17 @@ class PrefetchBuffer:
         self._roomy()
         return False
 
+    def goes_back(self, split: str, *, to: int | None = None, below: int = 0) -> bool:
+        """Whether the next piece of a split is of a line of history above 0, and begins at a position, or
+        below one.
+        """
+        with self._lock:
+            waiting = self._pieces.get(split)
+            if not waiting or not waiting[0].line:
+                return False
+            begin = waiting[0].begin
+            return begin < below if to is None else begin == to
+
     def take(self, split: str) -> InputPiece | None:
         """Return the next piece of a split, None if there is none currently."""
         with self._lock:

@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import ClassVar, Final, Protocol
 
+import msgspec
 import pyarrow as pa
 
 from checkpoint import InputPiece, SplitPosition
@@ -75,8 +76,8 @@ class PrefetchOrigin(Protocol):
         """Return split -> its end position if no more input will come; otherwise None."""
         ...
 
-    def follower(self, split: str, at: int, digest: int) -> Follower:
-        """Return a follower that starts at a position; (0, 0) is the beginning of the split."""
+    def follower(self, split: str, at: SplitPosition) -> Follower:
+        """Return a follower that starts at a position."""
         ...
 
     async def present(self) -> Mapping[str, Follower]:
@@ -178,7 +179,10 @@ class PrefetchedReader(base.SourceReader):
         if split is None and self.reached is not None:
             return None
         while size < bytes_max:
-            piece = self._next_piece() if split is None else self._buffer.take(split)
+            if split is None:
+                piece = self._next_piece()
+            else:
+                piece = None if self._goes_back(split) else self._buffer.take(split)
             if piece is None:
                 break
             self._note(piece)
@@ -190,8 +194,10 @@ class PrefetchedReader(base.SourceReader):
         return self._batch(pieces, rows) if pieces else None
 
     def _next_piece(self) -> InputPiece | None:
-        if self._split in self._division and (piece := self._buffer.take(self._split)) is not None:
-            return piece
+        if self._split in self._division and not self._goes_back(self._split):
+            piece = self._buffer.take(self._split)
+            if piece is not None:
+                return piece
         splits = self._buffer.splits()
         after = [
             split for split in splits if split > self._split
@@ -202,11 +208,18 @@ class PrefetchedReader(base.SourceReader):
         self._split = chosen
         return self._buffer.take(chosen)
 
+    def _goes_back(self, split: str) -> bool:
+        """Whether the next piece of a split is of another line of history than what this step read of it: the
+        next step reads it.
+        """
+        return split in self._division and self._buffer.goes_back(split, below=self._at[split].position)
+
     def _note(self, piece: InputPiece) -> None:
         at = self._at.get(piece.split, SplitPosition(0))
-        begin = self._division[piece.split].begin if piece.split in self._division else at.position
+        first = min(at.position, piece.begin)  # below: a line of history branched off there
+        begin = self._division[piece.split].begin if piece.split in self._division else first
         self._division[piece.split] = base.SplitDivision(begin, piece.end, piece.digest)
-        self._at[piece.split] = SplitPosition(piece.end, piece.digest)
+        self._at[piece.split] = SplitPosition(piece.end, piece.digest, line=piece.line or msgspec.UNSET)
 
     def take_division(self) -> base.SourceDivision:
         division, self._division = self._division, {}
@@ -226,10 +239,10 @@ class PrefetchedReader(base.SourceReader):
         batches = []
         for split, part in division.items():
             at = self._at.get(split, SplitPosition(0)).position
-            if at != part.begin:
+            if at != part.begin and not self._buffer.goes_back(split, to=part.begin):
                 raise InputChangedError(self._of(split), part.begin, f"a step from {part.begin}", f"{at}")
-            pieces = []
-            while self._at.get(split, SplitPosition(0)).position < part.end:
+            pieces: list[InputPiece] = []
+            while (pieces[-1].end if pieces else part.begin) < part.end:
                 piece = self._buffer.take(split)
                 if piece is None or piece.end > part.end:
                     found = "less" if piece is None else f"a piece that ends at {piece.end}"

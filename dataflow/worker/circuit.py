@@ -184,10 +184,7 @@ class Circuit:
     def begin_directory(
         self, name: str, path: Path, sources: Mapping[int, Path], log: ChangeLog, scratch: str = ""
     ) -> None:
-        """Let an operator make its files from those of the workers of another layout (`begin_files`).
-
-        Raises OperatorError.
-        """
+        """Let an operator make its files from those of another layout. Raises OperatorError."""
         with naming(name, "another number of workers"):
             begin_files(path, sources, log, self._operators[name].redistribute_directory, scratch)
 
@@ -196,15 +193,18 @@ class Circuit:
         self._directories[name] = directory
         self._operators[name].take_directory(directory)
 
-    def complete_output(self, worker: int, positions: Mapping[str, Any], cut: int) -> None:
+    def complete_output(self, worker: int, positions: Mapping[str, Any] | None, cut: int) -> None:
         """Publish what a worker that has left had prepared for the checkpoint, and discard what followed.
-
-        `positions`: sink -> what the checkpoint stores of it for that worker. `cut`: 0 for the beginning.
+        `positions`: sink -> what the checkpoint stores of it for that worker; None: all of it is taken back.
+        `cut`: 0 for the beginning.
         """
         for name, context in self._sink_contexts.items():
             operator = self.graph.specs[name].open(replace(context, worker=worker))
             try:
                 assert isinstance(operator, SinkWriter)
+                if positions is None:
+                    operator.take_all_back()
+                    continue
                 operator.reset_to(positions.get(name))
                 if cut:
                     operator.publish(cut)

@@ -162,7 +162,7 @@ class CircuitIncarnation:
 
     def loaded(self, directories: Mapping[str, Handover] = NO_DIRECTORIES) -> None:
         """Take the operators' files after all blocks are restored, and start them. Raises OperatorError."""
-        if self._change is not None:
+        if self._change is not None and self._change.moves:
             self._circuit.parts_restored(self._change.share)
         self._handovers = tuple(directories.values())
         for name, handover in directories.items():
@@ -174,7 +174,7 @@ class CircuitIncarnation:
         self._shared.operators = self._circuit.counters()  # no step may follow to report them
 
     def take_first_checkpoint(self) -> None:
-        """If the layout changes: take the checkpoint that makes it the region's, before any step runs."""
+        """If the layout changes, or a line of history begins: take its first checkpoint, before any step."""
         if self._change is None:
             return
         step, cut = self._schedule.produced, self._change.cut

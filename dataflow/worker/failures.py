@@ -3,12 +3,18 @@
 """
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from checkpoint import FailureKind
-from checkpoint.errors import InputTrimmedError, ManifestError
+from checkpoint.errors import (
+    InputTrimmedError,
+    ManifestError,
+    OutputRewoundError,
+    StaleIncarnationError,
+)
+from checkpoint.participant import Participant
 from dataflow.errors import (
     InputChangedError,
     InputListChangedError,
@@ -27,6 +33,7 @@ _FOR_A_PERSON: Final = (
     InputChangedError,
     InputListChangedError,
     InputTrimmedError,
+    OutputRewoundError,
     EpochUsedTwiceError,
 )
 """A retry would find the same, so the region ends."""
@@ -52,6 +59,20 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, DosError):
         return Failure("manifest" if isinstance(error, _FOR_A_PERSON) else "store", str(error))
     return Failure("internal", f"{type(error).__name__}: {error}")
+
+
+async def reported_first(run: Callable[[], Awaitable[None]], control: Participant) -> None:
+    """Run a task; report an error that ends the region before raising it. The links to other workers close
+    when it is raised, and their reports about this worker must not come first: each would reset the region.
+    """
+    try:
+        await run()
+    except Exception as error:
+        failure = failure_of(first_error(error))
+        if failure.kind == "manifest":
+            with suppress(StaleIncarnationError):
+                await control.failed(failure.kind, message=failure.message)
+        raise
 
 
 def first_error(error: BaseException) -> Exception:

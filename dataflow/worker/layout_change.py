@@ -1,4 +1,5 @@
-"""What one worker does when an incarnation has another layout than the checkpoint that it restores.
+"""What one worker does when an incarnation has another layout than the checkpoint that it restores, or begins
+a line of history.
 
 The worker restores its own state, if it has any, and takes over its parts of other workers
 (`dataflow/state/moving.py`). Sources are dealt anew from the positions of all workers. A worker that comes
@@ -19,19 +20,23 @@ from journal import ORIGIN
 
 
 class LayoutChange(NamedTuple):
-    """The duties of one worker in the first incarnation of a layout."""
+    """The duties of one worker in the first incarnation of a layout or of a line of history."""
 
     cut: int
     """The checkpoint that it votes for before it starts."""
     share: Share
     part: WorkerCut
     """Where its sources and sinks continue. The positions of chains are those of its own former part."""
-    completes: dict[int, dict[str, Any]]
-    """Workers whose output it completes, as their heir, with what the checkpoint stores of their sinks."""
+    completes: "dict[int, dict[str, Any] | None]"
+    """Workers whose output it completes, as their heir, with what the checkpoint stores of their sinks; None:
+    all of their output is taken back.
+    """
+    moves: bool
+    """Whether the layout is another one, so that state, files and sources move."""
 
     @classmethod
     def of(cls, order: Restore | CopyAhead, plan: GraphPlan) -> "LayoutChange | None":
-        """Return the duties of the ordered worker, None if the layout does not change.
+        """Return the duties of the ordered worker, None if it just continues.
 
         Raises SchemaError if a source cannot be dealt to other workers.
         """
@@ -42,17 +47,22 @@ class LayoutChange(NamedTuple):
         of_all = any(isinstance(spec, ApplySpec) for spec in plan.specs.values())
         parts = state_parts(cut.layout, order.layout, of_all=of_all)[worker]
         share = Share.of(order.layout, worker, parts)
-        completes = {
+        completes: dict[int, dict[str, Any] | None] = {
             part.worker: cut.workers[part.worker].sinks
             for part in share.parts
             if part.stays and part.worker not in order.layout.workers
         }
+        if worker == order.layout.workers[0]:
+            completes |= {orphan: None for orphan in cut.orphans if orphan not in order.layout.workers}
         before = cut.retired.get(worker, RetiredWorker())
         files = {name: ORIGIN for name, spec in plan.specs.items() if spec.keeps_files}
         new = WorkerCut(state=ORIGIN, steps=ORIGIN, sinks=before.sinks, directories=files)
         own = cut.workers.get(worker, new)
-        sources = dealt_sources(plan, [cut.workers[one].sources for one in sorted(cut.workers)], share)
-        return cls(order.cut + 1, share, msgspec.structs.replace(own, sources=sources), completes)
+        moves = cut.layout != order.layout
+        if moves:
+            of_workers = [cut.workers[one].sources for one in sorted(cut.workers)]
+            own = msgspec.structs.replace(own, sources=dealt_sources(plan, of_workers, share))
+        return cls(order.cut + 1, share, own, completes, moves)
 
 
 def part_of(order: Restore, change: LayoutChange | None) -> WorkerCut | None:
@@ -62,7 +72,7 @@ def part_of(order: Restore, change: LayoutChange | None) -> WorkerCut | None:
     return None if order.restore is None else order.restore.workers[order.worker]
 
 
-async def left_before(store: Store, order: Restore) -> dict[int, dict[str, Any]]:
+async def left_before(store: Store, order: Restore) -> "dict[int, dict[str, Any] | None]":
     """Return the workers that the region once had, and has not now, if it begins: they made no checkpoint,
     but perhaps output. The first worker completes it. Raises QuorumUnavailableError.
     """

@@ -29,7 +29,7 @@ from dataflow.core.phase_timer import PhaseTimer
 from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.copying import CopiedState
 from dataflow.worker.directories import Directories, FormerFiles
-from dataflow.worker.failures import first_error
+from dataflow.worker.failures import first_error, reported_first
 from dataflow.worker.journals import Journals, NoJournals, after_step
 from dataflow.worker.layout_change import LayoutChange, left_before, part_of
 from dataflow.worker.making_durable import made_durable
@@ -237,7 +237,7 @@ class LinkIncarnation:
         directory = worker_directory(self._spec.region, self._spec.worker)
         async with trio.open_nursery() as reading:
             for feed in feeds.values():  # before the claim: reading needs none, and steps find their input
-                reading.start_soon(feed.run)
+                reading.start_soon(reported_first, feed.run, self._control)
             async with await self._store.claim(directory, self.number, randomness.fresh_id()) as claim:
                 self.claim = claim
                 phases.end("claim", trio.current_time())
@@ -304,6 +304,8 @@ class LinkIncarnation:
                     scratch=scratch,
                     floors=order.floors,
                     joins=self._change is not None and not self._change.share.stays,
+                    line=0 if order.restore is None else order.restore.line,
+                    rewound=order.restore is not None and order.restore.rewound,
                 )
             )
             if not spec.without_checkpoints:
@@ -329,11 +331,12 @@ class LinkIncarnation:
         async for block in journals.blocks():
             await self._block_room.acquire()
             self._inbox.put(LoadStateBlock(self.number, *block))
-        if self._change is not None:
+        if self._change is not None and self._change.moves:
             async for part, block in self._copies.taken_over(self._store, self._order, self._change):
                 await self._block_room.acquire()
                 self._inbox.put(LoadStateBlock(self.number, *block, part))
-        former = None if self._change is None else FormerFiles.of(self._store, self._order)
+        moves = self._change is not None and self._change.moves
+        former = FormerFiles.of(self._store, self._order) if moves else None
         self._inbox.put(StateComplete(self.number, await self._directories.rebuild(former)))
         await self._loaded.wait()
 

@@ -54,7 +54,7 @@ class RestoreCircuit:
     """If the layout is another one than in the checkpoint: what this worker has to do."""
     local: bool = False
     """Whether the region has local recovery."""
-    completes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    completes: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
     """Workers that the layout does not have -> what the checkpoint stores of their sinks. This worker
     completes their output.
     """

@@ -86,9 +86,12 @@ class Outputs:
         scratch: Scratch | None,
         floors: Mapping[str, Floor],
         joins: bool = False,
+        line: int = 0,
+        rewound: bool = False,
     ) -> None:
         """Open every log at its position. floors: what the manifest has released of each chain. joins: the
-        region did not have this worker in the checkpoint.
+        region did not have this worker in the checkpoint. line: the line of history of the checkpoint;
+        rewound: it begins with it.
 
         Raises what `OutputLog.open` raises; call `aclose` then too.
         """
@@ -103,6 +106,8 @@ class Outputs:
                 generation=generation,
                 scratch=scratch,
                 released=floors.get(output_chain(name), NO_FLOOR),
+                line=line,
+                rewound=rewound,
             )
             if joins:
                 await log.begin_after(name, after_step)

@@ -112,7 +112,7 @@ class Prefetcher:
 
     async def _follow(self, split: str) -> None:
         at = self._positions.get(split, SplitPosition(0))
-        follower = self._skip.get(split) or self._origin.follower(split, at.position, at.digest)
+        follower = self._skip.get(split) or self._origin.follower(split, at)
         with closing(follower):
             await self._read(split, follower)
 

@@ -3,12 +3,16 @@
 So their format must stay readable. An offset is a vector of points, one for each split (a worker's output
 log, a producer, an object):
 
-    {"version": 1, "store": "<store id, 32 hex>", "what": "output wordcount/counts",
-     "splits": {"w0000": {"epoch": 3, "size": 4096}, ...}}
+    {"version": 2, "store": "<store id, 32 hex>", "what": "output wordcount/counts",
+     "splits": {"w0000": {"epoch": 3, "size": 4096, "line": 1, "step": 40}, ...}}
 
-A point is a size on a line of history: the epoch of the segment's writer, and the logical offset. Everything
-below it has been read, nothing above it. For raw objects, which have one line, the epoch is 0. `store` and
-`what` serve to refuse an offset of something else, whose numbers would fit by accident.
+A point is the epoch of the segment's writer, and the logical offset. Everything below it has been read,
+nothing above it. For raw objects the epoch is 0. `store` and `what` serve to refuse an offset of something
+else, whose numbers would fit by accident.
+
+Points of an output have the line of history on which it was read (`core/rewinds`), and the step up to which.
+Version 1 has neither: it means line 0, and the step is not known (0). It is still written where it says
+everything, for inputs and objects.
 """
 
 import re
@@ -21,7 +25,9 @@ import pyarrow as pa
 
 from spark_integration.errors import MalformedOffsetError, OtherSourceError
 
-VERSION: Final = 1
+VERSION: Final = 2
+WITHOUT_LINES_VERSION: Final = 1
+_READABLE: Final = (WITHOUT_LINES_VERSION, VERSION)
 _REMEDY: Final = (
     "write earliest, latest, step:120, checkpoint:7, time:2026-01-31T12:00:00Z, or the JSON of an offset"
     " as a query's progress shows it"
@@ -29,10 +35,20 @@ _REMEDY: Final = (
 
 
 class SplitPoint(NamedTuple):
-    """How far a split has been read: the epoch of the segment's writer, and the logical offset."""
+    """How far a split has been read: the epoch of the segment's writer, and the logical offset.
+
+    Of an output also the line of history, and the last step; 0 if it is not known.
+    """
 
     epoch: int = 0
     size: int = 0
+    line: int = 0
+    step: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch and offset: equal for two points between the same records."""
+        return self.epoch, self.size
 
 
 BEGINNING: Final = SplitPoint()
@@ -49,12 +65,17 @@ class _Offset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: int
     size: int
+    line: int = 0
+    step: int = 0
 
 
 def offset_of(store: str, what: str, points: Vector) -> dict[str, Any]:
     """Return the offset as Spark stores it. `store`: the id of the store, in hex."""
-    splits = {split: {"epoch": at.epoch, "size": at.size} for split, at in sorted(points.items())}
-    return {"version": VERSION, "store": store, "what": what, "splits": splits}
+    lines = any(at.line or at.step for at in points.values())
+    shown = SplitPoint._fields if lines else ("epoch", "size")
+    splits = {split: {name: getattr(at, name) for name in shown} for split, at in sorted(points.items())}
+    version = VERSION if lines else WITHOUT_LINES_VERSION
+    return {"version": version, "store": store, "what": what, "splits": splits}
 
 
 def points_of(offset: Any, store: str, what: str) -> dict[str, SplitPoint]:
@@ -67,7 +88,7 @@ def points_of(offset: Any, store: str, what: str) -> dict[str, SplitPoint]:
         )
     if parsed.what != what:
         raise OtherSourceError(f"the offset belongs to {parsed.what}, but this query reads {what}")
-    return {split: SplitPoint(at.epoch, at.size) for split, at in parsed.splits.items()}
+    return {split: SplitPoint(at.epoch, at.size, at.line, at.step) for split, at in parsed.splits.items()}
 
 
 def _offset(offset: Any) -> _Offset:
@@ -77,12 +98,12 @@ def _offset(offset: Any) -> _Offset:
         raise MalformedOffsetError(
             f"this is not an offset of the source dos: {error}: {str(offset)[:200]}"
         ) from error
-    if parsed.version != VERSION:
+    if parsed.version not in _READABLE:
         raise MalformedOffsetError(
-            f"the offset has version {parsed.version}, but only version {VERSION} is supported",
+            f"the offset has version {parsed.version}, but only versions up to {VERSION} are supported",
             remedy="run the version of DOS that wrote it, or a newer one",
         )
-    negative = [split for split, at in parsed.splits.items() if at.epoch < 0 or at.size < 0]
+    negative = [split for split, at in parsed.splits.items() if min(at.epoch, at.size, at.line, at.step) < 0]
     if negative:
         raise MalformedOffsetError(
             f"the offset has a negative point for {negative[0]!r}: {parsed.splits[negative[0]]}"

@@ -45,6 +45,13 @@ class ObjectContent(StrEnum):
     JOURNAL = "journal"
 
 
+class RewindPolicy(StrEnum):
+    """What a stream does if output that it has read was taken back by a restore of the region."""
+
+    FAIL = "fail"
+    FOLLOW = "follow"
+
+
 class SourceOptions(ReadOptions, frozen=True, kw_only=True):
     """The options of a reader.
 
@@ -61,6 +68,7 @@ class SourceOptions(ReadOptions, frozen=True, kw_only=True):
     read: ReadGuarantee = ReadGuarantee.COMMITTED
     starting: Starting | None = None
     fail_on_data_loss: bool = True
+    on_rewind: RewindPolicy = RewindPolicy.FAIL
     rows_max: int | None = None
     bytes_max: int | None = None
     partition_bytes: int = PARTITION_BYTES
@@ -88,6 +96,7 @@ OPTIONS: Final[dict[str, ReaderOption]] = {
     **READ,
     "startingOffset": ReaderOption("starting", lambda name, value: parse_starting(text(name, value))),
     "failOnDataLoss": ReaderOption("fail_on_data_loss", truth),
+    "onRewind": ReaderOption("on_rewind", one_of(RewindPolicy)),
     "maxRowsPerTrigger": ReaderOption("rows_max", positive_integer),
     "maxBytesPerTrigger": ReaderOption("bytes_max", positive_integer),
     "partitionBytes": ReaderOption("partition_bytes", positive_integer),
@@ -99,6 +108,7 @@ OPTIONS: Final[dict[str, ReaderOption]] = {
 STREAMING_ONLY: Final = (
     "startingOffset",
     "failOnDataLoss",
+    "onRewind",
     "maxRowsPerTrigger",
     "maxBytesPerTrigger",
     "consumer",
@@ -155,6 +165,8 @@ def _check_combination(options: SourceOptions) -> None:
             "the option 'consumer' requires 'input' or 'output': nothing else is trimmed to what consumers"
             " need"
         )
+    if options.output is None and options.on_rewind is RewindPolicy.FOLLOW:
+        raise BadOptionError("the option 'onRewind' requires 'output': a restore takes nothing else back")
     if options.content is None:
         kind = "output" if options.output is not None else "input"
         if options.object is not None:

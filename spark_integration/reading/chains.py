@@ -27,7 +27,7 @@ from journal import (
 )
 from spark_integration.core.admission import StreamPiece
 from spark_integration.core.recent_bytes import RecentBytes
-from spark_integration.core.source_offsets import BEGINNING, SplitPoint
+from spark_integration.core.source_offsets import BEGINNING, SplitPoint, Vector
 from spark_integration.errors import DataLossError
 from spark_integration.limits import HANDED_BYTES_KEPT, HANDED_BYTES_MAX
 from spark_integration.reading.origin import Scan
@@ -57,9 +57,7 @@ class ChainScan(Scan):
         self._origin = origin
         self._split = split
         self._pieces = origin.piece_reader(split, start)
-        directory, chain = origin.directory(split), origin.chain
-        recent = origin.recent[split] = RecentBytes(HANDED_BYTES_KEPT)
-        self._follower = ChainFollower(origin.store, directory, chain, at=start.size, tap=recent.add)
+        self._follower = origin.follower(split, start.size)
         self._poll: AsyncGenerator[tuple[int, Record]] | None = None
 
     async def next(self) -> StreamPiece | None:
@@ -68,19 +66,18 @@ class ChainScan(Scan):
             visible_end = await self._origin.visible_end(self._split)
             if visible_end is None:
                 return None
-            if visible_end is ALL:
-                self._poll = self._follower.poll(proved=await self._origin.proved(self._split))
-            else:
-                self._poll = self._follower.poll(visible_end)
+            self._poll = self._origin.records(self._split, self._follower, visible_end)
         async for end, record in self._poll:
             if self._pieces.take(begin, end, record):
                 segment = self._follower.segment
                 assert segment is not None, "a record was given"
-                self.at = SplitPoint(epoch_of(segment), end)
-                self._origin.ends[self._split] = self.at, segment
                 pieces = self._pieces
+                self.at = self._origin.point(epoch_of(segment), end, pieces.order)
+                self._origin.ends[self._split] = self.at, segment
                 return StreamPiece(self.at, pieces.rows, pieces.bytes, pieces.order, pieces.time_ms)
             begin = end
+        if begin != self._follower.at:  # it was stopped before a record that does not belong to the line
+            self._follower = self._origin.follower(self._split, begin)
         self._poll = None
         return None
 
@@ -115,6 +112,48 @@ class ChainOrigin(ABC):
     @abstractmethod
     def piece_reader(self, split: str, start: SplitPoint) -> PieceReader:
         """Return a new piece reader that begins at a point."""
+
+    async def line(self, *, fresh: bool = False) -> int:
+        """As `Origin.line`: a chain of other data has one line."""
+        del fresh
+        return 0
+
+    async def continued(self, points: Vector) -> tuple[dict[str, SplitPoint], str]:
+        """As `Origin.continued`."""
+        return dict(points), ""
+
+    async def planned(self, start: Vector, end: Vector) -> dict[str, SplitPoint]:
+        """As `Origin.planned`."""
+        del end
+        return dict(start)
+
+    async def forget(self) -> None:
+        """Forget what scans have found."""
+        for tail in self._tails.values():
+            await tail.aclose()
+        self._tails.clear()
+        self.ends.clear()
+        self.recent.clear()
+
+    def point(self, epoch: int, size: int, order: int) -> SplitPoint:
+        """Return the point after a piece."""
+        del order
+        return SplitPoint(epoch, size)
+
+    def follower(self, split: str, at: int) -> ChainFollower:
+        """Return a follower of a chain whose bytes are kept in `recent`."""
+        recent = self.recent[split] = RecentBytes(HANDED_BYTES_KEPT)
+        return ChainFollower(self.store, self.directory(split), self.chain, at=at, tap=recent.add)
+
+    async def records(
+        self, split: str, follower: ChainFollower, visible_end: Position
+    ) -> AsyncGenerator[tuple[int, Record]]:
+        """Yield the visible records after those that the follower has returned, each with its end."""
+        all_of_it = visible_end is ALL
+        proved = await self.proved(split) if all_of_it else None
+        async with aclosing(follower.poll(None if all_of_it else visible_end, proved=proved)) as records:
+            async for found in records:
+                yield found
 
     @abstractmethod
     async def visible_end(self, split: str) -> Position | None:
@@ -163,11 +202,14 @@ class ChainOrigin(ABC):
             return SplitPoint(visible_end.epoch, visible_end.size)
         tail = self._tails.get(split)
         if tail is None:
-            spans = (await self._visible_chain(split)).segments
-            tail = self._tails[split] = ChainScan(self, split, _head_begin(spans))
+            tail = self._tails[split] = ChainScan(self, split, await self.tail_begin(split))
         while await tail.next() is not None:
             pass
         return tail.at
+
+    async def tail_begin(self, split: str) -> SplitPoint:
+        """Return a point between two pieces from which the end of a chain is soon found."""
+        return _head_begin((await self._visible_chain(split)).segments)
 
     async def data_end(self, split: str) -> SplitPoint:
         visible_end = await self.visible_end(split)
@@ -183,7 +225,7 @@ class ChainOrigin(ABC):
         return max(ends, default=BEGINNING)
 
     async def ranges(self, split: str, start: SplitPoint, end: SplitPoint) -> list[ByteRange]:
-        if end == start or end.size == 0:
+        if end.place == start.place or end.size == 0:
             return []
         if (known := self._known_range(split, start, end)) is not None:
             return [known]
@@ -297,7 +339,7 @@ class ChainOrigin(ABC):
                 f"data that was read up to {start.size} was rolled back (its writer had epoch"
                 f" {start.epoch}; the chain now ends at {end_of(spans).size})",
             )
-        return resumed(spans, start)
+        return resumed(spans, start)._replace(line=start.line)
 
     def _report_loss(self, split: str, what: str) -> None:
         text = f"{split} of {self.directory(split)}, chain {self.chain}: {what}"

@@ -128,6 +128,7 @@ class OutputDecoder(Decoder):
     def __init__(self, split: str, part: ByteRange, extra: frozenset[str]) -> None:
         self._split, self._part, self._extra = split, part, extra
         self._name = f"{part.directory}/{part.object}"
+        self._covered, self._line = part.above or (part.end, 0)
         self._records = RecordDecoder(where=self._name, offset=part.begin)
 
     def feed(self, data: bytes) -> Iterator[pa.RecordBatch]:
@@ -135,6 +136,8 @@ class OutputDecoder(Decoder):
             if record.op is not Op.OUTPUT:
                 continue
             output = decode_output(record.ints, record.strings, where=self._name, at=end)
+            if end > self._covered and output.head.of_line != self._line:
+                continue
             origin = {"_split": self._split, "_step": output.step, "_written": output.time_ms * 1000}
             if output.rows:
                 for batch in arrow_batches(output.data, f"step {output.step} of {self._name}"):

@@ -19,7 +19,7 @@ from dos_protocol.errors import NotFoundError
 from spark_integration.core.admission import StreamPiece
 from spark_integration.core.arrow_messages import ArrowMessages
 from spark_integration.core.framing import ArrowFramer, Framer, JournalFramer, LineFramer, PrefixFramer
-from spark_integration.core.source_offsets import BEGINNING, SplitPoint
+from spark_integration.core.source_offsets import BEGINNING, SplitPoint, Vector
 from spark_integration.core.source_options import ObjectContent, ReadGuarantee, SourceOptions
 from spark_integration.core.wording import nearest
 from spark_integration.errors import DataLossError, MalformedOffsetError, NothingThereError
@@ -62,6 +62,17 @@ class ObjectOrigin:
 
     def extra(self) -> pa.Schema:
         return EXTRA if self._content is not ObjectContent.ARROW else pa.schema([EXTRA.field("_object")])
+
+    async def line(self, *, fresh: bool = False) -> int:
+        del fresh
+        return 0
+
+    async def continued(self, points: Vector) -> tuple[dict[str, SplitPoint], str]:
+        return dict(points), ""
+
+    async def planned(self, start: Vector, end: Vector) -> dict[str, SplitPoint]:
+        del end
+        return dict(start)
 
     async def splits(self) -> list[str]:
         view = await self.store.inspect(self.directory)

@@ -10,7 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from spark_integration.core.admission import StreamPiece
-from spark_integration.core.source_offsets import SplitPoint
+from spark_integration.core.source_offsets import SplitPoint, Vector
 from spark_integration.reading.ranges import ByteRange
 
 
@@ -28,6 +28,24 @@ class Scan(Protocol):
 
 class Origin(Protocol):
     """Data in a store that is divided into splits. Kept for as long as a query runs."""
+
+    async def line(self, *, fresh: bool = False) -> int:
+        """Return the present line of history of a region's output, 0 for other data. A plan is for the line
+        that was returned last. fresh: not from a cache.
+        """
+        ...
+
+    async def continued(self, points: Vector) -> tuple[dict[str, SplitPoint], str]:
+        """Return where a stream that has read up to `points` continues on the present line, and a warning for
+        people if what it has read was taken back, otherwise "".
+
+        Raises OutputRewoundError instead unless the option `onRewind` is "follow".
+        """
+        ...
+
+    async def planned(self, start: Vector, end: Vector) -> dict[str, SplitPoint]:
+        """Return where a micro-batch that ends at `end` begins on the line of `end`, after `start`."""
+        ...
 
     async def splits(self) -> list[str]:
         """Return the existing splits. Raises NothingThereError if the data does not exist."""

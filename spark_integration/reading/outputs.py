@@ -5,23 +5,30 @@
 | publish="step" | what a quorum holds |
 | publish="checkpoint" | what the last committed checkpoint covers |
 | read="synced" | what a quorum holds, for either; a reset may roll it back |
+
+Of a region that was restored to an older checkpoint, only output of its present line of history is read. What
+the last checkpoint covers is of the line. Above it, a log may still end with output that was taken back, and
+only the records show their line.
 """
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
 import pyarrow as pa
 
-from checkpoint import Publish, decode_output, output_chain, worker_directory
+from checkpoint import Cut, Publish, decode_output, output_chain, taken_back, worker_directory
 from checkpoint.chains.manifest_reading import read_manifest, regions_of
 from checkpoint.chains.output_following import PublishedOutput
-from checkpoint.errors import NoRegionError
+from checkpoint.errors import NoRegionError, OutputRewoundError
 from dos_client import Store
-from journal import ChainFollower, Op, Position, Record, inspect_chain
-from spark_integration.core.source_offsets import SplitPoint
-from spark_integration.core.source_options import ReadGuarantee, SourceOptions
+from journal import ChainFollower, LostBytesError, Op, Position, Record, inspect_chain, inspect_chain_at
+from spark_integration.core.rewinds import points_on_line
+from spark_integration.core.source_offsets import BEGINNING, SplitPoint, Vector
+from spark_integration.core.source_options import ReadGuarantee, RewindPolicy, SourceOptions
 from spark_integration.errors import MalformedOffsetError
 from spark_integration.reading.chains import ALL, ChainOrigin, PieceReader
+from spark_integration.reading.ranges import ByteRange, epoch_of
 
 EXTRA = pa.schema([("_split", pa.string()), ("_step", pa.int64()), ("_written", pa.timestamp("us", "UTC"))])
 
@@ -41,6 +48,9 @@ class OutputOrigin(ChainOrigin):
         self._output = PublishedOutput(store, self._region, self._sink)
         self._published: dict[str, Publish] = {}
         self._known = False
+        self._follows = options.on_rewind is RewindPolicy.FOLLOW
+        self._line = 0
+        """The line of history that `line` returned last: what is read is of this one."""
 
     def directory(self, split: str) -> str:
         return worker_directory(self._region, int(split[1:]))
@@ -51,6 +61,136 @@ class OutputOrigin(ChainOrigin):
     def piece_reader(self, split: str, start: SplitPoint) -> PieceReader:
         del start
         return _StepReader(self.directory(split))
+
+    # --- lines of history -----------------------------------------------------------------------------------
+
+    async def line(self, *, fresh: bool = False) -> int:
+        if fresh:
+            try:
+                last = (await read_manifest(self.store, self._region)).last
+            except NoRegionError:
+                last = None
+            return 0 if last is None else last.line
+        cut = await self._output.last_checkpoint()
+        line = 0 if cut is None else cut.line
+        if line != self._line:
+            await self.forget()
+            self._line = line
+        return line
+
+    async def continued(self, points: Vector) -> tuple[dict[str, SplitPoint], str]:
+        present = points_on_line(await self._output.last_checkpoint(), self._sink, points)
+        warning = ""
+        if (rewind := present.rewind) is not None:
+            first, read = rewind.step + 1, max(present.read, rewind.step + 1)
+            error = OutputRewoundError(
+                self._region,
+                self._sink,
+                line=rewind.line,
+                checkpoint=rewind.to,
+                step=first,
+                read=read,
+                remedy=f"discard the rows of the steps from {first} on where the query has written them, and"
+                ' start it with the option onRewind="follow"; or discard those after step'
+                f" {present.complete}, and start a new query with another checkpointLocation and"
+                f" startingOffset step:{present.complete}",
+            )
+            if not self._follows:
+                raise error
+            warning = (
+                f"{error.args[0]}; {present.steps_text} that this query had read were taken back; it"
+                f" continues after step {rewind.step} (onRewind=follow)"
+            )
+        found = present.points
+        for split in present.moved:
+            found[split] = await self._with_epoch(split, found[split], await self.proved(split))
+        return found, warning
+
+    async def planned(self, start: Vector, end: Vector) -> dict[str, SplitPoint]:
+        cut, found = await self._output.last_checkpoint(), dict(start)
+        for split, to in end.items():
+            if split in start:
+                here = points_on_line(cut, self._sink, {split: start[split]}, to.line)
+                at, upto = here.points[split], Position(to.epoch, to.size, 0)
+                found[split] = await self._with_epoch(split, at, upto) if here.moved else at
+        return found
+
+    async def _with_epoch(self, split: str, at: SplitPoint, upto: Position | None) -> SplitPoint:
+        """Return a point below a position of its line with the epoch of the segment in which it lies."""
+        if at.size == 0 or upto is None or upto.size < at.size:
+            return at
+        try:
+            chain = await inspect_chain_at(
+                self.store, self.directory(split), self.chain, upto, floor=at.size - 1
+            )
+        except LostBytesError:  # trimmed: reading from there reports it
+            return at
+        spans = [span for span in chain.segments if span.base < at.size <= span.base + span.length]
+        return at._replace(epoch=epoch_of(spans[0].name)) if spans else at
+
+    def point(self, epoch: int, size: int, order: int) -> SplitPoint:
+        return SplitPoint(epoch, size, self._line, order)
+
+    async def records(
+        self, split: str, follower: ChainFollower, visible_end: Position
+    ) -> AsyncGenerator[tuple[int, Record]]:
+        """As `ChainOrigin.records`; ends before the first record that is not of the line."""
+        covered = await self.proved(split) if visible_end is ALL else visible_end
+        if covered is not None:
+            async with aclosing(follower.poll(covered)) as records:
+                async for found in records:
+                    yield found
+        cut = await self._output.last_checkpoint()
+        # After a restore, a checkpoint is committed before any step runs. Until then the workers may open
+        # their logs several times, each time at the same place: nothing there may be read.
+        if visible_end is not ALL or (cut is not None and cut.rewound):
+            return
+        async with aclosing(follower.poll()) as records:
+            async for end, record in records:
+                if record.op is Op.OUTPUT:
+                    output = decode_output(record.ints, record.strings, where=self.chain, at=end)
+                    if output.head.of_line != self._line:
+                        return
+                yield end, record
+
+    async def all_ranges(self, split: str) -> list[ByteRange]:
+        covered = await self.proved(split)
+        ranges = await super().all_ranges(split)
+        if await self.visible_end(split) is not ALL:
+            return ranges
+        size = 0 if covered is None else covered.size
+        return [one._replace(above=(size - one.base, self._line)) for one in ranges]
+
+    async def begin(self, split: str) -> SplitPoint:
+        if await self._is_empty(split):
+            return BEGINNING  # other bytes may be there, that were taken back
+        return (await super().begin(split))._replace(line=self._line)
+
+    async def end(self, split: str) -> SplitPoint:
+        visible_end = await self.visible_end(split)
+        if visible_end is None or visible_end is ALL:
+            return await super().end(split)
+        return await self._covered(split)
+
+    async def tail_begin(self, split: str) -> SplitPoint:
+        if await self.proved(split) is None:
+            return (await super().tail_begin(split))._replace(line=self._line)
+        return await self._covered(split)
+
+    async def data_end(self, split: str) -> SplitPoint:
+        return (await super().data_end(split))._replace(line=self._line)
+
+    async def _is_empty(self, split: str) -> bool:
+        covered = await self.proved(split)
+        return covered is not None and covered.size == 0
+
+    async def _covered(self, split: str) -> SplitPoint:
+        """Return the point up to which the last checkpoint covers a log, which it has."""
+        cut = await self._output.last_checkpoint()
+        assert cut is not None, "no checkpoint is older than one that has the log"
+        return self._points_in(cut)[split]
+
+    # --- the log --------------------------------------------------------------------------------------------
 
     async def splits(self) -> list[str]:
         found = await self._output.splits()
@@ -96,11 +236,23 @@ class OutputOrigin(ChainOrigin):
                 f" manifest; the last are {have}",
                 remedy="`dos checkpoint ls` lists them",
             )
+        assert view.last is not None, "the checkpoint was found"
+        if (rewind := taken_back(view.last, cut.line, cut.step)) is not None:
+            raise MalformedOffsetError(
+                f"startingOffset checkpoint:{number}: region {self._region!r} was restored to checkpoint"
+                f" {rewind.to} after it; the output of step {rewind.step + 1} to {cut.step}, which checkpoint"
+                f" {number} covers, was taken back",
+                remedy=f"write checkpoint:{rewind.to} or step:{rewind.step}: other output follows after it",
+            )
+        return self._points_in(cut)
+
+    def _points_in(self, cut: Cut) -> dict[str, SplitPoint]:
+        """Return how far a checkpoint covers each log."""
         points = {}
         for worker, part in cut.outputs().items():
             if (prepared := part.sinks.get(self._sink)) is not None:
                 at = msgspec.convert(prepared, Position)
-                points[f"w{worker:04d}"] = SplitPoint(at.epoch, at.size)
+                points[f"w{worker:04d}"] = SplitPoint(at.epoch, at.size, cut.line, cut.step)
         return points
 
     def data_of(self, record: Record) -> bytes:

@@ -4,11 +4,13 @@
 are raised here, before a task runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from typing import TypeVar
 
 import pyarrow as pa
 
+from dos_protocol.errors import DosError
 from spark_integration.core.row_filter import ColumnCondition, check_filter
 from spark_integration.core.source_options import ObjectContent, SourceOptions
 from spark_integration.errors import BadOptionError, NoSchemaError
@@ -17,6 +19,8 @@ from spark_integration.reading.origin import Origin
 from spark_integration.reading.ranges import DosPartition, partitions_of
 from spark_integration.reading.rows import check_columns, chosen
 from spark_integration.reading.session import opened, origin_of
+
+Planned = TypeVar("Planned")
 
 
 def columns_of(options: SourceOptions) -> pa.Schema:
@@ -65,6 +69,24 @@ async def check_against(
         check_filter(comparisons, every)
 
 
+async def on_one_line(origin: Origin, plan: Callable[[int], Awaitable[Planned]]) -> Planned:
+    """Return what `plan` returns for the present line of history of a region's output.
+
+    If a restore of the region began another line meanwhile, it is planned again, also after an error. So no
+    plan has output of two lines. Raises what `plan` raises on one line, and what reading the manifest raises.
+    """
+    while True:
+        line = await origin.line()
+        try:
+            planned = await plan(line)
+        except DosError:
+            if await origin.line(fresh=True) == line:
+                raise
+            continue
+        if await origin.line() == line:
+            return planned
+
+
 def plan_batch(
     options: SourceOptions, wanted: pa.Schema, comparisons: Sequence[ColumnCondition]
 ) -> list[DosPartition]:
@@ -72,10 +94,19 @@ def plan_batch(
 
     async def plan(origin: Origin) -> list[DosPartition]:
         await check_against(origin, options, wanted, comparisons)
-        partitions = []
-        for split in await origin.splits():
-            partitions += partitions_of(split, await origin.all_ranges(split), options.partition_bytes)
-        return partitions
+        return await planned_partitions(origin, options)
 
     with opened(options) as store:
         return store.portal.call(plan, origin_of(store, options))
+
+
+async def planned_partitions(origin: Origin, options: SourceOptions) -> list[DosPartition]:
+    """Return the partitions of everything that exists now, of one line of history."""
+
+    async def plan(_line: int) -> list[DosPartition]:
+        found = []
+        for split in await origin.splits():
+            found += partitions_of(split, await origin.all_ranges(split), options.partition_bytes)
+        return found
+
+    return await on_one_line(origin, plan)

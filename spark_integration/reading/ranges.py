@@ -17,7 +17,9 @@ class ByteRange(NamedTuple):
     """Bytes from `begin` to `end` of an object; `base` is the offset of the object's first byte in its split.
 
     `at_head`: the range ends where a writer was at planning time. That may be within a record, which is then
-    ignored. `data`: the bytes themselves, if they were few and available at planning time.
+    ignored. `data`: the bytes themselves, if they were few and available at planning time. `above`: a
+    place in the object and a line of history; output that ends above this place counts only if it is of this
+    line.
     """
 
     directory: str
@@ -27,6 +29,7 @@ class ByteRange(NamedTuple):
     base: int = 0
     at_head: bool = False
     data: bytes | None = None
+    above: tuple[int, int] | None = None
 
 
 class DosPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed here

@@ -6,6 +6,7 @@ where a piece ends, the driver reads ahead of the tasks; it reads nothing twice 
 classes.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 
@@ -19,9 +20,10 @@ from spark_integration.core.source_options import SourceOptions
 from spark_integration.errors import DataLossError, MalformedOffsetError
 from spark_integration.limits import SEEN_S
 from spark_integration.reading.origin import Origin, Scan
-from spark_integration.reading.planning import check_against
+from spark_integration.reading.planning import check_against, on_one_line
 from spark_integration.reading.ranges import ByteRange, DosPartition, partitions_of
 
+logger = logging.getLogger("dos.spark_integration")
 Points = dict[str, SplitPoint]
 
 
@@ -46,6 +48,8 @@ class StreamPlanner:
         self._store_id = store_id
         self._scans: dict[str, _SplitScan] = {}
         self._target: Points | None = None
+        self._line: int | None = None
+        """The line of history of the scans and of the target."""
         self._checked = False
         self._latest: Points = {}
         self._data_end: Points = {}
@@ -61,6 +65,10 @@ class StreamPlanner:
         starting = self._options.starting or Starting(StartingKind.EARLIEST)
         if starting.kind is StartingKind.OFFSET:
             return points_of(starting.offset, self._store_id, self._options.what)
+        return await on_one_line(self._origin, lambda line: self._first_points(starting, line))
+
+    async def _first_points(self, starting: Starting, line: int) -> Points:
+        await self._settle(line)
         points = await self._origin.cut(starting.number) if starting.kind is StartingKind.CHECKPOINT else {}
         for split in await self._origin.splits():
             if split not in points:
@@ -69,13 +77,25 @@ class StreamPlanner:
 
     async def fix_target(self) -> None:
         """Fix the end of the query to what exists now."""
-        self._target = {split: await self._origin.end(split) for split in await self._origin.splits()}
+        self._target = await on_one_line(self._origin, self._ends)
 
     async def latest(self, start: Points, limits: BatchLimits) -> Points:
         """Return the end of the micro-batch that begins at `start`.
 
-        Raises DataLossError, ConsumerRefusedError.
+        Raises DataLossError, ConsumerRefusedError, OutputRewoundError.
         """
+        self._latest, warning = await on_one_line(
+            self._origin, lambda line: self._latest_on(line, start, limits)
+        )
+        if warning:
+            logger.warning("%s", warning)
+        return self._latest
+
+    async def _latest_on(self, line: int, start: Points, limits: BatchLimits) -> tuple[Points, str]:
+        await self._settle(line)
+        if any(at.line > line for at in start.values()):
+            return start, ""  # the restore that began that line cannot be proved now, nor what followed it
+        start, warning = await self._origin.continued(start)
         await self._register(start)
         await self._check()
         splits = list(self._target) if self._target is not None else await self._origin.splits()
@@ -84,8 +104,25 @@ class StreamPlanner:
             ends = await self._limited(start, splits, limits)
         else:
             ends = self._target or {split: await self._origin.end(split) for split in splits}
-        self._latest = {**start, **ends}
-        return self._latest
+        return {**start, **ends}, warning
+
+    async def _ends(self, line: int) -> Points:
+        await self._settle(line)
+        return await self._ends_now()
+
+    async def _ends_now(self) -> Points:
+        return {split: await self._origin.end(split) for split in await self._origin.splits()}
+
+    async def _settle(self, line: int) -> None:
+        """Forget what was planned and scanned on another line of history."""
+        if line == self._line:
+            return
+        await self.aclose()
+        if self._target is not None:
+            self._target = await self._ends_now()
+        if self._line is not None and self._registration is not None:
+            self._registration.begun = False  # it may need more again
+        self._line = line
 
     async def data_end(self) -> Points:
         """Return how far there is any data, so that users see how far the stream lags behind.
@@ -104,12 +141,31 @@ class StreamPlanner:
         return found
 
     async def partitions(self, start: Points, end: Points) -> list[DosPartition]:
-        """Return the partitions between two offsets. Raises DataLossError, ConsumerRefusedError."""
-        await self._register(start)
+        """Return the partitions between two offsets. Raises as `latest`."""
+        begin = await self._origin.planned(start, end)
+        await self._register(begin)
         await self._check()
-        between = await self._ranges(start, end)
+        try:
+            between = await self._ranges(begin, end)
+        except DataLossError as error:
+            between = await self._valid_ranges(begin, end, error)
         size = self._options.partition_bytes
         return [one for split in sorted(between) for one in partitions_of(split, between[split], size)]
+
+    async def _valid_ranges(
+        self, start: Points, end: Points, loss: DataLossError
+    ) -> dict[str, list[ByteRange]]:
+        """Return what is valid of a micro-batch that was taken back after it was planned, and then deleted.
+
+        Raises `loss` if that is not the reason of it.
+        """
+        left, warning = await self._origin.continued(end)
+        if all(at.place == end[split].place for split, at in left.items()):
+            raise loss
+        logger.warning("a micro-batch is shortened: %s", warning)
+        begin, _ = await self._origin.continued(start)
+        ends = {split: at for split, at in left.items() if at.size > begin.get(split, BEGINNING).size}
+        return await self._ranges(begin, ends)
 
     async def committed(self, end: Points) -> None:
         """Note that Spark has committed the micro-batches up to `end`. Raises ConsumerRefusedError."""

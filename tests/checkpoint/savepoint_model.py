@@ -20,13 +20,14 @@ from checkpoint.core.coordinator_vocabulary import (
     SavepointWanted,
     SendControl,
 )
-from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.manifest import SavepointNote, WorkerCut
 from checkpoint.core.messages import Committed, Join, Prepared, RequestCut, Restore, Restored
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.retention import Rolling, keep
 from checkpoint.errors import SavepointRefusedError
 from checkpoint.maintenance.stopped_region import hold_manifest, savepoint_stopped
+from checkpoint.maintenance.trimming import held_by_savepoints
 from journal import Op, inspect_chain, inspect_chain_at, read_records
 from journal.core.trimming import below
 from tests.checkpoint.region_model_state import spec
@@ -40,6 +41,11 @@ WORKER = worker_directory(REGION, 0)
 
 
 ROLLING = Rolling(manifest_segment_bytes_max=3_000, manifest_replay_bytes_max=6_000)
+
+
+def note_of(name, cut):
+    """The note of a request; cut: the checkpoint that it names, 0 for the last one."""
+    return SavepointNote(by="ann@host", wall_time_ms=7, why=f"{name} of {cut}")
 
 
 class HostClaim(MemoryClaim):
@@ -150,17 +156,28 @@ class Driver:
 
     async def savepoint(self, name, number, change, *, on=True, crash=""):
         kept = [cut.cut for cut in self.core.state.kept]
+        held = await held_by_savepoints(self.model.store, View(REGION, self.core.state.kept))
+        dropped = 0 if on else self.core.state.savepoints.get(name, 0)
         wanted = kept[number % len(kept)] if kept and on else 0
-        effects = self.play(SavepointWanted(name, wanted, on=on))
+        effects = self.play(SavepointWanted(name, wanted, on=on, note=note_of(name, wanted)))
         if any(isinstance(e, RequestCut) for e in effects):
             await self.cut(change, ordered=effects, crash=crash)
             if not crash:
                 assert self.reports[-1] == SavepointSettled(name, self.reports[-1].checkpoint), self.reports[
                     -1
                 ]
+                if dropped and dropped not in {cut.cut for cut in self.core.state.kept}:
+                    assert not {one.name for one in held[name]} & await self.model.objects()
 
     async def snapshot(self):
         await self.state.snapshot([("one", data) for data in block(self.rows)])
+
+
+class View:
+    """A manifest's view of these cuts."""
+
+    def __init__(self, region, cuts):
+        self.region, self.cuts, self.retained = region, list(cuts), [cut.cut for cut in cuts]
 
 
 class SavepointModel:
@@ -187,13 +204,29 @@ class SavepointModel:
                 kept = keep(kept, cut)
         return kept
 
+    async def records(self):
+        """The numbers of the checkpoints in the manifest, also of those that are released."""
+        state = await inspect_chain(self.store, coordinator_directory(REGION), CHAIN)
+        records = read_records(self.store, state, directory=coordinator_directory(REGION))
+        async with aclosing(cuts_in(records)) as cuts:
+            return [cut.cut async for cut in cuts]
+
+    async def objects(self):
+        """The names of the worker's objects, of the members that answer."""
+        answers = (await self.store.inspect(WORKER)).answers
+        return {name for objects in answers.values() for name in objects}
+
     async def check(self):
-        """Each retained cut holds what it held when it was committed, and each pin's cut is one of them."""
+        """Each retained cut holds what it held when it was committed, and each pin's cut is one of them. Each
+        savepoint has the note with which it was made."""
         kept = await self.kept()
         for cut in kept:
             assert await self.restored(cut) == {k: v for k, v in self.rows[cut.cut].items() if v is not None}
         if kept:
             assert set(kept[-1].savepoints.values()) <= {cut.cut for cut in kept}
+            assert kept[-1].notes.keys() == kept[-1].savepoints.keys()
+            for name, cut in kept[-1].savepoints.items():
+                assert kept[-1].notes[name] in (note_of(name, cut), note_of(name, 0))
             last = [cut.cut for cut in kept if cut.cut not in kept[-1].savepoints.values()]
             assert len(last) <= self.retain + len(kept[-1].savepoints) + 1 + 2 * self.records_without_driver
         return kept
@@ -207,7 +240,8 @@ class SavepointModel:
         wanted = before[number % len(before)].cut if before and number % 4 else 0
         held = before[-1].savepoints if before else {}
         try:
-            done = await savepoint_stopped(host, REGION, name, wanted, on=on)
+            note = note_of(name, wanted)
+            done = await savepoint_stopped(host, REGION, name, wanted, on=on, note=note)
         except SavepointRefusedError:
             done = None
         after = await self.kept()

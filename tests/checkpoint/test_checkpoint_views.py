@@ -1,7 +1,13 @@
 """Checkpoints as JSON values: one row, one in full, the difference of two."""
 
-from checkpoint.core.checkpoint_views import checkpoint_diff, checkpoint_full, checkpoint_row, slowest
-from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.checkpoint_views import (
+    checkpoint_diff,
+    checkpoint_full,
+    checkpoint_row,
+    savepoint_row,
+    slowest,
+)
+from checkpoint.core.manifest import NO_NOTE, SavepointNote, SplitPosition
 from tests.checkpoint.manifest_samples import numbered_cut, part
 
 
@@ -32,6 +38,26 @@ def test_a_cut_in_a_row_and_in_full() -> None:
     assert full["workers"][0]["state"] == {"epoch": 1, "size": 100, "digest": f"{7:016x}"}
     assert full["workers"][0]["phaseSeconds"] == phases[0]
     assert [one["worker"] for one in full["layout"]["ranges"]] == [0, 1]
+
+
+def test_a_savepoint_in_a_row_with_a_note_and_without_one() -> None:
+    workers = {0: part(100, floors={"state": (1, 30), "steps": (1, 99)}), 1: part(200)}
+    cut = numbered_cut(workers=workers)
+    made = SavepointNote(by="ann@host", wall_time_ms=7, why="before the move")
+    assert savepoint_row("good", cut, made, 12) == {
+        "savepoint": "good",
+        "checkpoint": 5,
+        "step": 40,
+        "timeMs": 5000,
+        "madeBy": "ann@host",
+        "madeMs": 7,
+        "why": "before the move",
+        "stateBytes": 300,
+        "restoreBytes": 270,
+        "heldBytes": 12,
+    }
+    unknown = savepoint_row("good", cut, NO_NOTE, 0)
+    assert (unknown["madeBy"], unknown["madeMs"], unknown["why"]) == (None, None, "")
 
 
 def test_what_lies_between_two_checkpoints() -> None:

@@ -12,12 +12,13 @@ from checkpoint.core.layout import Layout, ShardRange, even_layout
 from checkpoint.core.manifest import (
     CutFlag,
     RetiredWorker,
+    SavepointNote,
     SplitPosition,
-    check_cut,
     decode_cut,
     encode_cut,
     in_its_version,
 )
+from checkpoint.core.manifest_checks import check_cut
 from checkpoint.core.retention import floors_of, keep
 from checkpoint.errors import ManifestError
 from dos_protocol.digests import ResumePoint
@@ -91,7 +92,7 @@ def edited(**fields):
         ((0, (6, 40, 3), encode_cut(a_cut()).text), r"has ints \[6, 40, 3\], but JSON \[5, 40, 3\]"),
         ((0, (), encode_cut(a_cut()).text), r"has ints \[\]"),
         ((1, (5, 40, 3), encode_cut(a_cut()).text), "flags 0x1 of its record contradict its JSON"),
-        (edited(version=7), "version 7, this program reads versions up to 6"),
+        (edited(version=8), "version 8, this program reads versions up to 7"),
         (edited(workers={"0": {"state": {"epoch": 1}}}), "does not decode"),
         (
             (0, (5, 40, 3), encode_cut(a_cut()).text.replace(b'"1":{', b'"0":{')),
@@ -201,6 +202,22 @@ def test_a_checkpoint_of_version_2_is_read_and_knows_no_directories() -> None:
     check_cut(cut)
     assert (cut.version, cut.workers[0].directories) == (2, {})
     assert floors_of(keep((), cut), 0) == {"state": (2, 60)}
+
+
+GOLDEN_SAVEPOINTS = GOLDEN_LATER.replace(b'"retained":[4,5],', b'"retained":[4,5],"pins":{"good":4},%s')
+"""Of version 3: what is said of the worker, the notes, the version."""
+
+
+def test_savepoints_of_version_3_are_read_without_notes_and_with_them() -> None:
+    older = decode_cut(0, (5, 40, 3), GOLDEN_SAVEPOINTS % (b'"floors":{}', b"", 3))
+    check_cut(older)
+    assert (older.savepoints, older.notes) == ({"good": 4}, {})
+    notes = b'"notes":{"good":{"by":"ann@host","wall_time_ms":7,"why":"before"}},'
+    cut = decode_cut(0, (5, 40, 3), GOLDEN_SAVEPOINTS % (b'"floors":{}', notes, 3))
+    check_cut(cut)
+    assert cut.notes == {"good": SavepointNote(by="ann@host", wall_time_ms=7, why="before")}
+    assert notes in encode_cut(cut).text
+    assert in_its_version(cut).version == 3, "programs that know savepoints continue"
 
 
 def test_a_checkpoint_of_version_4_has_the_positions_of_directories() -> None:

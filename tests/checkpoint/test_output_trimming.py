@@ -126,7 +126,7 @@ class OutputModel:
 
     def follower(self, at: SplitPosition, **options: Any) -> Any:
         output = PublishedOutput(self.store, REGION, SINK, **options)  # type: ignore[arg-type]
-        return output.follower(SPLIT, at.position, at.digest)
+        return output.follower(SPLIT, at)
 
     async def region(self, name: str) -> ConsumerModel:
         if name not in self.regions:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint.core.checkpoint_views import savepoint_row
+from checkpoint.core.manifest import NO_NOTE
 from checkpoint.core.messages import Counters
 from checkpoint.core.progress import (
     RECENT_PROGRESS_MAX,
@@ -19,6 +21,7 @@ from checkpoint.core.progress import (
 from checkpoint.core.recovery_estimate import RecoveryEstimate
 from checkpoint.core.region import RegionState, RegionStatus, ResetReport, WorkerStatus
 from checkpoint.core.region_events import CheckpointCommitted
+from tests.checkpoint.manifest_samples import numbered_cut
 
 CUT = CheckpointCommitted(
     checkpoint=5,
@@ -120,6 +123,7 @@ def test_the_docs_explain_every_name_of_a_report_and_no_other() -> None:
     assert names_in("status") == set(status_json(status(1)))
     assert names_in("recovery") == set(recovery_json(RecoveryEstimate(0, 0, 0, 0, 0, 0, 1)) or {})
     assert names_in("reset") == set(reset_json(RESET))
+    assert names_in("savepoint") == set(savepoint_row("good", numbered_cut(), NO_NOTE, 0))
 
 
 def test_a_reset_is_one_line_of_the_log_whatever_its_reason() -> None:

@@ -6,8 +6,14 @@ import subprocess
 import sys
 
 import pytest
+import trio
 
+from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.region import RegionState
+from checkpoint.maintenance.stopped_region import savepoint_stopped
+from checkpoint.requests.client import requester
+from checkpoint.runtime import this_driver
+from dos_client import open_store
 from dos_protocol.errors import LocalProtocolError
 from tests.support.dos_command import dos
 
@@ -68,6 +74,8 @@ def test_a_savepoint_is_held_and_let_go_by_its_handle_and_by_the_command(region)
     assert region.control.status().savepoints == {"here": savepoint}
     with pytest.raises(LocalProtocolError, match=f"savepoint 'here' holds checkpoint {savepoint}"):
         region.control.savepoint("here", savepoint + 1, timeout=60)
+    with pytest.raises(LocalProtocolError, match="are reserved for"):
+        region.control.savepoint("backup-1a", timeout=60)
     done = dos("region", "savepoint", url, name, "there", "--checkpoint", savepoint, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["result"] == {"name": "there", "checkpoint": savepoint}
@@ -83,7 +91,86 @@ def test_a_savepoint_is_held_and_let_go_by_its_handle_and_by_the_command(region)
     assert found["status"]["savepoints"] == {"here": savepoint}
 
 
-@pytest.mark.parametrize("what", ["status", "checkpoint", "reset", "stop"])
+def test_savepoints_of_a_running_and_a_stopped_region_are_listed_with_their_makers_and_notes(region) -> None:
+    url, name = region.store, region.control.spec.name
+    assert f"region {name} has no savepoints" in dos("region", "savepoints", url, name).stdout
+    here = region.control.savepoint("here", timeout=60, why="by the program")
+    done = dos("region", "savepoint", url, name, "there", "--why", "before the move", "--json")
+    assert done.returncode == 0, done.stderr
+    there = json.loads(done.stdout)["result"]["checkpoint"]
+
+    rows = json.loads(dos("region", "savepoints", url, name, "--json").stdout)["savepoints"]
+    assert [(row["savepoint"], row["checkpoint"], row["why"]) for row in rows] == [
+        ("here", here, "by the program"),
+        ("there", there, "before the move"),
+    ]
+    assert [row["madeBy"] for row in rows] == [this_driver(), requester()]
+    listed = json.loads(dos("checkpoint", "ls", url, name, "--json").stdout)
+    for row in rows:
+        (own,) = [one for one in listed["checkpoints"] if one["checkpoint"] == row["checkpoint"]]
+        assert [row[key] for key in ("step", "timeMs", "stateBytes")] == [
+            own["step"],
+            own["timeMs"],
+            own["stateBytes"],
+        ]
+        assert 0 <= row["madeMs"] - row["timeMs"] < 60_000
+        assert 0 < row["restoreBytes"] <= row["stateBytes"]
+    status = json.loads(dos("region", "status", url, name, "--json").stdout)
+    assert status["status"]["savepoints"] == {"here": here, "there": there}
+
+    assert dos("region", "savepoint", url, name, "here", "--drop").returncode == 0
+    region.control.stop()
+    assert region.control.wait(20)
+    epoch = json.loads(dos("region", "status", url, name, "--no-ask", "--json").stdout)["manifest"]["epoch"]
+    done = dos("region", "savepoint", url, name, "end", "--stopped", "--why", "the end")
+    assert done.returncode == 0, done.stderr
+    taken = json.loads(dos("region", "status", url, name, "--no-ask", "--json").stdout)["manifest"]["epoch"]
+    (kept, end) = json.loads(dos("region", "savepoints", url, name, "--json").stdout)["savepoints"]
+    assert {key: kept[key] for key in ("savepoint", "madeBy", "madeMs", "why")} == {
+        key: rows[1][key] for key in ("savepoint", "madeBy", "madeMs", "why")
+    }
+    assert (end["savepoint"], end["why"], end["madeBy"]) == ("end", "the end", requester())
+    assert end["madeMs"] > kept["madeMs"]
+    shown = dos("region", "savepoints", url, name)
+    assert (shown.returncode, "before the move" in shown.stdout) == (0, True)
+    left = json.loads(dos("region", "status", url, name, "--no-ask", "--json").stdout)["manifest"]["epoch"]
+    assert epoch < taken == left, "a list claims nothing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("good", "--why", "x" * 501), "at most 500 characters, got 501: shorten it"),
+        (("good", "--why", "a\nb"), "one line of printable characters, got '\\n'"),
+        (("good", "--why", "gone", "--drop"), "without --checkpoint and --why"),
+        (("fork-0a",), "'fork-' or 'backup-' and hexadecimal digits are reserved"),
+    ],
+)
+def test_notes_and_names_that_a_savepoint_cannot_have(shared_store, arguments, text) -> None:
+    result = dos("region", "savepoint", shared_store, "words", *arguments)
+    assert result.returncode == 2
+    assert text in result.stderr
+
+
+def test_a_savepoint_without_a_note_has_an_unknown_maker_and_a_reserved_one_can_be_dropped(region) -> None:
+    url, name = region.store, region.control.spec.name
+    region.control.stop()
+    assert region.control.wait(20)
+
+    async def older():
+        async with open_store(url) as store:
+            await savepoint_stopped(StoreHost(store), name, "move-1a", 0, on=True)
+
+    trio.run(older)
+    (row,) = json.loads(dos("region", "savepoints", url, name, "--json").stdout)["savepoints"]
+    assert (row["savepoint"], row["madeBy"], row["madeMs"], row["why"]) == ("move-1a", None, None, "")
+    shown = dos("region", "savepoints", url, name)
+    assert (shown.returncode, shown.stdout.count("unknown")) == (0, 2)
+    done = dos("region", "savepoint", url, name, "move-1a", "--drop", "--stopped")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("what", ["status", "checkpoint", "reset", "stop", "savepoints"])
 def test_a_region_that_never_was_is_told_with_those_that_were(shared_store, region, what) -> None:
     result = dos("region", what, shared_store, "nobody")
     assert result.returncode == 1
@@ -110,7 +197,7 @@ def test_wrong_usage_and_stores_that_are_missing(shared_store, monkeypatch, argu
     assert "Traceback" not in result.stderr
 
 
-def test_names_of_regions_and_checkpoints_are_completed(region) -> None:
+def test_names_of_regions_checkpoints_and_savepoints_are_completed(region) -> None:
     def completions(*arguments):
         result = subprocess.run(
             [sys.executable, "-m", "dos_cli"],
@@ -127,4 +214,6 @@ def test_names_of_regions_and_checkpoints_are_completed(region) -> None:
     name = region.control.spec.name
     assert name in completions("region", "status", region.store, name[:3])
     assert '"1"' in completions("checkpoint", "show", region.store, name, "1")
+    region.control.savepoint("before-the-move", timeout=60)
+    assert "before-the-move" in completions("region", "savepoint", "--drop", region.store, name, "be")
     assert "nothing" not in completions("region", "status", "dos://127.0.0.1:1", "nothing")

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import (
-    check_cut,
-)
+from checkpoint.core.manifest_checks import check_cut
 from checkpoint.core.retention import floors_of, keep, retained_with, steps_kept_after
 from checkpoint.errors import ManifestError
 from journal.core.segment import segment_name

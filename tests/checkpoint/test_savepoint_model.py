@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from checkpoint.core import checkpointing, retention
 from checkpoint.core.savepoints import recorded_again
-from checkpoint.maintenance.trimming import collect_stopped, garbage_of
+from checkpoint.maintenance.trimming import collect_stopped, garbage_of, held_by_savepoints
 from dos_protocol.errors import DosError
-from tests.checkpoint.savepoint_model import REGION, Host, SavepointModel
+from tests.checkpoint.savepoint_model import REGION, Host, SavepointModel, View
 
 
 async def play(history, retain, eager=False):
@@ -53,13 +53,6 @@ async def play(history, retain, eager=False):
     return model
 
 
-class View:
-    """A manifest's view of these cuts."""
-
-    def __init__(self, region, cuts):
-        self.region, self.cuts, self.retained = region, list(cuts), [cut.cut for cut in cuts]
-
-
 KINDS = ["cut", "cut", "cut", "snapshot", "pin", "unpin", "trim", "crash", "pin stopped", "unpin stopped"]
 
 
@@ -90,6 +83,34 @@ def at_random(seed, steps=25):
     ]
 
 
+@pytest.mark.trio
+async def test_exactly_the_objects_that_only_a_savepoint_keeps_are_deleted_when_it_is_dropped() -> None:
+    model = SavepointModel(2)
+    await model.crash()
+    await model.driver.cut({"a": 1})
+    await model.driver.savepoint("a", 0, {"a": 2})
+    await model.driver.snapshot()
+    await model.driver.cut({"a": 3})
+    await model.driver.savepoint("b", -1, {"a": 4})
+    await model.driver.savepoint("c", -1, {"a": 4})
+    await model.driver.snapshot()
+    for number in range(3):
+        await model.driver.cut({"a": number})
+    kept = await model.kept()
+    assert kept[-1].savepoints == {"a": 1, "b": 3, "c": 4}
+    left = set()
+    for name, crash in (("b", ""), ("a", "committed"), ("c", "")):
+        held = await held_by_savepoints(model.store, View(REGION, await model.kept()))
+        before = await model.objects()
+        await model.driver.savepoint(name, 0, {"a": 9}, on=False, crash=crash)
+        gone = before - await model.objects()
+        only_here = {one.name for one in held[name]}
+        assert bool(only_here) == (name != "b"), "what b needs, a needs, too"
+        assert not only_here & left, "it was garbage before"
+        assert gone == (set() if crash else only_here | left)
+        left = only_here if crash else set()
+
+
 def only_the_last(kept, number, retain, savepoint=()):
     del savepoint
     return (*(cut.cut for cut in kept), number)[-retain:]
@@ -117,8 +138,8 @@ def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> 
 
 
 def test_a_savepoint_of_a_stopped_region_that_releases_is_found_out(monkeypatch) -> None:
-    def releasing(kept, incarnation, wanted):
-        cut = recorded_again(kept, incarnation, wanted)
+    def releasing(kept, incarnation, wanted, notes):
+        cut = recorded_again(kept, incarnation, wanted, notes)
         return msgspec.structs.replace(cut, retained=tuple(sorted({*wanted.values(), cut.cut})))
 
     monkeypatch.setattr("checkpoint.maintenance.stopped_region.recorded_again", releasing)

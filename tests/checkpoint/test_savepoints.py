@@ -16,7 +16,13 @@ from checkpoint.core.coordinator_vocabulary import (
     NotifyObservers,
     SavepointWanted,
 )
-from checkpoint.core.manifest import check_cut, decode_cut, encode_cut
+from checkpoint.core.manifest import (
+    SavepointNote,
+    decode_cut,
+    encode_cut,
+    savepoint_name_problem,
+)
+from checkpoint.core.manifest_checks import check_cut
 from checkpoint.core.messages import RequestCut, Restored
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import SavepointSettled
@@ -26,7 +32,7 @@ from checkpoint.errors import ManifestError
 from journal import Op, Position, Record
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import a_cut
-from tests.checkpoint.request_harness import HandlerHarness, in_state
+from tests.checkpoint.request_harness import WALL, HandlerHarness, in_state
 
 
 def settled(region):
@@ -202,13 +208,15 @@ def test_a_request_for_a_savepoint_is_done_with_the_checkpoint_that_carries_it_a
     None
 ):
     handler = HandlerHarness()
-    handler.request(1, "pin", name="good", cut=4)
+    handler.request(1, "pin", name="good", cut=4, why="before the move", asked_by="ann@host")
     handler.request(2, "pin", name="bad", cut=1)
     handler.request(3, "unpin", name="old")
+    good = SavepointNote(by="ann@host", wall_time_ms=WALL, why="before the move")
+    nothing = SavepointNote(wall_time_ms=WALL)
     assert handler.commands() == [
-        SavepointWanted("good", 4),
-        SavepointWanted("bad", 1),
-        SavepointWanted("old", on=False),
+        SavepointWanted("good", 4, note=good),
+        SavepointWanted("bad", 1, note=nothing),
+        SavepointWanted("old", on=False, note=nothing),
     ]
     handler.handle(RegionNotified(SavepointSettled("bad", 0, "checkpoint 1 is not retained; retained: 4, 5")))
     assert handler.answers(2)[-1] == ("failed", "checkpoint 1 is not retained; retained: 4, 5")
@@ -231,3 +239,38 @@ def test_a_savepoint_that_exists_may_be_put_again_when_there_is_no_room_for_anot
     assert "already 64 savepoints" in savepoint_problem("new", 2, full, {2})
     full.pop("p0")
     assert savepoint_problem("new", 2, full, {2}) == ""
+
+
+def test_a_request_waits_for_an_append_that_would_undo_it() -> None:
+    # EVIDENCE-OF: P-6
+    region = with_cuts(2)
+    region.play(SavepointWanted("good", 2))
+    for worker in range(2):
+        region.vote(worker, 3, 3)
+    (create,) = region.take(AppendCut)
+    region.play(SavepointWanted("good", on=False))
+    assert settled(region) == [], "the checkpoint that is appended still creates it"
+    region.play(CutAppended(create.cut))
+    assert [message.cut for _, message in region.sent(RequestCut)] == [4, 4]
+    for worker in range(2):
+        region.vote(worker, 4, 4)
+    (drop,) = region.take(AppendCut)
+    assert drop.cut.savepoints == {}
+    region.play(SavepointWanted("good", 3))
+    assert settled(region) == []
+    region.play(CutAppended(drop.cut))
+    region.take()
+    assert carried(region, 5, 5).savepoints == {"good": 3}
+    assert settled(region) == [SavepointSettled("good", 3)]
+
+
+def test_names_of_the_projects_own_savepoints_are_refused_to_people_and_read_from_records() -> None:
+    for name in ("move-0a1b", "fork-7", "backup-DEADBEEF"):
+        assert f"are reserved for the savepoints that moves, forks and backups make, got {name!r}" in (
+            savepoint_name_problem(name)
+        )
+        check_cut(a_cut(retained=(2, 4, 5), savepoints={name: 2}, version=3))
+        assert savepoint_problem(name, 2, {}, {2}) == "", "the project makes them itself"
+        assert savepoint_name_problem(f"my-{name}") == ""
+    for name in ("move-", "backup-of-may", "fork", "before-the-move-7"):
+        assert savepoint_name_problem(name) == ""

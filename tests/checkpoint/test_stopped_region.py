@@ -11,13 +11,13 @@ from checkpoint.core.coordinator_vocabulary import (
     ManifestTaken,
     OpenManifest,
 )
-from checkpoint.core.manifest import decode_cut, encode_cut
+from checkpoint.core.manifest import SavepointNote, decode_cut, encode_cut
 from checkpoint.core.messages import RequestCut
 from checkpoint.core.savepoints import recorded_again
 from checkpoint.errors import RegionFencedError, SavepointRefusedError
 from checkpoint.maintenance.stopped_region import savepoint_stopped
 from tests.checkpoint.manifest_samples import a_cut
-from tests.checkpoint.savepoint_model import REGION, Host, SavepointModel
+from tests.checkpoint.savepoint_model import REGION, Host, SavepointModel, note_of
 
 
 async def with_cuts(count, retain=2):
@@ -31,7 +31,8 @@ async def with_cuts(count, retain=2):
 @pytest.mark.trio
 async def test_the_last_checkpoint_is_recorded_once_more_and_the_region_continues_from_it() -> None:
     model = await with_cuts(3)
-    assert await savepoint_stopped(Host(model.store), REGION, "end", 0, on=True) == 3
+    note = note_of("end", 0)
+    assert await savepoint_stopped(Host(model.store), REGION, "end", 0, on=True, note=note) == 3
     *_, before, last = await model.kept()
     assert (last.cut, last.parent, last.rolled_back_to, last.step) == (4, 3, 3, before.step)
     assert (last.workers, last.final, last.savepoints) == (before.workers, False, {"end": 3})
@@ -72,6 +73,9 @@ async def test_what_cannot_be_pinned_is_refused_and_nothing_is_recorded(savepoin
     with pytest.raises(SavepointRefusedError, match=why):
         await savepoint_stopped(Host(model.store), REGION, savepoint, cut, on=on)
     assert await savepoint_stopped(Host(model.store), REGION, "good", 3, on=True) == 3, "it is pinned already"
+    too_long = SavepointNote(why="x" * 501)
+    with pytest.raises(SavepointRefusedError, match="at most 500 characters, got 501"):
+        await savepoint_stopped(Host(model.store), REGION, "new", 0, on=True, note=too_long)
     assert await model.kept() == before
 
 
@@ -122,7 +126,8 @@ async def test_a_driver_that_starts_meanwhile_has_the_savepoint_or_never_will(me
 
     async def savepoint():
         try:
-            ended.append(await savepoint_stopped(host, REGION, "end", 0, on=True))
+            note = note_of("end", 0)
+            ended.append(await savepoint_stopped(host, REGION, "end", 0, on=True, note=note))
         except RegionFencedError as error:
             ended.append(error)
 

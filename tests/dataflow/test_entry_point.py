@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from checkpoint.chains.input_reading import InputHandle
+from checkpoint.core.manifest import SplitPosition
 from dataflow import SchemaError, limits
 from dataflow.entry_point import ENTRY_SCHEMA, serve_lines
 from dataflow.producing import Producer
@@ -34,7 +35,7 @@ async def recorded(store: Store) -> list[tuple[int, str]]:
     handle = InputHandle(store, "app", "lines")
     rows = []
     for split in await handle.splits():
-        async for piece in handle.follower(split, 0, 0).poll():
+        async for piece in handle.follower(split, SplitPosition(0)).poll():
             table = pa.ipc.open_stream(piece.data).read_all()
             assert table.schema.equals(parse_schema(ENTRY_SCHEMA))
             rows += [*zip(table["at"].cast(pa.int64()).to_pylist(), table["line"].to_pylist(), strict=True)]

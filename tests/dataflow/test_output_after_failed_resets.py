@@ -16,7 +16,7 @@ from checkpoint.cli.region import _print_manifest, _status_json
 from checkpoint.coordinator.manifest_log import CHAIN, cut_record
 from checkpoint.core.inputs import INPUT_CHAIN, InputPart, InputPiece, encode_part, producer_directory
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut
 from checkpoint.core.outputs import Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from dataflow.outputs import read_output
@@ -97,14 +97,14 @@ async def test_another_region_reads_all_that_the_last_checkpoint_covers(
 ) -> None:
     store = await region_whose_resets_failed(publish)
     shown = PublishedOutput(store, REGION, SINK)
-    follower = shown.follower("w0000", 0, 0)
+    follower = shown.follower("w0000", SplitPosition(0))
     pieces = await given(follower)
     in_cut = await shown.position("w0000")
     assert in_cut is not None
     assert follower.seen == in_cut.size
     assert pieces == [], "these steps have no rows"
     assert await given(follower) == [], "nothing comes twice"
-    skipping = shown.follower("w0000", 0, 0)
+    skipping = shown.follower("w0000", SplitPosition(0))
     await skipping.skip()
     assert skipping.seen == in_cut.size, "a reader that begins at the present passes over what is shown"
 

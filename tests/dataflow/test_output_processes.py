@@ -10,12 +10,14 @@ import pytest
 import trio
 
 from checkpoint.core.region import RegionState
+from checkpoint.errors import OutputRewoundError
 from dataflow import FileSource, Graph, GraphError, LogSink, SchemaError, StepRows, collect_output
 from dataflow.errors import NoOutputError
 from dataflow.outputs import read_output
 from dos_client import open_store
 from tests.dataflow.support import true_counts
 from tests.dataflow.test_region_processes import Watch, finished, hurry, running, unhurried
+from tests.support.dos_command import dos
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
@@ -38,10 +40,11 @@ def inputs(folder: Path) -> list[Path]:
     return paths
 
 
-def steps_of(store: str, region: str, after_step: int = 0) -> list[StepRows]:
+def steps_of(store: str, region: str, after_step: int = 0, line: int | None = None) -> list[StepRows]:
     async def read() -> list[StepRows]:
         async with open_store(store) as opened:
-            return [step async for step in read_output(opened, region, "shown", after_step=after_step)]
+            steps = read_output(opened, region, "shown", after_step=after_step, line=line)
+            return [step async for step in steps]
 
     return trio.run(read)
 
@@ -85,6 +88,40 @@ def test_output_in_the_store_is_that_of_a_run_without_failures(
     assert steps_of(store, folder.name, after_step=3)[0].step == 4
     read = steps[-1].inputs["lines"]
     assert sum(read.values()) > 0, "outputs say which input they correspond to"
+
+
+def test_a_reader_of_a_region_that_was_restored_returns_the_present_line_only(
+    store: str, tmp_path: Path
+) -> None:
+    paths = inputs(tmp_path)
+    graph = counted(paths, tmp_path, "step")
+    with running(graph, store, tmp_path) as (control, watch):
+        watch.cuts(2)
+        number = control.savepoint("good")
+        watch.cuts(5)
+    before = steps_of(store, tmp_path.name)
+    restored = dos("region", "restore", store, tmp_path.name, "--to", "savepoint:good", "--stopped")
+    assert restored.returncode == 0, restored
+    kept = steps_of(store, tmp_path.name)  # no worker has opened its log since
+    branch = kept[-1].step
+    assert 0 < branch < before[-1].step
+    assert [(one.step, one.table) for one in kept] == [(one.step, one.table) for one in before[:branch]]
+    assert {one.line for one in before} == {0}
+    assert {one.line for one in kept} == {1}
+    with pytest.raises(
+        OutputRewoundError, match=rf"to checkpoint {number}: its output from step {branch + 1} on was taken"
+    ) as taken_back:
+        steps_of(store, tmp_path.name, after_step=before[-1].step, line=0)
+    assert f"after_step={branch}, line=1" in taken_back.value.remedy
+    assert steps_of(store, tmp_path.name, after_step=branch, line=0) == []
+    with running(graph, store, tmp_path) as (control, watch):
+        hurry(tmp_path / "out")
+        assert finished(control), control.status
+    assert last_shown(store, tmp_path.name) == dict(true_counts(paths, 3))
+    steps = steps_of(store, tmp_path.name, after_step=branch, line=0)
+    assert [one.step for one in steps] == list(range(branch + 1, branch + 1 + len(steps)))
+    with pytest.raises(OutputRewoundError):
+        steps_of(store, tmp_path.name, after_step=branch + 1, line=0)
 
 
 def a_clock(row: dict[str, str]) -> list[tuple[str, int]]:

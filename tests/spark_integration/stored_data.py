@@ -52,6 +52,7 @@ def write_steps(
     back_to: Position | None = None,
     trims: str = "",
     time_ms: int = 1_000,
+    line: int = 0,
 ) -> list[Position]:
     """A segment of a worker's output log, with a step for each; where each step ended. `time_ms` times the
     step is when it was written; `trims`: a segment before it that is not needed any more, and goes.
@@ -65,7 +66,7 @@ def write_steps(
             ends = []
             async with writer:
                 for step, rows in steps.items():
-                    head = OutputHead(sink=sink, publish=publish)
+                    head = OutputHead(sink=sink, publish=publish, line=line or msgspec.UNSET)
                     ints, strings = encode_output(
                         Output(step, step * time_ms, len(rows), 0, head, arrow(rows, schema))
                     )
@@ -118,6 +119,7 @@ def write_cuts(
                             sinks={sink: msgspec.to_builtins(end)},
                             sources={"lines": {f"part{worker}": SplitPosition(10 * number)}},
                             directories={name: at[number - 1] for name, at in kept.items()},
+                            floors={output_chain(sink): (1, 0)} if retain else {},
                         )
                         for worker, end in ends.items()
                     }

@@ -100,6 +100,8 @@ BAD: list[tuple[dict[str, str], type[DosError], str]] = [
     ({**GOOD, "consumer": "a b"}, BadNameError, "'a b'"),
     ({**GOOD, "consumerRetainSeconds": "-1"}, BadOptionError, "must be seconds from 0 to .* not '-1'"),
     ({"path": "dos://h/d", "content": "lines", "consumer": "q"}, BadOptionError, "requires 'input' or"),
+    ({**GOOD, "onRewind": "ignore"}, BadOptionError, "must be one of fail, follow, not 'ignore'"),
+    ({"path": "dos://h/x", "input": "in", "onRewind": "follow"}, BadOptionError, "requires 'output'"),
     ({**GOOD, "columns": "a,,b"}, BadOptionError, "names separated by commas"),
     ({**GOOD, "token": "a", "tokenFile": "b"}, BadOptionError, "exclude each other"),
     ({**GOOD, "output": "a/b"}, BadNameError, "a/b"),
@@ -142,11 +144,25 @@ def test_a_token_comes_from_a_file_and_a_file_that_is_missing_is_reported(tmp_pa
 # --- offsets ----------------------------------------------------------------------------------------------
 
 
-@given(
-    st.dictionaries(st.text(max_size=9), st.builds(SplitPoint, st.integers(0, 2**62), st.integers(0, 2**62)))
-)
+@given(st.dictionaries(st.text(max_size=9), st.tuples(*[st.integers(0, 2**62)] * 4).map(SplitPoint._make)))
 def test_points_return_from_an_offset(points: dict[str, SplitPoint]) -> None:
     assert points_of(offset_of(STORE, WHAT, points), STORE, WHAT) == points
+
+
+OFFSETS: list[tuple[int, dict[str, Any], SplitPoint]] = [
+    (1, {"epoch": 3, "size": 4096}, SplitPoint(3, 4096, line=0, step=0)),
+    (2, {"epoch": 3, "size": 4096, "line": 1, "step": 40}, SplitPoint(3, 4096, line=1, step=40)),
+]
+
+
+@pytest.mark.parametrize(("version", "stored", "point"), OFFSETS)
+def test_offsets_of_every_version_stay_readable_and_are_written_as_before(
+    version: int, stored: dict[str, Any], point: SplitPoint
+) -> None:
+    """The stored texts are in checkpoints of queries: they never change."""
+    offset = {"version": version, "store": STORE, "what": WHAT, "splits": {"w0000": stored}}
+    assert points_of(offset, STORE, WHAT) == {"w0000": point}
+    assert offset_of(STORE, WHAT, {"w0000": point}) == offset
 
 
 def test_an_offset_of_another_store_or_source_is_refused() -> None:
@@ -160,7 +176,7 @@ def test_an_offset_of_another_store_or_source_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
         ({"splits": {"w0000": {"epoch": -1, "size": 0}}}, "negative point for 'w0000'"),
         ({"splits": {"w0000": {"size": "x", "epoch": 1}}}, r"\$.splits\[...\].size"),
         ({"splits": 7}, "splits"),

@@ -10,7 +10,7 @@ import pytest
 from checkpoint import limits
 from checkpoint.core.outputs import Publish
 from spark_integration.core.source_offsets import BEGINNING, SplitPoint
-from spark_integration.core.source_options import ReadGuarantee
+from spark_integration.core.source_options import ReadGuarantee, RewindPolicy
 from spark_integration.errors import DataLossError
 from spark_integration.reading.chains import ChainOrigin
 from spark_integration.reading.inputs import InputOrigin
@@ -53,7 +53,11 @@ async def trimmed_output(publish: Publish, *, fail: bool) -> tuple[ChainOrigin, 
         await model.trim()
     found = [piece async for piece in model.follower(inputs.SplitPosition(0), from_retained=True).poll()]
     options: Any = SimpleNamespace(
-        directory=outputs.REGION, output=outputs.SINK, read=ReadGuarantee.COMMITTED, fail_on_data_loss=fail
+        directory=outputs.REGION,
+        output=outputs.SINK,
+        read=ReadGuarantee.COMMITTED,
+        fail_on_data_loss=fail,
+        on_rewind=RewindPolicy.FAIL,
     )
     return OutputOrigin(model.store, options), outputs.SPLIT, len(found)  # type: ignore[arg-type]
 

@@ -56,6 +56,8 @@ class RegionBase:
     """Whether a person makes and drops savepoints. A test sets it, too."""
     replaces: ClassVar[bool] = False
     """Whether its workers are replaced by other processes, and its driver by another one, while it runs."""
+    goes_back: ClassVar[bool] = False
+    """Whether a person restores it to older checkpoints. A test sets it, too."""
     recovers_locally: ClassVar[bool] = False
     """Whether lost workers are taken over while the others continue. A test sets it, too."""
     finishing_pace: float

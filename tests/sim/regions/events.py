@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from checkpoint.core.region_events import (
     CheckpointCommitted,
     ReplaceSettled,
+    RestoreSettled,
     StateChanged,
     WorkerLost,
     replaced_text,
@@ -26,4 +27,7 @@ def record_event(region: "RegionBase", event: object) -> str:
     if isinstance(event, ReplaceSettled):
         region.saw("workers are replaced" if event.replaced else "no worker is replaced")
         return replaced_text(event)
+    if isinstance(event, RestoreSettled):
+        region.saw("a restore is refused" if event.error else "a checkpoint is restored")
+        return f"{event.to}: {event.error or 'restored'}"
     return ""

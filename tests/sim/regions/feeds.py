@@ -51,7 +51,7 @@ class Feeds:
         stores = {split: region.store_for(worker) for split in ours}
         followers = {
             split: source.origin(stores[split], region.spec.name).follower(
-                split, at.get(split, SplitPosition(0)).position, at.get(split, SplitPosition(0)).digest
+                split, at.get(split, SplitPosition(0))
             )
             for split in ours
         }

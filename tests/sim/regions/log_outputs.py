@@ -91,6 +91,8 @@ class LogOutputs:
                 at=None if prepared is None else msgspec.convert(prepared, Position),
                 generation=worker.region.store.generation,
                 released=order.floors.get(output_chain(name), NO_FLOOR),
+                line=0 if order.restore is None else order.restore.line,
+                rewound=order.restore is not None and order.restore.rewound,
             )
             log._appending = SimLock(worker)  # type: ignore[assignment]
             if joins:

@@ -111,7 +111,13 @@ class Record:
                 raise ViolationError("O7", f"checkpoint {message.cut} is reported as committed, and is not")
 
     def appended(self, cut: Cut, workers: int) -> None:
-        """A checkpoint is appended to the manifest: it needs every worker's vote of this incarnation."""
+        """A checkpoint is appended to the manifest: it needs every worker's vote of this incarnation, or the
+        positions of the older checkpoint that it restores.
+        """
+        if cut.rewound:
+            if cut.workers != self.reported[cut.rolled_back_to].workers:
+                raise ViolationError("O7", f"{cut.cut} does not restore checkpoint {cut.rolled_back_to}")
+            return
         terms = {worker: self.terms[cut.incarnation, worker] for worker in cut.workers}
         old = [worker for worker, part in cut.workers.items() if part.epochs() != {terms[worker]}]
         if old:

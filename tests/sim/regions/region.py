@@ -8,7 +8,13 @@ from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from checkpoint.core.coordinator_vocabulary import End, PauseWanted, ReplaceWanted, ScaleWanted
+from checkpoint.core.coordinator_vocabulary import (
+    End,
+    PauseWanted,
+    ReplaceWanted,
+    RestoreWanted,
+    ScaleWanted,
+)
 from checkpoint.core.region import RegionState
 from checkpoint.core.retention import Rolling
 from dataflow import Graph
@@ -80,6 +86,7 @@ class Region(RegionBase):
         workers = rng.choice([2, 2, 2, 3])
         self._scaling = self.rng.stream("region scaling")
         self._losing = self.rng.stream("region losses")
+        self._restoring = self.rng.stream("region restores")
         self.pace_s = rng.choice([0.3, 0.5, 0.5])
         of_worker = rng.choice([1, 2])
         steps = int(rng.uniform(4.5, 11.0) / self.pace_s)
@@ -181,6 +188,8 @@ class Region(RegionBase):
             self._replace(started)
         if self.recovers_locally and started is not None and not self.finishing:
             self._lose()
+        if self.goes_back and started is not None and not self.finishing:
+            self._restore(started)
         if self.makes_savepoints and started is not None and not self.finishing:
             self.savepoints.request(started)
         if started is not None and started.core.status().state is RegionState.RUNNING:
@@ -202,6 +211,12 @@ class Region(RegionBase):
             driver.post(ScaleWanted(self._scaling.randint(1, WORKERS_MAX)))
         elif drawn < often + 0.03:
             driver.post(ScaleWanted(None))
+
+    def _restore(self, driver: Driver) -> None:
+        """Request that the region goes back to a retained checkpoint now and then."""
+        if self.record.committed and self._restoring.random() < 0.4:
+            number = self._restoring.choice(self.record.committed[-1].retained)
+            driver.post(RestoreWanted(f"checkpoint:{number}"))
 
     def _lose(self) -> None:
         """Let a worker die, hang, or lose a link to another one, now and then."""

@@ -195,7 +195,8 @@ class WorkerIncarnation:
         change = self._change
         part = part_of(order, change)
         if change is not None:
-            worker.region.saw(f"a worker {'stays' if change.share.stays else 'joins'} in another layout")
+            moves = "another layout" if change.moves else "another line"
+            worker.region.saw(f"a worker {'stays' if change.share.stays else 'joins'} in {moves}")
         after, store = after_step(order), region.store
         begin = worker.now
         feeds = Feeds(worker, part, self.number, workers=len(order.layout.workers))
@@ -255,7 +256,7 @@ class WorkerIncarnation:
         worker = self._worker
         async for block in journals.blocks():
             await self._put(LoadStateBlock(self.number, *block))
-        if self._change is not None:
+        if self._change is not None and self._change.moves:
             region = worker.region
             store = SimStore(worker, region.network, region.store)
             try:

@@ -10,7 +10,7 @@ from checkpoint.chains.consumer_register import change_register
 from checkpoint.chains.input_log import InputLog
 from checkpoint.chains.output_following import PublishedOutput, split_of
 from checkpoint.core.consumers import input_register, with_consumer, without_consumer
-from checkpoint.core.manifest import Cut, decode_cut
+from checkpoint.core.manifest import Cut, SplitPosition, decode_cut
 from checkpoint.core.region import answers_directory, requests_directory
 from checkpoint.core.request_records import Answer, Request, encode_record
 from checkpoint.requests.queue import QueueReader, write_records
@@ -106,7 +106,7 @@ class LogReader(Process):
         region = soak.region
         published = _Published(region.store_for(self), region.spec.name, "counts")  # type: ignore[arg-type]
         self._followers = [
-            published.follower(split_of(worker), 0, 0) for worker in range(region.spec.workers)
+            published.follower(split_of(worker), SplitPosition(0)) for worker in range(region.spec.workers)
         ]
         self._region = region
         self.start("read", self._read())

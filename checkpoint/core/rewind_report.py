@@ -1,0 +1,49 @@
+"""What a restore to an older checkpoint would take back, as JSON values, before anybody decides. Pure."""
+
+from typing import Any
+
+from checkpoint.core.checkpoint_views import checkpoint_diff
+from checkpoint.core.lines import republished
+from checkpoint.core.manifest import Cut
+
+
+def rewind_report(last: Cut, target: Cut) -> dict[str, Any]:
+    """Return what a restore of `target` takes back of a region whose last checkpoint is `last`.
+
+    - `steps`, `seconds`: between the two checkpoints.
+    - `splits`: the input that is read again, in the unit of its source.
+    - `sinks`: worker and sink whose output changed since, with what both checkpoints store of it.
+    - `staysVisible`: sink -> why its rows stay and come again.
+    """
+    difference = checkpoint_diff(target, last)
+    return {
+        "checkpoint": target.rolled_back_to or target.cut,
+        "step": target.step,
+        "timeMs": target.wall_time_ms,
+        "last": last.cut,
+        "lastStep": last.step,
+        "steps": difference["steps"],
+        "seconds": difference["seconds"],
+        "splits": difference["splits"],
+        "sinks": difference["sinks"],
+        "workers": [len(last.workers), len(target.workers)],
+        "staysVisible": republished(last, target),
+    }
+
+
+def report_text(report: dict[str, Any]) -> list[str]:
+    """Return the report as lines for people."""
+    before, after = report["workers"]
+    back = f"{report['steps']:,} steps and {report['seconds']:,.1f} s before checkpoint {report['last']}"
+    lines = [f"back to checkpoint {report['checkpoint']} at step {report['step']}: {back}"]
+    if before != after:
+        lines.append(f"it had {after} workers then, and has {before} now")
+    for row in report["splits"]:
+        advanced = row["advanced"]
+        amount = "everything" if advanced is None else f"{advanced:,}"
+        lines.append(f"read again: {amount} of split {row['split']} of {row['source']!r}")
+    stays: dict[str, str] = report["staysVisible"]
+    taken_back = sorted({row["sink"] for row in report["sinks"]} - stays.keys())
+    lines += [f"taken back: what {sink!r} has written since" for sink in taken_back]
+    lines += [f"not taken back: rows of {sink!r} stay and come again: {why}" for sink, why in stays.items()]
+    return lines

@@ -1,0 +1,205 @@
+"""A region of two workers with one output log each, that is restored again and again, on a store in memory:
+real manifests and logs. The oracle knows the steps of every line of history.
+"""
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from checkpoint.chains.output_log import OutputLog
+from checkpoint.coordinator.manifest_log import ManifestLog
+from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, ManifestOpened, OpenManifest
+from checkpoint.core.lines import restored
+from checkpoint.core.manifest import Cut, in_its_version
+from checkpoint.core.outputs import OutputDecision, Publish, output_chain
+from checkpoint.core.region import worker_directory
+from checkpoint.core.retention import retained_with
+from dos_protocol.errors import FencedError
+from journal import ORIGIN, Position
+from tests.checkpoint.manifest_samples import numbered_cut, worker_cut
+from tests.checkpoint.savepoint_model import ROLLING, Host
+from tests.checkpoint.trim_model import Store
+
+REGION, SINK = "region", "shown"
+CHAIN = output_chain(SINK)
+WORKERS = (0, 1)
+COLUMNS = pa.schema([("row", pa.string())])
+
+
+def row_of(line: int, step: int, worker: int) -> str:
+    """The one row of a step. Its length does not depend on the line: sizes of two lines meet."""
+    return f"{line:03d}/{step:03d}/w{worker:04d}"
+
+
+def arrow(row: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, COLUMNS) as writer:
+        writer.write_table(pa.table({"row": [row]}))
+    return sink.getvalue().to_pybytes()
+
+
+class InterruptedStore(Store):
+    """Calls `meanwhile` before each request of a reader: what happens while it reads."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def inspect(self, directory, members=None):  # type: ignore[no-untyped-def]
+        if self.meanwhile is not None:
+            happens, self.meanwhile = self.meanwhile, None
+            await happens()
+            self.meanwhile = happens
+        return await super().inspect(directory, members)
+
+
+class RestoredOutputModel:
+    """The region. `history`: line -> the line on which each of its steps was made, from step 1 on."""
+
+    def __init__(self, publish: Publish, rng: random.Random) -> None:
+        self.publish, self.rng, self.store = publish, rng, InterruptedStore()
+        self.history: dict[int, list[int]] = {0: []}
+        self.at_cut: dict[int, list[int]] = {}
+        """Checkpoint -> the history up to it."""
+        self.logs: dict[int, OutputLog] = {}
+        self.made = dict.fromkeys(WORKERS, 0)
+        """Worker -> its last step."""
+        self.started: set[OutputLog | None] = set()
+        """The logs of the last workers that all had opened theirs."""
+        self.opened: set[int] = set()
+        """The workers that have opened their logs after the last checkpoint was read."""
+        self.manifest: ManifestLog | None = None
+        self.events: list[Any] = []
+
+    @property
+    def line(self) -> int:
+        return self.cut.line if self.cut is not None else 0
+
+    async def open(self) -> None:
+        """A driver takes over; its workers open their logs later, one by one."""
+        if self.manifest is not None:
+            await self.manifest.aclose()
+        self.manifest = ManifestLog(Host(self.store), REGION, self.events.append, rolling=ROLLING)
+        await self.manifest.open(OpenManifest(0, 0))
+        opened = self.events[-1]
+        assert isinstance(opened, ManifestOpened)
+        self.kept, self.incarnation, self.cut = opened.kept, opened.incarnation, opened.last_checkpoint
+        self.opened = set()
+
+    async def open_worker(self, worker: int) -> None:
+        if worker in self.opened:
+            return
+        cut, after = self.cut, 0 if self.cut is None else self.cut.step
+        claim = await self.store.claim(worker_directory(REGION, worker), self.incarnation)
+        at = None if cut is None else msgspec.convert(cut.workers[worker].sinks[SINK], Position)
+        self.logs[worker] = await OutputLog.open(
+            claim,
+            SINK,
+            self.publish,
+            after_step=after,
+            at=at,
+            generation=1,
+            line=self.line,
+            rewound=cut is not None and cut.rewound,
+        )
+        self.made[worker] = after
+        self.opened.add(worker)
+        if len(self.opened) == len(WORKERS):
+            self.started = set(self.logs.values())
+            if cut is not None and cut.rewound:
+                await self.commit()  # no step runs before
+
+    async def make(self, worker: int) -> None:
+        """A step of one worker, by the process that has its log: that of an earlier line, too."""
+        log = self.logs.get(worker)
+        if log not in self.started:
+            return
+        step, line = self.made[worker] + 1, int(log._history or 0)
+        if worker in self.opened and step > min(self.made.values()) + 3:
+            return  # it waits for the others
+        try:
+            if log.judge(step, step) is OutputDecision.APPEND:
+                await log.append(SINK, step, 1, step, arrow(row_of(line, step, worker)), {})
+                await log.synced(step)
+        except FencedError:
+            return
+        self.made[worker] = step
+        history = self.history[line]
+        if step > len(history):
+            history.append(line)
+
+    async def commit(self) -> None:
+        """A checkpoint, of the step that all workers reach."""
+        if len(self.opened) < len(WORKERS):
+            return
+        if self.cut is None or not self.cut.rewound:
+            await self.make(0)
+        while len(set(self.made.values())) > 1:
+            await self.make(min(WORKERS, key=lambda worker: self.made[worker]))
+        number, step = self.kept[-1].cut + 1 if self.kept else 1, self.made[0]
+        workers = {}
+        for worker in WORKERS:
+            end = await self.logs[worker].synced(step)
+            sinks = {SINK: msgspec.to_builtins(end)}
+            workers[worker] = worker_cut(self.incarnation, sinks=sinks, floors={CHAIN: (1, 0)})
+        last = self.kept[-1] if self.kept else None
+        record = numbered_cut(
+            number,
+            incarnation=self.incarnation,
+            parent=number - 1,
+            step=step,
+            workers=workers,
+            retained=retained_with(self.kept, number, 4),
+            line=self.line,
+            rewinds=() if last is None else last.rewinds,
+        )
+        self.at_cut[number] = self.history[self.line][:step]
+        await self._append(in_its_version(record))
+
+    async def restore(self, target: Cut) -> None:
+        """The record of a restore. The workers still run on the line before, until they are opened."""
+        assert self.manifest is not None
+        record = restored(self.kept, target, self.incarnation)
+        self.at_cut[record.cut] = list(self.at_cut[target.cut])
+        self.history[record.line] = list(self.at_cut[target.cut])
+        await self._append(record)
+        await self.open()
+
+    async def _append(self, record: Cut) -> None:
+        assert self.manifest is not None
+        await self.manifest.append(AppendCut(record))
+        assert isinstance(self.events[-1], CutAppended), self.events[-1]
+        self.kept, self.cut = self.manifest._kept, record
+
+    async def happen(self) -> None:
+        """Something happens to the region."""
+        rng = self.rng
+        choice = rng.choices(("make", "open worker", "commit", "restore", "open"), (12, 6, 4, 2, 1))[0]
+        if choice == "make":
+            for _ in range(rng.choice([1, 3, 8])):
+                await self.make(rng.choice(WORKERS))
+        elif choice == "open worker":
+            await self.open_worker(rng.choice(WORKERS))
+        elif choice == "commit":
+            await self.commit()
+        elif choice == "restore" and self.kept:
+            await self.restore(rng.choice(self.kept))
+        elif choice == "open":
+            await self.open()
+
+    async def settle(self) -> None:
+        """All workers run, and everything that was made is committed."""
+        for worker in WORKERS:
+            await self.open_worker(worker)
+        while min(self.made.values()) < len(self.history[self.line]):
+            await self.make(min(WORKERS, key=lambda worker: self.made[worker]))
+        await self.commit()
+
+    def rows(self, line: int) -> list[list[str]]:
+        """The rows of each step of a line."""
+        made = enumerate(self.history[line], 1)
+        return [[row_of(by, step, worker) for worker in WORKERS] for step, by in made]
+
+
+__all__ = ["COLUMNS", "ORIGIN", "REGION", "SINK", "WORKERS", "RestoredOutputModel"]

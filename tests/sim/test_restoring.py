@@ -1,0 +1,120 @@
+"""A region goes back to older checkpoints again and again, and its workers change, while everything fails."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+from msgspec.structs import replace as replaced
+
+from checkpoint.chains.steps_log import StepsLog
+from checkpoint.core import rewinding
+from checkpoint.core.checkpointing import Checkpointing
+from checkpoint.core.coordinator_vocabulary import CutAppended
+from checkpoint.core.manifest import Cut
+from checkpoint.core.region_states import CoordinatorPhase
+from checkpoint.core.rewinding import Rewinding
+from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.regions.region import Region, has_region
+from tests.sim.result import Result
+from tests.sim.run import run_seed
+
+SEEDS = [seed for seed in range(1, 1_200) if has_region(RandomStreams(seed))]
+RUNS = 30
+
+Planted = contextlib.AbstractContextManager[Any]
+
+
+def run(seed: int) -> Result:
+    """Every other region changes its workers too: a restore is refused meanwhile."""
+    with mock.patch.multiple(Region, goes_back=True, scales=seed % 2 == 0, makes_savepoints=True, trims=True):
+        return run_seed(seed)
+
+
+def test_a_region_that_goes_back_has_each_row_once_and_restores_every_retained_checkpoint() -> None:
+    seen: Counter[str] = Counter()
+    for seed in SEEDS[:RUNS]:
+        result = run(seed)
+        assert not result.violation, f"seed {seed}: {result.violation}"
+        seen += result.history.sometimes
+    assert seen["a checkpoint is restored"] > RUNS / 3
+    assert seen["a worker stays in another line"] > RUNS / 2
+
+
+def recorded_steps_stay_valid() -> Planted:
+    return mock.patch.object(StepsLog, "void", return_value=None)
+
+
+def changed(**fields: Any) -> Callable[[], Planted]:
+    """The record of a restore has other fields."""
+    original = rewinding.restored
+
+    def restored(kept: Sequence[Cut], target: Cut, *args: Any, **more: Any) -> Cut:
+        record = original(kept, target, *args, **more)
+        return replaced(record, **{name: make(record, kept, target) for name, make in fields.items()})
+
+    return lambda: mock.patch.object(rewinding, "restored", restored)
+
+
+def its_savepoints_are_those_of_then() -> Planted:
+    return changed(savepoints=lambda _, __, target: target.savepoints)()
+
+
+def what_came_after_is_released() -> Planted:
+    def retained(record: Cut, kept: Sequence[Cut], target: Cut) -> tuple[int, ...]:
+        return (*(cut.cut for cut in kept if cut.cut <= target.cut), record.cut)
+
+    return changed(retained=retained)()
+
+
+def inputs_continue_where_they_are() -> Planted:
+    def workers(record: Cut, kept: Sequence[Cut], _: Cut) -> dict[int, Any]:
+        now = kept[-1].workers
+        return {
+            worker: replaced(part, sources=now[worker].sources if worker in now else part.sources)
+            for worker, part in record.workers.items()
+        }
+
+    return changed(workers=workers)()
+
+
+def a_checkpoint_is_requested_meanwhile() -> Planted:
+    """One append can follow the other, and take the number of the restore."""
+
+    def can_cut(self: Checkpointing) -> bool:
+        state = self._state
+        return state.phase is CoordinatorPhase.RUNNING and state.pending is None
+
+    return mock.patch.object(Checkpointing, "can_cut", property(can_cut))
+
+
+def it_counts_before_the_commit() -> Planted:
+    """The workers are reset to the restored checkpoint while its record is on its way."""
+    original = Rewinding.append_if_free
+
+    def append(self: Rewinding) -> None:
+        original(self)
+        if (cut := self._state.appending) is not None and cut.rewound:
+            self.on_cut_appended(CutAppended(cut), 0.0)
+
+    return mock.patch.object(Rewinding, "append_if_free", append)
+
+
+BUGS = [
+    recorded_steps_stay_valid,
+    its_savepoints_are_those_of_then,
+    what_came_after_is_released,
+    inputs_continue_where_they_are,
+    a_checkpoint_is_requested_meanwhile,
+    it_counts_before_the_commit,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_of_restoring_is_found(bug: Callable[[], Planted]) -> None:
+    with bug():
+        found = next((result for seed in SEEDS if (result := run(seed)).violation), None)
+    assert found is not None
+    print(found.seed, found.violation)
