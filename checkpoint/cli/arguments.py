@@ -83,6 +83,17 @@ def complete_savepoint(ctx: typer.Context, incomplete: str) -> list[str]:
     return _completed(ctx, names, incomplete)
 
 
+def complete_target(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the checkpoints that the region can be restored to, by name or number."""
+
+    async def targets(store: Store) -> list[str]:
+        view = await read_manifest(store, str(ctx.params.get("name")))
+        savepoints = sorted(view.last.savepoints) if view.last is not None else []
+        return [*(f"savepoint:{name}" for name in savepoints), *(f"checkpoint:{n}" for n in view.retained)]
+
+    return _completed(ctx, targets, incomplete)
+
+
 RegionName = Annotated[
     str,
     typer.Argument(

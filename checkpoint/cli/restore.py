@@ -7,12 +7,13 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.cli.arguments import RegionName, Stopped, Timeout, Wait, in_store
+from checkpoint.cli.arguments import RegionName, Stopped, Timeout, Wait, complete_target, in_store
 from checkpoint.cli.requests import end, send_to_running
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.lines import find_target
-from checkpoint.core.rewind_report import report_text, rewind_report
+from checkpoint.core.rewind_report import report_text, rewind_report, trimmed_text
 from checkpoint.errors import RegionFencedError, RestoreRefusedError
+from checkpoint.maintenance.retention import trimmed_since
 from checkpoint.maintenance.stopped_region import restore_stopped
 from checkpoint.requests.client import Reply, RequestClient
 from checkpoint.runtime import checkpoint_named
@@ -30,6 +31,7 @@ def restore(
             "--to",
             help="savepoint:NAME, checkpoint:N, or a time (ISO 8601): the newest retained checkpoint that is"
             " not later.",
+            autocompletion=complete_target,
             metavar="CHECKPOINT",
         ),
     ],
@@ -67,18 +69,23 @@ def restore(
     async def look(store: Store) -> dict[str, Any]:
         view = await read_manifest(store, name)
         kept = [cut for cut in view.cuts if cut.cut in view.retained]
-        return rewind_report(kept[-1], find_target(kept, named, region=name)) if kept else {}
+        if not kept:
+            raise RestoreRefusedError(f"region {name!r} has committed no checkpoint")
+        target = find_target(kept, named, region=name)
+        trimmed = [row._asdict() for row in await trimmed_since(store, name, target)]
+        return {**rewind_report(kept[-1], target), "trimmed": trimmed}
 
     try:
         report = in_store(url, token_file, look)
-        if not report:
-            raise RestoreRefusedError(f"region {name!r} has committed no checkpoint")
     except RestoreRefusedError as error:
         fail(str(error), NEGATIVE)
     shown = {"name": name, "to": to, **report}
     if dry_run:
         print_result(shown, "\n".join(report_text(report)), as_json=as_json)
         return
+
+    if report["trimmed"]:
+        fail("; ".join(trimmed_text(**row) for row in report["trimmed"]), NEGATIVE)
 
     def text(result: dict[str, Any]) -> str:
         at = f"checkpoint {result.get('checkpoint')}, step {result.get('step')}"

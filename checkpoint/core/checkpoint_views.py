@@ -30,6 +30,7 @@ def checkpoint_row(
         "driver": cut.driver,
         "final": cut.final,
         "rolledBackTo": cut.rolled_back_to,
+        "line": cut.line,
         "stateBytes": sum(part.state.size for part in cut.workers.values()),
         "workerStateBytes": [cut.workers[index].state.size for index in sorted(cut.workers)],
         "splits": sum(len(splits) for part in cut.workers.values() for splits in part.sources.values()),

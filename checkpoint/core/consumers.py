@@ -46,6 +46,12 @@ QUERY_PREFIX: Final = "query:"
 """Distinguishes queries from regions where a person names one. No name of a region contains a colon."""
 
 
+INPUT_REGISTERS: Final = ".rd."
+"""In the name of a register's directory: between the application and the input."""
+OUTPUT_REGISTERS: Final = ".ro"
+"""The end of the name of the directory with the registers of a region's output logs."""
+
+
 class RegisterPlace(NamedTuple):
     """Where a register is kept. The directories are never longer than those of the data, so every name of an
     input or a region that was valid stays so.
@@ -58,13 +64,14 @@ class RegisterPlace(NamedTuple):
 def input_register(application: str, handle: str) -> RegisterPlace:
     """Return the place of the register of an input. Raises BadNameError."""
     return RegisterPlace(
-        check_name(f"{application}.rd.{check_input_name('an input handle', handle)}"), "consumers"
+        check_name(f"{application}{INPUT_REGISTERS}{check_input_name('an input handle', handle)}"),
+        "consumers",
     )
 
 
 def output_register(region: str, sink: str) -> RegisterPlace:
     """Return the place of the register of an output log. Raises BadNameError."""
-    return RegisterPlace(check_name(f"{region}.ro"), check_name(output_chain(sink)))
+    return RegisterPlace(check_name(f"{region}{OUTPUT_REGISTERS}"), check_name(output_chain(sink)))
 
 
 class Consumer(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ def rewind_report(last: Cut, target: Cut) -> dict[str, Any]:
     - `steps`, `seconds`: between the two checkpoints.
     - `splits`: the input that is read again, in the unit of its source.
     - `sinks`: worker and sink whose output changed since, with what both checkpoints store of it.
+    - `trimmed`: input that would be read again and is deleted; the caller adds it.
     - `staysVisible`: sink -> why its rows stay and come again.
     """
     difference = checkpoint_diff(target, last)
@@ -27,8 +28,14 @@ def rewind_report(last: Cut, target: Cut) -> dict[str, Any]:
         "splits": difference["splits"],
         "sinks": difference["sinks"],
         "workers": [len(last.workers), len(target.workers)],
+        "trimmed": [],
         "staysVisible": republished(last, target),
     }
+
+
+def trimmed_text(source: str, split: str, needs: int, begin: int) -> str:
+    """Return one row of `trimmed` as a line for people."""
+    return f"not there any more: {source!r} needs split {split} from {needs:,} on, and it begins at {begin:,}"
 
 
 def report_text(report: dict[str, Any]) -> list[str]:
@@ -42,6 +49,7 @@ def report_text(report: dict[str, Any]) -> list[str]:
         advanced = row["advanced"]
         amount = "everything" if advanced is None else f"{advanced:,}"
         lines.append(f"read again: {amount} of split {row['split']} of {row['source']!r}")
+    lines += [trimmed_text(**row) for row in report["trimmed"]]
     stays: dict[str, str] = report["staysVisible"]
     taken_back = sorted({row["sink"] for row in report["sinks"]} - stays.keys())
     lines += [f"taken back: what {sink!r} has written since" for sink in taken_back]

@@ -4,6 +4,7 @@ changes that a person makes. `core/consumers.py` decides; while a writer runs, i
 
 import logging
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,6 +14,8 @@ from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.chains.trimming import RowsChain, TrimPlanner, segments_of
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.consumers import (
+    INPUT_REGISTERS,
+    OUTPUT_REGISTERS,
     QUERY_PREFIX,
     Register,
     RetentionRule,
@@ -20,9 +23,11 @@ from checkpoint.core.consumers import (
     with_rule,
     without_consumer,
 )
+from checkpoint.core.lines import log_sizes
+from checkpoint.core.manifest import Cut
 from checkpoint.core.registered_queries import RegisteredQuery
 from checkpoint.errors import ConsumerRefusedError, NoAnswerError
-from checkpoint.maintenance.retained_rows import RetainedRows
+from checkpoint.maintenance.retained_rows import InputRows, OutputRows, RetainedRows
 from checkpoint.maintenance.trimming import UnneededObject, objects_below
 from checkpoint.requests.client import RequestClient
 from checkpoint.runtime import runtime, wall_time_ms
@@ -207,6 +212,52 @@ class Retention:
         directories = {one.directory for one in unneeded}
         splits = [name for name in await self._rows.splits() if self._rows.directory(name) in directories]
         return await self._rows.trim_stopped(splits, wait_s)
+
+
+class TrimmedInput(NamedTuple):
+    """Input that a checkpoint has not read and that is deleted: of a split, from `needs` to `begin`."""
+
+    source: str
+    split: str
+    needs: int
+    begin: int
+
+
+async def trimmed_since(store: Store, region: str, cut: Cut) -> list[TrimmedInput]:
+    """Return the input in the store that a restore of this checkpoint would read and that is deleted. A limit
+    deletes it (`RetentionRule`), in spite of the checkpoints that are retained. Claims nothing.
+
+    Sources are found by the registers of inputs and outputs, in which the region is a consumer. Raises what
+    reading raises.
+    """
+    found = []
+    for rows in await _all_rows(store):
+        consumer = (await settled_register(store, rows.place)).consumers.get(region)
+        if consumer is None:
+            continue
+        for split in (await Retention(store, rows).status()).splits:
+            needs = {source: need_of([cut], [source], split.split) for source in consumer.sources}
+            found += [
+                TrimmedInput(source, split.split, at, split.begin)
+                for source, at in needs.items()
+                if at < split.begin
+            ]
+    return found
+
+
+async def _all_rows(store: Store) -> list[RetainedRows]:
+    """Return every input, and every output log, that has a register of consumers."""
+    found: list[RetainedRows] = []
+    for name in await store.list_directories():
+        application, is_input, handle = name.partition(INPUT_REGISTERS)
+        if is_input:
+            found.append(InputRows(store, application, handle))
+        elif name.endswith(OUTPUT_REGISTERS):
+            region = name.removesuffix(OUTPUT_REGISTERS)
+            last = (await retained_checkpoints(store, region))[-1:]
+            sinks = {sink for cut in last for logs in log_sizes(cut).values() for sink in logs}
+            found += [OutputRows(store, region, sink) for sink in sorted(sinks)]
+    return found
 
 
 def _query(name: str, query: RegisteredQuery, splits: list[str]) -> QueryStatus:

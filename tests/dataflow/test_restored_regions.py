@@ -1,5 +1,6 @@
 """Regions that go back to an older checkpoint, stopped and running, on real servers and worker processes."""
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -49,6 +50,32 @@ def test_a_stopped_region_is_restored_to_a_savepoint(
         watch.cuts(1)
         assert control.status.last_checkpoint > number
         assert control.status.savepoints == {"good": number}
+
+
+def test_a_program_that_begins_with_a_savepoint_goes_back_once_however_often_it_is_started(
+    shared_store: str, texts: list[Path], tmp_path: Path
+) -> None:
+    graph, name = slow_word_count(texts, tmp_path / "out"), tmp_path.name
+    with running(graph, shared_store, tmp_path) as (control, watch):
+        watch.cuts(2)
+        number = control.savepoint("good", timeout=WAIT_S)
+        watch.cuts(4)
+        before = control.status.last_checkpoint
+    shown = json.loads(
+        dos("region", "restore", shared_store, name, "--to", "savepoint:good", "--dry-run", "--json").stdout
+    )
+    assert (shown["checkpoint"], shown["staysVisible"], shown["trimmed"]) == (number, {}, [])
+    assert shown["last"] >= before
+    assert {row["sink"] for row in shown["sinks"]} == {"out"}
+    with running(graph, shared_store, tmp_path, restore="savepoint:good") as (_, watch):
+        watch.cuts(2)
+    with counting(texts, shared_store, tmp_path, restore="savepoint:good") as (_, watch):
+        watch.cuts(1)
+    listed = json.loads(dos("checkpoint", "show", shared_store, name, "--json").stdout)
+    assert listed["line"] == 1, "it went back once"
+    with running(graph, shared_store, tmp_path, restore="savepoint:bad") as (control, _):
+        assert control.wait(WAIT_S)
+        assert "has no savepoint 'bad'; it has good" in str(control.exception())
 
 
 @pytest.mark.parametrize("publish", ["step", "checkpoint"])

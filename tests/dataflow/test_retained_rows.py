@@ -258,6 +258,36 @@ def test_inputs_without_a_running_producer_are_trimmed_by_command_and_limits_by_
     assert dos(*rule).stdout.startswith("rule: the default")
 
 
+def test_a_restore_is_refused_if_a_limit_has_deleted_the_input_that_it_needs(
+    one_server: ServerProcess,
+) -> None:
+    url = one_server.url
+    trio.run(lambda: init_store(url))
+    with (
+        open_blocking(url) as store,
+        blocking.open_producer(store, "shop", "numbers", "p", SCHEMA) as producer,
+    ):
+        input_ = Input(one_server, producer)
+        input_.send(2)
+        with region(url, "left") as left:
+            read_all(input_, "left")
+            left.checkpoint(WAIT_S)
+            left.savepoint("early", timeout=WAIT_S)
+            input_.send(20)
+            read_all(input_, "left")
+    to = ("region", "restore", url, "left", "--to", "savepoint:early", "--allow-republish")
+    dry = json.loads(dos(*to, "--dry-run", "--json").stdout)
+    assert (dry["trimmed"], dry["steps"] > 0) == ([], True), "the savepoint keeps its input"
+    dos("input", "retain", url, "shop", "numbers", "--max-bytes", 1)
+    assert dos("input", "trim", url, "shop", "numbers", "--apply", "--stopped").exit_code == 0
+    (missing,) = json.loads(dos(*to, "--dry-run", "--json").stdout)["trimmed"]
+    assert (missing["source"], missing["split"]) == ("taken", "p")
+    assert missing["needs"] < missing["begin"]
+    refused = dos(*to, "--stopped")
+    text = f"not there any more: 'taken' needs split p from {missing['needs']:,} on"
+    assert (refused.exit_code, text in refused.stderr) == (1, True), refused.stderr
+
+
 # EVIDENCE-OF: P-6
 @pytest.mark.parametrize("publish", ["step", "checkpoint"])
 def test_an_output_is_trimmed_to_what_its_readers_need(one_server: ServerProcess, publish: str) -> None:
