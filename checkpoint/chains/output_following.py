@@ -24,7 +24,7 @@ from checkpoint.chains.consumer_register import register_consumer, why_trimmed
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.core.consumers import output_register
 from checkpoint.core.inputs import InputPiece
-from checkpoint.core.lines import taken_back
+from checkpoint.core.lines import parting, taken_back
 from checkpoint.core.manifest import Cut, SplitPosition, decode_cut
 from checkpoint.core.outputs import Output, Publish, decode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
@@ -262,11 +262,7 @@ class OutputFollower:
                     yield piece
         except (LostBytesError, CorruptDataError) as error:
             # The log may have branched off below what was read, since the manifest was read.
-            cut = await self._output.last_checkpoint(fresh=True)
-            if await self._notice_restore(cut):
-                return
-            if cut is not None and cut.line > self._line and self._chain.at > self._read_to:
-                self._go_to(self._read_to)  # what follows, without an output, was of an opening in between
+            if await self._goes_back(await self._output.last_checkpoint(fresh=True)):
                 return
             if not isinstance(error, LostBytesError):
                 raise
@@ -283,52 +279,61 @@ class OutputFollower:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
                     output = decode_output(record.ints, record.strings, where=self._directory, at=end)
-                    if not await self._belongs(output, begin):
+                    if not await self._belongs(output):
                         return
                     self._check_follows(output, end)
                     self._read_to = end
                     if output.rows and end > self._skipped:
-                        yield InputPiece(
-                            self._split,
-                            begin,
-                            end,
-                            output.step,
-                            output.rows,
-                            output.data,
-                            line=self._line,
-                        )
+                        step, rows = output.step, output.rows
+                        yield InputPiece(self._split, begin, end, step, rows, output.data, line=self._line)
                 begin = end
 
-    async def _belongs(self, output: Output, begin: int) -> bool:
+    async def _belongs(self, output: Output) -> bool:
         """Return whether an output that was read belongs to the present line of history, as far as it is
         known. If not, it is read again, or what replaces it, by a later poll.
         """
         cut = await self._output.last_checkpoint(fresh=output.head.of_line > self._line)
         if await self._notice_restore(cut):
             return False
-        if cut is not None and taken_back(cut, output.head.of_line, output.step) is not None:
-            self._go_to(begin)  # the worker has not opened its log on the new line yet
+        line = 0 if cut is None else cut.line
+        if output.head.of_line > line or (cut and taken_back(cut, output.head.of_line, output.step)):
+            # The reader does not know of the line yet, or the worker has not opened its log on it.
+            self._go_to(self._read_to)
             return False
         self._line = output.head.of_line
         return True
+
+    async def _goes_back(self, cut: Cut | None) -> bool:
+        """Return whether a restore explains that the log does not continue what was read; then this reader is
+        where it does. Raises as `_notice_restore`.
+        """
+        if await self._notice_restore(cut):
+            return True
+        if cut is None or cut.line <= self._line or (parted := parting(cut, self._line)) is None:
+            return False
+        # What lies between the last output and here may be of an opening that is void.
+        at = min(self._size_in(parted.outputs, self._read_to), self._read_to)
+        if at >= self._chain.at:
+            return False
+        self._go_to(at)
+        return True
+
+    def _size_in(self, outputs: dict[int, dict[str, int]], default: int) -> int:
+        return outputs.get(int(self._split[1:]), {}).get(self._output.sink, default)
 
     async def _notice_restore(self, cut: Cut | None) -> bool:
         """Return whether output that was read was taken back; then this reader is where the new line of
         history begins. Raises OutputRewoundError if it must not follow.
         """
-        back = None if cut is None else taken_back(cut, self._line, self._step)
-        if cut is None or back is None:
+        if cut is None or cut.line < self._line:
+            return False
+        if (back := taken_back(cut, self._line, self._step)) is None:
             return False
         region, sink = self._output.region, self._output.sink
         if self._output.on_rewind == "fail" or not back.to:
+            first, read, remedy = back.step + 1, self._step, _REWIND_REMEDY
             raise OutputRewoundError(
-                region,
-                sink,
-                line=cut.line,
-                checkpoint=back.to,
-                step=back.step + 1,
-                read=self._step,
-                remedy=_REWIND_REMEDY,
+                region, sink, line=cut.line, checkpoint=back.to, step=first, read=read, remedy=remedy
             )
         logger.warning(
             "%s: output %r of region %r was taken back from step %d on, and had been read up to step %d here;"
@@ -340,7 +345,7 @@ class OutputFollower:
             self._step,
             back.to,
         )
-        self._go_to(back.outputs.get(int(self._split[1:]), {}).get(sink, 0))
+        self._go_to(self._size_in(back.outputs, 0))
         self._step, self._line, self._chain_begun = back.step, cut.line, self._chain.at > 0
         self._skipped = 0
         return True

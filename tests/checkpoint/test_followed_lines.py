@@ -1,0 +1,132 @@
+"""A region that reads the output of another one, restored at random, never has a mix of two lines."""
+
+import math
+import random
+from collections.abc import Callable
+from contextlib import aclosing
+
+import pyarrow as pa
+import pytest
+import trio
+from trio.testing import MockClock
+
+from checkpoint.chains import output_following
+from checkpoint.chains.output_following import OnRewind, OutputFollower, PublishedOutput
+from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.outputs import Publish
+from checkpoint.errors import OutputRewoundError
+from dos_protocol.errors import DosError
+from tests.checkpoint.restored_output_model import REGION, SINK, WORKERS, RestoredOutputModel
+
+SEEDS = 12
+ACTIONS = 80
+
+
+class LogReader:
+    """Reads the log of one worker, as a source does. `rows`: step -> its row; `at`: the position after it."""
+
+    def __init__(self, model: RestoredOutputModel, worker: int, on_rewind: OnRewind) -> None:
+        self.model, self.worker = model, worker
+        self.published = PublishedOutput(model.store, REGION, SINK, on_rewind=on_rewind)  # type: ignore[arg-type]
+        self.rows: dict[int, str] = {}
+        self.at: dict[int, SplitPosition] = {0: SplitPosition(0)}
+        self.notices = 0
+        self.follower = self._at(0)
+
+    def _at(self, step: int) -> OutputFollower:
+        return self.published.follower(f"w{self.worker:04d}", self.at[step])
+
+    async def poll(self, *, fresh: bool, pieces_max: int = 1_000) -> None:
+        if fresh:
+            self.published._polled_at = -math.inf
+        try:
+            async with aclosing(self.follower.poll()) as pieces:
+                async for piece in pieces:
+                    self._keep(piece.digest - 1)
+                    with pa.ipc.open_stream(piece.data) as reader:
+                        (self.rows[piece.digest],) = reader.read_all()["row"].to_pylist()
+                    self.at[piece.digest] = SplitPosition(piece.end, piece.digest, line=piece.line)
+                    pieces_max -= 1
+                    if not pieces_max:
+                        break
+        except OutputRewoundError as error:
+            assert self.published.on_rewind == "fail"
+            self._keep(error.step - 1)
+            self.follower = self._at(max(self.at))  # as after a restore to a checkpoint from before
+        if pieces_max == 0:  # the iteration was not ended: a source does so only when it ends
+            self.follower = self._at(max(self.at))
+        self._keep(self.follower._step)
+        line_now = self.model.rows(self.follower._line)
+        read = [self.rows[step] for step in sorted(self.rows)]
+        assert read == [row[self.worker] for row in line_now][: len(read)], "a mix of two lines"
+
+    def _keep(self, last: int) -> None:
+        """Forget what was taken back, or is read again."""
+        if max(self.rows, default=0) > last:
+            self.notices += 1
+        self.rows = {step: row for step, row in self.rows.items() if step <= last}
+        self.at = {step: at for step, at in self.at.items() if step <= last}
+
+
+async def play(publish: Publish, on_rewind: OnRewind, rng: random.Random) -> int:
+    model = RestoredOutputModel(publish, rng)
+    await model.open()
+    readers = [LogReader(model, worker, on_rewind) for worker in WORKERS]
+    for _ in range(ACTIONS):
+        if rng.random() < 0.7:
+            await model.happen()
+            continue
+
+        async def meanwhile() -> None:
+            if rng.random() < 0.4:
+                await model.happen()
+
+        model.store.meanwhile = meanwhile if rng.random() < 0.5 else None
+        try:
+            fresh = rng.random() < 0.5
+            await rng.choice(readers).poll(fresh=fresh, pieces_max=rng.choice([2, 1_000]))
+        finally:
+            model.store.meanwhile = None
+    await model.settle()
+    for reader in readers:
+        for _ in range(4):
+            await reader.poll(fresh=True)
+        present = [row[reader.worker] for row in model.rows(model.line)]
+        assert [reader.rows[step] for step in sorted(reader.rows)] == present
+    return sum(reader.notices for reader in readers)
+
+
+@pytest.mark.parametrize("on_rewind", ["fail", "follow"])
+@pytest.mark.parametrize("publish", list(Publish))
+def test_a_follower_of_a_region_that_is_restored_at_random_never_has_a_mix(
+    publish: Publish, on_rewind: OnRewind
+) -> None:
+    notices = sum(
+        trio.run(play, publish, on_rewind, random.Random(seed), clock=MockClock()) for seed in range(SEEDS)
+    )
+    assert notices >= SEEDS / 2, "followers were there when output was taken back"
+
+
+def lines_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(output_following, "taken_back", lambda *_: None)
+
+
+def records_of_any_line_count(patch: pytest.MonkeyPatch) -> None:
+    async def belongs(*_: object) -> bool:
+        return True
+
+    patch.setattr(OutputFollower, "_belongs", belongs)
+
+
+@pytest.mark.parametrize("bug", [lines_are_not_compared, records_of_any_line_count])
+def test_random_restores_find_planted_bugs_of_followers(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    for seed in range(4 * SEEDS):
+        for publish in Publish:
+            try:
+                trio.run(play, publish, "follow", random.Random(seed), clock=MockClock())
+            except (AssertionError, DosError):
+                return
+    pytest.fail("not found")
