@@ -84,7 +84,8 @@ def test_a_killed_worker_is_taken_over_and_the_others_keep_their_state(
         control.checkpoint(WAIT_S)
         kill(control, 0, wipe=False)
         taken_over(control, watch, worker=0)
-        lost = [reset for reset in control.status.resets if "was lost" in reset.reason]
+        resets = [event for event in watch.events if isinstance(event, ResetReport)]
+        lost = [reset for reset in resets if "was lost" in reset.reason]
         assert [(reset.worker, reset.term > reset.incarnation) for reset in lost] == [(1, True), (0, True)]
 
 

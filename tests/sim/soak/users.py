@@ -89,7 +89,8 @@ class Producer(Process):
 class _Published(PublishedOutput):
     """`PublishedOutput`, without trio's clock and lock."""
 
-    async def last_checkpoint(self) -> Cut | None:
+    async def last_checkpoint(self, *, fresh: bool = False) -> Cut | None:
+        del fresh  # it always is
         async with aclosing(self._manifest.poll()) as records:
             async for _, record in records:
                 if record.op is Op.CUT:
