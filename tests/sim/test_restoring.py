@@ -112,9 +112,14 @@ BUGS = [
 ]
 
 
+RARE = {recorded_steps_stay_valid: [950]}
+"""Bugs that few runs show -> seeds that do. `SEEDS` has them all, and takes a minute."""
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_restoring_is_found(bug: Callable[[], Planted]) -> None:
     with bug():
-        found = next((result for seed in SEEDS if (result := run(seed)).violation), None)
+        seeds = RARE.get(bug, SEEDS)
+        found = next((result for seed in seeds if (result := run(seed)).violation), None)
     assert found is not None
     print(found.seed, found.violation)
