@@ -5,20 +5,28 @@ request does is decided by the region's driver (`core/request_handling.py`); whi
 `requests/client.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import trio
 import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.cli.arguments import Incarnation, RegionName, Timeout, Wait, in_store
 from checkpoint.core.request_records import Answer
-from checkpoint.errors import NoAnswerError
+from checkpoint.errors import (
+    NoAnswerError,
+    RegionFencedError,
+    RestoreRefusedError,
+    SavepointRefusedError,
+)
 from checkpoint.requests.client import Reply, RequestClient
 from dos_client import Store
 from dos_client.cli.kit import NEGATIVE, AsJson, StoreUrl, TokenFile, count_text, fail, print_json, warn
+from dos_protocol.errors import FencedError
 
 Result = dict[str, Any]
 
@@ -195,3 +203,21 @@ def _answer_json(answer: Answer) -> dict[str, Any]:
         "timeMs": answer.wall_time_ms,
         "result": answer.result,
     }
+
+
+@contextmanager
+def as_driver_of_stopped(wait_s: float, shown_by: str) -> Iterator[None]:
+    """Act as the driver of a stopped region in the context, for at most `wait_s` seconds. A refusal ends the
+    command. shown_by: the command that shows whether it was done.
+    """
+    try:
+        with trio.fail_after(wait_s):
+            yield
+    except (SavepointRefusedError, RestoreRefusedError, RegionFencedError, FencedError) as error:
+        fail(str(error), NEGATIVE)
+    except trio.TooSlowError:
+        fail(
+            f"not done within {wait_s:g} s, but it may have been done since: {shown_by}, `dos store status`"
+            " shows the members that are unavailable",
+            NEGATIVE,
+        )

@@ -2,24 +2,22 @@
 
 from typing import Annotated, Any
 
-import trio
 import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.cli.arguments import RegionName, Stopped, Timeout, Wait, complete_target, in_store
-from checkpoint.cli.requests import end, send_to_running
+from checkpoint.cli.requests import as_driver_of_stopped, end, send_to_running
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.lines import find_target
 from checkpoint.core.rewind_report import report_text, rewind_report, trimmed_text
-from checkpoint.errors import RegionFencedError, RestoreRefusedError
+from checkpoint.errors import RestoreRefusedError
 from checkpoint.maintenance.retention import trimmed_since
 from checkpoint.maintenance.stopped_region import restore_stopped
 from checkpoint.requests.client import Reply, RequestClient
 from checkpoint.runtime import checkpoint_named
 from dos_client import Store
 from dos_client.cli.kit import NEGATIVE, AsJson, StoreUrl, TokenFile, fail, print_result
-from dos_protocol.errors import FencedError
 
 
 def restore(
@@ -117,15 +115,6 @@ def restore(
 async def _restore_stopped(
     store: Store, name: str, to: str, *, allow_republish: bool, wait_s: float
 ) -> dict[str, Any]:
-    try:
-        with trio.fail_after(wait_s):
-            cut = await restore_stopped(StoreHost(store), name, to, allow_republish=allow_republish)
-    except (RestoreRefusedError, RegionFencedError, FencedError) as error:
-        fail(str(error), NEGATIVE)
-    except trio.TooSlowError:
-        fail(
-            f"not done within {wait_s:g} s, but it may have been done since: `dos checkpoint ls` shows it,"
-            " `dos store status` the members that are unavailable",
-            NEGATIVE,
-        )
+    with as_driver_of_stopped(wait_s, "`dos checkpoint ls` shows it"):
+        cut = await restore_stopped(StoreHost(store), name, to, allow_republish=allow_republish)
     return {"name": name, "checkpoint": cut.rolled_back_to, "step": cut.step, "stopped": True}

@@ -6,7 +6,6 @@ Arguments in, text or JSON out. The rules of savepoints are in `core/savepoints.
 
 from typing import Annotated, Any, Final
 
-import trio
 import typer
 
 from checkpoint import limits
@@ -20,7 +19,7 @@ from checkpoint.cli.arguments import (
     complete_savepoint,
     in_store,
 )
-from checkpoint.cli.requests import end, send_to_running
+from checkpoint.cli.requests import as_driver_of_stopped, end, send_to_running
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.checkpoint_views import savepoint_row
 from checkpoint.core.manifest import (
@@ -29,14 +28,12 @@ from checkpoint.core.manifest import (
     savepoint_name_problem,
     savepoint_why_problem,
 )
-from checkpoint.errors import RegionFencedError, SavepointRefusedError
 from checkpoint.maintenance.stopped_region import savepoint_stopped
 from checkpoint.maintenance.trimming import held_by_savepoints
 from checkpoint.requests.client import Reply, RequestClient, requester
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store
 from dos_client.cli.kit import (
-    NEGATIVE,
     REFUSED,
     AsJson,
     StoreUrl,
@@ -48,7 +45,6 @@ from dos_client.cli.kit import (
     print_result,
     print_table,
 )
-from dos_protocol.errors import FencedError
 
 UNKNOWN: Final = "unknown"
 """Shown where an older version did not record who created a savepoint."""
@@ -152,19 +148,8 @@ async def _savepoint_stopped(
     """Act as the driver of a stopped region, without a note to drop; return the savepoint's checkpoint."""
     await read_manifest(store, name)
     host, on = StoreHost(store), note is not None
-    try:
-        with trio.fail_after(wait_s):
-            return await savepoint_stopped(
-                host, name, savepoint_name, checkpoint, on=on, note=note or NO_NOTE
-            )
-    except (SavepointRefusedError, RegionFencedError, FencedError) as error:
-        fail(str(error), NEGATIVE)
-    except trio.TooSlowError:
-        fail(
-            f"not done within {wait_s:g} s, but it may have been done since: `dos region savepoints` lists"
-            " the savepoints, `dos store status` the members that are unavailable",
-            NEGATIVE,
-        )
+    with as_driver_of_stopped(wait_s, "`dos region savepoints` lists the savepoints"):
+        return await savepoint_stopped(host, name, savepoint_name, checkpoint, on=on, note=note or NO_NOTE)
 
 
 def list_savepoints(

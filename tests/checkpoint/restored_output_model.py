@@ -188,6 +188,19 @@ class RestoredOutputModel:
         elif choice == "open":
             await self.open()
 
+    async def is_read(self, poll: Callable[[], Awaitable[None]]) -> None:
+        """A reader polls, while something happens or nothing."""
+
+        async def meanwhile() -> None:
+            if self.rng.random() < 0.4:
+                await self.happen()
+
+        self.store.meanwhile = meanwhile if self.rng.random() < 0.5 else None
+        try:
+            await poll()
+        finally:
+            self.store.meanwhile = None
+
     async def settle(self) -> None:
         """All workers run, and everything that was made is committed."""
         for worker in WORKERS:

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -19,7 +20,7 @@ from dos_protocol.errors import DosError
 from tests.checkpoint.restored_output_model import REGION, SINK, WORKERS, RestoredOutputModel
 
 SEEDS = 12
-ACTIONS = 80
+ACTIONS = 120
 
 
 class LogReader:
@@ -76,17 +77,8 @@ async def play(publish: Publish, on_rewind: OnRewind, rng: random.Random) -> int
         if rng.random() < 0.7:
             await model.happen()
             continue
-
-        async def meanwhile() -> None:
-            if rng.random() < 0.4:
-                await model.happen()
-
-        model.store.meanwhile = meanwhile if rng.random() < 0.5 else None
-        try:
-            fresh = rng.random() < 0.5
-            await rng.choice(readers).poll(fresh=fresh, pieces_max=rng.choice([2, 1_000]))
-        finally:
-            model.store.meanwhile = None
+        reader, fresh, most = rng.choice(readers), rng.random() < 0.5, rng.choice([2, 1_000])
+        await model.is_read(partial(reader.poll, fresh=fresh, pieces_max=most))
     await model.settle()
     for reader in readers:
         for _ in range(4):

@@ -5,6 +5,7 @@ of a region that is restored at random.
 import random
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -131,16 +132,8 @@ async def play(publish: Publish, rng: random.Random) -> int:
         if rng.random() < 0.7:
             await model.happen()
             continue
-
-        async def meanwhile() -> None:
-            if rng.random() < 0.4:
-                await model.happen()
-
-        model.store.meanwhile = meanwhile if rng.random() < 0.5 else None
-        try:
-            await rng.choice(readers).poll(rng.choice([2, 1_000]))
-        finally:
-            model.store.meanwhile = None
+        reader, steps = rng.choice(readers), rng.choice([2, 1_000])
+        await model.is_read(partial(reader.poll, steps))
     await model.settle()
     for reader in readers:
         for _ in range(3):
