@@ -64,17 +64,8 @@ def restore(
 
     named = checkpoint_named(to)
 
-    async def look(store: Store) -> dict[str, Any]:
-        view = await read_manifest(store, name)
-        kept = [cut for cut in view.cuts if cut.cut in view.retained]
-        if not kept:
-            raise RestoreRefusedError(f"region {name!r} has committed no checkpoint")
-        target = find_target(kept, named, region=name)
-        trimmed = [row._asdict() for row in await trimmed_since(store, name, target)]
-        return {**rewind_report(kept[-1], target), "trimmed": trimmed}
-
     try:
-        report = in_store(url, token_file, look)
+        report = in_store(url, token_file, lambda store: _report(store, name, named))
     except RestoreRefusedError as error:
         fail(str(error), NEGATIVE)
     shown = {"name": name, "to": to, **report}
@@ -110,6 +101,14 @@ def restore(
 
     done = in_store(url, token_file, act_as_driver)
     print_result(done, text(done), as_json=as_json)
+
+
+async def _report(store: Store, name: str, to: str) -> dict[str, Any]:
+    view = await read_manifest(store, name)
+    kept = [cut for cut in view.cuts if cut.cut in view.retained]
+    target = find_target(kept, to, region=name)
+    trimmed = [row._asdict() for row in await trimmed_since(store, name, target)]
+    return {**rewind_report(kept[-1], target), "trimmed": trimmed}
 
 
 async def _restore_stopped(

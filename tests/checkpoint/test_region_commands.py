@@ -16,6 +16,7 @@ from checkpoint.runtime import this_driver
 from dos_client import open_store
 from dos_protocol.errors import LocalProtocolError
 from tests.support.dos_command import dos
+from tests.support.polling import until
 
 pytestmark = pytest.mark.process
 
@@ -71,7 +72,7 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
 def test_a_savepoint_is_held_and_let_go_by_its_handle_and_by_the_command(region) -> None:
     url, name = region.store, region.control.spec.name
     savepoint = region.control.savepoint("here", timeout=60)
-    assert region.control.status().savepoints == {"here": savepoint}
+    until(lambda: region.control.status().savepoints == {"here": savepoint}, "the status shows it", 60)
     with pytest.raises(LocalProtocolError, match=f"savepoint 'here' holds checkpoint {savepoint}"):
         region.control.savepoint("here", savepoint + 1, timeout=60)
     with pytest.raises(LocalProtocolError, match="are reserved for"):
