@@ -48,7 +48,8 @@ def restore(
 
     What follows the checkpoint no longer counts, and its input is read again. Files are cut back, output logs
     branch off, and their readers notice. Rows that a sink cannot take back come again: it must be said that
-    this is wanted. Everything retained stays retained, so a later checkpoint can be restored afterwards.
+    this is wanted. Everything retained stays retained, but a checkpoint whose output was taken back can no
+    longer be restored.
 
     The driver of a running region resets it. For a stopped region, --stopped records the restore, and the
     next driver begins there. --dry-run shows what a restore takes back, and changes nothing.

@@ -331,12 +331,12 @@ class LinkIncarnation:
         async for block in journals.blocks():
             await self._block_room.acquire()
             self._inbox.put(LoadStateBlock(self.number, *block))
-        if self._change is not None and self._change.moves:
-            async for part, block in self._copies.taken_over(self._store, self._order, self._change):
+        moved = self._change if self._change is not None and self._change.moves else None
+        if moved is not None:
+            async for part, block in self._copies.taken_over(self._store, self._order, moved):
                 await self._block_room.acquire()
                 self._inbox.put(LoadStateBlock(self.number, *block, part))
-        moves = self._change is not None and self._change.moves
-        former = FormerFiles.of(self._store, self._order) if moves else None
+        former = FormerFiles.of(self._store, self._order) if moved is not None else None
         self._inbox.put(StateComplete(self.number, await self._directories.rebuild(former)))
         await self._loaded.wait()
 
