@@ -30,6 +30,7 @@ _DEFAULT: Final = pa.schema(
         ("savepoints", pa.list_(pa.string())),
         ("final", pa.bool_()),
         ("rolledBackTo", pa.int64()),
+        ("line", pa.int64()),
         ("driver", pa.string()),
         ("stateBytes", pa.int64()),
         ("workerStateBytes", pa.list_(pa.int64())),
