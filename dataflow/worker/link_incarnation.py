@@ -123,6 +123,8 @@ class LinkIncarnation:
             durable=lambda step: self._inbox.put(DivisionsDurable(self.number, step)),
         )
         self._exchange.on_durable = self._outputs.on_peer_durable
+        self._circuit_ordered = trio.Event()
+        """The circuit has its order to restore, or this is over. What it got before, it would drop."""
         self._loaded = trio.Event()
         self._block_room = trio.Semaphore(limits.state_blocks_ahead)
         self._announced_exhausted = False
@@ -169,7 +171,8 @@ class LinkIncarnation:
         return self._exchange
 
     async def receive_from(self, link: Link) -> None:
-        """Serve a link that a peer has dialled in this incarnation."""
+        """Serve a link that a peer has dialled in this incarnation, perhaps before its circuit restores."""
+        await self._circuit_ordered.wait()
         await self._exchange.receive_from(link)
 
     def fail(self, error: Exception) -> None:
@@ -200,6 +203,7 @@ class LinkIncarnation:
             self.fail(first_error(error))
         finally:
             self._exchange.end()
+            self._circuit_ordered.set()
             self._over.set()
         return None if self._ending else self._failure
 
@@ -208,7 +212,7 @@ class LinkIncarnation:
         order, after = self._order, after_step(self._order)
         self._change = change = LayoutChange.of(order, self._plan)
         self._part = part = part_of(order, change)
-        store_id = self._store.record.store_id
+        number, store_id = self.number, self._store.record.store_id
         feeds = feeds_of(
             self._spec,
             self._plan,
@@ -220,20 +224,11 @@ class LinkIncarnation:
         )
         buffers = {name: feed.buffer for name, feed in feeds.items()}
         completes = await left_before(self._store, order) if change is None else change.completes
-        self._inbox.put(
-            RestoreCircuit(
-                self.number,
-                after,
-                order.cut,
-                part,
-                order.layout,
-                store_id,
-                buffers,
-                change,
-                order.is_local,
-                completes,
-            )
+        restores = RestoreCircuit(
+            number, after, order.cut, part, order.layout, store_id, buffers, change, order.is_local, completes
         )
+        self._inbox.put(restores)
+        self._circuit_ordered.set()
         directory = worker_directory(self._spec.region, self._spec.worker)
         async with trio.open_nursery() as reading:
             for feed in feeds.values():  # before the claim: reading needs none, and steps find their input

@@ -307,6 +307,8 @@ class ResumedExchange:
         for_circuit = self._peers.take(peer, frame)
         if frame.type is FrameType.DURABLE and self.on_durable is not None:
             self.on_durable(peer, frame.step)
+        elif frame.type is FrameType.RESET:
+            self._wake()  # AT is due for what was produced since HAVE; perhaps no later step follows
         self._shared.peers_at = max(self._shared.peers_at, self._peers.peers_at)
         if for_circuit is not None:
             self._inbox.put(Arrived(self._peers.term, for_circuit))

@@ -1,5 +1,6 @@
 """The tasks of the links with local recovery, on links of the test, by trio's clock."""
 
+import math
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,11 +16,11 @@ from checkpoint.core.layout import even_layout
 from checkpoint.errors import LinkClosedError
 from dataflow import limits
 from dataflow.core.peer_links import PeerLinks
-from dataflow.core.retained_steps import Held
+from dataflow.core.retained_steps import Held, Sent
 from dataflow.errors import PeerLostError, StepsMissingError
 from dataflow.limits import WorkerLimits
 from dataflow.worker import resumed_exchange
-from dataflow.worker.messages import Inbox, Shared, StageEnded
+from dataflow.worker.messages import Inbox, PeerHeld, Shared, StageEnded
 from dataflow.worker.resumed_exchange import PeerSuspected, ResumedExchange
 from tests.dataflow.linked_workers import REGION, frames_for
 
@@ -91,10 +92,8 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     return found
 
 
-def exchange_of_0(suspects: Callable[[PeerSuspected], None] = lambda _: None) -> ResumedExchange:
-    """Worker 0 of two, in term 7."""
-    spec = SimpleNamespace(region=REGION, worker=0, attempt=1, limits=WorkerLimits(), scratch_dir="")
-    order = Restore(
+def order_of_0() -> Restore:
+    return Restore(
         job=REGION,
         incarnation=7,
         epoch=7,
@@ -104,9 +103,14 @@ def exchange_of_0(suspects: Callable[[PeerSuspected], None] = lambda _: None) ->
         layout=even_layout(2),
         terms=(7, 7),
     )
+
+
+def exchange_of_0(suspects: Callable[[PeerSuspected], None] = lambda _: None) -> ResumedExchange:
+    """Worker 0 of two, in term 7."""
+    spec = SimpleNamespace(region=REGION, worker=0, attempt=1, limits=WorkerLimits(), scratch_dir="")
     return ResumedExchange(
         spec,  # type: ignore[arg-type]
-        order,
+        order_of_0(),
         at_most_once=False,
         after_step=0,
         inbox=Inbox(),
@@ -237,3 +241,50 @@ async def test_steps_that_are_missing_end_the_term(network: Network, autojump_cl
     with pytest.raises(ExceptionGroup) as caught:
         await run()
     assert caught.group_contains(StepsMissingError)
+
+
+class AcceptedLink:
+    """The acceptor's end of a link that worker 1 has dialled, without an end."""
+
+    def __init__(self) -> None:
+        self.hello = LinkHello(
+            role="exchange", job=REGION, worker=1, attempt=1, incarnation=7, to_worker=0, to_term=7
+        )
+        self.returned: list[ChannelFrame] = []
+        self._arriving, self._arrived = trio.open_memory_channel[ChannelFrame](math.inf)
+
+    def deliver(self, *frames: ChannelFrame) -> None:
+        for frame in frames:
+            self._arriving.send_nowait(frame)
+
+    async def receive(self) -> ChannelFrame:
+        return await self._arrived.receive()
+
+    async def send(self, frame: ChannelFrame) -> None:
+        self.returned.append(frame)
+
+    @property
+    def last(self) -> tuple[FrameType, int]:
+        return self.returned[-1].type, self.returned[-1].step
+
+
+async def test_a_peer_that_is_ahead_learns_of_steps_that_were_made_before_it_said_so() -> None:
+    """Both wait for ever otherwise: the peer for AT, and this worker, which has no input left, for a step."""
+    exchange, link = exchange_of_0(), AcceptedLink()
+    peer = PeerLinks(REGION, 1, (7, 7), after_step=0)
+    for step in range(1, 6):
+        peer.add(Sent(step, {0: frames_for(1, 0, 0, step, 7)}), {}, produces=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(exchange.receive_from, link)  # type: ignore[arg-type]
+        await wait_all_tasks_blocked()
+        exchange.held(PeerHeld(7, 1, 1, Held({0: 0}, {})))
+        await wait_all_tasks_blocked()
+        peer.answered(0, link.returned[0])
+        exchange.send(ended(1))
+        exchange.send(ended(2))
+        await wait_all_tasks_blocked()
+        while frames := peer.next_frames(0):
+            link.deliver(*frames)
+        await wait_all_tasks_blocked()
+        assert link.last == (FrameType.AT, 2)
+        nursery.cancel_scope.cancel()
