@@ -23,6 +23,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from dos_client.limits import (
@@ -30,6 +31,7 @@ from dos_client.limits import (
     hedge_delay_first_s,
     hedge_delay_max_s,
     hedge_delay_min_s,
+    hedge_order_samples,
     hedge_percentile,
     hedge_rescue_s,
     hedge_sample_age_s,
@@ -43,7 +45,7 @@ from dos_protocol.limits import digest_block_bytes
 
 _NEAR_FACTOR: Final = 1.5
 _NEAR_S: Final = 0.0005
-"""Members whose median time is this close to the best one count as equally fast and share the load."""
+"""Members whose usual time is this close to the best one count as equally fast and share the load."""
 
 
 class Latencies:
@@ -70,6 +72,14 @@ class Latencies:
         if not self._samples:
             return None
         return self._sorted[min(len(self._sorted) - 1, int(share * len(self._sorted)))]
+
+    def usual(self, now: float) -> float | None:
+        """Return the median of the last few answers, or None without answers."""
+        oldest = now - hedge_sample_age_s
+        last = sorted(
+            seconds for at, seconds in islice(reversed(self._samples), hedge_order_samples) if at >= oldest
+        )
+        return last[len(last) // 2] if last else None
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -138,8 +148,7 @@ class Pace:
         from 0 to 1.
         """
         usual = {
-            one.server_id: self._latencies_of(one.server_id, size).quantile(0.5, now) or 0.0
-            for one in candidates
+            one.server_id: self._latencies_of(one.server_id, size).usual(now) or 0.0 for one in candidates
         }
         known = [
             seconds

@@ -1,19 +1,30 @@
 """Reads go on when a member is slow or stopped, cost little when none is, and late answers hurt nobody.
 
-Real servers behind proxies, or stopped processes."""
+Real servers behind proxies, stopped processes, or servers in memory with a virtual clock."""
 
 import os
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from dos_client import init_store, open_store
-from dos_client.limits import answers_owed_max, hedge_burst, hedge_share, read_timeout_s
+from dos_client.limits import (
+    answers_owed_max,
+    hedge_burst,
+    hedge_order_samples,
+    hedge_sample_age_s,
+    hedge_share,
+    read_timeout_s,
+)
 from dos_client.live_store import Store
 from dos_client.reading.member_queries import MemberAnswers, MemberQuery, query_members
 from dos_client.sessions.connection import Connection
+from dos_server.testing import memory_store
 from tests.dos_client.support import Threads, ThreadServer, claimed, has, until, url_of
 from tests.support.proxy import Proxy, Way, proxies
 from tests.support.servers import ServerProcess, three_servers  # noqa: F401
@@ -129,14 +140,47 @@ async def test_a_member_that_owes_too_much_is_not_asked(three: Threads) -> None:
         assert (await query_members(store, [[member]], question)).given == {member.server_id: content[:10]}
 
 
-async def test_a_slow_member_is_left_to_itself_and_tried_again(three: Threads) -> None:
-    async with filled_behind_proxies(three) as (between, store, content):
-        await until(lambda: all(one.connected for one in store.members()), "all connected")
+class Latencies:
+    """The latencies from host to host of a network in memory, and how much was sent to each host."""
+
+    def __init__(self, network: Any, usual_s: float) -> None:
+        self.usual_s = usual_s
+        self.from_host: dict[str, float] = {}
+        self.messages_to: Counter[str] = Counter()
+        network._latency_s = self.latency_s
+
+    def latency_s(self, source: str, target: str) -> float:
+        self.messages_to[target] += 1
+        return self.from_host.get(source, self.usual_s)
+
+
+@pytest.mark.parametrize("usual_s", [0.0005, 0.002, 0.01, 0.03])
+async def test_a_slow_member_is_left_to_itself_and_tried_again(
+    autojump_clock: MockClock, usual_s: float
+) -> None:
+    """By the virtual clock, so that only the decisions count, on fast networks and on slow ones."""
+    del autojump_clock
+    async with memory_store(seed=1) as servers, open_store(servers.url) as store:
+        content = bytes(range(256)) * (16 * SIZE // 256)
+        async with await store.claim("d", 1, b"w" * 16) as claim:
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(content))
+            await until(lambda: all(one.connected for one in store.members()), "all connected")
+            await trio.sleep(1)  # all three have it
+        slow = servers[2].address.partition(":")[0]
+        network = Latencies(servers[2].host.network, usual_s)
         await read_times(store, content, 60)
-        with between[2].slow(Way.TO_CLIENT, delay_s=SLOW_S):
-            times = await read_times(store, content, 150)
-        assert sum(seconds > SLOW_S for seconds in times) <= 2
-        assert max(times) < read_timeout_s / 2
+        network.from_host[slow] = 2 * SLOW_S
+        times = await read_times(store, content, 300)
+        assert sum(seconds > SLOW_S for seconds in times) <= hedge_order_samples // 2
+        network.messages_to.clear()
+        await read_times(store, content, 60)
+        assert network.messages_to[slow] <= 5, "it is left to itself, but for what is sent at intervals"
+        del network.from_host[slow]
+        await trio.sleep(hedge_sample_age_s + 1)
+        network.messages_to.clear()
+        await read_times(store, content, 60)
+        assert network.messages_to[slow] > 5, "it is tried again"
 
 
 async def test_a_take_over_reads_past_a_member_that_falls_silent(three: Threads) -> None:

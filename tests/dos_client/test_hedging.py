@@ -24,6 +24,7 @@ from dos_client.limits import (
     hedge_delay_first_s,
     hedge_delay_max_s,
     hedge_delay_min_s,
+    hedge_order_samples,
     hedge_rescue_s,
     hedge_sample_age_s,
     hedge_samples_max,
@@ -222,3 +223,22 @@ def test_the_slow_the_absent_and_the_wrong_are_asked_last_and_equals_share() -> 
         assert pace.order([hindered, Candidate(B), Candidate(C)], 1_000, 0.0, 0.0) == [B, C, A]
     later = hedge_sample_age_s + 1
     assert C in [pace.order(everyone, 1_000, later, rng / 30)[0] for rng in range(30)], "tried again"
+
+
+def test_half_of_the_last_answers_decide_who_is_asked_last_however_many_were_fast_before() -> None:
+    pace, everyone = Pace(), [Candidate(one) for one in (A, B, C)]
+
+    def first() -> set[bytes]:
+        return {pace.order(everyone, 1_000, 0.0, rng / 30)[0] for rng in range(30)}
+
+    for _ in range(hedge_samples_max):
+        for one in (A, B, C):
+            pace.note(one, 1_000, 0.001, 0.0)
+    for _ in range(hedge_order_samples // 2 - 1):
+        pace.note(C, 1_000, 0.25, 0.0)
+    assert first() == {A, B, C}
+    pace.note(C, 1_000, 0.25, 0.0)
+    assert first() == {A, B}
+    for _ in range(hedge_order_samples // 2 + 1):
+        pace.note(C, 1_000, 0.001, 0.0)
+    assert first() == {A, B, C}, "asked as a hedge, it was fast again"
