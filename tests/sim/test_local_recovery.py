@@ -144,6 +144,7 @@ RARE = {
     "a_step_runs_before_its_divisions_are_durable": [4335],
     "an_append_is_not_settled_first": [1251],
     "marks_are_not_in_the_chain": [1112],
+    "marks_of_former_incarnations_count": [244],
 }
 """Bugs that few runs find -> the seeds of such runs."""
 

@@ -82,7 +82,13 @@ BUGS = [
 ]
 
 
+RARE = {the_checkpoint_seen_before_the_claim_is_restored: [239], the_pause_of_a_switch_is_not_lifted: [82]}
+"""Bugs that few runs find -> the seeds of such runs, which are among `SEEDS[:RUNS]`."""
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_planted_bugs_are_found(bug: Callable[[], Planted]) -> None:
     with bug():
-        assert any(run_seed(seed).violation for seed in SEEDS[:RUNS]), "found in none of the runs"
+        assert any(run_seed(seed).violation for seed in RARE.get(bug, SEEDS[:RUNS])), (
+            "found in none of the runs"
+        )
