@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from checkpoint.core.fingerprint import check_fingerprint as check_fingerprint
     from checkpoint.core.fingerprint import declared_state as declared_state
     from checkpoint.core.fingerprint import fingerprint as fingerprint
+    from checkpoint.core.forking import check_log as check_log
     from checkpoint.core.handshake import LinkHello as LinkHello
     from checkpoint.core.inputs import INPUT_CHAIN as INPUT_CHAIN
     from checkpoint.core.inputs import InputEnds as InputEnds

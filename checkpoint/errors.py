@@ -131,6 +131,18 @@ class RestoreRefusedError(DosError):
     remedy = "`dos checkpoint ls` lists the retained checkpoints and the savepoints"
 
 
+class ForkRefusedError(DosError):
+    """The region cannot be forked; the message has the reason. Nothing was changed."""
+
+    remedy = "`dos checkpoint ls` lists the checkpoints that can be forked"
+
+
+class DeletionRefusedError(DosError):
+    """The region cannot be deleted; the message has the reason. Nothing was changed."""
+
+    remedy = "stop the region, and what depends on it, first"
+
+
 class OutputRewoundError(DosError):
     """The region was restored to an older checkpoint, and output was taken back that this reader has read.
 

@@ -134,6 +134,8 @@ request_ids_kept_max: Final = 10_000
 """Number of request ids remembered for the detection of duplicates."""
 requests_poll_s: Final = 0.5
 """How often a driver polls for requests."""
+forks_poll_s: Final = 5.0
+"""How often a driver checks whether the forks of its region still need their savepoints."""
 answers_poll_s: Final = 0.2
 """How often a requester polls for answers."""
 status_answers_s: Final = 1.0

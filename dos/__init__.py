@@ -24,6 +24,8 @@ from dos_protocol.lazy_names import lazy_names  # noqa: E402
 
 if TYPE_CHECKING:
     from checkpoint import AutoScale as AutoScale
+    from checkpoint.blocking import delete_region as delete_region
+    from checkpoint.blocking import fork as fork
     from checkpoint.errors import OutputRewoundError as OutputRewoundError
     from checkpoint.errors import RegionFailedError as RegionFailedError
     from checkpoint.errors import RegionFencedError as RegionFencedError

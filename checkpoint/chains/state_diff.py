@@ -49,9 +49,12 @@ async def changed_state(store: Store, region: str, before: Cut, after: Cut) -> d
         if before.layout != after.layout:  # its blocks contain keys that moved and did not change
             unknown.append(f"worker {worker}: its keys were on other workers in checkpoint {before.cut}")
             continue
+        if before.in_origin != after.in_origin:
+            unknown.append(f"worker {worker}: checkpoint {before.cut} is in the journals of another region")
+            continue
         start, end = before.workers[worker].state, after.workers[worker].state
         try:
-            async with aclosing(blocks_between(store, region, worker, start, end)) as blocks:
+            async with aclosing(blocks_between(store, after.chains_of(region), worker, start, end)) as blocks:
                 async for block in blocks:
                     change = changes.setdefault(block.operator, _Changes())
                     await runtime().in_thread(change.add, block)

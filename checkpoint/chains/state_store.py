@@ -101,6 +101,20 @@ class StateStore(ChainStore):
         self.version = cut
         return end
 
+    async def commit_whole(self, cut: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
+        """Commit the whole state of checkpoint `cut` as a snapshot, which refers to nothing before it.
+        Returns and raises as `commit`.
+        """
+        if cut <= self.version:
+            raise LocalProtocolError(f"checkpoint {cut} is not above version {self.version}")
+        before = self._writer.end.size
+        await self._writer.roll(_records(cut, blocks))
+        end = self._writer.end
+        await self._writer.wait_synced(end)
+        self._snapshot_bytes = end.size - before
+        self.version = cut
+        return end
+
     @property
     def snapshot_due(self) -> bool:
         """Whether so much was appended since the last snapshot that a restore should not have to read it."""

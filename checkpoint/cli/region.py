@@ -2,8 +2,7 @@
 
 A command writes a request into the region's store and reads the answers (`requests/client.py`), so it needs
 neither Spark nor a connection to the driver. Commands that only send a request are rows of a table
-(`requests.py`); `savepoint`, `savepoints`, `restore`, `scale`, `replace` and `trim` are in files of their
-names.
+(`requests.py`); the others are in files of their names.
 """
 
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
-from checkpoint.cli import replace, restore, savepoints, scale, trim
+from checkpoint.cli import delete, fork, replace, restore, savepoints, scale, trim
 from checkpoint.cli.arguments import RegionName, Timeout, in_store
 from checkpoint.cli.requests import add_request_commands
 from checkpoint.core.checkpoint_views import checkpoint_row
@@ -232,6 +231,8 @@ add_request_commands(app)
 app.command()(savepoints.savepoint)
 app.command("savepoints")(savepoints.list_savepoints)
 app.command()(restore.restore)
+app.command()(fork.fork)
+app.command()(delete.delete)
 app.command()(scale.scale)
 app.command()(replace.replace)
 app.command()(trim.trim)

@@ -28,6 +28,7 @@ from checkpoint.core.manifest import (
     savepoint_name_problem,
     savepoint_why_problem,
 )
+from checkpoint.maintenance.forking import fork_needs
 from checkpoint.maintenance.stopped_region import savepoint_stopped
 from checkpoint.maintenance.trimming import held_by_savepoints
 from checkpoint.requests.client import Reply, RequestClient, requester
@@ -163,6 +164,9 @@ def list_savepoints(
     checkpoint needs, on each member of the store: it is deleted after the savepoint is dropped, as soon as
     the checkpoint is not one of the last ones (`retain`) either.
 
+    A savepoint fork-HEX was made for a fork (`dos region fork`), and is dropped automatically once the fork
+    needs it no more. "missing": there is no such region; if none is being made, drop the savepoint.
+
     Example: dos region savepoints dos://h1,h2,h3 wordcount
 
     Example: dos region savepoints dos://h1,h2,h3 wordcount --json | jq .savepoints[].heldBytes
@@ -177,8 +181,15 @@ def list_savepoints(
         savepoints = view.last.savepoints if view.last is not None else {}
         cuts = {cut.cut: cut for cut in view.cuts}
         rows = [
-            savepoint_row(one, cuts[number], notes.get(one, NO_NOTE), sum(found.bytes for found in held[one]))
+            savepoint_row(
+                one,
+                cuts[number],
+                note,
+                sum(found.bytes for found in held[one]),
+                await fork_needs(store, name, one, note) if note.fork else None,
+            )
             for one, number in savepoints.items()
+            for note in (notes.get(one, NO_NOTE),)
         ]
         rows.sort(key=lambda row: (row["checkpoint"], row["savepoint"]))
         return {"name": name, "savepoints": rows, "unproved": view.unproved}
@@ -206,6 +217,7 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
             "by",
             "#state",
             "#only here",
+            "fork",
             "why",
         ),
         [
@@ -218,6 +230,7 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
                 row["madeBy"] or UNKNOWN,
                 count_text(row["restoreBytes"]),
                 count_text(row["heldBytes"]),
+                f"{row['fork']} ({row['forkState']})" if row["fork"] else "",
                 row["why"],
             )
             for row in rows

@@ -8,7 +8,7 @@ time (the manifest) runs in a separate task and reports back by an event.
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ import trio
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.coordinator.drop_log import DropLog
+from checkpoint.coordinator.fork_watch import watch_forks
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.control_frames import control_frame, decode_from_worker
@@ -96,12 +97,20 @@ class RegionShell:
 
     # --- Run ------------------------------------------------------------------------------------------
 
-    async def run(self, launcher: Launcher, manifest: ManifestLog, seen: Cut | None = None) -> End:
-        """Run the region to its end. seen: `Begin.seen`."""
+    async def run(
+        self,
+        launcher: Launcher,
+        manifest: ManifestLog,
+        seen: Cut | None = None,
+        *,
+        beside: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    ) -> End:
+        """Run the region to its end. seen: `Begin.seen`. beside: a task that runs as long."""
         self._launcher, self._manifest = launcher, manifest
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_manifest)
             nursery.start_soon(manifest.watch)
+            nursery.start_soon(beside)
             self._handle(Begin(seen))
             while self.end is None:
                 self._handle(await self._next_event())
@@ -174,6 +183,10 @@ class RegionShell:
     def held(self) -> int:
         """Return the incarnation in which the manifest is held, 0 for none."""
         return self._manifest.held if self._manifest is not None else 0
+
+    def last_checkpoint(self) -> Cut | None:
+        """Return the last committed checkpoint."""
+        return self.core.state.last_checkpoint
 
     def last_progress(self) -> dict[str, Any] | None:
         """Return the report of the last checkpoint."""
@@ -269,9 +282,10 @@ async def run_region(
                 host, spec.name, checkpoint_named(spec.restore), allow_republish=allowed, by_program=True
             )
         manifest = ManifestLog(StoreHost(store), spec.name, shell.post, driver=this_driver())
+        forks = partial(watch_forks, store, spec.name, shell.last_checkpoint, shell.post)
         async with answering(store, spec, shell) as requests:
             shell.also_observed = requests.on_event
-            return await shell.run(launcher, manifest, await _seen(store, spec))
+            return await shell.run(launcher, manifest, await _seen(store, spec), beside=forks)
 
 
 async def _seen(store: Store, spec: RegionSpec) -> Cut | None:

@@ -38,12 +38,15 @@ def checkpoint_row(
     }
 
 
-def savepoint_row(name: str, cut: Cut, note: SavepointNote, held_bytes: int) -> dict[str, Any]:
+def savepoint_row(
+    name: str, cut: Cut, note: SavepointNote, held_bytes: int, needs: bool | None = None
+) -> dict[str, Any]:
     """Return one row of a list of savepoints.
 
     - `cut`: the checkpoint that it holds.
     - `note`: `NO_NOTE` if its maker is unknown, because an older version made it.
     - `held_bytes`: of the objects that only this savepoint keeps, on each member.
+    - `needs`: whether the fork that it was made for still needs it; None: there is no such fork.
     """
     return {
         "savepoint": name,
@@ -56,7 +59,14 @@ def savepoint_row(name: str, cut: Cut, note: SavepointNote, held_bytes: int) -> 
         "stateBytes": checkpoint_row(cut)["stateBytes"],
         "restoreBytes": sum(map(_restore_bytes, cut.workers.values())),
         "heldBytes": held_bytes,
+        "fork": note.fork or None,
+        "forkState": _fork_state(needs) if note.fork else None,
     }
+
+
+def _fork_state(needs: bool | None) -> str:
+    """Return whether a fork still needs its savepoint, as `forking.needs_original` says, in one word."""
+    return "missing" if needs is None else "needed" if needs else "unneeded"
 
 
 def _restore_bytes(part: WorkerCut) -> int:

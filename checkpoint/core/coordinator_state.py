@@ -223,10 +223,9 @@ class CoordinatorState:
     @property
     def layout_changes(self) -> bool:
         """Whether the next checkpoint is the one that makes `layout` the layout of the region, or the first
-        one of a line of history.
+        one of a line of history or of a fork.
         """
-        last = self.last_checkpoint
-        return last is not None and (last.rewound or last.layout != self.layout)
+        return self.last_checkpoint is not None and self.last_checkpoint.begins(self.layout)
 
     @property
     def held_savepoints(self) -> dict[str, int]:

@@ -22,12 +22,12 @@ from checkpoint.errors import RestoreRefusedError
 from journal import ORIGIN
 
 
-def find_target(kept: Sequence[Cut], to: str, *, region: str) -> Cut:
+def find_target(kept: Sequence[Cut], to: str, *, region: str, even_taken_back: bool = False) -> Cut:
     """Return the retained checkpoint that `to` names: `savepoint:NAME`, `checkpoint:N`, or `time:MS`, which
     is the newest one that is not later. `kept`: all retained checkpoints, oldest first.
 
-    Raises RestoreRefusedError, also for a checkpoint of an earlier line whose output was taken back: files do
-    not have it any more.
+    Raises RestoreRefusedError; unless `even_taken_back`, also for a checkpoint of an earlier line whose
+    output was taken back: files do not have it any more.
     """
     if not kept:
         raise RestoreRefusedError(f"region {region!r} has committed no checkpoint")
@@ -37,13 +37,14 @@ def find_target(kept: Sequence[Cut], to: str, *, region: str) -> Cut:
     elif kind == "checkpoint":
         target = _of_number(kept, name, region)
     elif kind == "time" and name.isdigit():
-        return _of_time([cut for cut in kept if not _gone(kept[-1], cut)], name, region)
+        there = [cut for cut in kept if even_taken_back or not _gone(kept[-1], cut)]
+        return _of_time(there, name, region)
     else:
         raise RestoreRefusedError(
             f"{to!r} names no checkpoint: it must be savepoint:NAME, checkpoint:N, or a time such as"
             " 2026-01-31T12:00:00+00:00"
         )
-    if back := _gone(kept[-1], target):
+    if not even_taken_back and (back := _gone(kept[-1], target)):
         raise RestoreRefusedError(
             f"the output of checkpoint {target.cut} after step {back.step} was taken back, when region"
             f" {region!r} was restored to checkpoint {back.to}"

@@ -36,7 +36,8 @@ DIRECTORIES_VERSION: Final = 4
 LAYOUTS_VERSION: Final = 5
 TERMS_VERSION: Final = 6
 LINES_VERSION: Final = 7
-_READABLE: Final = (1, 2, 3, 4, 5, 6, 7)
+ORIGINS_VERSION: Final = 8
+_READABLE: Final = (1, 2, 3, 4, 5, 6, 7, 8)
 """The versions of a checkpoint's record:
 
 | version | content | why older programs must refuse it |
@@ -48,6 +49,7 @@ _READABLE: Final = (1, 2, 3, 4, 5, 6, 7)
 | 5 | the region had other workers before | they would change the number back, and lose output |
 | 6 | a worker was taken over, in a term above the incarnation | its positions are invalid to them |
 | 7 | the region was restored to an older checkpoint | they would mix input and output of both lines |
+| 8 | the region is a fork, or came from another store | they would read other journals, or be another owner |
 """
 _SAVEPOINT_NAME: Final = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.savepoint_name_chars_max - 1}}}", re.ASCII
@@ -138,13 +140,48 @@ class Rewind(msgspec.Struct, frozen=True, kw_only=True):
     """Worker -> output log -> the size of the log at `step`, where the line begins in it."""
 
 
-class SavepointNote(msgspec.Struct, frozen=True, kw_only=True):
+class ForkOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """The region began as a fork of another one (`forking.py`)."""
+
+    region: str
+    checkpoint: int
+    """The checkpoint of that region from which it began, and the step of that."""
+    step: int
+    savepoint: str
+    """The savepoint of that region which holds the checkpoint until this region needs it no more."""
+    application: str = ""
+    """The application whose input handles it reads, if it is not the region's own."""
+    logs: dict[str, str] = {}
+    """Source that reads the output of another region -> that region."""
+    dropped: tuple[str, ...] = ()
+    """Operators of that region that this one may lack. Their state is dropped."""
+    added: tuple[str, ...] = ()
+    """Operators that only this region has. They begin without state."""
+    same_place: tuple[str, ...] = ()
+    """Sinks that may write to the place where that region writes."""
+    wall_time_ms: int = 0
+
+
+class OutputIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """The region and the store (hexadecimal) under which sinks outside of the store know their owner.
+
+    A region that was restored from a backup and replaces the original keeps that of the original.
+    """
+
+    region: str
+    store: str
+
+
+class SavepointNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who made a savepoint, when and why. For people; a program that does not know it drops it."""
 
     by: str = ""
     """user@host, or host:pid of the driver whose program made it."""
     wall_time_ms: int = 0
     why: str = ""
+    fork: str = ""
+    """The region that began as a fork of this checkpoint. The savepoint is dropped when it needs it no more.
+    """
 
 
 NO_NOTE: Final = SavepointNote()
@@ -204,10 +241,32 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """Only in the record of a restore: former workers that the restored checkpoint does not know. All of
     their output is taken back. From version 7 on.
     """
+    origin: ForkOrigin | None = None
+    """Where a fork began. All of its checkpoints state it. From version 8 on."""
+    in_origin: bool = False
+    """The positions of workers are in the chains of `origin.region`: the region has no chains of its own yet.
+    From version 8 on.
+    """
+    identity: OutputIdentity | None = None
+    """The owner of the region's output outside of the store, if it is not its own name and store. All
+    checkpoints state it. From version 8 on.
+    """
 
     def outputs(self) -> "dict[int, WorkerCut | RetiredWorker]":
         """Return worker -> `sinks` and `floors` of its output, of present and former workers."""
         return {**self.retired, **self.workers}
+
+    def begins(self, layout: Layout) -> bool:
+        """Whether something begins with this checkpoint, in an incarnation of this layout: the layout, a line
+        of history, or a fork. Then the next checkpoint is committed before any worker starts.
+        """
+        return self.rewound or self.in_origin or self.layout != layout
+
+    def chains_of(self, region: str) -> str:
+        """Return the region in whose directories the chains of `workers` are. `region`: the one with this
+        checkpoint.
+        """
+        return self.origin.region if self.in_origin and self.origin is not None else region
 
     @property
     def workers_declared(self) -> int:
@@ -224,6 +283,8 @@ def in_its_version(cut: Cut) -> Cut:
 
 
 def _least_version(cut: Cut) -> int:
+    if cut.origin is not None or cut.identity is not None:
+        return ORIGINS_VERSION
     if cut.line:
         return LINES_VERSION
     if any(epoch > cut.incarnation for part in cut.workers.values() for epoch in part.epochs()):

@@ -6,6 +6,7 @@ from checkpoint.core.manifest import (
     DIRECTORIES_VERSION,
     LAYOUTS_VERSION,
     LINES_VERSION,
+    ORIGINS_VERSION,
     SAVEPOINTS_VERSION,
     TERMS_VERSION,
     Cut,
@@ -36,11 +37,14 @@ def check_cut(cut: Cut, *, before: Cut | None = None, gap: bool = False) -> None
     for worker, part in cut.workers.items():
         # With local recovery, a worker that was taken over has a term above the incarnation.
         terms = limits.terms_per_incarnation if cut.version >= TERMS_VERSION else 1
-        _check_worker(cut.cut, worker, part, cut.incarnation, cut.incarnation + terms - 1)
+        # The epochs of another region's chains have nothing to do with this region's incarnations.
+        highest = None if cut.in_origin else cut.incarnation + terms - 1
+        _check_worker(cut.cut, worker, part, cut.incarnation, highest)
     if cut.version < DIRECTORIES_VERSION and any(part.directories for part in cut.workers.values()):
         raise ManifestError(f"it has directories, which version {cut.version} does not allow", cut=cut.cut)
     _check_retired(cut)
     _check_line(cut)
+    _check_origin(cut, before)
     check_layout(cut.layout, workers, cut=cut.cut)
     if idle := sorted(cut.workers.keys() - set(cut.layout.workers)):
         raise ManifestError(f"worker {idle[0]} owns no shards", cut=cut.cut)
@@ -83,18 +87,33 @@ def _check_line(cut: Cut) -> None:
         raise ManifestError(f"worker {both[0]} has a part, and its output is taken back", cut=cut.cut)
 
 
-def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int, highest: int) -> None:
+def _check_origin(cut: Cut, before: Cut | None) -> None:
+    if cut.version < ORIGINS_VERSION and (cut.origin or cut.in_origin or cut.identity):
+        raise ManifestError(
+            f"it states where the region comes from, which version {cut.version} does not allow", cut=cut.cut
+        )
+    if cut.in_origin and cut.origin is None:
+        raise ManifestError("its positions are in another region, which it does not name", cut=cut.cut)
+    if cut.in_origin and before is not None and not cut.rolled_back_to:
+        raise ManifestError("only the first checkpoint of a fork is in another region", cut=cut.cut)
+    if before is not None and cut.origin != before.origin:
+        raise ManifestError(
+            f"it states another origin of the region than checkpoint {before.cut}", cut=cut.cut
+        )
+
+
+def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int, highest: int | None) -> None:
     for chain, position in part.positions().items():
         if position.size < 0 or position.epoch < 1 or not 0 <= position.digest < 1 << 64:
             raise ManifestError(f"worker {worker}: invalid {chain} position {position}", cut=cut)
-        if position.epoch > highest:
+        if highest is not None and position.epoch > highest:
             raise ManifestError(
                 f"worker {worker}: its {chain} position has epoch {position.epoch}, "
                 f"which is above incarnation {incarnation}",
                 cut=cut,
             )
     for chain, (epoch, base) in part.floors.items():
-        if not 1 <= epoch <= highest or base < 0:
+        if epoch < 1 or (highest is not None and epoch > highest) or base < 0:
             raise ManifestError(
                 f"worker {worker}: invalid floor of chain {chain!r}: epoch {epoch}, base {base}", cut=cut
             )

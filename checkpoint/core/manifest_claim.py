@@ -15,7 +15,7 @@ from checkpoint.core.coordinator_vocabulary import (
     StoreWaiting,
 )
 from checkpoint.core.ending import Ending
-from checkpoint.core.fingerprint import check_fingerprint
+from checkpoint.core.forking import check_graph, check_places
 from checkpoint.core.gathering import Gathering
 from checkpoint.core.manifest import Cut
 from checkpoint.core.manifest_checks import check_cut
@@ -110,8 +110,9 @@ class ManifestClaim:
             )
         check_cut(cut)
         self._rescaling.check_possible(cut)
+        check_places(cut, state.spec.unchecked_places)
         present, older = state.spec.operators, state.spec.older_operators
-        check_fingerprint(cut.operators, present, region=state.spec.name, cut=cut.cut, older=older)
+        check_graph(cut, present, region=state.spec.name, older=older)
 
     def _settle_doubt(self, now: float) -> None:
         """Count the checkpoint in doubt if it is the last of the chain; otherwise it can never be in it."""

@@ -243,12 +243,17 @@ class Restore(Releasing, frozen=True, kw_only=True):
         return bool(self.terms)
 
     @property
+    def forks(self) -> bool:
+        """Whether the region begins with it, as a fork of another one."""
+        return self.restore is not None and self.restore.in_origin
+
+    @property
     def moves(self) -> bool:
-        """Whether the layout is another one than in the checkpoint, or a line of history begins with it: then
+        """Whether the region begins anew with the checkpoint (`Cut.begins`), or with another layout: then
         the answer is Restored, and at once the vote for the next checkpoint, at the same step. Start follows
         when that one is committed.
         """
-        return self.restore is not None and (self.restore.rewound or self.restore.layout != self.layout)
+        return self.restore is not None and self.restore.begins(self.layout)
 
 
 class Host(ControlMessage, frozen=True, kw_only=True):

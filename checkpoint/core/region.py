@@ -115,6 +115,8 @@ class RegionSpec:
     """Whether output of a step may be visible for good before a checkpoint covers it."""
     irrevocable: Mapping[str, str] = field(default_factory=dict)
     """Sink -> why rows that it has shown stay when the region is restored to an older checkpoint."""
+    unchecked_places: Mapping[str, str] = field(default_factory=dict)
+    """Sink -> why it is not noticed that another region writes to the same place."""
     restore: str = ""
     """An older checkpoint to begin with, as `lines.find_target` names it; "": the last one."""
     allow_republish: bool = False

@@ -245,7 +245,9 @@ class RequestHandler:
         elif what == "replace":
             self._out.append(CommandRegion(ReplaceWanted(request.replaces, request.id)))
         elif what in ("pin", "unpin"):
-            note = SavepointNote(by=request.asked_by, wall_time_ms=request.wall_time_ms, why=request.why)
+            note = SavepointNote(
+                by=request.asked_by, wall_time_ms=request.wall_time_ms, why=request.why, fork=request.fork
+            )
             self._out.append(CommandRegion(SavepointWanted(request.name, request.cut, what == "pin", note)))
         else:
             self._out.append(CommandRegion(CheckpointWanted()))

@@ -87,6 +87,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Restore although rows come again that were shown."""
     why: str = ""
     """What a person says of a savepoint."""
+    fork: str = ""
+    """The region that begins as a fork of the checkpoint of a savepoint."""
     cut: int = 0
     """The checkpoint of a savepoint, 0 for the last one."""
     workers: int = 0

@@ -56,7 +56,7 @@ def floors_of(kept: Sequence[Cut], worker: int) -> dict[str, Floor]:
     its state and its files is needed. (Its steps chain and its output continue at their heads if it comes
     back.)
     """
-    parts = [cut.workers[worker] for cut in kept if worker in cut.workers]
+    parts = [cut.workers[worker] for cut in kept if worker in cut.workers and not cut.in_origin]
     if kept and not parts:
         chains = {"state"}.union(*(part.floors for part in kept[-1].workers.values()))
         begin_anew = [one for one in chains if one != "steps" and not one.startswith(OUTPUT_CHAIN_PREFIX)]

@@ -108,6 +108,8 @@ class PendingCut:
             irrevocable=dict(irrevocable),
             line=0 if parent is None else parent.line,
             rewinds=() if parent is None else parent.rewinds,
+            origin=None if parent is None else parent.origin,
+            identity=None if parent is None else parent.identity,
         )
         return in_its_version(cut)
 

@@ -12,8 +12,16 @@ from checkpoint.chains.manifest_reading import read_manifest, retained_checkpoin
 from checkpoint.chains.output_following import PublishedOutput, split_of
 from checkpoint.chains.trimming import RowsChain, TrimPlanner, segments_of
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.core.consumers import RegisterPlace, RetentionRule, input_register, output_register
+from checkpoint.core.consumers import (
+    INPUT_REGISTERS,
+    OUTPUT_REGISTERS,
+    RegisterPlace,
+    RetentionRule,
+    input_register,
+    output_register,
+)
 from checkpoint.core.inputs import INPUT_CHAIN, producer_directory
+from checkpoint.core.lines import log_sizes
 from checkpoint.core.outputs import output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import floors_of
@@ -25,8 +33,11 @@ from journal import NO_FLOOR, ChainState, Floor, below, inspect_chain
 
 
 class RetainedRows(Protocol):
-    """Rows in chains, one for each split. `split_word`: what a split is, for people."""
+    """Rows in chains, one for each split. `split_word`: what a split is, for people. `owner`: the application
+    of an input, the region of an output.
+    """
 
+    owner: str
     place: RegisterPlace
     chain: str
     split_word: str
@@ -72,6 +83,7 @@ class InputRows:
 
     def __init__(self, store: Store, application: str, handle: str) -> None:
         self._store = store
+        self.owner = application
         self._application, self._handle = application, handle
         self.place = input_register(application, handle)
 
@@ -114,6 +126,7 @@ class OutputRows:
 
     def __init__(self, store: Store, region: str, sink: str) -> None:
         self._store = store
+        self.owner = region
         self._region, self._sink = region, sink
         self._output = PublishedOutput(store, region, sink)
         self.place = output_register(region, sink)
@@ -171,3 +184,20 @@ class OutputRows:
         segments = tuple(segments_of(state))
         now = RowsChain(self.directory(split), self.chain, split, segments, end, end)
         return (await TrimPlanner(self._store, self.place, self.default).plan(now, wall_time_ms())).floor
+
+
+async def all_rows(store: Store) -> list[RetainedRows]:
+    """Return every input, and every output log, that has a register of consumers. Raises what reading a
+    manifest raises.
+    """
+    found: list[RetainedRows] = []
+    for name in await store.list_directories():
+        application, is_input, handle = name.rpartition(INPUT_REGISTERS)
+        if is_input:
+            found.append(InputRows(store, application, handle))
+        elif name.endswith(OUTPUT_REGISTERS):
+            region = name.removesuffix(OUTPUT_REGISTERS)
+            last = (await retained_checkpoints(store, region))[-1:]
+            sinks = {sink for cut in last for logs in log_sizes(cut).values() for sink in logs}
+            found += [OutputRows(store, region, sink) for sink in sorted(sinks)]
+    return found

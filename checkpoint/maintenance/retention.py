@@ -14,8 +14,6 @@ from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.chains.trimming import RowsChain, TrimPlanner, segments_of
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.consumers import (
-    INPUT_REGISTERS,
-    OUTPUT_REGISTERS,
     QUERY_PREFIX,
     Register,
     RetentionRule,
@@ -23,11 +21,10 @@ from checkpoint.core.consumers import (
     with_rule,
     without_consumer,
 )
-from checkpoint.core.lines import log_sizes
 from checkpoint.core.manifest import Cut
 from checkpoint.core.registered_queries import RegisteredQuery
 from checkpoint.errors import ConsumerRefusedError, NoAnswerError
-from checkpoint.maintenance.retained_rows import InputRows, OutputRows, RetainedRows
+from checkpoint.maintenance.retained_rows import RetainedRows, all_rows
 from checkpoint.maintenance.trimming import UnneededObject, objects_below
 from checkpoint.requests.client import RequestClient
 from checkpoint.runtime import runtime, wall_time_ms
@@ -231,7 +228,7 @@ async def trimmed_since(store: Store, region: str, cut: Cut) -> list[TrimmedInpu
     reading raises.
     """
     found = []
-    for rows in await _all_rows(store):
+    for rows in await all_rows(store):
         consumer = (await settled_register(store, rows.place)).consumers.get(region)
         if consumer is None:
             continue
@@ -242,21 +239,6 @@ async def trimmed_since(store: Store, region: str, cut: Cut) -> list[TrimmedInpu
                 for source, at in needs.items()
                 if at < split.begin
             ]
-    return found
-
-
-async def _all_rows(store: Store) -> list[RetainedRows]:
-    """Return every input, and every output log, that has a register of consumers."""
-    found: list[RetainedRows] = []
-    for name in await store.list_directories():
-        application, is_input, handle = name.partition(INPUT_REGISTERS)
-        if is_input:
-            found.append(InputRows(store, application, handle))
-        elif name.endswith(OUTPUT_REGISTERS):
-            region = name.removesuffix(OUTPUT_REGISTERS)
-            last = (await retained_checkpoints(store, region))[-1:]
-            sinks = {sink for cut in last for logs in log_sizes(cut).values() for sink in logs}
-            found += [OutputRows(store, region, sink) for sink in sorted(sinks)]
     return found
 
 

@@ -87,11 +87,14 @@ async def restore_stopped(
             refuse_republishing(kept[-1], target)
         record = restored(kept, target, held.opened.incarnation, by=to if by_program else "")
         check_cut(record, before=kept[-1])
-        await _append(held, region, record)
+        await append_record(held, region, record)
         return record
 
 
-async def _append(held: HeldManifest, region: str, record: Cut) -> None:
+async def append_record(held: HeldManifest, region: str, record: Cut) -> None:
+    """Append a record to a held manifest, and wait until the quorum has it. Raises RegionFencedError if a
+    driver took the region over before: it may count or not.
+    """
     await held.log.append(AppendCut(record))
     if not any(isinstance(event, CutAppended) for event in held.events):
         raise RegionFencedError(
@@ -128,7 +131,7 @@ async def savepoint_stopped(
             savepoints[name] = wanted
         record = recorded_again(kept, held.opened.incarnation, savepoints, {name: note})
         check_cut(record, before=last)
-        await _append(held, region, record)
+        await append_record(held, region, record)
         return wanted or was
 
 

@@ -93,16 +93,21 @@ async def held_by_savepoints(store: StorePort, view: ManifestView) -> dict[str, 
         for name, others in rest.items():
             if any(worker in cut.outputs() for cut in others):
                 unneeded = below(without_outputs(floors_of(others, worker)))
-                held[name] += [one for one in _listed(directory, found, unneeded) if not is_garbage(one.name)]
+                held[name] += [
+                    one for one in objects_that(directory, found, unneeded) if not is_garbage(one.name)
+                ]
     return held
 
 
 async def objects_below(store: StorePort, directory: str, floors: Floors) -> list[UnneededObject]:
     """Return the segments below the floors in one directory, as F members report them."""
-    return _listed(directory, await store.inspect(directory), below(floors))
+    return objects_that(directory, await store.inspect(directory), below(floors))
 
 
-def _listed(directory: str, view: DirectoryViewPort, unneeded: Callable[[str], bool]) -> list[UnneededObject]:
+def objects_that(
+    directory: str, view: DirectoryViewPort, unneeded: Callable[[str], bool]
+) -> list[UnneededObject]:
+    """Return the objects in one directory whose names are `unneeded`, as F members report them."""
     copies: dict[str, list[int]] = {}
     for objects in view.answers.values():
         for info in objects.values():

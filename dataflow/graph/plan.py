@@ -51,6 +51,7 @@ class GraphPlan:
             "keeps_workers": self._keeps_workers(),
             "shows_steps": self.shows_steps,
             "irrevocable": self._irrevocable(),
+            "unchecked_places": self._unchecked_places(),
             "resets_because": self._resets_because(),
         }
 
@@ -59,6 +60,11 @@ class GraphPlan:
         """Whether output of a step may be visible for good before a checkpoint covers it."""
         sinks = [spec for spec in self.specs.values() if isinstance(spec, SinkSpec)]
         return self.delivery == "at-most-once" or any(spec.shows_steps for spec in sinks)
+
+    def _unchecked_places(self) -> dict[str, str]:
+        """Return sink -> why it is not noticed that another region writes to the same place."""
+        sinks = {name: spec for name, spec in self.specs.items() if isinstance(spec, SinkSpec)}
+        return {name: spec.unchecked_place for name, spec in sinks.items() if spec.unchecked_place}
 
     def _irrevocable(self) -> dict[str, str]:
         """Return sink -> why a restore to an older checkpoint cannot take its rows back."""

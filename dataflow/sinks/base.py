@@ -32,6 +32,9 @@ delivery.
 """
 
 
+SHARED: Final = "shared=True adds its rows to those of others"
+
+
 class OutputOwner(msgspec.Struct, frozen=True):
     """The owner of output: one sink of one region of one store. A run that resumes has the same owner."""
 
@@ -114,6 +117,15 @@ class SinkSpec(OperatorSpec):
         OSError and other errors of the destination if it cannot be read from this machine.
         """
         del owner
+
+    @property
+    def unchecked_place(self) -> str:
+        """Why it is not noticed that another region writes to the same destination; empty if `check_place`
+        refuses that, or the destination belongs to the region.
+        """
+        if type(self).check_place is SinkSpec.check_place:
+            return f"{type(self).__name__} does not check who else writes there (check_place)"
+        return SHARED if getattr(self, "shared", False) else ""
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
         """Return the delivery guarantee in a consistent region that requests `wanted` (None: the strongest).

@@ -55,6 +55,10 @@ class JournaledFileSink(SinkSpec):
     def keeps_files(self) -> bool:
         return True
 
+    @property
+    def unchecked_place(self) -> str:
+        return ""  # its destination belongs to the region
+
     def detail(self) -> str:
         return "keeps files"
 

@@ -14,10 +14,16 @@ from dos_protocol.errors import ClosedError
 class Handover:
     """The budget of one directory. `path`: its files in this incarnation."""
 
-    def __init__(self, path: Path, bytes_max: int, sources: Mapping[int, Path] | None = None) -> None:
+    def __init__(
+        self, path: Path, bytes_max: int, sources: Mapping[int, Path] | None = None, *, divides: bool = True
+    ) -> None:
         self.path = path
         self.sources = sources
-        """If the layout changes: former worker -> a copy of its files, for the operator to make its own."""
+        """If the layout changes: former worker -> a copy of its files, for the operator to make its own. In a
+        fork of the same layout: the files of this worker in the original.
+        """
+        self.divides = divides
+        """Whether the operator makes its files from `sources`; otherwise they are copied."""
         self.snapshot_due = False
         """Set by the link thread: the next checkpoint should have a copy of all files."""
         self._bytes_max = bytes_max

@@ -41,6 +41,13 @@ def begin_files(
     log.begin(sizes, made)
 
 
+def copy_of_one(sources: Mapping[int, Path], made: Path) -> None:
+    """Fill the directory with the files of the only source, as they are."""
+    (source,) = sources.values()
+    with of_scratch("", "the files of a directory could not be copied"):
+        shutil.copytree(source, made, dirs_exist_ok=True)
+
+
 def _sizes(made: Path) -> dict[str, int]:
     try:
         return sizes_of(made)
@@ -51,4 +58,4 @@ def _sizes(made: Path) -> dict[str, int]:
         ) from error
 
 
-__all__ = ["MakeFiles", "begin_files"]
+__all__ = ["MakeFiles", "begin_files", "copy_of_one"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dataflow.graph.builder import GraphPlan
+from dataflow.state.directory_handover import Handover
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.worker.circuit import Circuit
 from journal import Record
@@ -95,7 +96,7 @@ class TrialDirectories:
                     paths = {one: path.with_name(f".{name}.former") / str(one) for one in sorted(sources)}
                     for one, copy in paths.items():
                         _rebuild(copy, sources[one])
-                    circuit.begin_directory(name, path, paths, log)
+                    circuit.begin_directory(name, Handover(path, 0, paths), log)
                 self._open[worker, name] = OperatorDirectory(path, log)
                 circuit.hand_directory(name, self._open[worker, name])
 

@@ -11,7 +11,6 @@ on its rows and their order, not on their batches: a replay with other batches g
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -30,7 +29,8 @@ from dataflow.operators.side_output import SideOutputSpec
 from dataflow.origins import BatchOrigin
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.base import SourceBatch, SourceReader
-from dataflow.state.directory_moving import begin_files
+from dataflow.state.directory_handover import Handover
+from dataflow.state.directory_moving import begin_files, copy_of_one
 from dataflow.state.moving import Share
 from dataflow.state.operator_directory import ChangeLog, OperatorDirectory
 from dataflow.worker.checkpoint_part import Checkpoint
@@ -181,12 +181,11 @@ class Circuit:
         requests = [operator.take_checkpoint_request() for operator in self._requesting]
         return any(requests)
 
-    def begin_directory(
-        self, name: str, path: Path, sources: Mapping[int, Path], log: ChangeLog, scratch: str = ""
-    ) -> None:
-        """Let an operator make its files from those of another layout. Raises OperatorError."""
+    def begin_directory(self, name: str, files: Handover, log: ChangeLog, scratch: str = "") -> None:
+        """Let an operator make its files from those of another layout, or copy them. Raises OperatorError."""
+        make = self._operators[name].redistribute_directory if files.divides else copy_of_one
         with naming(name, "another number of workers"):
-            begin_files(path, sources, log, self._operators[name].redistribute_directory, scratch)
+            begin_files(files.path, files.sources or {}, log, make, scratch)
 
     def hand_directory(self, name: str, directory: OperatorDirectory) -> None:
         """Give an operator its directory, with the files of the checkpoint. Call it before `restored`."""

@@ -168,7 +168,7 @@ class CircuitIncarnation:
         for name, handover in directories.items():
             log = PostedChanges(self.number, name, handover, self._post)
             if handover.sources is not None:
-                self._circuit.begin_directory(name, handover.path, handover.sources, log, self._me.scratch)
+                self._circuit.begin_directory(name, handover, log, self._me.scratch)
             self._circuit.hand_directory(name, OperatorDirectory(handover.path, log, self._me.scratch))
         self._circuit.restored()
         self._shared.operators = self._circuit.counters()  # no step may follow to report them

@@ -25,6 +25,8 @@ from dos_client import Store
 from journal import Position
 from journal.ports import ClaimPort
 
+StoredBlocks = Callable[[], AsyncGenerator[tuple[int, str, bytes]]]
+"""Yields the (checkpoint, operator, encoded block) of a worker's own chain, as `StateStore.blocks` does."""
 Report = Callable[[int, int], Awaitable[None]]
 """Called with the bytes that are copied, and the bytes of all of it."""
 
@@ -55,17 +57,38 @@ class CopiedState:
             self._parts[worker] = part.state, spool
         return copied
 
-    async def taken_over(
+    async def restored(
+        self, store: Store, order: Restore, own: StoredBlocks, change: LayoutChange | None
+    ) -> AsyncGenerator[tuple[TakenPart | None, StoredStateBlock]]:
+        """Yield the stored state blocks that the ordered worker restores: those of its own, which `own`
+        yields unless the region begins as a fork, and those that it takes over, part by part.
+
+        What is not in its own chain is read without a claim: nobody writes below a committed position. Raises
+        what `own` raises, and as `blocks_at`.
+        """
+        if order.restore is None or not order.forks:
+            blocks = own()
+        elif order.worker in order.restore.workers:
+            region, at = order.restore.chains_of(order.job), order.restore.workers[order.worker].state
+            blocks = blocks_at(store, region, order.worker, at)
+        else:
+            blocks = _nothing()
+        async with aclosing(blocks) as restored:
+            async for block in restored:
+                yield None, StoredStateBlock(*block)
+        if change is not None and change.moves:
+            async with aclosing(self._taken_over(store, order, change)) as taken:
+                async for part, block in taken:
+                    yield part, block
+
+    async def _taken_over(
         self, store: Store, order: Restore, change: LayoutChange
     ) -> AsyncGenerator[tuple[TakenPart, StoredStateBlock]]:
-        """Yield the state blocks that the ordered worker takes over, part by part.
-
-        They are read without a claim: nobody writes below a committed position. Raises as `blocks_at`.
-        """
         assert order.restore is not None
+        region = order.restore.chains_of(order.job)
         for part in change.share.parts:
             at = order.restore.workers[part.worker].state
-            async with aclosing(self.blocks(store, order.job, part.worker, at)) as blocks:
+            async with aclosing(self.blocks(store, region, part.worker, at)) as blocks:
                 async for block in blocks:
                     yield part, block
 
@@ -92,6 +115,12 @@ class CopiedState:
             yield StoredStateBlock(0, operator, data)
         for block in since:
             yield block
+
+
+async def _nothing() -> AsyncGenerator[StoredStateBlock]:
+    nothing: tuple[StoredStateBlock, ...] = ()
+    for block in nothing:
+        yield block
 
 
 def _state_bytes(part: WorkerCut) -> int:

@@ -26,7 +26,9 @@ from checkpoint.errors import ManifestError
 from checkpoint.runtime import runtime
 from dataflow import limits
 from dataflow.graph.builder import GraphPlan
+from dataflow.sinks.base import SinkSpec
 from dataflow.state.directory_handover import Handover
+from dataflow.worker.layout_change import LayoutChange
 from dataflow.worker.messages import DirectoryBegun, DirectoryCut, FilesChanged, OfDirectories, Post
 from journal import Floor, Position, Record, Scratch
 from journal.files.changing import snapshot_of
@@ -81,25 +83,40 @@ class DirectoriesAtCut(NamedTuple):
 
 
 class FormerFiles(NamedTuple):
-    """Where the files of all workers of another layout are, at the checkpoint that is restored."""
+    """Where the files are at the checkpoint that is restored, if they are not in this worker's own chains."""
 
     store: StorePort
     region: str
     workers: Mapping[int, Mapping[str, Position]]
     """Worker -> operator -> its position."""
+    divides: bool
+    """Whether the operator divides the files of all workers anew."""
 
     @classmethod
-    def of(cls, store: StorePort, order: Restore) -> "FormerFiles":
-        """Return those of the checkpoint that is ordered to be restored."""
-        assert order.restore is not None
-        return cls(store, order.job, {one: part.directories for one, part in order.restore.workers.items()})
+    def of(
+        cls, store: StorePort, order: Restore, change: LayoutChange | None, graph: GraphPlan
+    ) -> "FormerFiles | None":
+        """Return where they are: of all workers, if the layout is another one; of this worker in the
+        original, if the region begins as a fork of the same layout. None: in its own chains.
+        """
+        if order.restore is None or change is None or not (change.moves or change.forks):
+            return None
+        region = order.restore.chains_of(order.job)
+        # A sink's files are its output, which is empty in a fork.
+        begins = {name for name, spec in graph.specs.items() if change.forks and isinstance(spec, SinkSpec)}
+        workers = {
+            one: {name: at for name, at in part.directories.items() if name not in begins}
+            for one, part in order.restore.workers.items()
+            if change.moves or one == order.worker
+        }
+        return cls(store, region, workers, change.moves)
 
     async def rebuild(self, operator: str, root: Path) -> dict[int, Path]:
         """Write the files of an operator below `root`, and return worker -> its files.
 
         Raises as `rebuild_files`.
         """
-        paths = {worker: root / str(worker) for worker in sorted(self.workers)}
+        paths = {worker: root / str(worker) for worker, of in sorted(self.workers.items()) if operator in of}
         for worker, path in paths.items():
             at = self.workers[worker][operator]
             await rebuild_files(self.store, self.region, worker, operator, at=at, path=path)
@@ -158,7 +175,7 @@ class Directories:
     async def rebuild(self, former: FormerFiles | None = None) -> dict[str, Handover]:
         """Write the files and return operator -> handover.
 
-        former: the layout changes, so the files of all its workers are written, and none of this worker's.
+        former: the files that are written instead of this worker's, for the operator to begin with.
         Raises as `DirectoryStore.rebuild` and `rebuild_files`.
         """
         if not self._operators:
@@ -166,11 +183,12 @@ class Directories:
         root = await runtime().in_thread(self._make_root)
         for name, store in self._stores.items():
             sources = None
-            if former is None:
+            if former is not None:
+                sources = await former.rebuild(name, root / f".{name}.former") or None
+            if sources is None:
                 await store.rebuild(root / name)
-            else:
-                sources = await former.rebuild(name, root / f".{name}.former")
-            handover = Handover(root / name, limits.directory_bytes_ahead, sources)
+            divides = former is None or former.divides
+            handover = Handover(root / name, limits.directory_bytes_ahead, sources, divides=divides)
             handover.snapshot_due = store.snapshot_due
             self._handovers[name] = handover
         return dict(self._handovers)

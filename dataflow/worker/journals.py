@@ -34,6 +34,7 @@ class Journals:
         self._local = order.is_local
         self._region_incarnation = order.incarnation
         self._takes_over = order.takes_over
+        self._forks = order.forks
         self._release(order)
 
     @classmethod
@@ -53,7 +54,7 @@ class Journals:
         Raises what `StateStore.open` and `StepsLog.open` raise; ManifestError if output may be visible that
         another number of workers made before the first checkpoint.
         """
-        own = None if order.restore is None else order.restore.workers.get(order.worker)
+        own = None if order.restore is None or order.forks else order.restore.workers.get(order.worker)
         at, version = (None, 0) if own is None else (own.state, order.cut)
         state = await StateStore.open(
             claim, version=version, at=at, generation=generation, scratch=scratch, rolling=rolling
@@ -129,16 +130,23 @@ class Journals:
         """Make the data of a checkpoint durable and return the vote, which is valid once the sinks are synced
         too.
         """
-        state = await self._state.commit(taken.barrier.cut, taken.blocks)
+        if self._is_whole(taken) and taken.snapshot is not None:
+            state = await self._state.commit_whole(taken.barrier.cut, taken.snapshot)
+        else:
+            state = await self._state.commit(taken.barrier.cut, taken.blocks)
         if taken.step == self._after:
             self._steps.void(taken.step)  # the layout changes
         steps = await self._steps.synced(taken.step)
         floors = {STATE_CHAIN: self._state.floor, STEPS_CHAIN: self._steps.floor}
         return WorkerCut(state=state, steps=steps, sources=taken.sources, sinks=taken.sinks, floors=floors)
 
+    def _is_whole(self, taken: CutTaken) -> bool:
+        """Return whether it is the first checkpoint of a fork, whose chain has nothing before it."""
+        return self._forks and taken.step == self._after
+
     async def voted(self, taken: CutTaken) -> None:
         """Append the snapshot of the checkpoint, if any. It follows the vote so as not to delay it."""
-        if taken.snapshot is not None:
+        if taken.snapshot is not None and not self._is_whole(taken):
             await self._state.snapshot(taken.snapshot)
 
     async def released(self, order: Committed) -> None:

@@ -1,9 +1,10 @@
 """What one worker does when an incarnation has another layout than the checkpoint that it restores, or begins
-a line of history.
+a line of history or a fork.
 
 The worker restores its own state, if it has any, and takes over its parts of other workers
 (`dataflow/state/moving.py`). Sources are dealt anew from the positions of all workers. A worker that comes
-back continues its output where it ended. The output of a worker that leaves is completed by its heir.
+back continues its output where it ended. The output of a worker that leaves is completed by its heir. The
+workers of a fork restore their state from the chains of the original, and begin their own chains and output.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from journal import ORIGIN
 
 
 class LayoutChange(NamedTuple):
-    """The duties of one worker in the first incarnation of a layout or of a line of history."""
+    """The duties of one worker in the first incarnation of a layout, of a line of history or of a fork."""
 
     cut: int
     """The checkpoint that it votes for before it starts."""
@@ -33,6 +34,13 @@ class LayoutChange(NamedTuple):
     """
     moves: bool
     """Whether the layout is another one, so that state, files and sources move."""
+    forks: bool
+    """Whether the region begins as a fork: its own chains and its output are empty."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether the output logs of the worker have nothing before the checkpoint."""
+        return self.forks or not self.share.stays
 
     @classmethod
     def of(cls, order: Restore | CopyAhead, plan: GraphPlan) -> "LayoutChange | None":
@@ -54,15 +62,17 @@ class LayoutChange(NamedTuple):
         }
         if worker == order.layout.workers[0]:
             completes |= {orphan: None for orphan in cut.orphans if orphan not in order.layout.workers}
-        before = cut.retired.get(worker, RetiredWorker())
+        before = RetiredWorker() if cut.in_origin else cut.retired.get(worker, RetiredWorker())
         files = {name: ORIGIN for name, spec in plan.specs.items() if spec.keeps_files}
         new = WorkerCut(state=ORIGIN, steps=ORIGIN, sinks=before.sinks, directories=files)
         own = cut.workers.get(worker, new)
+        if cut.in_origin:
+            own = msgspec.structs.replace(new, sources=own.sources)
         moves = cut.layout != order.layout
         if moves:
             of_workers = [cut.workers[one].sources for one in sorted(cut.workers)]
             own = msgspec.structs.replace(own, sources=dealt_sources(plan, of_workers, share))
-        return cls(order.cut + 1, share, own, completes, moves)
+        return cls(order.cut + 1, share, own, completes, moves, cut.in_origin)
 
 
 def part_of(order: Restore, change: LayoutChange | None) -> WorkerCut | None:

@@ -218,6 +218,7 @@ class LinkIncarnation:
             self._plan,
             self._store,
             part,
+            order.restore,
             workers=self._workers,
             again=self.number > 1,
             woken=lambda: self._inbox.put(Woken()),
@@ -298,7 +299,7 @@ class LinkIncarnation:
                     generation=generation,
                     scratch=scratch,
                     floors=order.floors,
-                    joins=self._change is not None and not self._change.share.stays,
+                    joins=self._change is not None and self._change.joins,
                     line=0 if order.restore is None else order.restore.line,
                     rewound=order.restore is not None and order.restore.rewound,
                 )
@@ -323,15 +324,12 @@ class LinkIncarnation:
         return journals
 
     async def _load(self, journals: Journals) -> None:
-        async for block in journals.blocks():
-            await self._block_room.acquire()
-            self._inbox.put(LoadStateBlock(self.number, *block))
-        moved = self._change if self._change is not None and self._change.moves else None
-        if moved is not None:
-            async for part, block in self._copies.taken_over(self._store, self._order, moved):
+        stored = self._copies.restored(self._store, self._order, journals.blocks, self._change)
+        async with aclosing(stored) as blocks:
+            async for part, block in blocks:
                 await self._block_room.acquire()
                 self._inbox.put(LoadStateBlock(self.number, *block, part))
-        former = FormerFiles.of(self._store, self._order) if moved is not None else None
+        former = FormerFiles.of(self._store, self._order, self._change, self._plan)
         self._inbox.put(StateComplete(self.number, await self._directories.rebuild(former)))
         await self._loaded.wait()
 
@@ -391,5 +389,6 @@ class LinkIncarnation:
         )
         self._exchange.announce(FrameType.DURABLE, taken.step)
         await journals.voted(taken)
-        # After a change of the layout the chain is full of rows that moved away.
-        self._shared.snapshot_due = journals.snapshot_due or taken.step == after_step(self._order)
+        # After a change of the layout the chain is full of rows that moved away. A fork has written all anew.
+        changed = taken.step == after_step(self._order) and not self._order.forks
+        self._shared.snapshot_due = journals.snapshot_due or changed

@@ -158,7 +158,7 @@ class Links:
         self._shared.peers_at = 0
         self._shared.room = True
         self._shared.pausing = False
-        self._shared.snapshot_due = False
+        self._shared.snapshot_due = order.forks
         self._copying.cancel()
         copies, self._copies = self._copies, CopiedState(self._spec.scratch_dir)
         self._incarnation = LinkIncarnation(

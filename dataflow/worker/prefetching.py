@@ -13,10 +13,11 @@ from typing import TypeVar
 
 import trio
 
-from checkpoint import InputPiece, SplitPosition, WorkerCut, limits
+from checkpoint import Cut, InputPiece, SplitPosition, WorkerCut, check_log, limits
 from checkpoint.errors import InputTrimmedError
 from dataflow.errors import InputChangedError
 from dataflow.graph.builder import GraphPlan
+from dataflow.sources.log import LogSource
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.sources.prefetched import Follower, PrefetchedSource
 from dataflow.worker.spec import WorkerSpec
@@ -178,22 +179,30 @@ def feeds_of(
     plan: GraphPlan,
     store: Store,
     part: WorkerCut | None,
+    cut: Cut | None,
     *,
     workers: int,
     again: bool,
     woken: Callable[[], None],
 ) -> dict[str, Prefetcher]:
-    """Return a prefetcher of each source whose input is in the store, from the positions in `part`.
+    """Return a prefetcher of each source whose input is in the store, from the positions in `part`, which is
+    of the checkpoint `cut`. Raises ManifestError if a source of a fork reads another region's output than in
+    the original.
 
     again: it is not the first incarnation. Outside of consistent regions, input is then read from its present
     end on.
     """
+    origin = None if cut is None else cut.origin
+    sources = {name: one for name, one in plan.specs.items() if isinstance(one, PrefetchedSource)}
+    for name, source in sources.items():
+        if isinstance(source, LogSource):
+            check_log(cut, name, str(source.region))
     return {
         name: Prefetcher(
             name,
             source,
             store,
-            application=spec.application or spec.region,
+            application=(origin and origin.application) or spec.application or spec.region,
             worker=spec.worker,
             workers=workers,
             positions={} if part is None else part.sources.get(name, {}),
@@ -201,6 +210,5 @@ def feeds_of(
             consumer="" if spec.without_checkpoints else spec.region,
             at_present=spec.without_checkpoints and again,
         )
-        for name, source in plan.specs.items()
-        if isinstance(source, PrefetchedSource)
+        for name, source in sources.items()
     }

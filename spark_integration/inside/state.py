@@ -38,10 +38,12 @@ _WORKER: Final = "_worker"
 
 
 class StatePart(NamedTuple):
-    """`at`: the position of the worker's chain in the checkpoint; `since`: that in the earlier one; hashes in
-    [`begin`, `end`).
+    """What one task reads: hashes in [`begin`, `end`) of a worker's state chain.
+
+    `region`: whose chain. `at`, `since`: its positions in the checkpoint and in the earlier one.
     """
 
+    region: str
     worker: int
     at: Position
     since: Position | None
@@ -65,7 +67,7 @@ class OperatorStateTable:
         parts, tables = await self._parts(store), set[str]()
         whole_state = [part._replace(since=None) for part in parts if part.since is not None]
         for part in (*parts, *whole_state):
-            async with aclosing(_blocks(store, self.options.region, part)) as blocks:
+            async with aclosing(_blocks(store, part)) as blocks:
                 async for block in blocks:
                     if block.operator == self.options.operator:
                         return _columns(_schema_of(block), difference=self.options.since is not None)
@@ -90,9 +92,13 @@ class OperatorStateTable:
             if since is not None and since.layout != cut.layout and not is_everywhere:
                 reason = f"its keys were on other workers in checkpoint {since.cut}"
                 raise StateNotRecordedError(worker, reason)
+            if since is not None and since.in_origin != cut.in_origin:
+                reason = f"checkpoint {since.cut} is in the journals of another region, as a fork begins"
+                raise StateNotRecordedError(worker, reason)
             for begin, end in _hash_ranges(cut.layout, worker, options.operator, options.tasks_per_worker):
                 before = None if since is None else since.workers[worker].state
-                parts.append(StatePart(worker, part.state, before, begin, end))
+                region = cut.chains_of(options.region)
+                parts.append(StatePart(region, worker, part.state, before, begin, end))
             if is_everywhere:
                 break  # each worker has the whole table
         return parts
@@ -110,7 +116,7 @@ class OperatorStateTable:
         fold = StateFold(keep_deleted=part.since is not None)
         schema: pa.Schema | None = None
         try:
-            for block in store.iterate(_blocks(store.store, self.options.region, part)):
+            for block in store.iterate(_blocks(store.store, part)):
                 if block.operator != self.options.operator:
                     continue
                 rows = block.decoded()
@@ -167,10 +173,10 @@ def _hash_ranges(layout: Layout, worker: int, operator: str, count: int) -> list
     return list(pairwise(bounds))
 
 
-def _blocks(store: Store, region: str, part: StatePart) -> AsyncGenerator[StoredStateBlock]:
+def _blocks(store: Store, part: StatePart) -> AsyncGenerator[StoredStateBlock]:
     if part.since is None:
-        return blocks_at(store, region, part.worker, part.at)
-    return blocks_between(store, region, part.worker, part.since, part.at)
+        return blocks_at(store, part.region, part.worker, part.at)
+    return blocks_between(store, part.region, part.worker, part.since, part.at)
 
 
 def _schema_of(block: StoredStateBlock) -> pa.Schema:

@@ -55,7 +55,12 @@ def test_a_savepoint_in_a_row_with_a_note_and_without_one() -> None:
         "stateBytes": 300,
         "restoreBytes": 270,
         "heldBytes": 12,
+        "fork": None,
+        "forkState": None,
     }
+    for needs, state in ((None, "missing"), (True, "needed"), (False, "unneeded")):
+        row = savepoint_row("fork-1f", cut, SavepointNote(fork="test"), 12, needs)
+        assert (row["fork"], row["forkState"]) == ("test", state)
     unknown = savepoint_row("good", cut, NO_NOTE, 0)
     assert (unknown["madeBy"], unknown["madeMs"], unknown["why"]) == (None, None, "")
 

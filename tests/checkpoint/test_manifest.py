@@ -11,6 +11,8 @@ from checkpoint import limits
 from checkpoint.core.layout import Layout, ShardRange, even_layout
 from checkpoint.core.manifest import (
     CutFlag,
+    ForkOrigin,
+    OutputIdentity,
     RetiredWorker,
     SavepointNote,
     SplitPosition,
@@ -92,7 +94,7 @@ def edited(**fields):
         ((0, (6, 40, 3), encode_cut(a_cut()).text), r"has ints \[6, 40, 3\], but JSON \[5, 40, 3\]"),
         ((0, (), encode_cut(a_cut()).text), r"has ints \[\]"),
         ((1, (5, 40, 3), encode_cut(a_cut()).text), "flags 0x1 of its record contradict its JSON"),
-        (edited(version=8), "version 8, this program reads versions up to 7"),
+        (edited(version=9), "version 9, this program reads versions up to 8"),
         (edited(workers={"0": {"state": {"epoch": 1}}}), "does not decode"),
         (
             (0, (5, 40, 3), encode_cut(a_cut()).text.replace(b'"1":{', b'"0":{')),
@@ -301,3 +303,18 @@ def test_a_record_of_a_checkpoint_may_be_as_long_as_the_limit_and_no_longer(
     monkeypatch.setattr(limits, "manifest_record_bytes_max", len(encoded[2]) - 1)
     with pytest.raises(ManifestError, match=f"has {len(encoded[2])} bytes"):
         decode_cut(*encoded)
+
+
+def test_a_checkpoint_of_version_8_says_where_the_region_comes_from() -> None:
+    origin = ForkOrigin(region="shop", checkpoint=41, step=300, savepoint="fork-1f", application="shop")
+    cut = a_cut(origin=origin, in_origin=True, identity=OutputIdentity(region="shop", store="5c"))
+    assert in_its_version(cut).version == 8
+    assert in_its_version(msgspec.structs.replace(cut, origin=None, in_origin=False)).version == 8
+    check_cut(in_its_version(cut))
+    with pytest.raises(ManifestError, match="where the region comes from, which version 7 does not allow"):
+        check_cut(msgspec.structs.replace(cut, version=7))
+    with pytest.raises(ManifestError, match="in another region, which it does not name"):
+        check_cut(in_its_version(msgspec.structs.replace(cut, origin=None)))
+    later = in_its_version(a_cut(cut=6, parent=5, origin=msgspec.structs.replace(origin, checkpoint=40)))
+    with pytest.raises(ManifestError, match="another origin of the region than checkpoint 5"):
+        check_cut(later, before=in_its_version(cut))

@@ -115,7 +115,7 @@ class Cluster:
         continue without it, and only after the journals are created, for which all are needed (R16)."""
         if not self.may_damage or len(self.history.starts) < len(self.directories):
             return False
-        if self.region is not None and not self.region.made:
+        if self.region is not None and not self.region.all_made:
             return False
         needed = claims_needed(len(self.machines), self.record.ack_quorum)
         return machine is self.victim and len(self.machines) - 1 >= needed
@@ -141,7 +141,7 @@ class Cluster:
 
     def settled(self) -> bool:
         """Return whether all other work is finished."""
-        return self.region is None or self.region.finished
+        return self.region is None or self.region.settled
 
     def new_writer(self, directory: str) -> Writer:
         self._writers_made += 1
@@ -318,7 +318,9 @@ def _final_take_over(cluster: Cluster) -> None:
     ):
         cluster.history.bench.stuck("a fresh reader cannot read")
     if cluster.region is not None:
-        _run_region_again(cluster, cluster.region)
+        for region in (cluster.region, cluster.region.fork):
+            if region is not None:
+                _run_region_again(cluster, region)
 
 
 def _run_region_again(cluster: Cluster, region: Region) -> None:

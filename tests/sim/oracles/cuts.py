@@ -35,8 +35,10 @@ def check(cluster: "Cluster") -> None:
 
 def check_output(region: Region) -> None:
     """Check that the output of a finished region is that of a run without failures."""
-    _same_rows("O8", "the output", Counter(map(tuple, region.output.rows("rows"))), region.given.rows)
-    last_counts: dict[str, int] = {}
+    before = [] if region.first is None else region.given.upto(_read_in(region.first))
+    rows = _without(region.given.rows, before)
+    _same_rows("O8", "the output", Counter(map(tuple, region.output.rows("rows"))), rows)
+    last_counts: dict[str, int] = dict(Counter(word for word, _ in before))
     shown = region.output.rows("counts")
     if region.scales:  # the parts of workers that had a word one after the other are in no order
         shown.sort(key=lambda row: int(row[1]))
@@ -73,7 +75,7 @@ def check_cuts(region: Region, audit: Auditor) -> None:
         _check_retained(region, audit)
     for cut in chain:
         votes = region.record.votes.get((cut.incarnation, cut.cut))
-        if votes != cut.workers and not cut.rewound:
+        if votes != cut.workers and not cut.rewound and not cut.in_origin:
             raise ViolationError(
                 "O7", f"checkpoint {cut.cut} of incarnation {cut.incarnation} differs from its votes (R12)"
             )
@@ -94,7 +96,7 @@ def _counts_owned(region: Region, newest: Cut, cut: Cut, worker: int) -> Counter
     output of the checkpoint was taken back since: as its input demands.
     """
     last: Counter[str] = Counter()
-    if taken_back(newest, cut.line, cut.step) is not None:
+    if region.first is not None or taken_back(newest, cut.line, cut.step) is not None:
         last.update(word for word, _ in region.given.upto(_read_in(cut)))
     else:
         for one in cut.outputs():
@@ -149,7 +151,13 @@ def _check_cut(region: Region, cut: Cut) -> None:
     rows: Counter[tuple[str, ...]] = Counter()
     for worker in cut.outputs():
         rows.update(map(tuple, region.output.upto(cut, worker, "rows")))
-    _same_rows("O7", f"checkpoint {cut.cut}", rows, region.given.upto(read))
+    before = [] if region.first is None else region.given.upto(_read_in(region.first))
+    _same_rows("O7", f"checkpoint {cut.cut}", rows, _without(region.given.upto(read), before))
+
+
+def _without(rows: list[tuple[str, int]], before: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the rows that a fork shows: those after the checkpoint from which it began."""
+    return [*(Counter(rows) - Counter(before)).elements()]
 
 
 def _same_rows(oracle: str, what: str, found: Counter[tuple[str, ...]], read: list[tuple[str, int]]) -> None:

@@ -47,7 +47,7 @@ class Auditor(Process):
         claim.close()
         for cut in retained_of(self.cuts):
             for worker in cut.workers:
-                claim = await self._claim(worker_directory(name, worker))
+                claim = await self._claim(worker_directory(cut.chains_of(name), worker))
                 self.counts[cut.cut, worker] = await self._state(claim, cut, worker)
                 claim.close()
         self.done = True

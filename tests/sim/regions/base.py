@@ -58,6 +58,8 @@ class RegionBase:
     """Whether its workers are replaced by other processes, and its driver by another one, while it runs."""
     goes_back: ClassVar[bool] = False
     """Whether a person restores it to older checkpoints. A test sets it, too."""
+    forks: ClassVar[bool] = False
+    """Whether a person forks it. A test sets it, too."""
     recovers_locally: ClassVar[bool] = False
     """Whether lost workers are taken over while the others continue. A test sets it, too."""
     finishing_pace: float

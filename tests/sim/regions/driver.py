@@ -39,6 +39,7 @@ from tests.sim.regions.channel import Channel, accept
 from tests.sim.regions.claiming import Host
 from tests.sim.regions.deadline_timer import DeadlineTimer
 from tests.sim.regions.events import record_event
+from tests.sim.regions.forking import watch_forks
 from tests.sim.regions.launcher import Launcher
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class Driver(Process):
         self._timer = DeadlineTimer(self, self._tick)
         region.network.listen(self.address, self, self._accept)
         self.start("watch", self.manifest.watch())
+        if region.forker is not None:
+            self.start("forks", watch_forks(self))
         seen = region.record.committed[-1:] if region.spec.hand_over else []
         self.post(Begin(seen[0] if seen else None))
 
@@ -135,6 +138,8 @@ class Driver(Process):
                 self._ended(effect)
 
     def _notified(self, event: object) -> None:
+        if isinstance(event, SavepointSettled) and self.region.forker is not None:
+            self.region.forker.settled(event)
         if isinstance(event, SavepointSettled) and self.region.makes_savepoints:
             self.region.savepoints.settled(event)
         if text := record_event(self.region, event):

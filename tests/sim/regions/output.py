@@ -59,7 +59,8 @@ class Output:
 
     def upto(self, cut: Cut, worker: int, sink: str) -> list[list[str]]:
         """Return the rows of a worker's part up to a checkpoint."""
-        size: int = cut.outputs()[worker].sinks[sink]["size"]
+        prepared = cut.outputs()[worker].sinks.get(sink)  # none in a fork that begins
+        size: int = prepared["size"] if prepared else 0
         return rows_of(self.content(worker, sink)[:size])
 
 

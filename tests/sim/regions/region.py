@@ -15,6 +15,7 @@ from checkpoint.core.coordinator_vocabulary import (
     RestoreWanted,
     ScaleWanted,
 )
+from checkpoint.core.manifest import Cut
 from checkpoint.core.region import RegionState
 from checkpoint.core.retention import Rolling
 from dataflow import Graph
@@ -24,6 +25,7 @@ from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.regions.base import SINKS, RegionBase, no_part, region_spec
 from tests.sim.regions.channel import KEY
 from tests.sim.regions.driver import Driver
+from tests.sim.regions.forking import FORK, Forker
 from tests.sim.regions.input import Input, Reader, RegionSource
 from tests.sim.regions.output import Output, Part, RegionSink
 from tests.sim.regions.record import Record
@@ -74,49 +76,69 @@ class Region(RegionBase):
     trims: ClassVar[bool] = False
     """Whether a producer trims its input. A test sets it, so that all other runs stay as they are."""
 
-    def __init__(self, cluster: "Cluster") -> None:
+    def __init__(
+        self, cluster: "Cluster", first: Cut | None = None, original: "Region | None" = None
+    ) -> None:
+        """first: of a fork, its first record; original: the region of which it is a fork."""
         super().__init__(cluster.history)
+        self.first = first
+        self._cluster = cluster
+        self._prefix = "" if first is None else FORK
+        self.fork: Region | None = None
         self.env = cluster.env
         self.network = cluster.network
         self.machines = cluster.machines
         self.store = cluster.record
         self.quorum = cluster.record.ack_quorum
         self.rng = cluster.rng
-        rng = self.rng.stream("region topology")
+        rng = self.stream("topology")
         workers = rng.choice([2, 2, 2, 3])
-        self._scaling = self.rng.stream("region scaling")
-        self._losing = self.rng.stream("region losses")
-        self._restoring = self.rng.stream("region restores")
+        self._scaling = self.stream("scaling")
+        self._losing = self.stream("losses")
+        self._restoring = self.stream("restores")
         self.pace_s = rng.choice([0.3, 0.5, 0.5])
         of_worker = rng.choice([1, 2])
         steps = int(rng.uniform(4.5, 11.0) / self.pace_s)
-        self.given = Input(rng, workers * of_worker, STEP_ROWS * steps // of_worker)
+        given = Input(rng, workers * of_worker, STEP_ROWS * steps // of_worker)
+        self.given = given if original is None else original.given
         self.readers: dict[int, Reader] = {}
         """The reader of each worker's newest incarnation."""
         plan = _plan()
         interval_s = rng.choice([0.5, 1.0, 1.0])
-        if self.rng.stream("rare cuts").random() < 0.25:
+        if self.rng.stream(f"{self._prefix}rare cuts").random() < 0.25:
             interval_s = 3.0
         self.spec = region_spec(
             plan, workers, store_url="dos://here", job_key=KEY, checkpoint_interval_s=interval_s
         )
-        kept = self.rng.stream("region retention")
+        kept = self.stream("retention")
         self.rolling = Rolling() if kept.random() < 0.2 else _short(kept)
         self.spec = replace(
             self.spec,
+            name="region" if first is None else FORK,
             retain=kept.choice([2, 2, 2, 3, 5]),
             recovery="local" if self.recovers_locally else "global",
         )
         self.limits = WorkerLimits(step_bytes_max=STEP_ROWS)
-        self.output = Output(WORKERS_MAX if self.scales else workers)
+        if original is not None:  # a fork that stays behind, and soon needs the original no more
+            self.pace_s *= rng.choice([1, 3])
+            self.spec = replace(self.spec, retain=2, checkpoint_interval_s=0.5)
+        if original is not None and not self.scales:
+            self.spec = replace(self.spec, workers=original.spec.workers)
+        assert self.spec.workers is not None
+        self.output = Output(WORKERS_MAX if self.scales else self.spec.workers)
         self.record = Record(self)
         self.savepoints = SavepointRequests(self)
         self.drivers: list[Driver] = []
         self.workers: list[Worker] = []
         self._supervised = rng
-        self.trimmer = Trimmer(self) if self.trims else None
+        self.trimmer = Trimmer(self) if self.trims and first is None else None
+        self.forker = Forker(self) if self.forks and first is None else None
         self.new_driver()
         self._supervise()
+
+    def stream(self, purpose: str) -> Random:
+        """Return the random stream of one purpose of this region."""
+        return self.rng.stream(f"{self._prefix}region {purpose}")
 
     # What its processes use
 
@@ -133,7 +155,7 @@ class Region(RegionBase):
         return replace(plan, specs={**plan.specs, "lines": source, **own})
 
     def _reads(self, worker: int) -> Random:
-        return self.rng.stream(self.next_reader(worker))
+        return self.rng.stream(f"{self._prefix}{self.next_reader(worker)}")
 
     def sync_s(self, rng: Random) -> float:
         """Draw the length of a sync of an output."""
@@ -147,13 +169,13 @@ class Region(RegionBase):
         return next((one for one in reversed(self.drivers) if one.alive and one.end is None), None)
 
     def new_driver(self) -> Driver:
-        driver = Driver(self, f"d{len(self.drivers) + 1}")
+        driver = Driver(self, f"{self._prefix}d{len(self.drivers) + 1}")
         driver.skew = driver.rng.uniform(-0.1, 0.1)
         self.drivers.append(driver)
         return driver
 
     def new_worker(self, driver: Driver, index: int, attempt: int) -> Worker:
-        name = f"k{index}.{len(self.workers) + 1}"
+        name = f"{self._prefix}k{index}.{len(self.workers) + 1}"
         worker = Worker(self, driver, index, attempt, name)
         worker.skew = worker.rng.uniform(-0.1, 0.1)
         self.workers.append(worker)
@@ -168,16 +190,22 @@ class Region(RegionBase):
         self.check_end(end)
 
     def living_workers(self) -> list[Worker]:
-        return [one for one in self.workers if one.alive]
+        """Return the workers that run, those of the fork too."""
+        own = [one for one in self.workers if one.alive]
+        return own if self.fork is None else own + self.fork.living_workers()
 
     def names(self) -> list[str]:
         """Return the names of its running processes; if there are none, of the last driver."""
         found = [one.name for one in (*self.drivers, *self.workers) if one.alive]
+        found += [] if self.fork is None else self.fork.names()
         return found or [self.drivers[-1].name]
 
     def _supervise(self) -> None:
         """Start a driver if none runs and the region has not finished."""
         started = self.running
+        if self.forker is not None and self.forker.first is not None and self.fork is None:
+            self.fork = Region(self._cluster, self.forker.first, self)
+            self.fork.finishing = self.finishing
         if started is None and not self.finished:
             if self.scales and self._scaling.random() < 0.3:  # a program that asks for another number
                 self.spec = replace(self.spec, workers=self._scaling.randint(1, self._most_workers))
@@ -248,12 +276,26 @@ class Region(RegionBase):
             self.new_driver()
             self.spec = replace(self.spec, hand_over=False)
 
+    @property
+    def all_made(self) -> bool:
+        """Whether all journals exist, of the fork too."""
+        return self.made and (self.forker is None or (self.fork is not None and self.fork.made))
+
     # The end
+
+    @property
+    def settled(self) -> bool:
+        """Whether the region has finished, and its fork, if there is one."""
+        if self.forker is not None and (self.forker.busy or (self.forker.first and self.fork is None)):
+            return False
+        return self.finished and (self.fork is None or self.fork.finished)
 
     def heal(self) -> None:
         """End all faults of the region."""
         self.broken = False
         self.finishing = True
+        if self.fork is not None:
+            self.fork.heal()
         for driver in self.drivers:
             if driver.alive and driver.end is None:
                 driver.post(PauseWanted(on=False))
@@ -265,6 +307,8 @@ class Region(RegionBase):
         """Kill every process."""
         if self.trimmer is not None:
             self.trimmer.kill()
+        if self.fork is not None:
+            self.fork.kill_all()
         for process in (*self.drivers, *self.workers):
             if process.alive:
                 self.network.process_died(process, power=False)

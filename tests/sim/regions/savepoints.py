@@ -19,7 +19,7 @@ class SavepointRequests:
     def __init__(self, region: "Region") -> None:
         self.held: dict[str, int] = {}
         self._region = region
-        self._rng = region.rng.stream("region savepoints")
+        self._rng = region.stream("savepoints")
         self._requested = 0
         self._dropped: set[str] = set()
 
@@ -39,7 +39,7 @@ class SavepointRequests:
     def settled(self, event: SavepointSettled) -> None:
         """Note the answer to a request."""
         self._region.saw("a savepoint is settled" if not event.error else "a savepoint is refused")
-        if not event.error and event.name not in self._dropped:
+        if not event.error and event.name not in self._dropped and event.name.startswith("s"):
             self.held[event.name] = event.checkpoint
 
     def check(self, last: Cut) -> None:

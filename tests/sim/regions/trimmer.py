@@ -12,6 +12,7 @@ from checkpoint.core.consumers import need_of
 from checkpoint.core.manifest import Cut
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process
+from tests.sim.regions.forking import FORK
 from tests.sim.store.sim_store import SimStore
 
 if TYPE_CHECKING:
@@ -36,13 +37,16 @@ class Trimmer(Process):
             await self.sleep(0.1 + self._rng.expovariate(2.0))
             try:
                 kept = await retained_checkpoints(store, region.spec.name)
+                # The fork registers as a consumer before it reads. Until then the original holds its input.
+                forked = region.fork is not None and await retained_checkpoints(store, FORK)
             except DosError as error:  # what is needed is unknown: nothing is trimmed
                 region.saw(f"trimmer: {type(error).__name__}")
                 continue
             finally:
                 store.close()
             for split in region.given.splits:
-                region.given.trim(split, self.needs(kept, split))
+                needs = [self.needs(of_one, split) for of_one in (kept, forked) if of_one]
+                region.given.trim(split, min(needs, default=0))
             region.saw("trimmed")
 
     def needs(self, kept: Sequence[Cut], split: str) -> int:

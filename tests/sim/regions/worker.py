@@ -311,7 +311,7 @@ class Worker(Process):
         self.shared.peers_at = 0
         self.shared.room = True
         self.shared.pausing = False
-        self.shared.snapshot_due = False
+        self.shared.snapshot_due = order.forks
         self._stop_copying()
         copies, self._copies = self._copies, CopiedState()
         self.incarnation = WorkerIncarnation(self, order, copies)

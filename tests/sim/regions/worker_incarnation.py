@@ -195,7 +195,7 @@ class WorkerIncarnation:
         change = self._change
         part = part_of(order, change)
         if change is not None:
-            moves = "another layout" if change.moves else "another line"
+            moves = "a fork" if change.forks else "another layout" if change.moves else "another line"
             worker.region.saw(f"a worker {'stays' if change.share.stays else 'joins'} in {moves}")
         after, store = after_step(order), region.store
         begin = worker.now
@@ -220,7 +220,7 @@ class WorkerIncarnation:
         self.claim = await worker.host.claim(directory, self.number)
         assert self.claim is not None, "it waits without a limit"
         collecting = FloorCollector(self.claim)
-        joins = change is not None and not change.share.stays
+        joins = change is not None and change.joins
         await self._outputs.open(self.claim, order, part, collecting, joins=joins)
         journals = self._journals = await Journals.open(
             self.claim, order, generation=store.generation, rolling=region.rolling, collecting=collecting
@@ -253,17 +253,14 @@ class WorkerIncarnation:
         return {worker: {} for worker in range(len(order.layout.workers), len(region.output.disks))}
 
     async def _load(self, journals: Journals) -> None:
-        worker = self._worker
-        async for block in journals.blocks():
-            await self._put(LoadStateBlock(self.number, *block))
-        if self._change is not None and self._change.moves:
-            region = worker.region
-            store = SimStore(worker, region.network, region.store)
-            try:
-                async for part, block in self._copies.taken_over(store, self._order, self._change):
-                    await self._put(LoadStateBlock(self.number, *block, part))
-            finally:
-                store.close()
+        worker, region = self._worker, self._worker.region
+        store = SimStore(worker, region.network, region.store)
+        try:
+            stored = self._copies.restored(store, self._order, journals.blocks, self._change)
+            async for part, block in stored:
+                await self._put(LoadStateBlock(self.number, *block, part))
+        finally:
+            store.close()
         worker.inbox.put(StateComplete(self.number))
         while not self._loaded:
             await worker.wait(self._changed)

@@ -1,0 +1,45 @@
+"""Drops the savepoints that were made for forks, once their regions need them no more.
+
+The driver of the original does that: it reads the manifests of the forks, and asks nobody. A fork that does
+not exist keeps its savepoint, because it may be about to be made (`maintenance/forking.py`).
+"""
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from checkpoint import limits
+from checkpoint.core.coordinator_vocabulary import SavepointWanted
+from checkpoint.core.manifest import Cut, SavepointNote
+from checkpoint.maintenance.forking import fork_needs
+from dos_client import Store
+from dos_protocol.errors import DosError
+
+logger = logging.getLogger("dos.checkpoint")
+
+
+async def watch_forks(
+    store: Store, region: str, last: Callable[[], Cut | None], post: Callable[[SavepointWanted], None]
+) -> None:
+    """Post the end of each savepoint that its fork needs no more. Runs until it is cancelled.
+
+    last: returns the last checkpoint of the region.
+    """
+    while True:
+        await trio.sleep(limits.forks_poll_s)
+        cut = last()
+        if cut is None:
+            continue
+        for name, note in cut.notes.items():
+            if note.fork and name in cut.savepoints and await _is_over(store, region, name, note):
+                post(SavepointWanted(name, on=False))
+
+
+async def _is_over(store: Store, region: str, savepoint: str, note: SavepointNote) -> bool:
+    """Return whether the fork needs the savepoint no more. What cannot be read now is asked again later."""
+    try:
+        return await fork_needs(store, region, savepoint, note) is False
+    except DosError as error:
+        logger.info("region %s keeps savepoint %s: %s", region, savepoint, error)
+        return False

@@ -1,0 +1,199 @@
+"""Deletes a region that is not needed any more: its journals, its output logs, its requests and its place
+among the consumers of what it reads.
+
+Order, so that it can be stopped at any point and repeated:
+
+1. Hold the manifest: no driver commits anything more, and no fork can be made meanwhile.
+2. A region that is a fork lets go of the original: its savepoint there is dropped.
+3. Remove the region from the registers of what it reads.
+4. Delete the objects of all directories. The manifest comes last, so that an incomplete deletion is refused
+   by name when the region is run, and never looks like a region that begins.
+
+Every member of the store must answer. A member that keeps its copy of a deleted manifest would bring it back.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from checkpoint import limits
+from checkpoint.chains.consumer_register import change_register, settled_register
+from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.core.consumers import OUTPUT_REGISTERS, names_of, without_consumer
+from checkpoint.core.manifest import Cut
+from checkpoint.core.region import (
+    answers_directory,
+    coordinator_directory,
+    region_of_worker,
+    requests_directory,
+)
+from checkpoint.errors import DeletionRefusedError, NoAnswerError, NoRegionError
+from checkpoint.maintenance.forking import drop_savepoint, fork_needs
+from checkpoint.maintenance.retained_rows import RetainedRows, all_rows
+from checkpoint.maintenance.stopped_region import hold_manifest
+from checkpoint.maintenance.trimming import UnneededObject, objects_that
+from checkpoint.requests.client import RequestClient
+from dos_client import Store, randomness
+
+
+class Dependent(NamedTuple):
+    """What breaks if a region is deleted. name: of a region, or `query:NAME`. what: what it would lose."""
+
+    name: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What the deletion of a region deletes and breaks. savepoint: (region, name) of the savepoint that holds
+    a checkpoint of the original for it, None if it needs none.
+    """
+
+    region: str
+    objects: tuple[UnneededObject, ...]
+    dependents: tuple[Dependent, ...]
+    savepoint: tuple[str, str] | None
+
+
+async def plan_deletion(store: Store, region: str) -> Deletion:
+    """Return what `delete_region` would delete. Claims nothing, unless a process died while it registered a
+    consumer. Raises NoRegionError, ManifestError, and what reading a chain raises.
+    """
+    view = await read_manifest(store, region)
+    kept = [cut for cut in view.cuts if cut.cut in view.retained]
+    objects = [
+        one
+        for directory in await _directories(store, region)
+        for one in objects_that(directory, await store.inspect(directory), lambda _: True)
+    ]
+    dependents = (*await _forks(store, region, kept), *await _readers(store, region))
+    return Deletion(region, tuple(objects), dependents, _held_in_original(kept))
+
+
+async def delete_region(
+    store: Store,
+    region: str,
+    *,
+    broken: Collection[str] = (),
+    stopped: bool = False,
+    patience_s: float = limits.request_patience_s,
+    wait_s: float = limits.trim_wait_s,
+) -> bool:
+    """Delete a region that does not run. Return False if a member has not deleted everything within `wait_s`
+    seconds: repeat it then. broken: dependents that may break. stopped: no driver runs the region of which it
+    is a fork; otherwise that driver is asked to drop the savepoint.
+
+    Raises DeletionRefusedError, with nothing deleted, if the region runs, if a member of the store is
+    unavailable, or if something depends on it that `broken` does not name; NoRegionError; and what taking a
+    manifest over raises. If it is cancelled or fails later, a part is deleted, and the region cannot be run
+    until the deletion was repeated.
+    """
+    await read_manifest(store, region)  # raises NoRegionError before anything is asked
+    await _refuse_running(store, region, patience_s)
+    await _refuse_unavailable(store, region)
+    async with hold_manifest(StoreHost(store), region) as held:
+        kept = list(held.opened.kept)
+        for one in (*await _forks(store, region, kept), *await _readers(store, region)):
+            if one.name not in broken:
+                raise DeletionRefusedError(
+                    f"{one.name!r} needs region {region!r}: {one.what}",
+                    remedy=f"delete it first, or pass --break {one.name} to let it break",
+                )
+        if (savepoint := _held_in_original(kept)) is not None:
+            await _let_go(store, *savepoint, stopped=stopped, patience_s=patience_s)
+        for rows in await _read_by(store, region):
+            await change_register(StoreHost(store), rows.place, lambda found: without_consumer(found, region))
+    clean = True
+    for directory in await _directories(store, region):
+        epoch = (await store.inspect(directory)).epoch_seen + 1
+        async with await store.claim(directory, epoch, randomness.fresh_id()) as claim:
+            claim.collect(lambda _: True)
+            clean &= await claim.wait_collected(wait_s)
+    return clean
+
+
+async def _directories(store: Store, region: str) -> list[str]:
+    """Return the directories of a region, that of its manifest last."""
+    own = {requests_directory(region), answers_directory(region), f"{region}{OUTPUT_REGISTERS}"}
+    names = await store.list_directories(f"{region}.")
+    of_region = [
+        name
+        for name in names
+        if name in own or ((worker := region_of_worker(name)) is not None and worker[0] == region)
+    ]
+    return [*sorted(of_region), coordinator_directory(region)]
+
+
+async def _refuse_running(store: Store, region: str, patience_s: float) -> None:
+    try:
+        reply = await RequestClient(store, region).send("status", patience_s=patience_s)
+    except NoAnswerError:
+        return
+    raise DeletionRefusedError(
+        f"region {region!r} is running: {reply.answer.driver} answered, in incarnation"
+        f" {reply.answer.incarnation}",
+        remedy=f"stop it first: dos region stop URL {region}",
+    )
+
+
+async def _refuse_unavailable(store: Store, region: str) -> None:
+    answered = (await store.inspect(coordinator_directory(region))).answers
+    if missing := [one.address for one in store.record.voters if one.server_id not in answered]:
+        raise DeletionRefusedError(
+            f"members {', '.join(missing)} of the store do not answer: each would keep its copy of the"
+            " manifest, and bring the region back",
+            remedy="start them, or replace them with `dos store replace`, and repeat it",
+        )
+
+
+async def _forks(store: Store, region: str, kept: list[Cut]) -> list[Dependent]:
+    """Return the forks that need a checkpoint of the region, or may be about to be made."""
+    last = kept[-1] if kept else None
+    found = []
+    for name, note in {} if last is None else last.notes.items():
+        if last is None or not note.fork or name not in last.savepoints:
+            continue
+        needs = await fork_needs(store, region, name, note)
+        if needs is not False:
+            what = (
+                f"it is a fork whose state is still in checkpoint {last.savepoints[name]}, savepoint {name}"
+            )
+            exists = "" if needs else ", or was never made: then drop that"
+            found.append(Dependent(note.fork, what + exists))
+    return found
+
+
+async def _readers(store: Store, region: str) -> list[Dependent]:
+    """Return the registered consumers of the region's output logs."""
+    found: list[Dependent] = []
+    for rows in await all_rows(store):
+        if rows.place.directory == f"{region}{OUTPUT_REGISTERS}":
+            what = f"it is registered as a reader of its output ({rows.chain})"
+            names = names_of(await settled_register(store, rows.place))
+            found += [Dependent(name, what) for name in names]
+    return found
+
+
+async def _read_by(store: Store, region: str) -> list[RetainedRows]:
+    """Return the inputs and output logs in whose registers the region is."""
+    return [
+        rows
+        for rows in await all_rows(store)
+        if region in (await settled_register(store, rows.place)).consumers
+    ]
+
+
+def _held_in_original(kept: Collection[Cut]) -> tuple[str, str] | None:
+    return next(
+        ((cut.origin.region, cut.origin.savepoint) for cut in kept if cut.in_origin and cut.origin), None
+    )
+
+
+async def _let_go(store: Store, original: str, savepoint: str, *, stopped: bool, patience_s: float) -> None:
+    try:
+        last = (await read_manifest(store, original)).last
+    except NoRegionError:
+        return  # it was deleted before
+    if last is not None and savepoint in last.savepoints:
+        await drop_savepoint(store, original, savepoint, stopped=stopped, patience_s=patience_s)

@@ -1,0 +1,150 @@
+"""A region is forked, and both go on and back, with other workers and trimmed input, while all fails."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+from msgspec.structs import replace as replaced
+
+from checkpoint.chains.manifest_reading import retained_checkpoints
+from checkpoint.core import rewinding
+from checkpoint.core.coordinator_vocabulary import SavepointWanted
+from checkpoint.core.forking import forked, needs_original
+from checkpoint.core.manifest import Cut, ForkOrigin
+from checkpoint.core.region_events import SavepointSettled
+from checkpoint.core.savepoints import Savepoints
+from dataflow.worker.journals import Journals
+from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.regions import forking, trimmer
+from tests.sim.regions.region import Region, has_region
+from tests.sim.result import Result
+from tests.sim.run import run_seed
+
+SEEDS = [seed for seed in range(1, 1_200) if has_region(RandomStreams(seed))]
+RUNS = 20
+
+Planted = contextlib.AbstractContextManager[Any]
+
+
+def run(seed: int) -> Result:
+    with mock.patch.multiple(
+        Region,
+        forks=True,
+        goes_back=seed % 3 == 0,
+        scales=seed % 2 == 0,
+        makes_savepoints=seed % 3 == 0,
+        trims=True,
+    ):
+        return run_seed(seed)
+
+
+def test_a_fork_continues_from_its_checkpoint_and_the_original_is_not_affected() -> None:
+    seen: Counter[str] = Counter()
+    for seed in SEEDS[:RUNS]:
+        result = run(seed)
+        assert not result.violation, f"seed {seed}: {result.violation}"
+        seen += result.history.sometimes
+    assert seen["a region is forked"] > RUNS / 3
+    assert seen["the savepoint of a fork is dropped"] > RUNS / 6
+
+
+def the_first_checkpoint_has_only_changes() -> Planted:
+    return mock.patch.object(Journals, "_is_whole", return_value=False)
+
+
+def the_savepoint_is_dropped_as_soon_as_the_fork_exists() -> Planted:
+    async def needs(store: Any, region: str, savepoint: str, note: Any) -> bool | None:
+        kept = await retained_checkpoints(store, note.fork)
+        return False if needs_original(kept, region, savepoint) is not None else None
+
+    return mock.patch.object(forking, "fork_needs", needs)
+
+
+def the_savepoint_is_made_after_the_fork() -> Planted:
+    """What only the forked checkpoint needs is released meanwhile."""
+    original = Savepoints.on_savepoint_wanted
+
+    def wanted(self: Savepoints, event: SavepointWanted, now: float) -> None:
+        if event.note.fork:
+            self._state.report(SavepointSettled(event.name, event.cut))
+        else:
+            original(self, event, now)
+
+    return mock.patch.object(Savepoints, "on_savepoint_wanted", wanted)
+
+
+def changed(**fields: Callable[[Cut, Cut], Any]) -> Callable[[], Planted]:
+    """The first record of a fork has other fields."""
+
+    def other(source: Cut, origin: ForkOrigin, incarnation: int) -> Cut:
+        record = forked(source, origin, incarnation)
+        return replaced(record, **{name: make(record, source) for name, make in fields.items()})
+
+    return lambda: mock.patch.object(forking, "forked", other)
+
+
+def its_output_continues_that_of_the_original() -> Planted:
+    return changed(workers=lambda _, source: source.workers)()
+
+
+def it_starts_without_a_checkpoint_of_its_own() -> Planted:
+    return mock.patch.object(Cut, "begins", lambda self, layout: self.rewound or self.layout != layout)
+
+
+def a_restore_to_its_first_checkpoint_reads_its_own_journals() -> Planted:
+    original = rewinding.restored
+
+    def restored(*args: Any, **more: Any) -> Cut:
+        return replaced(original(*args, **more), in_origin=False)
+
+    return mock.patch.object(rewinding, "restored", restored)
+
+
+def its_input_is_trimmed_as_if_it_did_not_exist() -> Planted:
+    async def retained(store: Any, region: str) -> Any:
+        return () if region == forking.FORK else await retained_checkpoints(store, region)
+
+    return mock.patch.object(trimmer, "retained_checkpoints", retained)
+
+
+def its_input_begins_anew() -> Planted:
+    return changed(
+        workers=lambda record, _: {
+            worker: replaced(part, sources={}) for worker, part in record.workers.items()
+        }
+    )()
+
+
+BUGS = [
+    the_first_checkpoint_has_only_changes,
+    the_savepoint_is_dropped_as_soon_as_the_fork_exists,
+    the_savepoint_is_made_after_the_fork,
+    its_output_continues_that_of_the_original,
+    it_starts_without_a_checkpoint_of_its_own,
+    a_restore_to_its_first_checkpoint_reads_its_own_journals,
+    its_input_is_trimmed_as_if_it_did_not_exist,
+    its_input_begins_anew,
+]
+
+
+RARE = {
+    the_first_checkpoint_has_only_changes: [135],
+    the_savepoint_is_dropped_as_soon_as_the_fork_exists: [239],
+    its_output_continues_that_of_the_original: [82],
+    it_starts_without_a_checkpoint_of_its_own: [243],
+    a_restore_to_its_first_checkpoint_reads_its_own_journals: [135],
+    its_input_is_trimmed_as_if_it_did_not_exist: [312],
+}
+"""Bugs that few runs show -> seeds that do. `SEEDS` has them all, and takes minutes."""
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_of_forking_is_found(bug: Callable[[], Planted]) -> None:
+    with bug():
+        seeds = RARE.get(bug, SEEDS)
+        found = next((result for seed in seeds if (result := run(seed)).violation), None)
+    assert found is not None
+    print(found.seed, found.violation)
