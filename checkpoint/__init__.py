@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from checkpoint.core.divisions import Mark as Mark
     from checkpoint.core.divisions import Sources as Sources
     from checkpoint.core.dropped import merge_counters as merge_counters
+    from checkpoint.core.editing import edit_target as edit_target
     from checkpoint.core.fingerprint import check_fingerprint as check_fingerprint
     from checkpoint.core.fingerprint import declared_state as declared_state
     from checkpoint.core.fingerprint import fingerprint as fingerprint
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from checkpoint.core.lines import parting as parting
     from checkpoint.core.lines import taken_back as taken_back
     from checkpoint.core.manifest import Cut as Cut
+    from checkpoint.core.manifest import Edit as Edit
     from checkpoint.core.manifest import RetiredWorker as RetiredWorker
     from checkpoint.core.manifest import Rewind as Rewind
     from checkpoint.core.manifest import SplitPosition as SplitPosition

@@ -143,6 +143,14 @@ class DeletionRefusedError(DosError):
     remedy = "stop the region, and what depends on it, first"
 
 
+class EditRefusedError(DosError):
+    """Rows cannot be written into the state of a region; the message has the operator, the key and the rule.
+    Nothing was changed.
+    """
+
+    remedy = "correct the rows, and write them again"
+
+
 class OutputRewoundError(DosError):
     """The region was restored to an older checkpoint, and output was taken back that this reader has read.
 

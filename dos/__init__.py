@@ -7,6 +7,7 @@
 - `run`, `run_local`, `through`, `register`: run graphs, and read and write stores, on Spark or on this
 machine
 - `Graph`, sources, sinks, aggregates, windows, `UserOperator`: what graphs consist of
+- `edit_state`, `bootstrap_state`: state of a stopped or a new region, written by hand
 - `connect`, `open_store`, `Directory`, `open_producer`, `read_output`: access from trio
 - `dos.blocking`: the same access from plain threads
 - `dos.testing`: graphs and stores in tests
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from checkpoint import AutoScale as AutoScale
     from checkpoint.blocking import delete_region as delete_region
     from checkpoint.blocking import fork as fork
+    from checkpoint.errors import EditRefusedError as EditRefusedError
     from checkpoint.errors import OutputRewoundError as OutputRewoundError
     from checkpoint.errors import RegionFailedError as RegionFailedError
     from checkpoint.errors import RegionFencedError as RegionFencedError
@@ -101,5 +103,8 @@ if TYPE_CHECKING:
     from spark_integration import register as register
     from spark_integration import run as run
     from spark_integration import through as through
+    from spark_integration.editing import StateEdit as StateEdit
+    from spark_integration.editing import bootstrap_state as bootstrap_state
+    from spark_integration.editing import edit_state as edit_state
 else:
     __getattr__, __dir__, __all__ = lazy_names(globals())

@@ -137,6 +137,7 @@ def restored(kept: Sequence[Cut], target: Cut, incarnation: int, *, by: str = ""
         rewinds=(*last.rewinds, rewind)[-limits.rewinds_kept_max :],
         rewound=True,
         orphans=tuple(orphans),
+        edit=None,
         retired={**target.retired, **{worker: _without_output(kept, worker) for worker in orphans}},
     )
     return in_its_version(cut)

@@ -138,6 +138,8 @@ class Rewind(msgspec.Struct, frozen=True, kw_only=True):
     """What the program requested that did it (`run(restore=...)`), "" if a person did."""
     outputs: dict[int, dict[str, int]] = {}
     """Worker -> output log -> the size of the log at `step`, where the line begins in it."""
+    edited: str = ""
+    """user@host of the person who edited the state with it; "" if the state is that of the checkpoint."""
 
 
 class ForkOrigin(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +172,17 @@ class OutputIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     region: str
     store: str
+
+
+class Edit(msgspec.Struct, frozen=True, kw_only=True):
+    """A person wrote rows into the state (`editing.py`). For people; older programs ignore it."""
+
+    by: str = ""
+    """user@host"""
+    wall_time_ms: int = 0
+    why: str = ""
+    tables: dict[str, dict[str, int]] = {}
+    """Operator -> how many keys were added, changed and deleted."""
 
 
 class SavepointNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -251,6 +264,8 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """The owner of the region's output outside of the store, if it is not its own name and store. All
     checkpoints state it. From version 8 on.
     """
+    edit: Edit | None = None
+    """Only in the record of an edit, and in the first checkpoint of a region whose state was given."""
 
     def outputs(self) -> "dict[int, WorkerCut | RetiredWorker]":
         """Return worker -> `sinks` and `floors` of its output, of present and former workers."""

@@ -126,12 +126,12 @@ def _bare(columns: pa.Schema) -> pa.Schema:
 
 def _changed_rows(before: pa.RecordBatch, after: pa.RecordBatch) -> list[int]:
     """Return the numbers of the rows that differ."""
-    changed: list[int] = np.flatnonzero(~_same(before, after)).tolist()
+    changed: list[int] = np.flatnonzero(~same_rows(before, after)).tolist()
     return changed
 
 
-def _same(before: pa.RecordBatch, after: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Compare rows bit for bit. Return a mask of the equal ones."""
+def same_rows(before: pa.RecordBatch, after: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Compare rows bit for bit, except that NaN equals NaN. Return a mask of the equal ones."""
     same = np.ones(before.num_rows, np.bool_)
     for left, right in zip(before.columns, after.columns, strict=True):
         if pa.types.is_nested(left.type) or pa.types.is_null(left.type):
@@ -146,4 +146,4 @@ def _same(before: pa.RecordBatch, after: pa.RecordBatch) -> npt.NDArray[np.bool_
     return same
 
 
-__all__ = ["OwnState"]
+__all__ = ["OwnState", "same_rows"]

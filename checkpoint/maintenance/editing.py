@@ -1,0 +1,213 @@
+"""Writes rows into the state of a region that no driver runs, and begins a region with a given state.
+
+`core/editing.py` has the records; the caller has the rows, and has validated them. The steps of an edit:
+
+1. Take the manifest over. A crash after it leaves a higher epoch, as that of a driver does.
+2. Claim the directory of each worker that gets rows, in that incarnation.
+3. Open its state chain at checkpoint X, append its rows as blocks, and wait until the quorum has them. A
+   crash after it leaves blocks that no record names: the next driver continues at its checkpoint beside them.
+4. Append record E, and wait for the quorum. **Its acknowledgement is the commit.**
+
+If E is on some members only, the next opening of the manifest decides whether it counts. Its blocks are on
+the quorum in any case.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from checkpoint import limits
+from checkpoint.chains.state_reading import STATE_CHAIN
+from checkpoint.chains.state_store import StateStore
+from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
+from checkpoint.coordinator.manifest_host import ManifestClaimPort, ManifestHost
+from checkpoint.core.editing import edit_target, edited, first_record
+from checkpoint.core.layout import Layout
+from checkpoint.core.lines import refuse_republishing
+from checkpoint.core.manifest import Cut, Edit, SplitPosition, WorkerCut
+from checkpoint.core.manifest_checks import check_cut
+from checkpoint.core.region import worker_directory
+from checkpoint.errors import EditRefusedError, RegionFencedError
+from checkpoint.maintenance.stopped_region import append_record, hold_manifest
+from dos_protocol.errors import FencedError
+from journal import Op, inspect_chain, read_records
+from journal.ports import StorePort
+
+EncodedRows: TypeAlias = Mapping[int, Sequence[tuple[str, bytes]]]
+"""Worker -> (operator, encoded block) of the rows that it gets."""
+
+
+async def edit_stopped(
+    host: ManifestHost,
+    region: str,
+    rows_for: Callable[[Cut], Awaitable[tuple[EncodedRows, Edit]]],
+    *,
+    to: str = "",
+    savepoint: str = "",
+    allow_republish: bool = False,
+) -> Cut:
+    """Write rows into the state of a region that no driver runs, at the checkpoint that `to` names ("": the
+    last one). Return the record; the next driver begins with it.
+
+    rows_for: returns the rows for that checkpoint. It is called when the manifest is held, and may raise:
+    nothing was changed then except the claim. savepoint: as for `edited`. allow_republish: as for
+    `restore_stopped`.
+
+    Raises EditRefusedError, RestoreRefusedError, SavepointRefusedError, with nothing changed;
+    RegionFencedError if a driver claimed the region meanwhile: it may then be edited or not, as when this is
+    cancelled; and what `hold_manifest` raises.
+    """
+    async with hold_manifest(host, region) as held:
+        kept, incarnation = held.opened.kept, held.opened.incarnation
+        target = edit_target(kept, to, region=region)
+        if not allow_republish:
+            refuse_republishing(kept[-1], target)
+        rows, edit = await rows_for(target)
+        edited(kept, target, incarnation, {}, edit, savepoint=savepoint)  # refuses the savepoint's name
+        number = kept[-1].cut + 1
+        parts = {
+            worker: await _with_rows(host, region, worker, target, incarnation, number, of_worker)
+            for worker, of_worker in sorted(rows.items())
+        }
+        record = edited(kept, target, incarnation, parts, edit, savepoint=savepoint)
+        check_cut(record, before=kept[-1])
+        await append_record(held, region, record)
+        return record
+
+
+async def _with_rows(
+    host: ManifestHost,
+    region: str,
+    worker: int,
+    target: Cut,
+    incarnation: int,
+    number: int,
+    rows: Sequence[tuple[str, bytes]],
+) -> WorkerCut:
+    """Append the rows of one worker to its state chain, and return its part with the new position."""
+    part = target.workers[worker]
+    async with _claimed(host, region, worker, incarnation) as claim:
+        state = await StateStore.open(
+            claim, version=target.cut, at=part.state, generation=host.record.generation
+        )
+        try:
+            at = await state.commit(number, rows)
+            return msgspec.structs.replace(part, state=at, floors={**part.floors, STATE_CHAIN: state.floor})
+        finally:
+            await state.aclose()
+
+
+class FirstPart(NamedTuple):
+    """What one worker of a new region begins with."""
+
+    sources: dict[str, dict[str, SplitPosition]]
+    rows: Sequence[tuple[str, bytes]]
+
+
+async def begin_region(
+    host: ManifestHost,
+    region: str,
+    parts: Mapping[int, FirstPart],
+    *,
+    layout: Layout,
+    operators: dict[str, str],
+    fingerprint: str,
+    irrevocable: Mapping[str, str],
+    edit: Edit,
+) -> Cut:
+    """Create a region whose checkpoint 1 has a given state and given positions of its input. Return the
+    record; the first driver begins with it.
+
+    Raises EditRefusedError, with nothing changed but claims, if the region has committed a checkpoint or
+    recorded a step; RegionFencedError if a driver claimed the region meanwhile; and what `hold_manifest`
+    raises. If it is cancelled or fails, the region has no checkpoint, and the call can be repeated.
+    """
+    async with hold_manifest(host, region) as held:
+        if held.opened.kept:
+            raise region_exists(region, f"it has committed checkpoint {held.opened.kept[-1].cut}")
+        incarnation = held.opened.incarnation
+        cuts = {
+            worker: await _first(host, region, worker, incarnation, part, len(parts))
+            for worker, part in sorted(parts.items())
+        }
+        record = first_record(
+            cuts,
+            incarnation,
+            layout=layout,
+            operators=operators,
+            fingerprint=fingerprint,
+            irrevocable=irrevocable,
+            edit=edit,
+        )
+        check_cut(record)
+        await append_record(held, region, record)
+        return record
+
+
+def region_exists(region: str, why: str) -> EditRefusedError:
+    """Return the error for a region that cannot begin with a given state, because it exists."""
+    return EditRefusedError(
+        f"region {region!r} exists: {why}",
+        remedy="choose another name, or edit the state of the region with edit_state",
+    )
+
+
+async def has_steps(store: StorePort, directory: str) -> bool:
+    """Whether a worker has recorded a step in its directory. Claims nothing. Raises what reading raises."""
+    chain = await inspect_chain(store, directory, STEPS_CHAIN)
+    async with aclosing(read_records(store, chain, directory=directory)) as records:
+        async for _, record in records:
+            if record.op is Op.DIVISION:
+                return True
+    return False
+
+
+async def _first(
+    host: ManifestHost, region: str, worker: int, incarnation: int, part: FirstPart, workers: int
+) -> WorkerCut:
+    """Begin the chains of one worker, with its rows."""
+    async with _claimed(host, region, worker, incarnation) as claim:
+        generation = host.record.generation
+        steps = await StepsLog.open(claim, after_step=0, workers=workers, generation=generation)
+        try:
+            if steps.last_step or steps.of_others:
+                raise region_exists(region, f"its worker {worker} has recorded steps")
+            state = await StateStore.open(claim, version=0, at=None, generation=generation)
+            try:
+                return WorkerCut(
+                    state=await state.commit(1, part.rows),
+                    steps=await steps.synced(0),
+                    sources=part.sources,
+                    floors={STATE_CHAIN: state.floor, STEPS_CHAIN: steps.floor},
+                )
+            finally:
+                await state.aclose()
+        finally:
+            await steps.aclose()
+
+
+@asynccontextmanager
+async def _claimed(
+    host: ManifestHost, region: str, worker: int, incarnation: int
+) -> AsyncIterator[ManifestClaimPort]:
+    """Hold a worker's directory in the incarnation of the held manifest. Waits while too few members answer.
+
+    Raises RegionFencedError if a worker of a later incarnation claims it: nothing counts then.
+    """
+    directory = worker_directory(region, worker)
+    try:
+        while (claim := await host.claim(directory, incarnation, limits.claim_patience_s)) is None:
+            pass
+        try:
+            yield claim
+        finally:
+            await claim.aclose()
+    except FencedError as error:
+        raise RegionFencedError(
+            f"a driver took region {region!r} over before its state was changed: the region is not stopped"
+        ) from error
+
+
+__all__ = ["EncodedRows", "FirstPart", "begin_region", "edit_stopped", "has_steps", "region_exists"]

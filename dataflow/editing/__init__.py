@@ -1,0 +1,1 @@
+"""Edits of state: rows that a person writes into the state of operators."""
