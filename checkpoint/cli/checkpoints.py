@@ -114,6 +114,8 @@ def _note(row: dict[str, Any]) -> str:
     notes += [f"savepoint {savepoint}" for savepoint in row.get("savepoints", [])]
     if row["rolledBackTo"]:
         notes.append(f"back to {row['rolledBackTo']}")
+    if row["edit"]:
+        notes.append(f"state {'edited' if row['rolledBackTo'] else 'given'} by {row['edit']['by']}")
     return ", ".join(notes)
 
 

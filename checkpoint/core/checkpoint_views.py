@@ -7,7 +7,7 @@ caller.
 from collections.abc import Container, Mapping
 from typing import Any
 
-from checkpoint.core.manifest import Cut, SavepointNote, SplitPosition, WorkerCut
+from checkpoint.core.manifest import Cut, Edit, SavepointNote, SplitPosition, WorkerCut
 from journal import Position
 
 
@@ -31,11 +31,18 @@ def checkpoint_row(
         "final": cut.final,
         "rolledBackTo": cut.rolled_back_to,
         "line": cut.line,
+        "edit": _edit(cut.edit),
         "stateBytes": sum(part.state.size for part in cut.workers.values()),
         "workerStateBytes": [cut.workers[index].state.size for index in sorted(cut.workers)],
         "splits": sum(len(splits) for part in cut.workers.values() for splits in part.sources.values()),
         "phaseSeconds": slowest(cut.phases_s),
     }
+
+
+def _edit(edit: Edit | None) -> dict[str, Any] | None:
+    if edit is None:
+        return None
+    return {"by": edit.by, "timeMs": edit.wall_time_ms, "why": edit.why, "tables": edit.tables}
 
 
 def savepoint_row(

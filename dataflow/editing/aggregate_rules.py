@@ -16,6 +16,7 @@ from dataflow.editing.rules import EditRules, numbers
 from dataflow.operators.aggregate import AggregateSpec
 from dataflow.operators.aggregate_functions import Aggregate, Count, Mean, Sum
 from dataflow.operators.base import OperatorContext
+from dataflow.schema import type_text
 from dataflow.state.accumulators import Accumulator, SumAccumulator
 from dataflow.state.distinct import DistinctAccumulator
 
@@ -68,7 +69,9 @@ class AggregateRules(EditRules):
 
     def _is_number(self, rows: GivenRows, result: str) -> bool:
         given = rows.columns.get(result)
-        return given is not None and given.type != self.schema.field(result).type
+        if given is None or given.type == self.schema.field(result).type:
+            return False
+        return _is_numeric(given.type) or bool(pa.types.is_null(given.type))
 
     def _summed(self, rows: GivenRows, result: str, aggregate: Sum | Mean) -> dict[str, pa.Array]:
         """Return the stored columns of a sum that is given as a number."""
@@ -78,11 +81,12 @@ class AggregateRules(EditRules):
         number = rows.columns[result]
         fits = pa.types.is_integer(number.type) if pa.types.is_integer(kind) else _is_numeric(number.type)
         if not fits and not pa.types.is_null(number.type):
-            rows.refuse(f"{result!r} is {number.type}, and its sum is {kind}", remedy=f"cast it to {kind}")
+            rule = f"{result!r} is {type_text(number.type)}, and the sum is {type_text(kind)}"
+            rows.refuse(rule, remedy=f"cast it to {type_text(kind)}")
         try:
             number = number.cast(kind, safe=True)
         except pa.ArrowInvalid as error:
-            rows.refuse(f"{result!r} does not fit its sum: {error}", remedy=f"cast it to {kind}")
+            rows.refuse(f"{result!r} does not fit the sum: {error}", remedy=f"cast it to {type_text(kind)}")
         accumulator, slots = self._open(result, aggregate), np.arange(len(rows))
         accumulator.reach(len(rows))
         accumulator.update(slots, number)

@@ -62,7 +62,11 @@ def as_table(operator: str, given: StateRows) -> pa.Table:
         refuse(
             operator, f"its rows are a {kind}", remedy="give a DataFrame, an Arrow table, or a list of dicts"
         )
-    return pa.Table.from_pylist([dict(row) for row in given])
+    names = dict.fromkeys(name for row in given for name in row)  # Arrow takes those of the first row alone
+    try:
+        return pa.table({name: pa.array([row.get(name) for row in given]) for name in names})
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        refuse(operator, f"its rows are no table: {error}", remedy="give an Arrow table with a schema")
 
 
 def rules_for(plan: GraphPlan, region: str, tables: Mapping[str, pa.Table]) -> dict[str, EditRules]:

@@ -70,9 +70,8 @@ def rules_of(plan: GraphPlan, name: str, region: str) -> EditRules:
     rules = _class_of(spec)
     if rules is None:
         why = _REFUSED.get(spec.kind, "it keeps no state")
-        refuse(
-            name, f"the state of a {spec.kind.value} cannot be edited: {why}", remedy=f"edit another; {known}"
-        )
+        rule = f"its state ({spec.kind.value}) cannot be edited: {why}"
+        refuse(name, rule, remedy=f"edit another operator; {known}")
     context = OperatorContext(
         region, operator, 0, 1, bytes(16), plan.inputs_of(operator), plan.schemas[operator], broadcast={}
     )

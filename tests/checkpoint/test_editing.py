@@ -9,6 +9,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from checkpoint.core.editing import edit_target, edited, first_record
 from checkpoint.core.layout import even_layout
+from checkpoint.core.lines import restored
 from checkpoint.core.manifest import Edit, Origin, WorkerCut, decode_cut, encode_cut
 from checkpoint.core.manifest_checks import check_cut
 from checkpoint.core.messages import RequestCut
@@ -115,8 +116,8 @@ async def test_what_is_refused_changes_nothing() -> None:
         edit_target((), "", region=REGION)
 
 
-class Crash(Exception):
-    pass
+class CrashError(Exception):
+    """The process dies here."""
 
 
 class Crashing(Host):
@@ -128,7 +129,7 @@ class Crashing(Host):
 
     def step(self):
         if self.left == 0:
-            raise Crash
+            raise CrashError
         self.left -= 1
 
     async def inspect(self, directory):
@@ -169,7 +170,7 @@ async def test_a_crash_at_any_step_leaves_the_region_as_it_was_until_the_record_
         host = Crashing(model.store, left)
         try:
             record = await edit_stopped(host, REGION, writing({"a": 70, "b": 1}))
-        except Crash:
+        except CrashError:
             record, crashes = None, crashes + 1
         model.rows[4] = {"a": 70, "b": 1}
         await begins(model)
@@ -231,6 +232,49 @@ async def test_a_driver_that_starts_meanwhile_has_the_whole_edit_or_nothing_of_i
     await model.check()
 
 
+class HeldRows(Host):
+    """The rows of the edit wait to be carried to members; the start of their segment does not."""
+
+    async def claim(self, directory, epoch, patience_s=0.0):
+        claim = await super().claim(directory, epoch, patience_s)
+        if directory == WORKER:
+            self.own = claim
+            open_object = claim.open_object
+
+            def opened(*arguments, **options):
+                made = open_object(*arguments, **options)
+                append = made.append
+
+                def held_from_the_second_on(data):
+                    claim.held = made.size > 0
+                    return append(data)
+
+                made.append = held_from_the_second_on
+                return made
+
+            claim.open_object = opened
+        return claim
+
+
+@pytest.mark.trio
+async def test_the_record_waits_until_its_rows_are_on_the_quorum() -> None:
+    model = await with_cuts(2)
+    host, records = HeldRows(model.store), []
+
+    async def run_edit():
+        records.append(await edit_stopped(host, REGION, writing({"a": 70})))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_edit)
+        await wait_all_tasks_blocked()
+        host.own.deliver(1)
+        await wait_all_tasks_blocked()
+        assert (await model.kept())[-1].cut == 2, "one member has them"
+        host.own.deliver(2)
+    assert [record.cut for record in records] == [3]
+    assert await held(model) == {"a": 70}
+
+
 @pytest.mark.trio
 async def test_a_driver_that_takes_the_worker_over_first_is_named_and_nothing_is_recorded() -> None:
     model = await with_cuts(2)
@@ -269,7 +313,7 @@ async def test_a_region_begins_with_a_given_state_also_after_a_crash_at_any_step
         model, done = SavepointModel(2), False
         try:
             record, done = await begin(Crashing(model.store, left), {"a": 1, "b": 2}), True
-        except Crash:
+        except CrashError:
             try:
                 record = await begin(Host(model.store), {"a": 1, "b": 2})
             except EditRefusedError:  # the record was appended, and nobody learned that it is on the quorum
@@ -298,13 +342,13 @@ def test_an_edit_keeps_a_request_of_the_program_and_refuses_a_fork_without_a_sta
     assert decode_cut(*encode_cut(again)) == again
     origin = Origin(region="o", checkpoint=5, step=1, savepoint="fork-1", application="o")
     fork = a_cut(origin=origin, in_origin=True)
-    with pytest.raises(EditRefusedError, match="still in the chains of region 'o'.*run 'f' until its first"):
+    with pytest.raises(EditRefusedError, match=r"still in the chains of region 'o'.*run 'f' until its first"):
         edit_target((fork,), "", region="f")
 
 
 def test_a_program_that_went_back_does_not_go_back_again_after_an_edit() -> None:
     """Otherwise `run(restore=...)`, started again, would undo the edit."""
-    from checkpoint.core.lines import restored  # noqa: PLC0415
+    from checkpoint.core.lines import restored
 
     last = a_cut(retained=(5,))
     back = restored((last,), last, 9, by="savepoint:good")
