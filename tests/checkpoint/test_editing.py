@@ -348,8 +348,6 @@ def test_an_edit_keeps_a_request_of_the_program_and_refuses_a_fork_without_a_sta
 
 def test_a_program_that_went_back_does_not_go_back_again_after_an_edit() -> None:
     """Otherwise `run(restore=...)`, started again, would undo the edit."""
-    from checkpoint.core.lines import restored
-
     last = a_cut(retained=(5,))
     back = restored((last,), last, 9, by="savepoint:good")
     assert edited((last, back), back, 11, {}, EDIT).rewinds[-1].by == "savepoint:good"

@@ -15,12 +15,14 @@ MARKED = re.compile(r"<!-- example: (\w+) -->\n```python\n(.*?)```", re.DOTALL)
 
 MANUAL = "tests/dataflow/test_operators_manual.py"
 ON_SPARK = "tests/spark_integration/test_examples_on_spark.py"
+EDITED = "tests/spark_integration/test_edited_on_spark.py"
 ROWS = "tests/dataflow/test_retained_rows.py"
 RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
     "README.md": {
         ON_SPARK: ("wordcount",),
         "tests/spark_integration/test_through.py": ("through", "tables"),
     },
+    "docs/cookbook.md": {EDITED: ("edit",)},
     "docs/inputs.md": {ON_SPARK: ("input", "producer"), ROWS: ("retained",)},
     "docs/journaled-files.md": {
         "tests/journal/test_journaled_files_manual.py": (
@@ -50,7 +52,10 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
         "tests/spark_integration/test_source_on_spark.py": ("five_minutes", "columns", "stream", "consumer"),
         "tests/spark_integration/test_inside_on_spark.py": ("inside",),
     },
-    "docs/state.md": {MANUAL: ()},
+    "docs/state.md": {
+        MANUAL: ("state_on_disk", "migration", "ttl", "spark_function", "spark_processor"),
+        EDITED: ("bootstrap",),
+    },
     "docs/testing.md": {
         "tests/dataflow/test_testing.py": ("trial", "crash"),
         "tests/dos_server/test_testing.py": ("trio", "threads", "fixture"),
