@@ -91,7 +91,10 @@ def test_read_the_state_change_some_keys_write_it_back_and_continue(
         first = [at(0, "a", 1), at(0, "b", 2), at(1, "a", 3), at(1, "c", 50), at(1, "a", 11), at(2, "z", 0)]
         send(store, name, "rows", first)
         until(lambda: control.status.rows_in >= 1 + len(first), "the rows are read", WAIT_S)
-        control.checkpoint(WAIT_S)
+        number = control.checkpoint(WAIT_S)
+        with pytest.raises(EditRefusedError, match="'count' must be above 0"):
+            edit_state(graph, {"counts": [{"k": "a", "count": 0}]}, store=store, name=name)
+        assert control.checkpoint(WAIT_S) > number, "what is refused ends no driver"
     read = state_of(store, name, "counts")
     assert pairs(read, "count") == {"a": 2, "b": 1, "c": 1, "z": 1}
     counts = pa.array([100 if key == "a" else 1 for key in read["k"].to_pylist()])

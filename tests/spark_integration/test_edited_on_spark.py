@@ -26,8 +26,8 @@ def test_a_region_begins_with_a_dataframe_is_edited_by_one_and_goes_on(
     assert "nothing was written" in dry
     assert "checkpoint 2: counts: 0 added, 1 changed, 1 deleted, 0 unchanged" in done
     names["region"].awaitTermination(120)
-    state = names["counts"].collect()
-    assert {row["word"]: row["count"] for row in state} == {"the": 43, "a": 7, "new": 1}
+    state = spark.read.format("dos-state").option("operator", "counts").load(f"{servers.url}/wordcount")
+    assert {row["word"]: row["count"] for row in state.collect()} == {"the": 43, "a": 7, "new": 1}
     output = collect_output(servers.url, "wordcount", "out")
     assert output is not None
     assert {row["word"]: row["count"] for row in output.to_pylist()} == {"the": 43, "new": 1}
