@@ -59,7 +59,7 @@ async def edit_stopped(
     RegionFencedError if a driver claimed the region meanwhile: it may then be edited or not, as when this is
     cancelled; and what `hold_manifest` raises.
     """
-    async with hold_manifest(host, region) as held:
+    async with hold_manifest(host, region, above_terms=True) as held:
         kept, incarnation = held.opened.kept, held.opened.incarnation
         target = edit_target(kept, to, region=region)
         if not allow_republish:

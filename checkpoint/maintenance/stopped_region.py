@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from checkpoint import limits
 from checkpoint.coordinator.manifest_host import ManifestHost
 from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.coordinator_vocabulary import (
@@ -40,8 +41,13 @@ class HeldManifest(NamedTuple):
 
 
 @asynccontextmanager
-async def hold_manifest(host: ManifestHost, region: str) -> AsyncIterator[HeldManifest]:
+async def hold_manifest(
+    host: ManifestHost, region: str, *, above_terms: bool = False
+) -> AsyncIterator[HeldManifest]:
     """Hold the manifest of a region that no driver runs. Waits while too few members answer.
+
+    above_terms: with an epoch above all terms of workers that local recovery has taken over, so that their
+    directories can be claimed with it.
 
     Raises RegionFencedError if another process claimed it meanwhile, ManifestError and what taking a manifest
     over raises; nothing was changed then except the claim.
@@ -51,6 +57,11 @@ async def hold_manifest(host: ManifestHost, region: str) -> AsyncIterator[HeldMa
     try:
         await log.open(OpenManifest(above=0, held=0))
         opened = events[-1]
+        if above_terms and isinstance(opened, ManifestOpened):
+            number, terms = opened.incarnation, limits.terms_per_incarnation
+            if number > terms:  # the region ran with local recovery
+                await log.open(OpenManifest(above=number, held=number, step=terms))
+                opened = events[-1]
         if isinstance(opened, ManifestUnreadable):
             raise opened.error
         if not isinstance(opened, ManifestOpened):

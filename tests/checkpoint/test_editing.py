@@ -7,12 +7,14 @@ import trio
 from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
+from checkpoint import limits
 from checkpoint.core.editing import edit_target, edited, first_record
 from checkpoint.core.layout import even_layout
 from checkpoint.core.lines import restored
 from checkpoint.core.manifest import Edit, Origin, WorkerCut, decode_cut, encode_cut
 from checkpoint.core.manifest_checks import check_cut
 from checkpoint.core.messages import RequestCut
+from checkpoint.core.region import coordinator_directory
 from checkpoint.errors import EditRefusedError, RegionFencedError, RestoreRefusedError, SavepointRefusedError
 from checkpoint.maintenance.editing import FirstPart, begin_region, edit_stopped
 from checkpoint.maintenance.stopped_region import restore_stopped
@@ -290,6 +292,17 @@ async def test_a_driver_that_takes_the_worker_over_first_is_named_and_nothing_is
     assert await held(model) == {"a": 2}
     await model.driver.cut({"b": 1})
     await model.check()
+
+
+@pytest.mark.trio
+async def test_a_region_whose_worker_was_taken_over_in_a_term_is_edited_above_all_terms() -> None:
+    model, terms = await with_cuts(2), limits.terms_per_incarnation
+    await Host(model.store).claim(coordinator_directory(REGION), terms)
+    await Host(model.store).claim(WORKER, terms + 7)
+    record = await edit(model, {"a": 70})
+    assert record.incarnation == record.workers[0].state.epoch == 2 * terms
+    await begins(model)
+    assert await held(model) == {"a": 70}
 
 
 async def begin(host, rows):
