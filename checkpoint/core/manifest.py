@@ -26,6 +26,9 @@ import msgspec
 
 from checkpoint import limits
 from checkpoint.core.layout import Layout
+from checkpoint.core.manifest_notes import NO_NOTE as NO_NOTE
+from checkpoint.core.manifest_notes import Edit as Edit
+from checkpoint.core.manifest_notes import SavepointNote as SavepointNote
 from checkpoint.errors import ManifestError
 from dos_protocol.digests import ResumePoint
 from journal import Floor, Position
@@ -172,32 +175,6 @@ class OutputIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     region: str
     store: str
-
-
-class Edit(msgspec.Struct, frozen=True, kw_only=True):
-    """A person wrote rows into the state (`editing.py`). For people; older programs ignore it."""
-
-    by: str = ""
-    """user@host"""
-    wall_time_ms: int = 0
-    why: str = ""
-    tables: dict[str, dict[str, int]] = {}
-    """Operator -> how many keys were added, changed and deleted."""
-
-
-class SavepointNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who made a savepoint, when and why. For people; a program that does not know it drops it."""
-
-    by: str = ""
-    """user@host, or host:pid of the driver whose program made it."""
-    wall_time_ms: int = 0
-    why: str = ""
-    fork: str = ""
-    """The region that began as a fork of this checkpoint. The savepoint is dropped when it needs it no more.
-    """
-
-
-NO_NOTE: Final = SavepointNote()
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
