@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from checkpoint.core.lines import taken_back as taken_back
     from checkpoint.core.manifest import Cut as Cut
     from checkpoint.core.manifest import Edit as Edit
+    from checkpoint.core.manifest import OutputIdentity as OutputIdentity
     from checkpoint.core.manifest import RetiredWorker as RetiredWorker
     from checkpoint.core.manifest import Rewind as Rewind
     from checkpoint.core.manifest import SplitPosition as SplitPosition

@@ -151,6 +151,22 @@ class EditRefusedError(DosError):
     remedy = "correct the rows, and write them again"
 
 
+class BackupRefusedError(DosError):
+    """A backup cannot be made, used or restored there; the message has the reason."""
+
+    remedy = "`dos region backups TARGET` lists the backups of a target"
+
+
+class BackupDamagedError(DosError):
+    """An object of a backup is missing, or has other bytes than were stored; `where` names it."""
+
+    remedy = "use another backup of the target (`dos region backups`), or bring the object back as it was"
+
+    def __init__(self, where: str, reason: str, *, remedy: str = "") -> None:
+        super().__init__(f"{where}: {reason}", remedy=remedy)
+        self.where = where
+
+
 class OutputRewoundError(DosError):
     """The region was restored to an older checkpoint, and output was taken back that this reader has read.
 
@@ -295,6 +311,8 @@ class OutputDiffersError(DosError):
 
 
 __all__ = [
+    "BackupDamagedError",
+    "BackupRefusedError",
     "ChannelFrameError",
     "ConsumerRefusedError",
     "ControlMessageError",

@@ -153,6 +153,23 @@ listeners_end_s: Final = 5.0
 last_answers_s: Final = 5.0
 """Time limit for the last answers of a region that has ended."""
 
+# --- backups --------------------------------------------------------------------------------------
+backup_piece_bytes_max: Final = 16 << 20
+"""Maximum size of one object with bytes of a segment. A few of them are in memory at a time."""
+backup_copies_max: Final = 4
+"""How many of these objects are written at the same time."""
+backup_small_pieces_max: Final = 64
+"""A segment that consists of so many pieces more than necessary is copied again as a whole."""
+backup_record_bytes_max: Final = 256 << 20
+backup_writes_max: Final = 8
+"""How many numbers a run tries if others begin runs at the same time."""
+backup_drop_s: Final = 60.0
+"""How long the end of a backup waits until the savepoint is dropped, or until a store deletes objects."""
+backup_epochs_ahead: Final = 1 << 32
+"""By how much the incarnation of a restored region is above everything in its backup: the original may have
+reached higher ones after the backup, and sinks outside of the store refuse earlier incarnations.
+"""
+
 # --- times ----------------------------------------------------------------------------------------
 heartbeat_s: Final = 1.0
 drop_warnings_s: Final = 10.0

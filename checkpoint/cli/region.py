@@ -11,7 +11,17 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
-from checkpoint.cli import delete, fork, replace, restore, savepoints, scale, trim
+from checkpoint.cli import (
+    backup,
+    delete,
+    fork,
+    replace,
+    restore,
+    restore_backup,
+    savepoints,
+    scale,
+    trim,
+)
 from checkpoint.cli.arguments import RegionName, Timeout, in_store
 from checkpoint.cli.requests import add_request_commands
 from checkpoint.core.checkpoint_views import checkpoint_row
@@ -233,6 +243,9 @@ app.command("savepoints")(savepoints.list_savepoints)
 app.command()(restore.restore)
 app.command()(fork.fork)
 app.command()(delete.delete)
+app.command()(backup.backup)
+app.command()(backup.backups)
+app.command("restore-backup")(restore_backup.restore_from_backup)
 app.command()(scale.scale)
 app.command()(replace.replace)
 app.command()(trim.trim)

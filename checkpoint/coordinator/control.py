@@ -27,7 +27,7 @@ from checkpoint.core.coordinator_vocabulary import (
     StopWanted,
     WorkerEnded,
 )
-from checkpoint.core.manifest import SavepointNote
+from checkpoint.core.manifest import OutputIdentity, SavepointNote
 from checkpoint.core.progress import reset_line
 from checkpoint.core.region import Launcher, RegionSpec, RegionState, RegionStatus, ResetReport
 from checkpoint.core.region_events import (
@@ -66,9 +66,9 @@ class RegionControl:
         spec: RegionSpec,
         *,
         observer: Observer | None = None,
-        check: Callable[[bytes], None] | None = None,
+        check: Callable[[bytes, OutputIdentity | None], None] | None = None,
     ) -> None:
-        """`check(store_id)` is called in a thread before workers start; if it raises, the region FAILS."""
+        """`check(store_id, Cut.identity)` runs in a thread before workers; if it raises, the region FAILS."""
         self.spec = spec
         self._check = check
         self._observer = observer

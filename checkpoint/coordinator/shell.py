@@ -42,7 +42,7 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
     WorkerHosted,
 )
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Cut, OutputIdentity
 from checkpoint.core.messages import Host, ToWorker
 from checkpoint.core.progress import ProgressMeter
 from checkpoint.core.region import Launcher, RegionSpec, RegionStatus
@@ -265,16 +265,17 @@ async def run_region(
     shell: RegionShell,
     launcher: Launcher,
     opened: Callable[[Store], None] | None = None,
-    check: Callable[[bytes], None] | None = None,
+    check: Callable[[bytes, OutputIdentity | None], None] | None = None,
 ) -> End:
     """Run the region to its end, from an older checkpoint if `spec.restore` names one. `check` is called in a
-    thread with the store's id before anything is claimed or launched; its exceptions propagate.
+    thread with the store's id and the region's identity before anything is claimed or launched; its
+    exceptions propagate.
     """
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
         if opened is not None:
             opened(store)
         if check is not None:
-            await trio.to_thread.run_sync(check, store.record.store_id)
+            await _check(spec, store, check)
         if spec.restore:
             allowed = spec.allow_republish
             host = StoreHost(store)
@@ -286,6 +287,24 @@ async def run_region(
         async with answering(store, spec, shell) as requests:
             shell.also_observed = requests.on_event
             return await shell.run(launcher, manifest, await _seen(store, spec), beside=forks)
+
+
+async def _check(
+    spec: RegionSpec, store: Store, check: Callable[[bytes, OutputIdentity | None], None]
+) -> None:
+    """Check the places of a region. Its manifest is read only if they are refused to the region itself: they
+    may be of the region that it replaces.
+    """
+    try:
+        await trio.to_thread.run_sync(check, store.record.store_id, None)
+    except DosError:
+        try:
+            last = (await read_manifest(store, spec.name)).last
+        except DosError:
+            last = None
+        if last is None or last.identity is None:
+            raise
+        await trio.to_thread.run_sync(check, store.record.store_id, last.identity)
 
 
 async def _seen(store: Store, spec: RegionSpec) -> Cut | None:

@@ -84,26 +84,26 @@ class InputRows:
     def __init__(self, store: Store, application: str, handle: str) -> None:
         self._store = store
         self.owner = application
-        self._application, self._handle = application, handle
+        self.application, self.handle = application, handle
         self.place = input_register(application, handle)
 
     async def splits(self) -> list[str]:
-        return await InputHandle(self._store, self._application, self._handle).splits()
+        return await InputHandle(self._store, self.application, self.handle).splits()
 
     async def refuse_unknown(self) -> None:
-        prefix = f"{self._application}.in."
+        prefix = f"{self.application}.in."
         names = await self._store.list_directories(prefix)
         handles = {name.removeprefix(prefix).partition(".")[0] for name in names}
-        raise NoInputError(self._application, self._handle, sorted(handles))
+        raise NoInputError(self.application, self.handle, sorted(handles))
 
     def directory(self, split: str) -> str:
-        return producer_directory(self._application, self._handle, split)
+        return producer_directory(self.application, self.handle, split)
 
     async def inspect(self, split: str) -> ChainState:
         return await inspect_chain(self._store, self.directory(split), INPUT_CHAIN, measured=False)
 
     async def last_end(self, split: str) -> int:
-        return (await last_recorded(self._store, self._application, self._handle, split)).end
+        return (await last_recorded(self._store, self.application, self.handle, split)).end
 
     async def released(self, split: str) -> Floor | None:
         del split
@@ -112,7 +112,7 @@ class InputRows:
     async def trim_stopped(self, splits: list[str], wait_s: float) -> bool:
         clean = True
         for split in splits:
-            log = await InputLog.open_even_if_closed(self._store, self._application, self._handle, split)
+            log = await InputLog.open_even_if_closed(self._store, self.application, self.handle, split)
             async with log:
                 clean &= await log.trim_completely(wait_s)
         return clean
@@ -127,24 +127,24 @@ class OutputRows:
     def __init__(self, store: Store, region: str, sink: str) -> None:
         self._store = store
         self.owner = region
-        self._region, self._sink = region, sink
+        self.region, self._sink = region, sink
         self._output = PublishedOutput(store, region, sink)
         self.place = output_register(region, sink)
         self.chain = output_chain(sink)
 
     async def splits(self) -> list[str]:
-        last = (await retained_checkpoints(self._store, self._region))[-1:]
+        last = (await retained_checkpoints(self._store, self.region))[-1:]
         return [
             split_of(one) for cut in last for one, part in cut.outputs().items() if self._sink in part.sinks
         ]
 
     async def refuse_unknown(self) -> None:
-        last = (await read_manifest(self._store, self._region)).last  # raises NoRegionError
+        last = (await read_manifest(self._store, self.region)).last  # raises NoRegionError
         parts = last.outputs().values() if last is not None else ()
-        raise NoSinkError(self._region, self._sink, sorted({sink for part in parts for sink in part.sinks}))
+        raise NoSinkError(self.region, self._sink, sorted({sink for part in parts for sink in part.sinks}))
 
     def directory(self, split: str) -> str:
-        return worker_directory(self._region, int(split[1:]))
+        return worker_directory(self.region, int(split[1:]))
 
     async def inspect(self, split: str) -> ChainState:
         proved = await self._output.position(split)
@@ -156,13 +156,13 @@ class OutputRows:
         return 0 if at is None else at.size
 
     async def released(self, split: str) -> Floor | None:
-        kept = await retained_checkpoints(self._store, self._region)
+        kept = await retained_checkpoints(self._store, self.region)
         return floors_of(kept, int(split[1:])).get(self.chain, NO_FLOOR)
 
     async def trim_stopped(self, splits: list[str], wait_s: float) -> bool:
         clean = True
         host = StoreHost(self._store)
-        async with hold_manifest(host, self._region) as (_, opened, _):
+        async with hold_manifest(host, self.region) as (_, opened, _):
             for split in splits:
                 worker = int(split[1:])
                 released = floors_of(opened.kept, worker).get(self.chain, NO_FLOOR)

@@ -7,9 +7,11 @@ driver that starts meanwhile claims with a higher epoch, and this one ends. If i
 nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.
 """
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import NamedTuple
+
+import msgspec
 
 from checkpoint import limits
 from checkpoint.coordinator.manifest_host import ManifestHost
@@ -42,9 +44,10 @@ class HeldManifest(NamedTuple):
 
 @asynccontextmanager
 async def hold_manifest(
-    host: ManifestHost, region: str, *, above_terms: bool = False
+    host: ManifestHost, region: str, *, above: int = 0, above_terms: bool = False
 ) -> AsyncIterator[HeldManifest]:
-    """Hold the manifest of a region that no driver runs. Waits while too few members answer.
+    """Hold the manifest of a region that no driver runs, in an epoch above `above`. Waits while too few
+    members answer.
 
     above_terms: with an epoch above all terms of workers that local recovery has taken over, so that their
     directories can be claimed with it.
@@ -55,7 +58,7 @@ async def hold_manifest(
     events: list[Event] = []
     log = ManifestLog(host, region, events.append, driver=this_driver())
     try:
-        await log.open(OpenManifest(above=0, held=0))
+        await log.open(OpenManifest(above=above, held=0))
         opened = events[-1]
         if above_terms and isinstance(opened, ManifestOpened):
             number, terms = opened.incarnation, limits.terms_per_incarnation
@@ -100,6 +103,27 @@ async def restore_stopped(
         check_cut(record, before=kept[-1])
         await append_record(held, region, record)
         return record
+
+
+async def append_first(
+    host: ManifestHost, region: str, make: Callable[[int], Cut], *, above: int
+) -> Cut | None:
+    """Append the first checkpoint of a region, in an incarnation above `above`, and return it. make: returns
+    the checkpoint for an incarnation.
+
+    If an interrupted call has appended it, it is returned. None: the region has other checkpoints, and
+    nothing is appended. Raises as `restore_stopped`.
+    """
+    async with hold_manifest(host, region, above=above) as held:
+        first, last = make(held.opened.incarnation), held.opened.last_checkpoint
+        if last is not None:
+            again = msgspec.structs.replace(
+                first, incarnation=last.incarnation, wall_time_ms=last.wall_time_ms, driver=last.driver
+            )
+            return last if last == again else None
+        check_cut(first)
+        await append_record(held, region, first)
+        return first
 
 
 async def append_record(held: HeldManifest, region: str, record: Cut) -> None:

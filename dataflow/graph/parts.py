@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
+from checkpoint import OutputIdentity
 from dataflow.core.plan import KIND_RULES, NodeSpec, OperatorKind
 from dataflow.core.regions import Annotation, Consistent, Region, region_options
 from dataflow.errors import GraphError
@@ -71,16 +72,18 @@ def part_options(part: GraphPart[Any]) -> dict[str, Any]:
     )
 
 
-def check_places(part: GraphPart[Any], store_id: bytes) -> None:
+def check_places(part: GraphPart[Any], store_id: bytes, identity: OutputIdentity | None = None) -> None:
     """Raise an error, before any worker starts, if a source cannot be read, or if the target of a sink holds
-    output of another run (SinkOwnedError) or cannot be written.
+    output of another run (SinkOwnedError) or cannot be written. identity: the owner that the region's last
+    checkpoint states; None: the region itself.
 
     Places that the driver cannot read are left to the workers, which check them too.
     """
+    owner = identity or OutputIdentity(region=part.name, store=store_id.hex())
     for node in part.graph.nodes()[0]:
         try:
             if isinstance(node.spec, SinkSpec):
-                node.spec.check_place(OutputOwner(part.name, store_id.hex(), node.name))
+                node.spec.check_place(OutputOwner(owner.region, owner.store, node.name))
             elif isinstance(node.spec, SourceSpec):
                 node.spec.check_access()
         except DosError:

@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 import pyarrow as pa
 
-from checkpoint import TakenPart
+from checkpoint import OutputIdentity, TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, slices
 from checkpoint.key_hash import HASH_COLUMN
 from dataflow.core.delivery import Delivery
@@ -78,6 +78,10 @@ class OperatorContext:
     """The number of the checkpoint from which this incarnation of the region continues; 0: the beginning."""
     owns_key: Callable[[Sequence[Any]], bool] | None = field(default=None, compare=False)
     """Whether the rows of a key, given as its values, come to this instance; None: its stream has no key."""
+    owner: OutputIdentity | None = None
+    """The region and the store as which sinks own output outside of the store; None: this region and its own
+    store.
+    """
 
 
 class StateTable(Protocol):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint import Layout, TakenPart, merge_counters
+from checkpoint import Layout, OutputIdentity, TakenPart, merge_counters
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import KIND_RULES, NodePlan, OperatorKind, StagePlan
 from dataflow.errors import UserFault
@@ -63,6 +63,7 @@ class Circuit:
         incarnation: int = 0,
         scratch: str = "",
         checkpoint: int = 0,
+        owner: OutputIdentity | None = None,
     ) -> None:
         self.graph = graph
         self._workers = workers
@@ -102,7 +103,7 @@ class Circuit:
                 context = OperatorContext(
                     region, node.name, worker, workers, store_id, graph.inputs_of(node.name),
                     graph.schemas[node.name], incarnation, graph.triggers_checkpoints, next(tables, None),
-                    scratch, graph.delivery, checkpoint, key_owner(graph, node, layout, worker),
+                    scratch, graph.delivery, checkpoint, key_owner(graph, node, layout, worker), owner,
                 )  # fmt: skip
                 self._open(node, context)
         self.time = CircuitTime(graph, self._operators)

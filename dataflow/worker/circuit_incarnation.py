@@ -65,10 +65,7 @@ class CircuitIncarnation:
         post: Post,
         clock: Clock | None = None,
     ) -> None:
-        """Position sources and sinks at the checkpoint, without state.
-
-        Raises InputChangedError, CorruptDataError.
-        """
+        """Position sources and sinks at the checkpoint. Raises InputChangedError, CorruptDataError."""
         self.number = order.incarnation
         self._me = identity
         self._shared = shared
@@ -109,6 +106,7 @@ class CircuitIncarnation:
             incarnation=order.incarnation,
             scratch=identity.scratch,
             checkpoint=order.cut,
+            owner=order.owner,
         )
         self._sending = StageOutput(self._circuit, identity, order, self._stages, self._aligned)
         self._checkpoints = CheckpointTaking(

@@ -225,8 +225,9 @@ class LinkIncarnation:
         )
         buffers = {name: feed.buffer for name, feed in feeds.items()}
         completes = await left_before(self._store, order) if change is None else change.completes
+        owner, local = None if order.restore is None else order.restore.identity, order.is_local
         restores = RestoreCircuit(
-            number, after, order.cut, part, order.layout, store_id, buffers, change, order.is_local, completes
+            number, after, order.cut, part, order.layout, store_id, buffers, change, local, completes, owner
         )
         self._inbox.put(restores)
         self._circuit_ordered.set()

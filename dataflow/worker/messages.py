@@ -19,6 +19,7 @@ from checkpoint import (
     ChannelFrame,
     Division,
     FailureKind,
+    Identity,
     Layout,
     Sources,
     SplitPosition,
@@ -55,9 +56,8 @@ class RestoreCircuit:
     local: bool = False
     """Whether the region has local recovery."""
     completes: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
-    """Workers that the layout does not have -> what the checkpoint stores of their sinks. This worker
-    completes their output.
-    """
+    """Workers whose output this one completes -> what the checkpoint stores of their sinks."""
+    owner: Identity | None = None
 
 
 @dataclass(frozen=True, slots=True)

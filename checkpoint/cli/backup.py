@@ -1,0 +1,279 @@
+"""`dos region backup` and `dos region backups`: copies of whole regions in a bucket or another store.
+
+Arguments in, text or JSON out. `maintenance/backup.py` does the work; `restore_backup.py` has
+the command that restores one.
+"""
+
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from checkpoint import limits
+from checkpoint.cli.arguments import NEGATIVE_ANSWERS, RegionName, Stopped, Timeout
+from checkpoint.core.backup_record import BackupRecord
+from checkpoint.errors import (
+    BackupDamagedError,
+    BackupRefusedError,
+    RegionFencedError,
+    SavepointRefusedError,
+)
+from checkpoint.maintenance.backup import (
+    BackupDone,
+    Progress,
+    RunningRegion,
+    StoppedRegion,
+    back_up,
+    backups_of,
+)
+from checkpoint.maintenance.backup_continuous import BackupStatus, keep_backing_up
+from checkpoint.maintenance.backup_target import BackupTarget, open_target
+from dos_client import Store, open_store
+from dos_client.cli.kit import (
+    NEGATIVE,
+    REFUSED,
+    UNREACHABLE,
+    AsJson,
+    StoreUrl,
+    TokenFile,
+    clock_text,
+    count_text,
+    errors_end_command,
+    exit_code,
+    fail,
+    parsed_url,
+    print_json,
+    print_result,
+    print_table,
+    read_token,
+    run_interruptible,
+)
+from dos_client.cli.progress import bar_of
+from journal import ArchiveUnavailableError
+
+TargetUrl = Annotated[
+    str,
+    typer.Argument(
+        help="s3://BUCKET/PREFIX, or a directory of a store: dos://HOST,HOST2/DIRECTORY", metavar="TARGET"
+    ),
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Endpoint of a service of S3 other than AWS. Default: the configuration of boto3"
+        " (AWS_ENDPOINT_URL).",
+        show_default=False,
+    ),
+]
+TargetTokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--target-token-file",
+        help="File with the token of a target that is a store. Default: that of --token-file.",
+        metavar="FILE",
+    ),
+]
+_ANSWERS: Final = (
+    *NEGATIVE_ANSWERS,
+    BackupRefusedError,
+    BackupDamagedError,
+    SavepointRefusedError,
+    RegionFencedError,
+)
+
+
+def backup(
+    url: StoreUrl,
+    name: RegionName,
+    target: TargetUrl,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            help="Go on until interrupted: begin a backup this many seconds after the last one has ended.",
+            metavar="SECONDS",
+            show_default=False,
+        ),
+    ] = None,
+    keep: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=1_000,
+            help="How many backups stay, this one included. What only older ones need is deleted.",
+        ),
+    ] = 2,
+    stopped: Stopped = False,
+    endpoint: Endpoint = None,
+    timeout: Timeout = limits.request_patience_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+    target_token_file: TargetTokenFile = None,
+) -> None:
+    """Copy a region to another store or to a bucket, from which it can be restored without this store.
+
+    A backup has the last checkpoint: state, steps, files of operators, output logs, and the input in the
+    store that the checkpoint has not read, with what its producers need to continue. A savepoint holds the
+    checkpoint meanwhile. Everything is verified by digest. What the target has already is not copied again.
+    There is no backup until the last record is written, so an interrupted run does no harm: run it again.
+
+    With --every, the loss window is printed after each backup: how old the newest backup can be when the next
+    one is complete. That is the age of its checkpoint, the interval, and the time to copy. A failed backup is
+    reported, and tried again after the interval.
+
+    Outputs of other regions that this one reads, rows in files and databases, and the consumers of its
+    output are not copied.
+
+    Example: dos region backup dos://h1,h2,h3 wordcount s3://backups/dos
+
+    Example: dos region backup dos://h1,h2,h3 wordcount s3://backups/dos --every 60 --keep 24 --json
+
+    Example: dos region backup dos://h1,h2,h3 wordcount dos://far1,far2,far3/backups
+
+    Exit codes: 0 done; 1 refused, damaged, or no answer; 2 usage; 3 the store or the target cannot be
+    reached; 130 interrupted.
+    """
+    if stopped and every is not None:
+        fail("--every is for a region that runs: a stopped region does not change", REFUSED)
+    if parsed_url(url).directory is not None:
+        fail(f"{url} names a directory; pass the servers alone, as dos://HOST:PORT,HOST2:PORT", REFUSED)
+
+    async def once(store: Store, place_of: BackupTarget, progress: Progress) -> BackupDone:
+        region = StoppedRegion(store, name) if stopped else RunningRegion(store, name, timeout)
+        async with place_of.place(name) as place:
+            return await back_up(store, name, place, region, keep=keep, progress=progress)
+
+    def show(status: BackupStatus) -> None:
+        if as_json:
+            print_json(asdict(status))
+        else:
+            print(_status_text(status), flush=True)
+
+    async def work(progress: Progress) -> BackupDone | None:
+        token, other = read_token(token_file), read_token(target_token_file or token_file)
+        async with (
+            open_store(url, token=token, client="dos region backup") as store,
+            open_target(target, token=other, endpoint=endpoint) as opened,
+        ):
+            if every is None:
+                return await once(store, opened, progress)
+            async with aclosing(
+                keep_backing_up(partial(once, store, opened, lambda _done, _total: None), every)
+            ) as rounds:
+                async for status in rounds:
+                    show(status)
+            return None
+
+    if every is not None:
+        run_backup(lambda: work(lambda _done, _total: None))
+        return
+    with bar_of(f"{name} to {target}", quiet=as_json) as progress:
+        done = run_backup(lambda: work(progress))
+    assert done is not None, "one backup has a result"
+    print_result({"name": name, "target": target, **asdict(done)}, _done_text(done), as_json=as_json)
+
+
+def backups(
+    target: TargetUrl,
+    name: Annotated[
+        str | None, typer.Argument(help="Only of this region.", metavar="NAME", show_default=False)
+    ] = None,
+    endpoint: Endpoint = None,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """List the backups of a target, the oldest first, of one region or of all. The store is not needed.
+
+    "bytes" is what a restore reads, "copied" what the backup added to the target.
+
+    Example: dos region backups s3://backups/dos
+
+    Example: dos region backups dos://far1,far2,far3/backups wordcount --json
+
+    Exit codes: 0 listed; 1 a record is damaged; 2 usage; 3 the target cannot be reached.
+    """
+
+    async def work() -> list[BackupRecord]:
+        found: list[BackupRecord] = []
+        async with open_target(target, token=read_token(token_file), endpoint=endpoint) as opened:
+            for region in await opened.regions():
+                if name in (None, region):
+                    async with opened.place(region) as place:
+                        found += await backups_of(place)
+        return found
+
+    rows = [backup_row(record) for record in run_backup(work)]
+    if as_json:
+        print_json({"target": target, "backups": rows})
+    elif rows:
+        print_table(
+            ("region", "#backup", "#checkpoint", "#step", "committed", "copied at", "#bytes", "#copied"),
+            [
+                (
+                    row["region"],
+                    row["backup"],
+                    row["checkpoint"],
+                    row["step"],
+                    clock_text(row["checkpointMs"]),
+                    clock_text(row["timeMs"]),
+                    count_text(row["bytes"]),
+                    count_text(row["copiedBytes"]),
+                )
+                for row in rows
+            ],
+        )
+    else:
+        print(f"{target} has no backup" + (f" of region {name}" if name else ""))
+
+
+def run_backup(work: Callable[[], Awaitable[Any]]) -> Any:
+    """Run an async function. Errors end the command."""
+
+    def code_of(error: Exception) -> int:
+        if isinstance(error, ArchiveUnavailableError):
+            return UNREACHABLE
+        return NEGATIVE if isinstance(error, _ANSWERS) else exit_code(error)
+
+    with errors_end_command(code_of):
+        return run_interruptible(work)
+
+
+def backup_row(record: BackupRecord) -> dict[str, Any]:
+    cut = record.cut
+    return {
+        "region": record.region,
+        "store": record.store,
+        "backup": record.number,
+        "checkpoint": cut.cut,
+        "step": cut.step,
+        "checkpointMs": cut.wall_time_ms,
+        "timeMs": record.wall_time_ms,
+        "bytes": record.bytes,
+        "copiedBytes": record.copied_bytes,
+        "readsOutputsOf": list(record.reads_outputs),
+    }
+
+
+def _done_text(done: BackupDone) -> str:
+    text = (
+        f"backup {done.number} of checkpoint {done.checkpoint}, step {done.step}, committed"
+        f" {clock_text(done.checkpoint_ms)}: {count_text(done.copied_bytes)} bytes copied and verified in"
+        f" {done.seconds:.1f} s, {count_text(done.bytes)} in all"
+    )
+    lines = [text]
+    if done.released:
+        lines.append(f"deleted: backup {', '.join(map(str, done.released))}")
+    return "\n".join(lines)
+
+
+def _status_text(status: BackupStatus) -> str:
+    if status.done is None:
+        return f"no backup: {status.error}; the next try is in {status.every_s:g} s"
+    window = f"loss window {status.loss_window_s:.1f} s" if math.isfinite(status.loss_window_s) else ""
+    return f"{_done_text(status.done)}; {window}"

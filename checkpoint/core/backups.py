@@ -1,0 +1,240 @@
+"""What a backup of a region copies, what it need not copy again, and what a target may delete. Pure.
+
+`backup_record.py` has the records. The theory:
+
+1. A checkpoint X states the position of every chain of its workers. A restore of X reads each chain from its
+   floor up to that position, *which lies in the newest segment*, so a part of that segment is copied too.
+2. Inputs are needed from the positions of X on, up to what is recorded when they are copied: a producer's
+   numbers continue there.
+3. The newest record states which backups are retained. Only their pieces, and those of runs that began after
+   it, are used again: no run deletes these (4).
+4. A run deletes after its record is written, and only records and pieces of its own number or lower: first
+   the records that are not retained, then the pieces that no retained backup needs. Pieces of a later run
+   have higher numbers, and the record of an earlier one can no longer be written.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from checkpoint import limits
+from checkpoint.core.backup_record import BackupRecord, SavedSegment, number_of, parse_piece_name
+from checkpoint.core.consumers import Register
+from checkpoint.core.lines import log_sizes
+from checkpoint.core.manifest import Cut, OutputIdentity, Rewind, in_its_version
+from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX, output_chain
+from checkpoint.core.region import worker_directory
+from checkpoint.errors import BackupRefusedError
+from journal import ORIGIN, Floor, Position
+
+STATE_CHAIN: Final = "state"
+STEPS_CHAIN: Final = "steps"
+FILES_CHAIN_PREFIX: Final = "files-"
+_POSITION: Final = frozenset(Position.__struct_fields__)
+
+
+class NeededChain(NamedTuple):
+    """A chain that a restore of a checkpoint reads: from the segment at the logical offset `floor` up to a
+    position.
+    """
+
+    directory: str
+    chain: str
+    at: Position
+    floor: int
+
+
+def needed_chains(cut: Cut, region: str) -> list[NeededChain]:
+    """Return the chains of the region's workers that a restore of the checkpoint reads.
+
+    Raises BackupRefusedError if they are in the directories of another region.
+    """
+    if cut.in_origin:
+        raise BackupRefusedError(
+            f"region {region!r} is a fork without chains of its own: run it until it commits a checkpoint"
+        )
+    found = []
+    for worker, part in cut.workers.items():
+        chains = {STATE_CHAIN: part.state, STEPS_CHAIN: part.steps}
+        chains |= {f"{FILES_CHAIN_PREFIX}{name}": at for name, at in part.directories.items()}
+        found += _chains_of(region, worker, chains, part.floors)
+    for worker, output in cut.outputs().items():
+        logs = {
+            output_chain(name): msgspec.convert(at, Position)
+            for name, at in output.sinks.items()
+            if _is_log(name, at, output.floors)
+        }
+        found += _chains_of(region, worker, logs, output.floors)
+    return sorted(found, key=lambda one: one[:2])
+
+
+def _chains_of(
+    region: str, worker: int, chains: Mapping[str, Position], floors: Mapping[str, Floor]
+) -> list[NeededChain]:
+    directory = worker_directory(region, worker)
+    return [
+        NeededChain(directory, chain, at, floors.get(chain, (0, 0))[1])
+        for chain, at in chains.items()
+        if at != ORIGIN and at.size
+    ]
+
+
+def _is_log(name: str, at: Any, floors: Mapping[str, Floor]) -> bool:
+    """Return whether a sink's output is an output log. A checkpoint of an older version states no floor."""
+    return f"{OUTPUT_CHAIN_PREFIX}{name}" in floors or (isinstance(at, dict) and set(at) == _POSITION)
+
+
+class Known(NamedTuple):
+    """The objects that a run may use again."""
+
+    segments: Mapping[tuple[str, str], SavedSegment]
+    """(directory, segment) -> what the newest backup has of it."""
+    unlisted: Mapping[str, str]
+    """SHA-256 -> the piece of a run that began after the newest backup and did not end."""
+
+
+def known_objects(newest: BackupRecord | None, listed: Mapping[str, int]) -> Known:
+    """Return what can be used again. listed: the objects that the target lists, with their lengths.
+
+    A segment of which the target lacks a piece, or has a piece of another length, is copied again.
+    """
+    segments = {}
+    for chain in newest.chains if newest is not None else ():
+        for segment in chain.segments:
+            if all(listed.get(piece.name) == piece.length for piece in segment.pieces):
+                segments[chain.directory, segment.name] = segment
+    unlisted = {}
+    for name in listed:
+        parsed = parse_piece_name(name)
+        if parsed is not None and parsed.run > (newest.number if newest is not None else 0):
+            unlisted[parsed.sha256] = name
+    return Known(segments, unlisted)
+
+
+def continued(saved: SavedSegment | None, length: int) -> SavedSegment | None:
+    """Return what is there of a segment, if the first `length` bytes of it are that and perhaps more after
+    it.
+
+    None if it must be copied from its beginning: nothing is there, more than `length` bytes are, or it
+    consists of so many small pieces that a restore would read them slowly.
+    """
+    if saved is None or saved.length > length:
+        return None
+    many = limits.backup_small_pieces_max + length // limits.backup_piece_bytes_max
+    return saved if len(saved.pieces) < many or saved.length == length else None
+
+
+def released_records(listed: Iterable[str], record: BackupRecord) -> list[str]:
+    """Return the records that may be deleted after `record` is written, the oldest first."""
+    numbers = {name: number_of(name) for name in listed}
+    return sorted(
+        name
+        for name, number in numbers.items()
+        if number is not None and number < record.number and number not in record.retained
+    )
+
+
+def unneeded_pieces(
+    listed: Iterable[str], record: BackupRecord, retained: Sequence[BackupRecord]
+) -> list[str]:
+    """Return the pieces that may be deleted: of this run and earlier ones, and needed by no retained backup.
+
+    retained: all backups that `record` retains, itself included.
+    """
+    assert {one.number for one in retained} == set(record.retained), "all of them decide"
+    needed = {name for one in retained for name in one.pieces()}
+    return sorted(
+        name
+        for name in listed
+        if (parsed := parse_piece_name(name)) is not None and parsed.run <= record.run and name not in needed
+    )
+
+
+def retained_after(newest: BackupRecord | None, number: int, keep: int) -> tuple[int, ...]:
+    """Return the backups that remain after `number` is written: the newest `keep`, itself included."""
+    before = newest.retained if newest is not None else ()
+    return (*before, number)[-keep:]
+
+
+def only_region(register: Register, region: str) -> Register:
+    """Return a register with this region alone: no other consumer is in the store of a restored region."""
+    own = {name: one for name, one in register.consumers.items() if name == region}
+    return Register(consumers=own, rule=register.rule)
+
+
+def restored_from(record: BackupRecord, incarnation: int, *, old_is_gone: bool) -> Cut:
+    """Return the first checkpoint of the region that is restored from a backup.
+
+    It begins a line of history, so that readers notice that what followed the backup is gone. With
+    `old_is_gone` the region is the owner of the output that the original had outside of the store; otherwise
+    such output begins anew, because the original may still write its own.
+    """
+    cut = record.cut
+    back_to = cut.rolled_back_to or cut.cut
+    rewind = Rewind(line=cut.line + 1, to=back_to, step=cut.step, of=cut.line, outputs=log_sizes(cut))
+    restored = msgspec.structs.replace(
+        cut,
+        cut=cut.cut + 1,
+        parent=cut.cut,
+        incarnation=incarnation,
+        rolled_back_to=back_to,
+        retained=(cut.cut + 1,),
+        savepoints={},
+        notes={},
+        phases_s={},
+        line=rewind.line,
+        rewinds=(*cut.rewinds, rewind)[-limits.rewinds_kept_max :],
+        rewound=True,
+        identity=(cut.identity or OutputIdentity(region=record.region, store=record.store))
+        if old_is_gone
+        else None,
+    )
+    return in_its_version(restored if old_is_gone else without_outside_output(restored))
+
+
+def outside_sinks(cut: Cut) -> list[str]:
+    """Return the sinks whose output is outside of the store."""
+    inside = {name for part in cut.workers.values() for name in part.directories}
+    return sorted(
+        {
+            name
+            for part in cut.outputs().values()
+            for name, at in part.sinks.items()
+            if name not in inside and not _is_log(name, at, part.floors)
+        }
+    )
+
+
+def without_outside_output(cut: Cut) -> Cut:
+    """Return a checkpoint in which sinks outside of the store have written nothing yet."""
+    outside = set(outside_sinks(cut))
+
+    def kept(sinks: Mapping[str, object]) -> dict[str, object]:
+        return {name: at for name, at in sinks.items() if name not in outside}
+
+    return msgspec.structs.replace(
+        cut,
+        workers={
+            worker: msgspec.structs.replace(part, sinks=kept(part.sinks))
+            for worker, part in cut.workers.items()
+        },
+        retired={
+            worker: msgspec.structs.replace(part, sinks=kept(part.sinks))
+            for worker, part in cut.retired.items()
+        },
+    )
+
+
+def highest_epoch(cut: Cut) -> int:
+    """Return the highest epoch that anything of a checkpoint has."""
+    epochs = {epoch for part in cut.workers.values() for epoch in part.epochs()}
+    floors = {floor[0] for part in cut.outputs().values() for floor in part.floors.values()}
+    return max({cut.incarnation} | epochs | floors)
+
+
+def first_incarnation(cut: Cut, now_ms: int) -> int:
+    """Return a number above which the incarnation of a restored region is: above everything in the backup,
+    and above what the original and earlier restores of the same backup have probably reached since.
+    """
+    return max(highest_epoch(cut) + limits.backup_epochs_ahead, now_ms // 1000)

@@ -1,0 +1,271 @@
+"""Restore a backup into a store that has nothing of the region: from the target alone.
+
+    1. read the record, and make sure that every directory is empty, or has the beginning of the same backup
+    2. claim each directory in the epoch of its newest segment, and write the segments, each verified by
+       digest
+    3. register the region as a consumer of its inputs
+    4. claim the manifest above every epoch, and append the checkpoint. **Its acknowledgement is the commit**
+
+Until 4 there is no region. The claims of 2 are made with a writer id that follows from the backup. So a run
+that continues an interrupted one takes the same claims again, and any other directory is refused by name.
+"""
+
+import hashlib
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+
+from checkpoint.chains.chain_store import TakenChain
+from checkpoint.chains.consumer_register import change_register
+from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.coordinator.manifest_log import CHAIN
+from checkpoint.core.backup_record import BackupRecord, SavedChain, SavedRegister, SavedSegment
+from checkpoint.core.backups import first_incarnation, outside_sinks, restored_from
+from checkpoint.core.consumers import Register, RegisterPlace
+from checkpoint.core.manifest import Cut
+from checkpoint.core.region import coordinator_directory
+from checkpoint.errors import BackupDamagedError, BackupRefusedError
+from checkpoint.maintenance.backup_target import BackupPlace
+from checkpoint.maintenance.stopped_region import append_first
+from checkpoint.runtime import wall_time_ms
+from dos_client import Claim, Store
+from dos_client.sessions.directory_view import DirectoryView
+from dos_client.writing.resuming import resume
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.errors import FencedError
+from dos_protocol.limits import payload_bytes_max
+from dos_protocol.names import NO_ID
+from journal import parse_segment_name
+
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredBackup:
+    """The result of a restore. checkpoint: the number under which the region continues."""
+
+    region: str
+    backup: int
+    checkpoint: int
+    step: int
+    checkpoint_ms: int
+    """When the checkpoint was committed in the original region: what followed is lost."""
+    bytes: int
+    directories: int
+    begins_anew: tuple[str, ...]
+    """Sinks outside of the store whose output begins anew."""
+    comes_again: tuple[str, ...]
+    """Sinks that may have shown rows after the backup which come again."""
+
+
+async def restore_backup(
+    place: BackupPlace,
+    record: BackupRecord,
+    store: Store,
+    *,
+    old_is_gone: bool = False,
+    progress: Progress = lambda _done, _total: None,
+) -> RestoredBackup:
+    """Restore a region from a backup into a store. The next `run` of its name continues it.
+
+    old_is_gone: the region takes the place of the original as the owner of output outside of the store.
+    Otherwise such output begins anew.
+
+    Raises BackupRefusedError, which names it, if a directory is not empty; BackupDamagedError, which names
+    the object, if the target has other bytes than were stored; and the errors of the store and of the target.
+    If it fails or is cancelled, there is no region; the same call continues. Only if the record of the
+    manifest is not acknowledged in time, the region may be there.
+    """
+    cut = record.cut
+    writer = _writer_of(record)
+    directories = sorted({chain.directory for chain in record.chains})
+    for directory in directories:
+        refuse_other(directory, await store.inspect(directory), record, writer)
+    done = 0
+    for directory in directories:
+        chains = [chain for chain in record.chains if chain.directory == directory]
+
+        def report(grown: int) -> None:
+            nonlocal done
+            done += grown
+            progress(done, record.bytes)
+
+        await _Directory(store, place, directory, chains, writer, report).restore()
+    for register in record.registers:
+        await _restore_register(store, register)
+    first = await _commit(store, record, old_is_gone=old_is_gone)
+    outside = outside_sinks(cut)
+    irrevocable = {} if cut.irrevocable is msgspec.UNSET else cut.irrevocable
+    return RestoredBackup(
+        region=record.region,
+        backup=record.number,
+        checkpoint=first.cut,
+        step=first.step,
+        checkpoint_ms=cut.wall_time_ms,
+        bytes=record.bytes,
+        directories=len(directories),
+        begins_anew=() if old_is_gone else tuple(outside),
+        comes_again=tuple(sorted(irrevocable)) if old_is_gone else (),
+    )
+
+
+def _writer_of(record: BackupRecord) -> bytes:
+    """Return the writer id of a restore: the same for the same backup."""
+    text = f"{record.region} {record.store} {record.number} {record.wall_time_ms}"
+    return hashlib.sha256(text.encode()).digest()[: len(NO_ID)]
+
+
+def refuse_other(directory: str, view: DirectoryView, record: BackupRecord, writer: bytes) -> None:
+    """Raise BackupRefusedError if a directory holds anything but the beginning of this restore."""
+    epochs = {(epoch, holder) for epoch, holder in view.epochs.values() if epoch}
+    names = {name for objects in view.answers.values() for name in objects}
+    if (not names and not epochs) or {holder for _, holder in epochs} == {writer}:
+        return
+    what = f"it holds {min(names)}" if names else "another process has claimed it"
+    raise BackupRefusedError(
+        f"directory {directory} of the store is not empty: {what}",
+        remedy=f"restore region {record.region!r} into another store, or delete what this one has of it:"
+        " `dos ls` lists it",
+    )
+
+
+class _Directory:
+    """Restores the chains of one directory. report: called with the number of bytes after each piece."""
+
+    def __init__(
+        self,
+        store: Store,
+        place: BackupPlace,
+        directory: str,
+        chains: list[SavedChain],
+        writer: bytes,
+        report: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._place = place
+        self._directory = directory
+        self._chains = chains
+        self._writer = writer
+        self._report = report
+
+    async def restore(self) -> None:
+        """Write all segments, those of an interrupted run included, and release what lies below them."""
+        epoch = max(_epoch(segment) for chain in self._chains for segment in chain.segments)
+        seen = (await self._store.inspect(self._directory)).epoch_seen
+        try:
+            if seen <= epoch:  # otherwise an interrupted run has written everything, and begun the next step
+                async with await self._store.claim(self._directory, epoch, self._writer) as claim:
+                    for chain in self._chains:
+                        for segment in chain.segments:
+                            await self._segment(claim, segment)
+            for chain in self._chains:
+                if chain.released is not None:
+                    await self._release(chain, max(seen, epoch) + 1)
+        except FencedError as error:
+            raise BackupRefusedError(
+                f"directory {self._directory} of the store has another writer: {error.args[0]}",
+                remedy="restore into a store in which nothing has the names of the region",
+            ) from error
+
+    async def _segment(self, claim: Claim, segment: SavedSegment) -> None:
+        """Write a segment from where an interrupted run has stopped."""
+        if any(segment.name in objects for objects in claim.answers.values()):
+            writer = await resume(self._store, claim, segment.name)
+        else:
+            writer = claim.open_object(segment.name)
+        digest, there = PrefixDigest(), writer.size
+        if there > segment.length:
+            raise self._other(segment, f"{there} bytes")
+        async with aclosing(self._verified(segment)) as pieces:
+            async for data in pieces:
+                old = data[: max(there - digest.size, 0)]
+                digest.update(old)
+                if old and digest.size == there and digest.value != writer.digest:
+                    raise self._other(segment, f"bytes with digest {writer.digest:016x}")
+                for begin in range(len(old), len(data), payload_bytes_max):
+                    part = data[begin : begin + payload_bytes_max]
+                    digest.update(part)
+                    writer.append(part)
+                    await writer.wait_room()
+                self._report(len(data))
+        if (digest.size, digest.value) != (segment.length, segment.digest):
+            raise BackupDamagedError(
+                f"{self._directory}/{segment.name} in the backup",
+                f"its pieces have digest {digest.value:016x}, the chain names {segment.digest:016x}",
+            )
+        await writer.wait_synced(segment.length)
+        writer.seal()
+
+    def _other(self, segment: SavedSegment, what: str) -> BackupRefusedError:
+        return BackupRefusedError(
+            f"{self._directory}/{segment.name} of the store has {what}, which are not of this backup",
+            remedy="delete the directory, or restore into another store",
+        )
+
+    async def _verified(self, segment: SavedSegment) -> AsyncGenerator[bytes]:
+        """Yield the bytes of the pieces, in order. Raises BackupDamagedError, which names the object."""
+        names = [piece.name for piece in segment.pieces]
+        at = 0
+        async with aclosing(self._place.contents(names)) as contents:
+            for piece in segment.pieces:
+                data = await anext(contents)
+                found = hashlib.sha256(data).hexdigest()
+                if (len(data), found, at) != (piece.length, piece.sha256, piece.begin):
+                    raise BackupDamagedError(
+                        self._place.where(piece.name),
+                        f"{self._directory}/{segment.name} needs {piece.length} bytes with SHA-256"
+                        f" {piece.sha256} from {piece.begin} on, found {len(data)} with {found} at {at}",
+                    )
+                at += len(data)
+                yield data
+
+    async def _release(self, chain: SavedChain, epoch: int) -> None:
+        """Begin a segment that releases what the backup does not have of an input: otherwise a producer would
+        look for the lower segments.
+        """
+        generation = self._store.record.generation
+        async with await self._store.claim(self._directory, epoch, self._writer) as claim:
+            taken = await TakenChain.take(
+                claim, chain.chain, generation=generation, released=chain.released or (0, 0)
+            )
+            state = msgspec.structs.replace(taken.state, released=chain.released)
+            async with await taken._replace(state=state).open():
+                pass
+
+
+def _epoch(segment: SavedSegment) -> int:
+    parsed = parse_segment_name(segment.name)
+    if parsed is None:
+        raise BackupDamagedError("the record of the backup", f"{segment.name!r} is not the name of a segment")
+    return parsed.epoch
+
+
+async def _restore_register(store: Store, saved: SavedRegister) -> None:
+    """Write the part of a register that the backup has. A register of other regions keeps what it has."""
+
+    def merged(there: Register) -> Register:
+        return msgspec.structs.replace(
+            there,
+            consumers={**there.consumers, **saved.register.consumers},
+            rule=there.rule if there.rule is not None else saved.register.rule,
+        )
+
+    await change_register(StoreHost(store), RegisterPlace(saved.directory, saved.chain), merged)
+
+
+async def _commit(store: Store, record: BackupRecord, *, old_is_gone: bool) -> Cut:
+    """Append the checkpoint to the manifest, if it is not there already. Return it."""
+    above = first_incarnation(record.cut, wall_time_ms())
+
+    def make(incarnation: int) -> Cut:
+        return restored_from(record, incarnation, old_is_gone=old_is_gone)
+
+    first = await append_first(StoreHost(store), record.region, make, above=above)
+    if first is None:
+        raise BackupRefusedError(
+            f"{coordinator_directory(record.region)}/{CHAIN} of the store has checkpoints: the region exists",
+            remedy="restore into another store",
+        )
+    return first
