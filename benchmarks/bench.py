@@ -1,7 +1,7 @@
 """`./run bench`: measure everything, and write docs/benchmarks.md with a description of the machine.
 
     bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [local] [scale]
-             [autoscale] [dadstorm]
+             [autoscale] [dadstorm] [backup]
              [--pairs N] [--quick] [--long]
     bench.py dataflow --help
     bench.py spark --help
@@ -41,6 +41,7 @@ from autoscale_page import PLACE as AUTOSCALE  # noqa: E402
 from autoscale_page import draw as draw_autoscale  # noqa: E402
 from autoscale_page import measure_autoscale  # noqa: E402
 from autoscale_page import section_of as autoscale_section  # noqa: E402
+from backup_rows import measure_backup  # noqa: E402
 from bench_page import write_page  # noqa: E402
 from checkpoint_page import PLACE as CHECKPOINT  # noqa: E402
 from checkpoint_page import section_of  # noqa: E402
@@ -213,6 +214,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "scale": measure_scale,
     "autoscale": measure_autoscale,
     "dadstorm": measure_dadstorm,
+    "backup": measure_backup,
 }
 
 

@@ -42,7 +42,7 @@ class Copier:
         self._known = known
         self._progress = progress
         self._slots = trio.CapacityLimiter(limits.backup_copies_max)
-        self._written: dict[str, str] = {}
+        self._written: set[str] = set()
         self._done = 0
         self.copied_bytes = 0
         self.copied_objects = 0
@@ -84,7 +84,7 @@ class Copier:
         self, directory: str, span: SegmentSpan, digest: PrefixDigest, saved: SavedSegment | None
     ) -> list[Piece]:
         """Read a segment from where `digest` is, and write what is not saved of it."""
-        pieces: list[Piece] = []
+        pieces: dict[int, Piece] = {}
         waiting, begin = bytearray(), 0 if saved is None else saved.length
         most = limits.backup_piece_bytes_max
         async with trio.open_nursery() as writing:
@@ -93,12 +93,12 @@ class Copier:
                 async for chunk in chunks:
                     waiting += self._unsaved(digest, chunk, saved, where=f"{directory}/{span.name}")
                     while len(waiting) >= most:
-                        pieces.append(await self._write(writing, bytes(waiting[:most]), begin))
+                        await self._write(writing, bytes(waiting[:most]), begin, pieces)
                         begin += most
                         del waiting[:most]
             if waiting:
-                pieces.append(await self._write(writing, bytes(waiting), begin))
-        return pieces
+                await self._write(writing, bytes(waiting), begin, pieces)
+        return [pieces[begin] for begin in sorted(pieces)]
 
     def _unsaved(
         self, digest: PrefixDigest, chunk: bytes, saved: SavedSegment | None, *, where: str
@@ -121,20 +121,22 @@ class Copier:
         digest.update(new)
         return new
 
-    async def _write(self, writing: trio.Nursery, data: bytes, begin: int) -> Piece:
-        """Write a piece in the background, after waiting for a slot, and return it."""
-        sha256 = await trio.to_thread.run_sync(lambda: hashlib.sha256(data).digest())
-        text = sha256.hex()
-        name = self._known.unlisted.get(text) or piece_name(self._run, text)
-        if text not in self._written:
-            self._written[text] = name
-            token = object()
-            await self._slots.acquire_on_behalf_of(token)
-            writing.start_soon(self._put, name, data, sha256, token)
-        return Piece(name, begin, len(data), text)
+    async def _write(self, writing: trio.Nursery, data: bytes, begin: int, pieces: dict[int, Piece]) -> None:
+        """Write a piece in the background, after waiting for a slot, and add it to `pieces`."""
+        token = object()
+        await self._slots.acquire_on_behalf_of(token)
+        writing.start_soon(self._put, data, begin, pieces, token)
 
-    async def _put(self, name: str, data: bytes, sha256: bytes, token: object) -> None:
+    async def _put(self, data: bytes, begin: int, pieces: dict[int, Piece], token: object) -> None:
         try:
+            sha256 = await trio.to_thread.run_sync(lambda: hashlib.sha256(data).digest())
+            text = sha256.hex()
+            name = self._known.unlisted.get(text) or piece_name(self._run, text)
+            pieces[begin] = Piece(name, begin, len(data), text)
+            if name in self._written:
+                self._count(len(data))
+                return
+            self._written.add(name)
             if not await self._place.put(name, data, sha256):
                 raise BackupRefusedError(
                     f"{self._place.where(name)} exists with other bytes than its name states",

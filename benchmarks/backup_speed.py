@@ -1,0 +1,195 @@
+"""Measure the copy of a region to a bucket beside the same bytes put by boto3 alone, and the size of the next
+backup after a part of the keys has changed.
+
+    python benchmarks/backup_speed.py [--keys 1000000] [--changed 0.01] [--pairs 3] [--json]
+
+The state is written as a worker writes it: one block of all keys in the first checkpoint, one of the changed
+keys in the second. The service is moto in a process of its own, the store is one server. boto3 puts the same
+pieces, as many at a time, and does not verify them. The two run alternately.
+"""
+
+import argparse
+import json
+import os
+import re
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+import pyarrow as pa
+import trio
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from checkpoint import limits  # noqa: E402
+from checkpoint.chains.state_blocks import block_schema, encode_block, make_block  # noqa: E402
+from checkpoint.chains.state_store import StateStore  # noqa: E402
+from checkpoint.coordinator.manifest_host import StoreHost  # noqa: E402
+from checkpoint.core.coordinator_vocabulary import AppendCut  # noqa: E402
+from checkpoint.core.layout import even_layout  # noqa: E402
+from checkpoint.core.manifest import Cut, WorkerCut, in_its_version  # noqa: E402
+from checkpoint.core.region import worker_directory  # noqa: E402
+from checkpoint.key_hash import hash_keys  # noqa: E402
+from checkpoint.maintenance.backup import BackupDone, StoppedRegion, back_up  # noqa: E402
+from checkpoint.maintenance.backup_target import open_target  # noqa: E402
+from checkpoint.maintenance.stopped_region import hold_manifest  # noqa: E402
+from dos_client import Store, init_store, open_store  # noqa: E402
+from journal import ChainWriter, Op, Record  # noqa: E402
+
+REGION = "bench"
+BUCKET = "backups"
+SCHEMA = block_schema(
+    pa.schema([("key", pa.int64())]), pa.schema([("count", pa.int64()), ("at", pa.int64())])
+)
+
+
+@contextmanager
+def process(*command: str, ready: str) -> Iterator[str]:
+    """Run a process in the context. Yields what the group of `ready` matches in one of its first lines."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+    ) as one:
+        try:
+            assert one.stdout is not None
+            found = next(match for line in one.stdout if (match := re.search(ready, line)))
+            yield found[1]
+        finally:
+            one.kill()
+
+
+def blocks_of(keys: "np.ndarray[Any, Any]", rng: np.random.Generator) -> list[bytes]:
+    """Return the state blocks of these keys."""
+    column = pa.array(keys)
+    values = [pa.array(rng.integers(0, 1 << 40, len(keys))) for _ in range(2)]
+    made = make_block(SCHEMA, [column], hash_keys([column]), values, np.zeros(len(keys), dtype=bool))
+    return list(encode_block(made))
+
+
+async def commit(
+    store: Store, state: StateStore, steps: ChainWriter, number: int, keys: "np.ndarray[Any, Any]"
+) -> None:
+    """Commit a checkpoint in which these keys have changed."""
+    steps.append(Record(Op.MARK, ints=(number,)))
+    await steps.wait_synced(steps.end)
+    rng = np.random.default_rng(number)
+    pieces = np.array_split(keys, max(len(keys) // 200_000, 1))
+    at = await state.commit(number, [("counts", data) for piece in pieces for data in blocks_of(piece, rng)])
+    async with hold_manifest(StoreHost(store), REGION) as held:
+        kept = held.opened.kept
+        last = kept[-1].cut if kept else 0
+        cut = Cut(
+            cut=last + 1,
+            step=number,
+            incarnation=held.opened.incarnation,
+            final=False,
+            wall_time_ms=0,
+            workers={0: WorkerCut(state=at, steps=steps.end, floors={"state": state.floor})},
+            layout=even_layout(1),
+            fingerprint="0" * 16,
+            operators={"counts": "counts"},
+            parent=last,
+            retained=(*(one.cut for one in kept), last + 1),
+        )
+        await held.log.append(AppendCut(in_its_version(cut)))
+
+
+async def measure(url: str, keys: int, changed: float, pairs: int) -> dict[str, Any]:
+    async with open_store(url) as store:
+        directory = worker_directory(REGION, 0)
+        async with await store.claim(directory, 1, secrets.token_bytes(16)) as claim:
+            state = await StateStore.open(claim, version=0, at=None, generation=store.record.generation)
+            steps = await ChainWriter.open(claim, "steps", None, store.record.generation)
+            await commit(store, state, steps, 1, np.arange(keys))
+            ours, theirs, megabytes = [], [], 0.0
+            for number in range(pairs):
+                done = await copied(store, f"s3://{BUCKET}/first{number}")
+                megabytes = done.copied_bytes / 1e6
+                ours.append(megabytes / done.seconds)
+                theirs.append(megabytes / await trio.to_thread.run_sync(put_alone, done.copied_bytes, number))
+            some = np.random.default_rng(7).choice(keys, int(keys * changed), replace=False)
+            await commit(store, state, steps, 2, some)
+            second = await copied(store, f"s3://{BUCKET}/first0")
+            await state.aclose()
+    return {
+        "state_mb": megabytes,
+        "backup_mb_per_s": statistics.median(ours),
+        "boto3_mb_per_s": statistics.median(theirs),
+        "ratio": statistics.median(one / other for one, other in zip(ours, theirs, strict=True)),
+        "incremental_mb": second.copied_bytes / 1e6,
+        "incremental_s": second.seconds,
+    }
+
+
+async def copied(store: Store, url: str) -> BackupDone:
+    async with open_target(url) as target, target.place(REGION) as place:
+        return await back_up(store, REGION, place, StoppedRegion(store, REGION))
+
+
+def put_alone(count: int, number: int) -> float:
+    """Put as many bytes by boto3, in pieces of the same size. Return the seconds."""
+    client = boto3.session.Session().client("s3")
+    size = limits.backup_piece_bytes_max
+    pieces = [os.urandom(min(size, count - begin)) for begin in range(0, count, size)]
+    began = time.perf_counter()
+
+    def put(index: int) -> None:
+        client.put_object(Bucket=BUCKET, Key=f"alone{number}/{index}", Body=pieces[index])
+
+    with ThreadPoolExecutor(limits.backup_copies_max) as pool:
+        list(pool.map(put, range(len(pieces))))
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--changed", type=float, default=0.01)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="dos-bench-") as folder,
+        process(
+            sys.executable,
+            "-m",
+            "dos_cli",
+            "serve",
+            "--data",
+            folder,
+            "--listen",
+            "127.0.0.1:0",
+            ready=r" at (\S+),",
+        ) as server,
+        process(sys.executable, "-m", "moto.server", "-p", "0", ready=r"(http://127\S+)") as endpoint,
+    ):
+        os.environ |= {
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL_S3": endpoint,
+        }
+        boto3.session.Session().client("s3").create_bucket(Bucket=BUCKET)
+        trio.run(init_store, f"dos://{server}")
+        found = trio.run(measure, f"dos://{server}", options.keys, options.changed, options.pairs)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(f"{name}: {value:.2f}")
+
+
+if __name__ == "__main__":
+    main()
