@@ -19,8 +19,8 @@ from checkpoint import (
     ChannelFrame,
     Division,
     FailureKind,
-    Identity,
     Layout,
+    OutputIdentity,
     Sources,
     SplitPosition,
     TakenPart,
@@ -57,7 +57,7 @@ class RestoreCircuit:
     """Whether the region has local recovery."""
     completes: Mapping[int, Mapping[str, Any] | None] = field(default_factory=dict)
     """Workers whose output this one completes -> what the checkpoint stores of their sinks."""
-    owner: Identity | None = None
+    owner: OutputIdentity | None = None
 
 
 @dataclass(frozen=True, slots=True)
