@@ -89,6 +89,15 @@ class RetentionStatus:
         return {**{one.region: one.needs[split] for one in self.consumers}, **queries}
 
 
+class TrimmedInput(NamedTuple):
+    """Input that a checkpoint has not read and that is deleted: of a split, from `needs` to `begin`."""
+
+    source: str
+    split: str
+    needs: int
+    begin: int
+
+
 class Retention:
     """The retention of one input or output."""
 
@@ -118,6 +127,24 @@ class Retention:
         if not names and register == Register():
             await self._rows.refuse_unknown()
         return names
+
+    async def trimmed(self, region: str, cut: Cut) -> list[TrimmedInput]:
+        """Return what a restore of a region to this checkpoint would read here and that is deleted; nothing
+        if the region is no consumer. Raises as `status`.
+        """
+        register = await self._register()
+        consumer = register.consumers.get(region)
+        if consumer is None:
+            return []
+        found = []
+        for split in [await self._split(name) for name in await self._splits(register)]:
+            needs = {source: need_of([cut], [source], split.split) for source in consumer.sources}
+            found += [
+                TrimmedInput(source, split.split, at, split.begin)
+                for source, at in needs.items()
+                if at < split.begin
+            ]
+        return found
 
     async def _split(self, name: str) -> SplitStatus:
         chain = await self._rows.inspect(name)
@@ -211,15 +238,6 @@ class Retention:
         return await self._rows.trim_stopped(splits, wait_s)
 
 
-class TrimmedInput(NamedTuple):
-    """Input that a checkpoint has not read and that is deleted: of a split, from `needs` to `begin`."""
-
-    source: str
-    split: str
-    needs: int
-    begin: int
-
-
 async def trimmed_since(store: Store, region: str, cut: Cut) -> list[TrimmedInput]:
     """Return the input in the store that a restore of this checkpoint would read and that is deleted. A limit
     deletes it (`RetentionRule`), in spite of the checkpoints that are retained. Claims nothing.
@@ -227,19 +245,9 @@ async def trimmed_since(store: Store, region: str, cut: Cut) -> list[TrimmedInpu
     Sources are found by the registers of inputs and outputs, in which the region is a consumer. Raises what
     reading raises.
     """
-    found = []
-    for rows in await all_rows(store):
-        consumer = (await settled_register(store, rows.place)).consumers.get(region)
-        if consumer is None:
-            continue
-        for split in (await Retention(store, rows).status()).splits:
-            needs = {source: need_of([cut], [source], split.split) for source in consumer.sources}
-            found += [
-                TrimmedInput(source, split.split, at, split.begin)
-                for source, at in needs.items()
-                if at < split.begin
-            ]
-    return found
+    return [
+        one for rows in await all_rows(store) for one in await Retention(store, rows).trimmed(region, cut)
+    ]
 
 
 def _query(name: str, query: RegisteredQuery, splits: list[str]) -> QueryStatus:
