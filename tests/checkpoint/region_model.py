@@ -31,7 +31,7 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
     WorkerEnded,
 )
-from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.manifest import Cut, WorkerCut
 from checkpoint.core.messages import (
     Committed,
     Counters,
@@ -54,6 +54,7 @@ from checkpoint.core.participant import (
     ReportWanted,
     SendReport,
 )
+from checkpoint.core.retention import keep
 from checkpoint.core.versions import VERSIONS
 from journal.core.position import Position
 from tests.checkpoint.region_model_state import Driver, Manifest, Process, spec
@@ -220,7 +221,10 @@ class RegionModel:
             return
         self.manifest.opened.append(claim)
         driver.restored[claim] = self.manifest.last
-        self.feed(driver, ManifestOpened(claim, self.manifest.last))
+        kept: tuple[Cut, ...] = ()
+        for cut in self.manifest.cuts:
+            kept = keep(kept, cut)
+        self.feed(driver, ManifestOpened(claim, self.manifest.last, kept))
 
     def append_and_die(self, driver: Driver) -> None:
         """The driver dies while an append is in flight, which then gets into the log."""
@@ -308,6 +312,9 @@ class RegionModel:
             process.step = order.restore.step if order.restore else 0
             process.cutting = 0
             self.report(process, Restored(job="", worker=0, last_step=process.step), of=order.incarnation)
+            if order.moves:  # it votes for the first checkpoint of the line before it runs
+                self.cut_steps[order.incarnation, order.cut + 1] = process.step
+                self._vote_if_due(process)
         elif isinstance(order, RequestCut):
             self._agree_on_cut(process, order.cut)
         elif isinstance(order, Committed) and order.final:
@@ -327,6 +334,11 @@ class RegionModel:
         # an empty step may have a checkpoint, too
         if process.step < max(self.input_steps, *requested.values(), 0):
             process.step += 1
+        self._vote_if_due(process)
+
+    def _vote_if_due(self, process: Process) -> None:
+        incarnation = process.incarnation
+        requested = {cut: step for (i, cut), step in self.cut_steps.items() if i == incarnation}
         cuts = [cut for cut, step in requested.items() if step <= process.step]
         for cut in sorted(c for c in cuts if c > process.core.voted):
             if self.directories[process.worker] != process.term:

@@ -3,7 +3,8 @@
 One function for each form, named as its effect, with the blanks as arguments.
 """
 
-from checkpoint.core.coordinator_vocabulary import CheckpointWanted
+from checkpoint.core.coordinator_vocabulary import CheckpointWanted, RestoreWanted, SavepointWanted
+from checkpoint.core.lines import taken_back
 from tests.stories.region.play import Play
 from tests.stories.words import Vocabulary, WrongStepError
 
@@ -42,6 +43,34 @@ def worker_steps(play: Play, number: int, count: int) -> None:
 def wants_a_cut(play: Play, number: int) -> None:
     play.world.feed(play.driver(number), CheckpointWanted())
     play.settle()
+
+
+@WORDS.form("driver {number} is asked for savepoint {name:directory}", "of the last checkpoint")
+def asks_for_savepoint(play: Play, number: int, name: str) -> None:
+    play.world.feed(play.driver(number), SavepointWanted(name))
+    play.settle()
+
+
+@WORDS.form(
+    "driver {number} is asked to restore savepoint {name:directory}", "the region is to go back to it"
+)
+def asks_to_restore(play: Play, number: int, name: str) -> None:
+    play.world.feed(play.driver(number), RestoreWanted(f"savepoint:{name}"))
+    play.settle()
+
+
+@WORDS.form(
+    "a reader has read line {line:count} up to step {step:count}", "it compares that with the last checkpoint"
+)
+def reader_looks(play: Play, line: int, step: int) -> None:
+    last = play.world.manifest.cuts[-1]
+    back = taken_back(last, line, step)
+    where = f"checkpoint {last.cut} is of line {last.line}"
+    if back is None:
+        play.told.append(f"{where}: what it has read counts, and it reads on")
+    else:
+        first = f"its output from step {back.step + 1} on was taken back"
+        play.told.append(f"{where}, restored from checkpoint {back.to}: {first}")
 
 
 @WORDS.form("hold back what worker {number} says", "its messages are in flight, and do not arrive")

@@ -29,7 +29,7 @@ from checkpoint.core.messages import (
     View,
 )
 from checkpoint.core.region import ResetReport
-from checkpoint.core.region_events import WorkerLost
+from checkpoint.core.region_events import RegionEvent, RestoreSettled, SavepointSettled, WorkerLost
 from tests.stories.store.copies import in_words
 
 
@@ -46,6 +46,9 @@ def ordered(message: ControlMessage) -> str:
             return f"tells {{}} to take over in term {message.epoch}, from {where}"
         case View():
             return f"tells {{}} that worker {message.peer} is another process, in term {message.term}"
+        case Restore(restore=Cut(rewound=True, workers=parts)):
+            at = parts[message.worker].state
+            return f"tells {{}} to stand at {cut_in_words(message.restore)}, with its chain at {at}"
         case Restore():
             return f"tells {{}} to stand at {cut_in_words(message.restore)}"
         case Start():
@@ -77,6 +80,22 @@ def reported(message: ControlMessage) -> str:
     return ""
 
 
+def noticed(event: RegionEvent) -> tuple[str, int | None]:
+    """What a coordinator reports, with the worker that it is about; '' for what is printed elsewhere."""
+    match event:
+        case ResetReport(worker=worker, term=term) if term:
+            return f"has started {{}} in term {term}; nobody else was reset", worker
+        case ResetReport(reason=reason) if "all workers are reset" in reason:
+            return f"has started all workers again: {reason}", None
+        case WorkerLost(worker, _, reason):
+            return f"has lost {{}}: {reason}", worker
+        case SavepointSettled(name, checkpoint, error):
+            return f"answers: savepoint {name} holds checkpoint {checkpoint}{error}", None
+        case RestoreSettled(to, checkpoint, _, error):
+            return f"answers: {to} is restored, which is checkpoint {checkpoint}{error}", None
+    return "", None
+
+
 def performed(effect: Effect) -> tuple[str, int | None]:
     """What a coordinator does, with the worker that it does it to; '' for what is printed elsewhere."""
     match effect:
@@ -84,6 +103,9 @@ def performed(effect: Effect) -> tuple[str, int | None]:
             return f"launches {{}}, attempt {attempt}", worker
         case CancelWorker(worker, _):
             return "ends {}", worker
+        case AppendCut(cut) if cut.rewound:
+            positions = f"with the positions of checkpoint {cut.rolled_back_to}, line {cut.line}"
+            return f"appends checkpoint {cut.cut} to the manifest, {positions}", None
         case AppendCut(cut):
             return f"has every vote, and appends checkpoint {cut.cut} to the manifest", None
         case CoordinatorRefused(_, refusal):
@@ -92,12 +114,8 @@ def performed(effect: Effect) -> tuple[str, int | None]:
             return f"ends: {state.name}, {reason}", None
         case SendControl(_, message):
             return ordered(message), None
-        case NotifyObservers(ResetReport(worker=worker, term=term)) if term:
-            return f"has started {{}} in term {term}; nobody else was reset", worker
-        case NotifyObservers(ResetReport(reason=reason)) if "all workers are reset" in reason:
-            return f"has started all workers again: {reason}", None
-        case NotifyObservers(WorkerLost(worker, _, reason)):
-            return f"has lost {{}}: {reason}", worker
+        case NotifyObservers(event):
+            return noticed(event)
     return "", None
 
 
