@@ -5,7 +5,7 @@ This module holds the membership in use and the operations on the store as a who
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 import trio
@@ -54,18 +54,15 @@ class Store:
     def __init__(
         self, url: DosUrl, record: StoreRecord, nursery: trio.Nursery, *, token: bytes = b"", client: str = ""
     ) -> None:
-        self.url = url
-        self.record = record
+        self.url, self.record = url, record
         self.located: Mapping[bytes, str] = {}
-        self.token = token
-        self.client = client
+        self.token, self.client = token, client
         self.rng = randomness.stream()
         self.run_token = trio.lowlevel.current_trio_token()
         self.server_record: StoreRecord | None = None
         self.counts, self.damage, self.pace = StoreCounters(), Damage(), Pace()
         self._nursery = nursery
-        self._claims: list[Claim] = []
-        self._watches: dict[bytes, Watch] = {}
+        self._claims, self._watches = list[Claim](), dict[bytes, Watch]()
         self.readers, self.witnesses = Readers(self), Witnesses(self)
         self.wrote, self._reread, self._change = trio.Event(), trio.Event(), trio.Event()
         nursery.start_soon(self.witnesses.run)
@@ -87,18 +84,22 @@ class Store:
         """Return the open claims."""
         return self._claims[:]
 
-    async def claim(self, directory: str, epoch: int, writer_id: bytes) -> Claim:
+    async def claim(
+        self, directory: str, epoch: int, writer_id: bytes, *, disregard: Collection[str] = ()
+    ) -> Claim:
         """Become the directory's only writer, on at least F members (R1) at first.
 
-        Waits while fewer than F members are available. Raises FencedError if a member holds a higher epoch,
-        or this epoch for another writer. If cancelled, members may still hold the claim.
+        `disregard`: objects that, if damaged, do not make their member doubtful (R4): by committed records
+        the owner of the claim does not continue in them. Waits while fewer than F members are available.
+        Raises FencedError if a member holds a higher epoch, or this epoch for another writer. If cancelled,
+        members may still hold the claim.
         """
         self._refuse_in_store()
         check_number(epoch, "epoch", least=1)
         if check_id(writer_id, "writer_id") == NO_ID:
             raise LocalProtocolError("writer_id must not be zero")
         self.wrote.set()
-        claim = await self._start_claim(Claim(self, directory, epoch, writer_id))
+        claim = await self._start_claim(Claim(self, directory, epoch, writer_id), disregard)
         try:
             await claim.wait_granted()
         except BaseException:
@@ -119,17 +120,18 @@ class Store:
         await claim.wait_granted()
         return claim
 
-    async def inspect(self, directory: str, *, as_files: bool = False) -> DirectoryView:
+    async def inspect(self, directory: str, *, as_files: bool = False, sound: bool = False) -> DirectoryView:
         """Return what at least F members hold of a directory. Without a claim, that may change at any time.
 
-        `as_files`: leave out damaged files if the directory was never claimed. Raises QuorumUnavailableError.
+        `as_files`: leave out damaged files if the directory was never claimed. `sound`: leave out damaged
+        objects always; such a view does not say what does not exist. Raises QuorumUnavailableError.
         """
         check_name(directory)
         while True:
             generation, record = self.record.generation, record_in(self.record, directory)
             opened, errors = await self._open_on_members(directory, record)
             if self.record.generation == generation and not self.witnesses.rolled_back & opened.keys():
-                return view_of(directory, record, opened, errors, as_files=as_files)
+                return view_of(directory, record, opened, errors, as_files=as_files, sound=sound)
 
     async def list_directories(self, prefix: str = "") -> list[str]:
         """Return the names of directories that any of F members has. Raises QuorumUnavailableError."""
@@ -323,8 +325,9 @@ class Store:
         for watch in self._watches.values():
             self._nursery.start_soon(watch.run)
 
-    async def _start_claim(self, claim: Claim) -> Claim:
+    async def _start_claim(self, claim: Claim, disregard: Collection[str] = ()) -> Claim:
         check_run(self.run_token)
+        claim.disregard = frozenset(disregard)
         self._claims.append(claim)
         await self._nursery.start(claim.run)
         return claim

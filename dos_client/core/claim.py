@@ -242,6 +242,13 @@ def was_held(
     return any(size >= copies.size for size in (*have, *copies.sizes.values()))
 
 
+def proves_what_exists(entries: Iterable[ObjectInfo], disregard: Collection[str]) -> bool:
+    """Return whether a member's answer may be used for a take-over: nothing that it lists is damaged (R4),
+    except what is to be disregarded. A failed write always counts, because the bytes may come back.
+    """
+    return not any(info.poisoned or (info.corrupt and info.name not in disregard) for info in entries)
+
+
 def has_lost_objects(first: Mapping[str, ObjectInfo], now: Iterable[ObjectInfo]) -> bool:
     """Return whether a member that is claimed again lacks, or cannot read, part of what its first answer
     listed.

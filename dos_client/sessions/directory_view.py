@@ -22,6 +22,7 @@ class DirectoryView:
     - `epochs`: per member that answered, the claim that it holds, as (epoch, writer id).
     - `epoch_seen`: the highest of these epochs, 0 if the directory was never claimed.
     - `reachable`: how many members answered.
+    - `damaged`: with `sound`, per member in `answers`, the names of its damaged objects.
     """
 
     answers: dict[bytes, dict[str, ObjectInfo]]
@@ -29,6 +30,7 @@ class DirectoryView:
     epoch_seen: int
     reachable: int
     filled: dict[bytes, dict[str, ObjectInfo]] = field(default_factory=dict)
+    damaged: dict[bytes, frozenset[str]] = field(default_factory=dict)
 
 
 def trusted_members(opened: dict[bytes, DirectoryOpened]) -> list[bytes]:
@@ -71,6 +73,14 @@ def _without_damage(answer: DirectoryOpened) -> DirectoryOpened:
     return DirectoryOpened(answer.epoch, answer.writer_id, sound)
 
 
+def _failed_to_write(answer: DirectoryOpened) -> bool:
+    return any(info.poisoned for info in answer.entries)
+
+
+def _damaged_names(answer: DirectoryOpened) -> frozenset[str]:
+    return frozenset(info.name for info in answer.entries if info.corrupt)
+
+
 def view_of(
     directory: str,
     record: StoreRecord,
@@ -78,15 +88,21 @@ def view_of(
     errors: dict[str, DosError],
     *,
     as_files: bool = False,
+    sound: bool = False,
 ) -> DirectoryView:
     """Build the view from the answers; `errors` by address.
 
     Raises QuorumUnavailableError, or DamagedMembersError if the members that answered would be enough without
     their damage. `as_files`: in a directory that was never claimed, each file belongs to its own server, and
     no quorum has acknowledged it (docs/decisions/0050). So a damaged file is left out, and its member stays
-    trusted.
+    trusted. `sound`: the same in every directory. Such a view says what can be read, and never what
+    does not exist: it is for positions that a committed record names. A member on which a write failed counts
+    as one that did not answer: its server may have the bytes after a restart.
     """
-    if as_files and unclaimed(record, opened):
+    if sound:
+        opened = {one: answer for one, answer in opened.items() if not _failed_to_write(answer)}
+    damage = {one: _damaged_names(answer) for one, answer in opened.items()} if sound else {}
+    if sound or (as_files and unclaimed(record, opened)):
         opened = {one: _without_damage(answer) for one, answer in opened.items()}
     quorums, trusted = Quorums(record), trusted_members(opened)
     if not quorums.can_take_over(trusted):
@@ -105,4 +121,5 @@ def view_of(
         max((epoch for epoch, _ in epochs.values()), default=0),
         len(opened),
         {one: objects for one, objects in entries.items() if one not in quorums.sets[0]},
+        damage,
     )

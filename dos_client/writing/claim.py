@@ -23,6 +23,7 @@ from dos_client.core.claim import (
     RecordChanged,
     has_lost_objects,
     has_no_source,
+    proves_what_exists,
     was_held,
 )
 from dos_client.core.collecting import Garbage
@@ -59,9 +60,8 @@ class Claim:
     ) -> None:
         self.store = store
         self.directory = check_name(directory)
-        self.epoch = epoch
-        self.writer_id = writer_id
-        self.claiming = claiming
+        self.epoch, self.writer_id, self.claiming = epoch, writer_id, claiming
+        self.disregard = frozenset[str]()
         self.epoch_seen = epoch
         self.answers: dict[bytes, dict[str, ObjectInfo]] = {}
         self._with_loss: set[bytes] = set()
@@ -273,13 +273,13 @@ class Claim:
             self._nursery.start_soon(link.run)
 
     def member_claimed(self, server_id: bytes, opened: DirectoryOpened) -> None:
-        """Record that a member took the claim. Its first answer counts if nothing in it is damaged."""
-        trusted = not any(info.corrupt or info.poisoned for info in opened.entries)
+        """Record that a member took the claim. Its first answer counts if it proves what exists."""
+        trusted = proves_what_exists(opened.entries, self.disregard)
         if has_lost_objects(self.answers.get(server_id, {}), opened.entries):
             self._with_loss.add(server_id)
         if trusted and server_id not in self.answers and server_id in self._quorums.sets[0]:
             self.answers[server_id] = {  # without what this claim itself wrote there
-                info.name: info for info in opened.entries if info.name not in self.targets
+                one.name: one for one in opened.entries if one.name not in self.targets and not one.corrupt
             }
         self.epoch_seen = max(self.epoch_seen, opened.epoch)
         self._machine.handle(MemberClaimed(server_id, trusted))

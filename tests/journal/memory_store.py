@@ -136,16 +136,24 @@ class MemoryStore:
         self.servers[number - 1].up = False
         self.servers[number - 1].objects.clear()
 
-    async def inspect(self, directory: str, members: Iterable[int] | None = None) -> "MemoryView":
+    async def inspect(
+        self, directory: str, members: Iterable[int] | None = None, *, sound: bool = False
+    ) -> "MemoryView":
+        """`sound`: without damaged objects, as `Store.inspect`."""
         await trio.lowlevel.checkpoint()
         numbers = range(1, len(self.servers) + 1) if members is None else members
         chosen = [self.servers[m - 1] for m in numbers if self.servers[m - 1].up]
-        told = {s.server_id: s.entries(directory) for s in chosen}
+        listed = {s.server_id: s.entries(directory) for s in chosen}
+        told = {
+            one: {name: info for name, info in objects.items() if not (sound and info.corrupt)}
+            for one, objects in listed.items()
+        }
         voters = {member.server_id for member in self.record.voters}
         return MemoryView(
             {one: objects for one, objects in told.items() if one in voters},
             {one: objects for one, objects in told.items() if one not in voters},
             {s.server_id: s.claims.get(directory, (0, b"")) for s in chosen},
+            {one: frozenset(listed[one].keys() - told[one].keys()) for one in told},
         )
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
@@ -164,6 +172,7 @@ class MemoryView:
     answers: Mapping[bytes, Mapping[str, ObjectInfo]]
     filled: Mapping[bytes, Mapping[str, ObjectInfo]]
     epochs: Mapping[bytes, tuple[int, bytes]]
+    damaged: Mapping[bytes, frozenset[str]]
 
     @property
     def epoch_seen(self) -> int:

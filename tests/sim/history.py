@@ -45,6 +45,8 @@ class History:
     the epoch, and with it the name, may occur again."""
     sometimes: Counter[str] = field(default_factory=Counter)
     numbers: int = 0
+    spoiled: dict[tuple[str, str], tuple[int, frozenset[bytes]]] = field(default_factory=dict)
+    """Segments whose copies on these members are damaged from an offset on, for readers of regions."""
     loss: "Loss | None" = None
     """More was lost than the store tolerates, so a person has to decide."""
 

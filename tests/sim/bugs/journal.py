@@ -46,8 +46,8 @@ def damaged_copies_have_answered() -> list[Patch]:
         (
             sim_store,
             "view_of",
-            lambda directory, record, opened, errors: view_of(
-                directory, record, {one: _believed(answer) for one, answer in opened.items()}, errors
+            lambda directory, record, opened, errors, **how: view_of(
+                directory, record, {one: _believed(answer) for one, answer in opened.items()}, errors, **how
             ),
         ),
     ]
