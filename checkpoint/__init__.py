@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from checkpoint.core.consumers import input_register as input_register
     from checkpoint.core.consumers import output_register as output_register
     from checkpoint.core.control_frames import job_digest as job_digest
+    from checkpoint.core.damaged import OnDamaged as OnDamaged
     from checkpoint.core.divisions import NO_MARK as NO_MARK
     from checkpoint.core.divisions import Division as Division
     from checkpoint.core.divisions import Mark as Mark
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from checkpoint.core.region import coordinator_directory as coordinator_directory
     from checkpoint.core.region import region_of_worker as region_of_worker
     from checkpoint.core.region import worker_directory as worker_directory
+    from checkpoint.core.region_events import FellBack as FellBack
     from checkpoint.core.region_events import RegionEvent as RegionEvent
     from checkpoint.core.region_events import ReplaceSettled as ReplaceSettled
     from checkpoint.core.region_events import ScaleSettled as ScaleSettled

@@ -167,6 +167,12 @@ class BackupDamagedError(DosError):
         self.where = where
 
 
+class CheckpointDamagedError(RegionFailedError):
+    """The last checkpoint of a region cannot be restored: chains that it names are damaged or lost on too
+    many members. Nothing was changed. The message has each worker, chain and position.
+    """
+
+
 class OutputRewoundError(DosError):
     """The region was restored to an older checkpoint, and output was taken back that this reader has read.
 

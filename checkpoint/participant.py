@@ -231,6 +231,7 @@ class Participant:
         traceback: str = "",
         peer: int = -1,
         epoch_held: int = 0,
+        damaged: bool = False,
     ) -> None:
         """Report a failure; FailureKind defines the consequences. Only the first report of an incarnation
         counts.
@@ -246,6 +247,7 @@ class Participant:
                 traceback=traceback,
                 peer=peer,
                 epoch_held=epoch_held,
+                damaged=damaged,
             )
         )
 

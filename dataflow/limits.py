@@ -163,6 +163,8 @@ state_blocks_ahead: Final = 4
 """State blocks sent to the circuit and not yet restored by it."""
 store_poll_s: Final = 0.1
 """The delay after which sources notice that the store blocks or continues."""
+damage_look_s: Final = 2.0
+"""How long a claim may take until the worker looks for damage as the reason, and the pause between looks."""
 peer_dial_s: Final = 5.0
 peer_silent_s: Final = 4.0
 """A peer whose host sends no packet for this long is lost: its kernel is asked for one each second."""

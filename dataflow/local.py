@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from checkpoint import AutoScale, Recovery, RegionEvent, RegionSpec
+from checkpoint import AutoScale, OnDamaged, Recovery, RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.limits import start_timeout_s
 from dataflow.application import Application, check_autoscale, start_application
@@ -52,6 +52,7 @@ def run_local(
     recovery: Recovery | None = None,
     restore: str | None = None,
     allow_republish: bool = False,
+    on_damaged: OnDamaged = "fail",
     scratch: "str | os.PathLike[str] | None" = None,
     port_range: tuple[int, int] | None = None,
     start_timeout: float = start_timeout_s,
@@ -90,6 +91,7 @@ def run_local(
         recovery=recovery,
         restore=restore,
         allow_republish=allow_republish,
+        on_damaged=on_damaged,
         on_event=on_event,
         listeners=listeners,
         workers=workers,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from checkpoint import AutoScale as AutoScale
     from checkpoint.blocking import delete_region as delete_region
     from checkpoint.blocking import fork as fork
+    from checkpoint.errors import CheckpointDamagedError as CheckpointDamagedError
     from checkpoint.errors import EditRefusedError as EditRefusedError
     from checkpoint.errors import OutputRewoundError as OutputRewoundError
     from checkpoint.errors import RegionFailedError as RegionFailedError

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from checkpoint import AutoScale, Recovery, RegionEvent, RegionSpec
+from checkpoint import AutoScale, OnDamaged, Recovery, RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.limits import workers_default
 from dataflow.application import Application, check_autoscale, start_application
@@ -62,6 +62,7 @@ def run(
     recovery: Recovery | None = None,
     restore: str | None = None,
     allow_republish: bool = False,
+    on_damaged: OnDamaged = "fail",
     scratch: str | Path | None = None,
     coordinator_address: str | None = None,
     port_range: tuple[int, int] | None = None,
@@ -100,6 +101,9 @@ def run(
     - `restore`: an older checkpoint to go back to first: `savepoint:NAME`, `checkpoint:N`, or a time in ISO
       8601. A program that is started again with the same value does not go back again: use `dos region
       restore` for that. `allow_republish` confirms that rows of sinks come again that cannot be taken back.
+    - `on_damaged`: what follows if the last checkpoint is damaged on more members than the store tolerates.
+      "fail", the default: the region fails, and names what is damaged and what is whole. "previous": it goes
+      back to the newest older checkpoint that is whole; status, log and event (`FellBack`) name what is lost.
     - `scratch`: a directory on the executors' machines where workers keep caches; default: none. Recovery is
       faster with it but never requires it. State with `state_on="disk"` is stored there, or otherwise in the
       directory for temporary files.
@@ -136,8 +140,7 @@ def run(
     host, listen_host = choose_addresses(master, coordinator_address, driver_host, insecure=insecure)
     use_this_python(spark, master)
     first = workers or (workers_default if autoscale is None else autoscale.limited(workers_default))
-    slots = first * len(parts)
-    _check_confs_and_slots(spark, master, slots, spare_slots, start_timeout)
+    _check_confs_and_slots(spark, master, first * len(parts), spare_slots, start_timeout)
     with contextlib.ExitStack() as undo:
         used = choose_store(
             store, one_machine=master.one_machine, master=master.url, data_dir=data_dir, token=token
@@ -152,6 +155,7 @@ def run(
             recovery=recovery,
             restore=restore,
             allow_republish=allow_republish,
+            on_damaged=on_damaged,
             on_event=on_event,
             listeners=listeners,
             at_end=_AfterLast(len(parts), used.close),

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from checkpoint.chains.state_blocks import decode_block
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import StateNotRecordedError
-from dos_client import Store
 from dos_protocol.errors import CorruptDataError
 from journal import (
     ChainState,
@@ -29,6 +28,7 @@ from journal import (
     read_batches,
     read_batches_since,
 )
+from journal.ports import StorePort
 
 STATE_CHAIN = "state"
 
@@ -61,7 +61,7 @@ def state_block(end: int, record: Record) -> StoredStateBlock | None:
     return StoredStateBlock(record.ints[0], operator.decode("utf-8", "replace"), data)
 
 
-async def state_chain(store: Store, region: str, worker: int, at: Position) -> ChainState:
+async def state_chain(store: StorePort, region: str, worker: int, at: Position) -> ChainState:
     """Return a worker's state chain up to a position from a checkpoint, starting at the newest snapshot below
     it.
 
@@ -71,7 +71,9 @@ async def state_chain(store: Store, region: str, worker: int, at: Position) -> C
     return await inspect_chain_at(store, worker_directory(region, worker), STATE_CHAIN, at)
 
 
-async def blocks_at(store: Store, region: str, worker: int, at: Position) -> AsyncGenerator[StoredStateBlock]:
+async def blocks_at(
+    store: StorePort, region: str, worker: int, at: Position
+) -> AsyncGenerator[StoredStateBlock]:
     """Yield the blocks of a worker's state at a checkpoint, oldest first; `at` is its position there.
 
     If the iteration ends with an error, discard everything it yielded. Raises as `state_chain`.
@@ -95,7 +97,7 @@ async def blocks_in(
 
 
 async def blocks_between(
-    store: Store, region: str, worker: int, before: Position, after: Position
+    store: StorePort, region: str, worker: int, before: Position, after: Position
 ) -> AsyncGenerator[StoredStateBlock]:
     """Yield the blocks that a worker wrote after one checkpoint, up to another, oldest first. The blocks
     before are not read.
@@ -116,7 +118,7 @@ async def blocks_between(
 
 
 async def _chain_between(
-    store: Store, region: str, worker: int, before: Position, after: Position
+    store: StorePort, region: str, worker: int, before: Position, after: Position
 ) -> ChainState:
     """Return the chain up to `after`, which must also contain `before`."""
     if after.size < before.size:

@@ -2,7 +2,9 @@
 visible.
 
 The chain is only rolled forward (taken over at its head), whichever checkpoint the state is reset to: output
-that became visible before a checkpoint needs its division even after a reset to an earlier one.
+that became visible before a checkpoint needs its division even after a reset to an earlier one. The exception
+is a checkpoint with which a line of history begins: steps that were recorded after it do not count, so they
+need not be readable either.
 `core/divisions.py` has the format of the records.
 """
 
@@ -50,6 +52,7 @@ class StepsLog(ChainStore):
         cls,
         claim: ClaimPort,
         *,
+        at: Position | None = None,
         after_step: int,
         kept_after: int = 0,
         workers: int = 0,
@@ -57,14 +60,14 @@ class StepsLog(ChainStore):
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
     ) -> "StepsLog":
-        """Take the chain over at its head and open a segment there. `after_step` is the step of the restored
-        checkpoint, `kept_after` that of the oldest retained checkpoint. `workers`: the number of workers, if
-        there is no checkpoint.
+        """Take the chain over at its head, or at the position `at`, and open a segment there. `after_step` is
+        the step of the restored checkpoint, `kept_after` that of the oldest retained checkpoint. `workers`:
+        the number of workers, if there is no checkpoint.
 
         Raises what `journal.take_over` and `ChainWriter.open` raise, ManifestError for an impossible
         division.
         """
-        taken = await TakenChain.take(claim, STEPS_CHAIN, generation=generation, scratch=scratch)
+        taken = await TakenChain.take(claim, STEPS_CHAIN, at=at, generation=generation, scratch=scratch)
         fold = DivisionFold(after_step, workers)
         older = DivisionFold(min(kept_after, after_step), workers)
         async with aclosing(taken.records()) as records:

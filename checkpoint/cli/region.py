@@ -172,6 +172,8 @@ def _print_status(answer: Answer) -> None:
         print(lost)
     if recovery := found.get("recovery"):
         print(recovery_text(recovery))
+    if fell_back := found.get("fellBack"):
+        print(fell_back)
     if standbys := found.get("standbys"):
         print(f"stand-bys that wait: {standbys}")
     workers = found.get("workers", [])

@@ -6,11 +6,12 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.chains.whole_checkpoints import damage_of
 from checkpoint.cli.arguments import RegionName, Stopped, Timeout, Wait, complete_target, in_store
 from checkpoint.cli.requests import as_driver_of_stopped, end, send_to_running
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.lines import find_target
-from checkpoint.core.rewind_report import report_text, rewind_report, trimmed_text
+from checkpoint.core.rewind_report import damaged_text, report_text, rewind_report, trimmed_text
 from checkpoint.errors import RestoreRefusedError
 from checkpoint.maintenance.retention import trimmed_since
 from checkpoint.maintenance.stopped_region import restore_stopped
@@ -34,6 +35,10 @@ def restore(
         ),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be taken back.")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Also read the checkpoint, and refuse it if its chains are damaged."),
+    ] = False,
     allow_republish: Annotated[
         bool,
         typer.Option("--allow-republish", help="Restore although some sinks show rows that come again."),
@@ -52,9 +57,10 @@ def restore(
     longer be restored.
 
     The driver of a running region resets it. For a stopped region, --stopped records the restore, and the
-    next driver begins there. --dry-run shows what a restore takes back, and changes nothing.
+    next driver begins there. --dry-run shows what a restore takes back, and changes nothing. With --verify,
+    all state of the checkpoint is read first.
 
-    Example: dos region restore dos://h1,h2,h3 wordcount --to savepoint:good --dry-run
+    Example: dos region restore dos://h1,h2,h3 wordcount --to savepoint:good --dry-run --verify
 
     Example: dos region restore dos://h1,h2,h3 wordcount --to checkpoint:41
 
@@ -62,20 +68,21 @@ def restore(
 
     Exit codes: 0 restored, or shown; 1 refused, or not done in time; 2 usage; 3 the store cannot be reached.
     """
-
     named = checkpoint_named(to)
-
     try:
-        report = in_store(url, token_file, lambda store: _report(store, name, named))
+        report = in_store(url, token_file, lambda store: _report(store, name, named, verify=verify))
     except RestoreRefusedError as error:
         fail(str(error), NEGATIVE)
     shown = {"name": name, "to": to, **report}
     if dry_run:
         print_result(shown, "\n".join(report_text(report)), as_json=as_json)
+        if report["damaged"]:
+            raise typer.Exit(NEGATIVE)
         return
 
-    if report["trimmed"]:
-        fail("; ".join(trimmed_text(**row) for row in report["trimmed"]), NEGATIVE)
+    if report["trimmed"] or report["damaged"]:
+        rows = [trimmed_text(**row) for row in report["trimmed"]]
+        fail("; ".join(rows + [damaged_text(row) for row in report["damaged"] or ()]), NEGATIVE)
 
     def text(result: dict[str, Any]) -> str:
         at = f"checkpoint {result.get('checkpoint')}, step {result.get('step')}"
@@ -104,12 +111,14 @@ def restore(
     print_result(done, text(done), as_json=as_json)
 
 
-async def _report(store: Store, name: str, to: str) -> dict[str, Any]:
+async def _report(store: Store, name: str, to: str, *, verify: bool) -> dict[str, Any]:
     view = await read_manifest(store, name)
     kept = [cut for cut in view.cuts if cut.cut in view.retained]
     target = find_target(kept, to, region=name)
     trimmed = [row._asdict() for row in await trimmed_since(store, name, target)]
-    return {**rewind_report(kept[-1], target), "trimmed": trimmed}
+    found = await damage_of(store, name, target, rewound=True) if verify else None
+    damaged = () if found is None else found.chains
+    return rewind_report(kept[-1], target, trimmed=trimmed, damaged=damaged if verify else None)
 
 
 async def _restore_stopped(

@@ -8,7 +8,7 @@ time (the manifest) runs in a separate task and reports back by an event.
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.chains.whole_checkpoints import examine
 from checkpoint.coordinator.drop_log import DropLog
 from checkpoint.coordinator.fork_watch import watch_forks
 from checkpoint.coordinator.manifest_host import StoreHost
@@ -28,12 +29,15 @@ from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     Begin,
     CancelWorker,
+    CheckpointsExamined,
     CloseLink,
     ControlReceived,
     CoordinatorTick,
     Effect,
     End,
     Event,
+    ExaminationWaits,
+    ExamineCheckpoints,
     LaunchWorker,
     LinkDown,
     MessageRefused,
@@ -42,11 +46,12 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
     WorkerHosted,
 )
+from checkpoint.core.damaged import Examination
 from checkpoint.core.manifest import Cut, OutputIdentity
 from checkpoint.core.messages import Host, ToWorker
 from checkpoint.core.progress import ProgressMeter
 from checkpoint.core.region import Launcher, RegionSpec, RegionStatus
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent
+from checkpoint.core.region_events import CheckpointCommitted, FellBack, RegionEvent
 from checkpoint.errors import NoRegionError
 from checkpoint.link import Link, serve_links
 from checkpoint.maintenance.stopped_region import restore_stopped
@@ -60,6 +65,9 @@ logger: Final = logging.getLogger("dos.checkpoint")
 
 Observer = Callable[[RegionEvent], None]
 """Called on the coordinator's thread for each event; must not block."""
+
+
+Examine = Callable[[Sequence[Cut]], Awaitable[Examination]]
 
 
 class RegionShell:
@@ -81,6 +89,10 @@ class RegionShell:
             math.inf
         )
         self._opening: trio.CancelScope | None = None
+        self.examine: Examine | None = None
+        """Reads retained checkpoints."""
+        self._to_examine, self._examinations = trio.open_memory_channel[ExamineCheckpoints](math.inf)
+        self._examining: trio.CancelScope | None = None
         self.handled: Callable[[RegionStatus], None] = _nothing
         """Called with a new status after each event."""
         self.also_observed: Callable[[RegionEvent], None] = _nothing
@@ -109,6 +121,7 @@ class RegionShell:
         self._launcher, self._manifest = launcher, manifest
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_manifest)
+            nursery.start_soon(self._examine_all)
             nursery.start_soon(manifest.watch)
             nursery.start_soon(beside)
             self._handle(Begin(seen))
@@ -142,6 +155,10 @@ class RegionShell:
             if isinstance(effect, OpenManifest) and self._opening is not None:
                 self._opening.cancel()  # the older incarnation's pending opening is void
             self._manifest_sender.send_nowait(effect)
+        elif isinstance(effect, ExamineCheckpoints):
+            if self._examining is not None:
+                self._examining.cancel()  # it is of an older incarnation
+            self._to_examine.send_nowait(effect)
         elif isinstance(effect, LaunchWorker):
             self._launch(effect)
         elif isinstance(effect, CancelWorker):
@@ -167,7 +184,8 @@ class RegionShell:
         self._launcher.start(effect.worker, effect.attempt, beside=effect.beside)
 
     def _notify(self, event: RegionEvent) -> None:
-        logger.info("region %s: %s", self.spec.name, event)
+        level = logging.WARNING if isinstance(event, FellBack) else logging.INFO
+        logger.log(level, "region %s: %s", self.spec.name, event)
         if isinstance(event, CheckpointCommitted):
             self.meter.report(event, self.core.status(), now=trio.current_time(), timestamp=timestamp())
         if self._observer is not None:
@@ -204,6 +222,28 @@ class RegionShell:
                 else:
                     await self._manifest.append(order)
             self._opening = None
+
+    async def _examine_all(self) -> None:
+        """Read retained checkpoints as ordered; a new order cancels the previous one."""
+        async for order in self._examinations:
+            with trio.CancelScope() as self._examining:
+                await self._examine(order)
+            self._examining = None
+
+    async def _examine(self, order: ExamineCheckpoints) -> None:
+        assert self.examine is not None
+        waits = ""
+        while True:
+            try:
+                found = await self.examine(order.kept)
+            except DosError as error:
+                if waits != (waits := str(error.args[0])):
+                    logger.warning("region %s: its checkpoints cannot be read yet: %s", self.spec.name, error)
+                    self.post(ExaminationWaits(order.incarnation, waits))
+                await trio.sleep(limits.store_poll_s)
+            else:
+                self.post(CheckpointsExamined(order.incarnation, found))
+                return
 
     # --- Links ----------------------------------------------------------------------------------------
 
@@ -272,6 +312,7 @@ async def run_region(
     exceptions propagate.
     """
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
+        shell.examine = partial(examine, store, spec.name)
         if opened is not None:
             opened(store)
         if check is not None:

@@ -43,7 +43,7 @@ class Checkpointing:
     def can_cut(self) -> bool:
         """Whether a checkpoint can be requested now."""
         state = self._state
-        may = not state.spec.without_checkpoints and not state.final_committed and not state.restoring
+        may = not state.spec.without_checkpoints and not state.final_committed and state.restoring is None
         return may and state.phase is CoordinatorPhase.RUNNING and state.pending is None
 
     @property

@@ -35,6 +35,7 @@ The parts share one `CoordinatorState`. A part calls only parts above it in this
 | Rewinding | rewinding.py | the region goes back to an older checkpoint |
 | TakeOvers | take_overs.py | local recovery: a lost worker is replaced while the others run |
 | Gathering | gathering.py | workers are launched, join, are ordered and start |
+| FallingBack | falling_back.py | the last checkpoint is damaged |
 | Losses | losses.py | workers fail, fall silent or take too long |
 | Rescaling | rescaling.py | the layout of an incarnation, its number of workers, other processes of them |
 | Autoscaling | autoscaling.py | the number of workers follows the load |
@@ -52,6 +53,7 @@ from checkpoint.core.autoscaling import Autoscaling
 from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.ending import Ending
+from checkpoint.core.falling_back import FallingBack
 from checkpoint.core.gathering import Gathering
 from checkpoint.core.losses import Losses
 from checkpoint.core.manifest_claim import ManifestClaim
@@ -78,6 +80,8 @@ class Coordinator:
     follows the effect End.
     """
 
+    _last_tick = 0.0
+
     def __init__(self, spec: RegionSpec, state: CoordinatorState | None = None) -> None:
         self.state = state = state or CoordinatorState(spec)
         self._reporter = reporter = StatusReporter(state)
@@ -89,14 +93,14 @@ class Coordinator:
         self._rewinding = rewinding = Rewinding(state, recovery)
         self._take_overs = take_overs = TakeOvers(state, ending, recovery)
         self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery, take_overs)
+        falling_back = FallingBack(state, ending, rewinding, gathering)
         losses = Losses(state, ending, checkpointing, recovery, take_overs)
         self._rescaling = rescaling = Rescaling(state, ending, checkpointing, pausing, recovery)
         self._autoscaling = autoscaling = Autoscaling(state, reporter, rescaling)
         self._manifest = manifest = ManifestClaim(
-            state, ending, checkpointing, savepoints, rewinding, recovery, gathering, rescaling
+            state, ending, checkpointing, savepoints, rewinding, recovery, falling_back, rescaling
         )
         stopping = Stopping(state, ending, checkpointing)
-        self._last_tick = 0.0
         self._on_event: Final[dict[type[Any], Callable[[Any, float], None]]] = {
             v.Begin: self._on_begin,
             v.ManifestOpened: manifest.on_manifest_opened,
@@ -105,6 +109,7 @@ class Coordinator:
             v.ManifestLost: manifest.on_manifest_lost,
             v.ManifestUnreadable: manifest.on_manifest_unreadable,
             v.StoreWaiting: manifest.on_store_waiting,
+            **falling_back.on_event,
             v.CutAppended: self._on_cut_appended,
             v.ControlReceived: self._on_received,
             v.LinkDown: losses.on_link_down,

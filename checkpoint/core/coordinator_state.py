@@ -125,8 +125,15 @@ class CoordinatorState:
         """Savepoint changes that no checkpoint has carried yet: name -> checkpoint, 0 to drop it."""
         self.savepoint_notes: dict[str, SavepointNote] = {}
         """Savepoint -> the note of its request."""
-        self.restoring = False
-        """The record of a restore is to be appended: no checkpoint is requested (`rewinding.py`)."""
+        self.restoring: Cut | None = None
+        """The checkpoint whose restore is to be recorded: no other is requested (`rewinding.py`)."""
+        self.suspected = ""
+        """The report of a worker that the last checkpoint seems damaged, empty if there is none."""
+        self.disproved = False
+        """Such a report was wrong before, so further ones spend reset attempts."""
+        self.examining = False
+        """The retained checkpoints are being read, before any worker is ordered (`falling_back.py`)."""
+        self.fell_back = ""  # `RegionStatus.fell_back`
         self.pause = 0
         """The number of the pause order in force, 0 for none."""
         self.is_paused = False

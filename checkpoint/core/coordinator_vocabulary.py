@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from checkpoint.core.damaged import Examination
 from checkpoint.core.manifest import NO_NOTE, Cut, SavepointNote
 from checkpoint.core.messages import Refusal, ToCoordinator, ToWorker
 from checkpoint.core.region import RegionState
@@ -76,6 +77,22 @@ class StoreWaiting:
     """What the manifest waits for at the store; empty when it no longer waits."""
 
     waiting: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminationWaits:
+    """The retained checkpoints cannot be read now, for example because a member is unavailable."""
+
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsExamined:
+    """The retained checkpoints were read in this incarnation, as far as necessary."""
+
+    incarnation: int
+    found: Examination
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +216,8 @@ Event: TypeAlias = (
     | ManifestUnreadable
     | CutAppended
     | StoreWaiting
+    | ExaminationWaits
+    | CheckpointsExamined
     | ControlReceived
     | LinkDown
     | WorkerHosted
@@ -230,6 +249,16 @@ class AppendCut:
     """Append this checkpoint to the manifest of its incarnation. Answer: CutAppended or ManifestLost."""
 
     cut: Cut
+
+
+@dataclass(frozen=True, slots=True)
+class ExamineCheckpoints:
+    """Read the retained checkpoints (oldest first) from the newest on until one reads whole, however long
+    that takes. Answer: CheckpointsExamined. A later one replaces it.
+    """
+
+    incarnation: int
+    kept: tuple[Cut, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +324,7 @@ class End:
 Effect: TypeAlias = (
     OpenManifest
     | AppendCut
+    | ExamineCheckpoints
     | LaunchWorker
     | CancelWorker
     | SendControl

@@ -128,6 +128,8 @@ class Gathering:
         state = self._state
         if state.phase is not CoordinatorPhase.GATHERING or not state.roster.all_in(WorkerState.JOINED):
             return
+        if state.examining or state.restoring is not None:
+            return
         if (alone := worker_on_loopback(state.roster)) is not None:
             self._fail_for_address(alone, now)
             return
@@ -205,7 +207,8 @@ class Gathering:
         """Fail the region if workers are missing; wait on if only the manifest is."""
         state = self._state
         missing = state.roster.indices_not_in(WorkerState.JOINED)
-        if state.phase is CoordinatorPhase.OPENING and not missing:
+        waits = state.phase is CoordinatorPhase.OPENING or state.examining or state.restoring is not None
+        if waits and not missing:
             state.timers.set("gather", now + state.spec.start_timeout_s)
             return
         if state.scaling is not None:

@@ -74,6 +74,9 @@ class Losses:
         elif state.phase is CoordinatorPhase.STOPPING:
             reason = f"stopped without a last checkpoint: {message.message}"
             self._ending.decide(RegionState.STOPPED, reason, now, kind="stopped")
+        elif state.phase is CoordinatorPhase.OPENING and message.damaged:
+            # A peer has reported first that this worker's links broke, which began the reset.
+            state.suspected = f"worker {worker.index}: {message.message}"
         elif state.phase in (CoordinatorPhase.RESTORING, CoordinatorPhase.RUNNING):
             if kind == "fenced":
                 state.epoch_floor = max(state.epoch_floor, message.epoch_held)
@@ -84,7 +87,10 @@ class Losses:
             if kind == "reset":
                 reason = _failure_text(worker, message)
                 worker.error = message.traceback or reason
-            if kind == "store":
+            if kind == "store" and message.damaged:
+                state.suspected = reason
+                self._recovery.reset(reason, now, worker=worker.index, spend=state.disproved)
+            elif kind == "store":
                 delay_s = limits.launch_backoff_s
                 self._recovery.reset(reason, now, worker=worker.index, spend=False, delay_s=delay_s)
             else:

@@ -57,8 +57,8 @@ _READABLE: Final = (1, 2, 3, 4, 5, 6, 7, 8)
 _SAVEPOINT_NAME: Final = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.savepoint_name_chars_max - 1}}}", re.ASCII
 )
-_RESERVED_NAME: Final = re.compile(r"(?:move|fork|backup)-[0-9A-Fa-f]+", re.ASCII)
-"""Names of savepoints that the project makes for itself, for as long as it reads their checkpoints."""
+_RESERVED_NAME: Final = re.compile(r"move-[0-9A-Fa-f]+|(?:fork|backup)-[0-9a-f]{8}", re.ASCII)
+"""Names of savepoints that the project makes for itself; a person may use others, such as `backup-2026`."""
 
 
 class CutFlag(IntFlag):
@@ -261,6 +261,11 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
         return self.origin.region if self.in_origin and self.origin is not None else region
 
     @property
+    def voted_as(self) -> int:
+        """The number under which its positions were voted, also if this one only records them again."""
+        return self.rolled_back_to or self.cut
+
+    @property
     def workers_declared(self) -> int:
         """The number of workers that a program asked for last."""
         return self.declared or len(self.workers)
@@ -294,27 +299,24 @@ def savepoint_name_problem(name: str, *, reserved: bool = False) -> str:
     reserved: also accept the names that the project reserves for its own savepoints. Records have them.
     """
     if not _SAVEPOINT_NAME.fullmatch(name):
+        most = limits.savepoint_name_chars_max
         return (
-            f"a savepoint's name has 1 to {limits.savepoint_name_chars_max} letters, digits, '.', '_' or"
-            " '-' and begins"
-            f" with a letter or digit, got {name[: 2 * limits.savepoint_name_chars_max]!r}"
+            f"a savepoint's name has 1 to {most} letters, digits, '.', '_' or '-' and begins with a letter or"
+            f" digit, got {name[: 2 * most]!r}"
         )
     if not reserved and _RESERVED_NAME.fullmatch(name):
         return (
-            "savepoint names of 'move-', 'fork-' or 'backup-' and hexadecimal digits are reserved for the"
-            f" savepoints that moves, forks and backups make, got {name!r}: use another name, such as"
-            f" 'my-{name}'"
+            "savepoint names of 'fork-' or 'backup-' and 8 hexadecimal digits, or of 'move-' and any, are"
+            f" reserved for the savepoints that forks, backups and moves make, got {name!r}: use another"
+            f" name, such as 'my-{name}'"
         )
     return ""
 
 
 def savepoint_why_problem(why: str) -> str:
     """Return why a savepoint cannot have this note of a person, empty if it can."""
-    if len(why) > limits.savepoint_why_chars_max:
-        return (
-            f"a savepoint's note has at most {limits.savepoint_why_chars_max} characters, got {len(why)}:"
-            " shorten it"
-        )
+    if len(why) > (most := limits.savepoint_why_chars_max):
+        return f"a savepoint's note has at most {most} characters, got {len(why)}: shorten it"
     if not why.isprintable():
         wrong = next(one for one in why if not one.isprintable())
         return f"a savepoint's note is one line of printable characters, got {wrong!r}: leave it out"

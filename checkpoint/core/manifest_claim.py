@@ -15,8 +15,8 @@ from checkpoint.core.coordinator_vocabulary import (
     StoreWaiting,
 )
 from checkpoint.core.ending import Ending
+from checkpoint.core.falling_back import FallingBack
 from checkpoint.core.forking import check_graph, check_places
-from checkpoint.core.gathering import Gathering
 from checkpoint.core.manifest import Cut
 from checkpoint.core.manifest_checks import check_cut
 from checkpoint.core.recovery import Recovery
@@ -39,7 +39,7 @@ class ManifestClaim:
         savepoints: Savepoints,
         rewinding: Rewinding,
         recovery: Recovery,
-        gathering: Gathering,
+        falling_back: FallingBack,
         rescaling: Rescaling,
     ) -> None:
         self._state = state
@@ -49,7 +49,7 @@ class ManifestClaim:
         self._savepoints = savepoints
         self._rewinding = rewinding
         self._recovery = recovery
-        self._gathering = gathering
+        self._falling_back = falling_back
         self._superseded = 0
         """Attempts to open the manifest that were superseded in a row."""
 
@@ -96,7 +96,7 @@ class ManifestClaim:
         for worker in state.roster:
             if worker.state is WorkerState.LOST:
                 self._recovery.relaunch(worker, now)
-        self._gathering.order_if_gathered(now)
+        self._falling_back.examine_or_order(now)
 
     def _check_restorable(self, cut: Cut | None) -> None:
         """Raise ManifestError or FingerprintMismatchError if this region cannot be restored to `cut`."""

@@ -150,6 +150,8 @@ class Failed(FromWorker, frozen=True, kw_only=True):
     """For kinds peer and unreachable: the worker at the other end."""
     epoch_held: int = 0
     """For kind fenced: the epoch that the next incarnation must exceed."""
+    damaged: bool = False
+    """For kind store: stored bytes seem to be damaged or lost. The driver finds out (`falling_back.py`)."""
 
 
 class WantsCut(FromWorker, frozen=True, kw_only=True):

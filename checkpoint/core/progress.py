@@ -126,6 +126,7 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "autoscale": None if status.autoscale is None else _autoscale_json(status.autoscale),
         "recovery": recovery_json(status.recovery),
         "standbys": status.standbys,
+        "fellBack": status.fell_back,
         "workers": [worker_json(worker) for worker in status.workers],
         "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_LISTED_MAX:]],
     }

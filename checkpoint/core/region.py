@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from checkpoint import limits
 from checkpoint.core.autoscale_policy import AutoScale
+from checkpoint.core.damaged import OnDamaged
 from checkpoint.core.fingerprint import fingerprint
 from checkpoint.core.layout import workers_text
 from checkpoint.core.messages import Counters
@@ -121,6 +122,8 @@ class RegionSpec:
     """An older checkpoint to begin with, as `lines.find_target` names it; "": the last one."""
     allow_republish: bool = False
     """Restore it although rows come again that were shown."""
+    on_damaged: OnDamaged = "fail"
+    """What follows if the last checkpoint is damaged (`falling_back.py`)."""
     hand_over: bool = False
     """Whether the driver that runs the region continues until all workers of this one have joined."""
     answer_requests: bool = True
@@ -142,15 +145,14 @@ class RegionSpec:
             )
         if self.restore and self.hand_over:
             raise ValueError("restore and hand_over exclude each other: a restored region does not continue")
-        if self.recovery not in ("global", "local"):
-            raise ValueError(f"recovery must be 'global' or 'local', got {self.recovery!r}")
+        _check_choice("on_damaged", self.on_damaged, ("fail", "previous"))
+        _check_choice("recovery", self.recovery, ("global", "local"))
         if self.recovery == "local" and self.without_checkpoints:
             raise ValueError(
                 f"{self.name}: local recovery needs checkpoints, and these operators are outside of any"
                 " consistent region: annotate them as consistent(...), or run them with recovery='global'"
             )
-        if self.trigger not in ("periodic", "operator"):
-            raise ValueError(f"trigger must be 'periodic' or 'operator', got {self.trigger!r}")
+        _check_choice("trigger", self.trigger, ("periodic", "operator"))
         if self.max_consecutive_reset_attempts < 0:
             attempts = self.max_consecutive_reset_attempts
             raise ValueError(f"max_consecutive_reset_attempts must be 0 or more, got {attempts}")
@@ -167,6 +169,11 @@ class RegionSpec:
         if self.workers is not None or self.autoscale is None:
             return self.workers or limits.workers_default
         return self.autoscale.limited(limits.workers_default)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be {choices[0]!r} or {choices[1]!r}, got {value!r}")
 
 
 def coordinator_directory(region: str) -> str:
@@ -342,6 +349,8 @@ class RegionStatus:
     """How long a recovery would take now; None before the workers have started, and at the end."""
     standbys: int = 0
     """Processes that wait to become a worker."""
+    fell_back: str = ""
+    """Why this driver went back to an older checkpoint, and what was lost; empty if it did not."""
 
     @property
     def step(self) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from checkpoint.core.damaged import Examination
 from checkpoint.core.region import RegionState, ResetReport, ScaleDecided
 
 
@@ -72,6 +73,26 @@ class RestoreSettled:
 
 
 @dataclass(frozen=True, slots=True)
+class FellBack:
+    """The last checkpoint was damaged, and the region goes back to the newest older one that reads whole."""
+
+    last: int
+    checkpoint: int
+    last_step: int
+    step: int
+    """The step of `checkpoint`: everything after it, up to `last_step`, no longer counts."""
+    found: Examination
+    """What is damaged: chain, worker and position."""
+    lost: tuple[str, ...] = ()
+    """What was taken back, what stays visible, and the input that is read again, in words."""
+
+    def __str__(self) -> str:
+        back = f"fell back from checkpoint {self.last} to checkpoint {self.checkpoint}"
+        steps = f"{self.last_step - self.step} steps no longer count (up to step {self.last_step})"
+        return f"{back}: {self.found.text}; {steps}; {'; '.join(self.lost)}"
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleSettled:
     """A request for another number of workers is settled: the checkpoint with the new layout is committed, or
     it failed.
@@ -124,6 +145,7 @@ RegionEvent: TypeAlias = (
     | ResetReport
     | SavepointSettled
     | RestoreSettled
+    | FellBack
     | ScaleDecided
     | ScaleSettled
     | ReplaceSettled

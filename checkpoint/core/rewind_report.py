@@ -1,24 +1,37 @@
 """What a restore to an older checkpoint would take back, as JSON values, before anybody decides. Pure."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from checkpoint.core.checkpoint_views import checkpoint_diff
+from checkpoint.core.damaged import ChainDamage
 from checkpoint.core.lines import republished
 from checkpoint.core.manifest import Cut
 
 
-def rewind_report(last: Cut, target: Cut) -> dict[str, Any]:
+def rewind_report(
+    last: Cut,
+    target: Cut,
+    *,
+    trimmed: Sequence[dict[str, Any]] = (),
+    damaged: Sequence[ChainDamage] | None = None,
+) -> dict[str, Any]:
     """Return what a restore of `target` takes back of a region whose last checkpoint is `last`.
+
+    trimmed: rows for `trimmed_text`. damaged: the chains of `target` that do not read whole; None: it was not
+    read.
 
     - `steps`, `seconds`: between the two checkpoints.
     - `splits`: the input that is read again, in the unit of its source.
     - `sinks`: worker and sink whose output changed since, with what both checkpoints store of it.
-    - `trimmed`: input that would be read again and is deleted; the caller adds it.
+    - `trimmed`: input that would be read again and is deleted.
+    - `damaged`: chains that do not read whole; null if that was not verified.
     - `staysVisible`: sink -> why its rows stay and come again.
     """
     difference = checkpoint_diff(target, last)
     return {
-        "checkpoint": target.rolled_back_to or target.cut,
+        "checkpoint": target.voted_as,
         "step": target.step,
         "timeMs": target.wall_time_ms,
         "last": last.cut,
@@ -28,7 +41,8 @@ def rewind_report(last: Cut, target: Cut) -> dict[str, Any]:
         "splits": difference["splits"],
         "sinks": difference["sinks"],
         "workers": [len(last.workers), len(target.workers)],
-        "trimmed": [],
+        "trimmed": list(trimmed),
+        "damaged": None if damaged is None else [asdict(one) for one in damaged],
         "staysVisible": republished(last, target),
     }
 
@@ -36,6 +50,11 @@ def rewind_report(last: Cut, target: Cut) -> dict[str, Any]:
 def trimmed_text(source: str, split: str, needs: int, begin: int) -> str:
     """Return one row of `trimmed` as a line for people."""
     return f"not there any more: {source!r} needs split {split} from {needs:,} on, and it begins at {begin:,}"
+
+
+def damaged_text(row: dict[str, Any]) -> str:
+    """Return one row of `damaged` as a line for people."""
+    return f"does not read whole: {ChainDamage(**row)}"
 
 
 def report_text(report: dict[str, Any]) -> list[str]:
@@ -50,6 +69,8 @@ def report_text(report: dict[str, Any]) -> list[str]:
         amount = "everything" if advanced is None else f"{advanced:,}"
         lines.append(f"read again: {amount} of split {row['split']} of {row['source']!r}")
     lines += [trimmed_text(**row) for row in report["trimmed"]]
+    if report["damaged"] is not None:
+        lines += [damaged_text(row) for row in report["damaged"]] or ["all of its chains read whole"]
     stays: dict[str, str] = report["staysVisible"]
     taken_back = sorted({row["sink"] for row in report["sinks"]} - stays.keys())
     lines += [f"taken back: what {sink!r} has written since" for sink in taken_back]

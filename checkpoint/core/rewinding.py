@@ -1,4 +1,5 @@
-"""The restore of a running region to an older checkpoint. A part of the coordinator. Pure.
+"""The restore of a region to an older checkpoint, while it runs or when it starts. A part of the coordinator.
+Pure.
 
 `lines.py` says what a restore is. While its record is appended no checkpoint is requested: one under way is
 given up, as in a reset. Once the record is acknowledged, all workers are reset to it. If the claim of the
@@ -10,7 +11,7 @@ from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, Resto
 from checkpoint.core.lines import find_target, refuse_republishing, restored
 from checkpoint.core.manifest import Cut
 from checkpoint.core.recovery import Recovery
-from checkpoint.core.region_events import RestoreSettled
+from checkpoint.core.region_events import FellBack, RestoreSettled
 from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.retention import keep
 from checkpoint.errors import RestoreRefusedError
@@ -22,9 +23,10 @@ class Rewinding:
     def __init__(self, state: CoordinatorState, recovery: Recovery) -> None:
         self._state = state
         self._recovery = recovery
-        self._target: Cut | None = None
-        """The checkpoint of the request that is carried out, None if there is none."""
-        self._by = ""
+        self._requested = ""
+        """The checkpoint that `CoordinatorState.restoring` is, as it was requested."""
+        self._fell_back: FellBack | None = None
+        """Because of what it is restored, if nobody requested it."""
 
     def on_restore_wanted(self, event: RestoreWanted, now: float) -> None:
         """Restore a checkpoint, or answer at once why not."""
@@ -38,7 +40,15 @@ class Rewinding:
             state.report(RestoreSettled(event.to, error=f"{error}"))
             return
         del now
-        self._target, self._by, state.restoring = target, event.to, True
+        self._begin(target, event.to, None)
+
+    def fall_back(self, target: Cut, because: FellBack) -> None:
+        """Restore a checkpoint because the last one is damaged, while no worker is ordered."""
+        self._begin(target, "", because)
+
+    def _begin(self, target: Cut, requested: str, because: FellBack | None) -> None:
+        state = self._state
+        state.restoring, self._requested, self._fell_back = target, requested, because
         if state.pending is not None and not state.pending.appended:
             state.pending = None
             state.timers.clear("drain")
@@ -52,27 +62,30 @@ class Rewinding:
             raise RestoreRefusedError("the region starts, stops or is being reset: try again when it runs")
         if state.scaling is not None:
             raise RestoreRefusedError("its workers are being changed: wait, or cancel that first")
-        if state.restoring:
+        if state.restoring is not None:
             raise RestoreRefusedError("it is being restored already")
 
     def append_if_free(self) -> None:
         """Append the record once no other append is under way."""
-        state = self._state
-        if self._target is None or state.appending is not None or state.pending is not None:
+        state, target = self._state, self._state.restoring
+        if target is None or state.appending is not None or state.pending is not None:
             return
-        if self._target.cut not in [cut.cut for cut in state.kept]:
-            self._settle(f"checkpoint {self._target.cut} was released meanwhile")
+        if target.cut not in [cut.cut for cut in state.kept]:
+            self._settle(f"checkpoint {target.cut} was released meanwhile")
             return
-        cut = restored(state.kept, self._target, state.incarnation)
+        # After a fall back, the request of a program that was carried out before stays so (`Rewind.by`).
+        rewinds = state.kept[-1].rewinds if self._fell_back is not None else ()
+        by = rewinds[-1].by if rewinds else ""
+        cut = restored(state.kept, target, state.incarnation, by=by)
         state.appending = cut
         state.emit(AppendCut(cut))
 
     def on_cut_appended(self, event: CutAppended, now: float) -> bool:
         """Take the acknowledgement of a restore's record. Return whether it was one."""
         state = self._state
-        if not event.cut.rewound or event.cut.incarnation != state.incarnation or self._target is None:
+        if not event.cut.rewound or event.cut.incarnation != state.incarnation or state.restoring is None:
             return False
-        if state.phase is not CoordinatorPhase.RUNNING:
+        if state.phase not in (CoordinatorPhase.RUNNING, CoordinatorPhase.GATHERING):
             return True  # a reset came first: the manifest that it opens has this record
         state.appending, state.last_checkpoint = None, event.cut
         state.kept = keep(state.kept, event.cut)
@@ -82,15 +95,19 @@ class Rewinding:
 
     def settle_after_opening(self) -> None:
         """Answer a request by the reopened manifest, which has its record or not."""
-        last = self._state.last_checkpoint
-        if self._target is None:
+        last, target = self._state.last_checkpoint, self._state.restoring
+        if target is None:
             return
-        number = self._target.rolled_back_to or self._target.cut
-        done = last is not None and last.rewound and last.rolled_back_to == number
+        done = last is not None and last.rewound and last.rolled_back_to == target.voted_as
         self._settle("" if done else "the region was reset meanwhile, and is not restored")
 
     def _settle(self, error: str) -> None:
-        assert self._target is not None
-        target, self._target, self._state.restoring = self._target, None, False
-        number = 0 if error else target.rolled_back_to or target.cut
-        self._state.report(RestoreSettled(self._by, number, target.step, error))
+        state, target, because = self._state, self._state.restoring, self._fell_back
+        assert target is not None
+        state.restoring, self._fell_back = None, None
+        if because is None:
+            number = 0 if error else target.voted_as
+            state.report(RestoreSettled(self._requested, number, target.step, error))
+        elif not error:  # otherwise the damage is found again
+            state.fell_back = str(because)
+            state.report(because)

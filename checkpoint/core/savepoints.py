@@ -153,7 +153,7 @@ def recorded_again(
         cut=last.cut + 1,
         parent=last.cut,
         incarnation=incarnation,
-        rolled_back_to=last.rolled_back_to or last.cut,
+        rolled_back_to=last.voted_as,
         retained=(*(cut.cut for cut in kept), last.cut + 1),
         savepoints=savepoints,
         notes={name: note for name, note in {**last.notes, **notes}.items() if name in savepoints},

@@ -88,6 +88,7 @@ class StatusReporter:
             recovery=self._recovery(),
             scaling=self._scaling(),
             autoscale=self._state.autoscale,
+            fell_back=state.fell_back,
         )
 
     def _scaling(self) -> ScalingStatus | None:

@@ -291,7 +291,7 @@ async def _delete_old(place: BackupPlace, record: BackupRecord) -> tuple[int, ..
 @asynccontextmanager
 async def _savepoint(store: Store, region: str, savepoints: SavepointMaker) -> AsyncIterator[Cut]:
     """Hold the last checkpoint by a savepoint in the context. Yields the checkpoint."""
-    name = f"backup-{randomness.fresh_id().hex()}"
+    name = f"backup-{randomness.fresh_id().hex()[:8]}"
     try:
         number = await savepoints.make(name)
         yield (await read_manifest(store, region)).restorable(number)

@@ -23,7 +23,7 @@ from dataflow.worker.layout_change import LayoutChange
 from dataflow.worker.outputs import log_position
 from dos_client import Store
 from journal import Position
-from journal.ports import ClaimPort
+from journal.ports import ClaimPort, StorePort
 
 StoredBlocks = Callable[[], AsyncGenerator[tuple[int, str, bytes]]]
 """Yields the (checkpoint, operator, encoded block) of a worker's own chain, as `StateStore.blocks` does."""
@@ -58,7 +58,7 @@ class CopiedState:
         return copied
 
     async def restored(
-        self, store: Store, order: Restore, own: StoredBlocks, change: LayoutChange | None
+        self, store: StorePort, order: Restore, own: StoredBlocks, change: LayoutChange | None
     ) -> AsyncGenerator[tuple[TakenPart | None, StoredStateBlock]]:
         """Yield the stored state blocks that the ordered worker restores: those of its own, which `own`
         yields unless the region begins as a fork, and those that it takes over, part by part.
@@ -82,7 +82,7 @@ class CopiedState:
                     yield part, block
 
     async def _taken_over(
-        self, store: Store, order: Restore, change: LayoutChange
+        self, store: StorePort, order: Restore, change: LayoutChange
     ) -> AsyncGenerator[tuple[TakenPart, StoredStateBlock]]:
         assert order.restore is not None
         region = order.restore.chains_of(order.job)
@@ -93,7 +93,7 @@ class CopiedState:
                     yield part, block
 
     async def blocks(
-        self, store: Store, region: str, worker: int, at: Position
+        self, store: StorePort, region: str, worker: int, at: Position
     ) -> AsyncGenerator[StoredStateBlock]:
         """Yield the state of a worker at a checkpoint: what was copied, and what followed. Raises as
         `blocks_at`.

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from checkpoint import FailureKind
+from checkpoint.chains.whole_checkpoints import is_damage
 from checkpoint.errors import (
     InputTrimmedError,
     ManifestError,
@@ -46,6 +47,8 @@ class Failure(NamedTuple):
     message: str
     peer: int = -1
     epoch_held: int = 0
+    damaged: bool = False
+    """Stored bytes seem to be damaged or lost."""
 
 
 def failure_of(error: Exception) -> Failure:
@@ -57,7 +60,9 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, (StepDiffersError, StepsMissingError)):
         return Failure("reset", str(error))
     if isinstance(error, DosError):
-        return Failure("manifest" if isinstance(error, _FOR_A_PERSON) else "store", str(error))
+        if isinstance(error, _FOR_A_PERSON):
+            return Failure("manifest", str(error))
+        return Failure("store", str(error), damaged=is_damage(error))
     return Failure("internal", f"{type(error).__name__}: {error}")
 
 

@@ -2,7 +2,8 @@
 
 This module defines which data must be durable before which; it has no trio, no links and no user code.
 
-1. A restore opens the state chain at the ordered checkpoint, and the steps chain at its head.
+1. A restore opens the state chain at the ordered checkpoint, and the steps chain at its head, or also at the
+   checkpoint if a line of history begins there.
 2. An input division is recorded before the frames of its step are sent.
 3. A vote means that outputs, state and the division of the step are on stable storage or on the quorum.
 """
@@ -56,6 +57,7 @@ class Journals:
         """
         own = None if order.restore is None or order.forks else order.restore.workers.get(order.worker)
         at, version = (None, 0) if own is None else (own.state, order.cut)
+        rewound = order.restore is not None and order.restore.rewound
         state = await StateStore.open(
             claim, version=version, at=at, generation=generation, scratch=scratch, rolling=rolling
         )
@@ -63,6 +65,7 @@ class Journals:
             after = after_step(order)
             steps = await StepsLog.open(
                 claim,
+                at=own.steps if own is not None and rewound else None,
                 after_step=after,
                 kept_after=order.steps_kept_after,
                 workers=len(order.layout.workers) if order.restore is None else 0,

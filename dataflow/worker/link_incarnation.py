@@ -1,8 +1,6 @@
 """One incarnation of a worker on the link thread: its claim, its chains and its votes.
 
-It runs on trio and executes no user code and no long computations.
-
-Order of a restore:
+It runs on trio and executes no user code and no long computations. Order of a restore:
 
 1. Claim the worker's directory with its epoch: the incarnation, or the term of a worker that is taken over.
 2. Open the chains (`worker/journals.py`).
@@ -21,11 +19,13 @@ from functools import partial
 import trio
 
 from checkpoint import Committed, FrameType, Restore, Rolling, Start, View, WorkerCut, worker_directory
+from checkpoint.chains.whole_checkpoints import SoundStore
 from checkpoint.errors import OutputDiffersError, StaleIncarnationError
 from checkpoint.link import Link
 from checkpoint.participant import Participant
 from dataflow import limits
 from dataflow.core.phase_timer import PhaseTimer
+from dataflow.worker.claiming import claimed
 from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.copying import CopiedState
 from dataflow.worker.directories import Directories, FormerFiles
@@ -60,7 +60,7 @@ from dataflow.worker.prefetching import feeds_of
 from dataflow.worker.resumed_exchange import PeerSuspected, ResumedExchange
 from dataflow.worker.room import watch_room
 from dataflow.worker.spec import WorkerSpec
-from dos_client import Claim, Store, randomness
+from dos_client import Claim, Store
 from journal import Scratch
 
 logger = logging.getLogger("dos.dataflow")
@@ -231,11 +231,10 @@ class LinkIncarnation:
         )
         self._inbox.put(restores)
         self._circuit_ordered.set()
-        directory = worker_directory(self._spec.region, self._spec.worker)
         async with trio.open_nursery() as reading:
             for feed in feeds.values():  # before the claim: reading needs none, and steps find their input
                 reading.start_soon(reported_first, feed.run, self._control)
-            async with await self._store.claim(directory, self.number, randomness.fresh_id()) as claim:
+            async with claimed(self._store, order) as claim:
                 self.claim = claim
                 phases.end("claim", trio.current_time())
                 await self._work(claim, phases)
@@ -325,12 +324,13 @@ class LinkIncarnation:
         return journals
 
     async def _load(self, journals: Journals) -> None:
-        stored = self._copies.restored(self._store, self._order, journals.blocks, self._change)
+        store = SoundStore(self._store)  # without a claim, positions of the checkpoint are read
+        stored = self._copies.restored(store, self._order, journals.blocks, self._change)
         async with aclosing(stored) as blocks:
             async for part, block in blocks:
                 await self._block_room.acquire()
                 self._inbox.put(LoadStateBlock(self.number, *block, part))
-        former = FormerFiles.of(self._store, self._order, self._change, self._plan)
+        former = FormerFiles.of(store, self._order, self._change, self._plan)
         self._inbox.put(StateComplete(self.number, await self._directories.rebuild(former)))
         await self._loaded.wait()
 

@@ -219,9 +219,15 @@ class Links:
     async def _report(self, error: Exception, control: Participant) -> None:
         """Report the error that ended an incarnation. Raises it if it is internal, which ends the process."""
         logger.warning("worker %d, incarnation %d: %s", self._spec.worker, self._shared.incarnation, error)
-        kind, message, peer, epoch_held = failure_of(error)
-        await control.failed(kind, message=message, peer=peer, epoch_held=epoch_held)
-        if kind == "internal":
+        failure = failure_of(error)
+        await control.failed(
+            failure.kind,
+            message=failure.message,
+            peer=failure.peer,
+            epoch_held=failure.epoch_held,
+            damaged=failure.damaged,
+        )
+        if failure.kind == "internal":
             raise error
 
     async def _accepted(self, link: Link) -> None:

@@ -76,7 +76,7 @@ def test_a_savepoint_is_held_and_let_go_by_its_handle_and_by_the_command(region)
     with pytest.raises(LocalProtocolError, match=f"savepoint 'here' holds checkpoint {savepoint}"):
         region.control.savepoint("here", savepoint + 1, timeout=60)
     with pytest.raises(LocalProtocolError, match="are reserved for"):
-        region.control.savepoint("backup-1a", timeout=60)
+        region.control.savepoint("backup-1a1b1c1d", timeout=60)
     done = dos("region", "savepoint", url, name, "there", "--checkpoint", savepoint, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["result"] == {"name": "there", "checkpoint": savepoint}
@@ -144,7 +144,7 @@ def test_savepoints_of_a_running_and_a_stopped_region_are_listed_with_their_make
         (("good", "--why", "x" * 501), "at most 500 characters, got 501: shorten it"),
         (("good", "--why", "a\nb"), "one line of printable characters, got '\\n'"),
         (("good", "--why", "gone", "--drop"), "without --checkpoint and --why"),
-        (("fork-0a",), "'fork-' or 'backup-' and hexadecimal digits are reserved"),
+        (("fork-0a0b0c0d",), "are reserved for the savepoints"),
     ],
 )
 def test_notes_and_names_that_a_savepoint_cannot_have(shared_store, arguments, text) -> None:

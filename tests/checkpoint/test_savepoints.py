@@ -265,12 +265,12 @@ def test_a_request_waits_for_an_append_that_would_undo_it() -> None:
 
 
 def test_names_of_the_projects_own_savepoints_are_refused_to_people_and_read_from_records() -> None:
-    for name in ("move-0a1b", "fork-7", "backup-DEADBEEF"):
-        assert f"are reserved for the savepoints that moves, forks and backups make, got {name!r}" in (
+    for name in ("move-0a1b", "fork-70a1b2c3", "backup-deadbeef"):
+        assert f"are reserved for the savepoints that forks, backups and moves make, got {name!r}" in (
             savepoint_name_problem(name)
         )
         check_cut(a_cut(retained=(2, 4, 5), savepoints={name: 2}, version=3))
         assert savepoint_problem(name, 2, {}, {2}) == "", "the project makes them itself"
         assert savepoint_name_problem(f"my-{name}") == ""
-    for name in ("move-", "backup-of-may", "fork", "before-the-move-7"):
+    for name in ("move-", "backup-of-may", "fork", "before-the-move-7", "backup-2026", "backup-20260131a"):
         assert savepoint_name_problem(name) == ""

@@ -60,6 +60,8 @@ class RegionBase:
     """Whether a person restores it to older checkpoints. A test sets it, too."""
     forks: ClassVar[bool] = False
     """Whether a person forks it. A test sets it, too."""
+    is_spoiled: ClassVar[bool] = False
+    """Whether its last checkpoints are damaged now and then, and it goes back to others. A test sets it."""
     recovers_locally: ClassVar[bool] = False
     """Whether lost workers are taken over while the others continue. A test sets it, too."""
     finishing_pace: float

@@ -31,6 +31,10 @@ class RegionClaim(SimClaim):
     def on_append(self, name: str, offset: int, data: bytes) -> None:
         self.history.wrote(self.directory, name, offset, data)
 
+    async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
+        data = await super().read(name, offset, max_bytes, member)
+        return self.store.spoil(self.directory, name, offset, member, data)
+
     @property
     def waiting(self) -> bool:
         """Return whether too few members are available, or appended bytes wait and no member made
@@ -86,12 +90,14 @@ class Host:
         self._history = history
         self._rng = rng
         self._store = SimStore(self.process, network, record)
+        self._store.spoiled = history.spoiled
 
     async def inspect(self, directory: str) -> DirectoryView:
         return await self._store.inspect(directory, keep=True)
 
     async def claim(self, directory: str, epoch: int, patience_s: float = float("inf")) -> RegionClaim | None:
         store = SimStore(self.process, self._network, self.record)
+        store.spoiled = self._history.spoiled
         claim = RegionClaim(store, self.process, self._network, self._rng, directory, epoch)
         claim.history = self._history
         deadline = self.process.now + patience_s

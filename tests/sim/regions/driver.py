@@ -6,6 +6,7 @@ It passes events to the core and performs its effects in order, as `checkpoint.c
 from collections import deque
 from typing import TYPE_CHECKING
 
+from checkpoint.chains import whole_checkpoints
 from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.control_frames import control_frame, decode_from_worker
 from checkpoint.core.coordinator import Coordinator
@@ -14,6 +15,7 @@ from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     Begin,
     CancelWorker,
+    CheckpointsExamined,
     CloseLink,
     ControlReceived,
     CoordinatorTick,
@@ -21,6 +23,8 @@ from checkpoint.core.coordinator_vocabulary import (
     Effect,
     End,
     Event,
+    ExaminationWaits,
+    ExamineCheckpoints,
     LaunchWorker,
     LinkDown,
     ManifestOpened,
@@ -30,7 +34,7 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
     WorkerHosted,
 )
-from checkpoint.core.region_events import SavepointSettled
+from checkpoint.core.region_events import FellBack, SavepointSettled
 from checkpoint.core.region_states import PhaseEvent
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process, Task
@@ -41,6 +45,7 @@ from tests.sim.regions.deadline_timer import DeadlineTimer
 from tests.sim.regions.events import record_event
 from tests.sim.regions.forking import watch_forks
 from tests.sim.regions.launcher import Launcher
+from tests.sim.store.sim_store import SimStore
 
 if TYPE_CHECKING:
     from tests.sim.regions.region import Region
@@ -77,6 +82,7 @@ class Driver(Process):
         self._last_link = 0
         self._orders: deque[OpenManifest | AppendCut] = deque()
         self._working: Task | None = None
+        self._examining: Task | None = None
         self._timer = DeadlineTimer(self, self._tick)
         region.network.listen(self.address, self, self._accept)
         self.start("watch", self.manifest.watch())
@@ -109,6 +115,10 @@ class Driver(Process):
 
     def _perform(self, effect: Effect) -> None:
         match effect:
+            case OpenManifest() | AppendCut() | ExamineCheckpoints():
+                self._order(effect)
+            case LaunchWorker() | CancelWorker():
+                self._launch(effect)
             case SendControl(link, message):
                 self.region.record.sent(message)
                 self.region.saw(f"sent: {type(message).__name__}")
@@ -117,16 +127,6 @@ class Driver(Process):
                     channel.send(control_frame(message))
             case NotifyObservers(event):
                 self._notified(event)
-            case OpenManifest() | AppendCut():
-                self._order(effect)
-            case LaunchWorker(worker, attempt, beside, host):
-                if host is not None and not self.launcher.has_standby():
-                    self.launcher.host(host, worker, attempt)
-                    self.post(WorkerHosted(worker, attempt, host))
-                else:
-                    self.launcher.start(worker, attempt, beside=beside)
-            case CancelWorker(worker, attempt):
-                self.launcher.cancel(worker, attempt)
             case CloseLink(link):
                 channel = self._links.get(link)
                 if channel is not None:
@@ -137,7 +137,38 @@ class Driver(Process):
             case End():
                 self._ended(effect)
 
+    def _launch(self, effect: LaunchWorker | CancelWorker) -> None:
+        match effect:
+            case LaunchWorker(worker, attempt, beside, host):
+                if host is not None and not self.launcher.has_standby():
+                    self.launcher.host(host, worker, attempt)
+                    self.post(WorkerHosted(worker, attempt, host))
+                else:
+                    self.launcher.start(worker, attempt, beside=beside)
+            case CancelWorker(worker, attempt):
+                self.launcher.cancel(worker, attempt)
+
+    async def _examine(self, order: ExamineCheckpoints) -> None:
+        """Do what `RegionShell` does."""
+        store = SimStore(self, self.region.network, self.region.store)
+        store.spoiled = self.region.history.spoiled
+        while True:
+            try:
+                found = await whole_checkpoints.examine(store, self.region.spec.name, order.kept)
+            except DosError as error:
+                self.region.saw("checkpoints cannot be examined")
+                self.post(ExaminationWaits(order.incarnation, str(error.args[0])))
+                await self.sleep(0.25)
+            else:
+                break
+            finally:
+                store.close()
+        self.region.saw("checkpoints were examined")
+        self.post(CheckpointsExamined(order.incarnation, found))
+
     def _notified(self, event: object) -> None:
+        if isinstance(event, FellBack):
+            self.region.spoiling.fell_back(event.last, event.checkpoint)
         if isinstance(event, SavepointSettled) and self.region.forker is not None:
             self.region.forker.settled(event)
         if isinstance(event, SavepointSettled) and self.region.makes_savepoints:
@@ -154,7 +185,12 @@ class Driver(Process):
 
     # The manifest: one order at a time; an opening cancels the order in progress
 
-    def _order(self, order: OpenManifest | AppendCut) -> None:
+    def _order(self, order: OpenManifest | AppendCut | ExamineCheckpoints) -> None:
+        if isinstance(order, ExamineCheckpoints):
+            if self._examining is not None:
+                self._examining.stop()
+            self._examining = self.start("examination", self._examine(order))
+            return
         if isinstance(order, AppendCut):
             self.region.record.appended(order.cut, len(self.core.state.roster))
             self.region.saw("appends a checkpoint")

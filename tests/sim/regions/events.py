@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from checkpoint.core.region_events import (
     CheckpointCommitted,
+    FellBack,
     ReplaceSettled,
     RestoreSettled,
     StateChanged,
@@ -27,6 +28,9 @@ def record_event(region: "RegionBase", event: object) -> str:
     if isinstance(event, ReplaceSettled):
         region.saw("workers are replaced" if event.replaced else "no worker is replaced")
         return replaced_text(event)
+    if isinstance(event, FellBack):
+        region.saw("a region fell back")
+        return str(event)
     if isinstance(event, RestoreSettled):
         region.saw("a restore is refused" if event.error else "a checkpoint is restored")
         return f"{event.to}: {event.error or 'restored'}"

@@ -12,6 +12,7 @@ from checkpoint.core.coordinator_vocabulary import (
     End,
     PauseWanted,
     ReplaceWanted,
+    ResetWanted,
     RestoreWanted,
     ScaleWanted,
 )
@@ -30,6 +31,7 @@ from tests.sim.regions.input import Input, Reader, RegionSource
 from tests.sim.regions.output import Output, Part, RegionSink
 from tests.sim.regions.record import Record
 from tests.sim.regions.savepoints import SavepointRequests
+from tests.sim.regions.spoiling import Spoiling
 from tests.sim.regions.trimmer import Trimmer
 from tests.sim.regions.worker import Worker
 
@@ -118,6 +120,8 @@ class Region(RegionBase):
             retain=kept.choice([2, 2, 2, 3, 5]),
             recovery="local" if self.recovers_locally else "global",
         )
+        if self.is_spoiled:
+            self.spec = replace(self.spec, on_damaged="previous", retain=5)
         self.limits = WorkerLimits(step_bytes_max=STEP_ROWS)
         if original is not None:  # a fork that stays behind, and soon needs the original no more
             self.pace_s *= rng.choice([1, 3])
@@ -128,6 +132,7 @@ class Region(RegionBase):
         self.output = Output(WORKERS_MAX if self.scales else self.spec.workers)
         self.record = Record(self)
         self.savepoints = SavepointRequests(self)
+        self.spoiling = Spoiling(self)
         self.drivers: list[Driver] = []
         self.workers: list[Worker] = []
         self._supervised = rng
@@ -218,6 +223,10 @@ class Region(RegionBase):
             self._lose()
         if self.goes_back and started is not None and not self.finishing:
             self._restore(started)
+        if self.is_spoiled and self.finishing:
+            self.spoiling.heal()
+        elif self.is_spoiled and started is not None and self.spoiling.spoil(started):
+            started.post(ResetWanted())
         if self.makes_savepoints and started is not None and not self.finishing:
             self.savepoints.request(started)
         if started is not None and started.core.status().state is RegionState.RUNNING:

@@ -166,15 +166,23 @@ class WorkerIncarnation:
         """End the incarnation with an error. Later errors are ignored."""
         if self.over or self._finishing:
             return
-        if isinstance(error, _LOST):
+        if isinstance(error, _LOST) and not self._worker.region.history.spoiled:
             raise ViolationError("O7", f"worker {self._worker.index}: {type(error).__name__}: {error}")
         self.end()
-        kind, message, peer, epoch_held = failure_of(error)
+        kind, message, peer, epoch_held, damaged = failure_of(error)
         worker = self._worker
         worker.region.saw(f"worker failed: {kind}")
         worker.note(f"incarnation {self.number} ends ({kind}): {message}")
         worker.report(
-            Failed(job="", worker=worker.index, kind=kind, message=message, peer=peer, epoch_held=epoch_held)
+            Failed(
+                job="",
+                worker=worker.index,
+                kind=kind,
+                message=message,
+                peer=peer,
+                epoch_held=epoch_held,
+                damaged=damaged,
+            )
         )
 
     def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Task:
@@ -255,6 +263,7 @@ class WorkerIncarnation:
     async def _load(self, journals: Journals) -> None:
         worker, region = self._worker, self._worker.region
         store = SimStore(worker, region.network, region.store)
+        store.spoiled = region.history.spoiled
         try:
             stored = self._copies.restored(store, self._order, journals.blocks, self._change)
             async for part, block in stored:
