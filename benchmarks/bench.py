@@ -1,14 +1,14 @@
 """`./run bench`: measure everything, and write docs/benchmarks.md with a description of the machine.
 
     bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [local] [scale]
-             [autoscale] [dadstorm] [backup]
+             [autoscale] [dadstorm] [backup] [restore]
              [--pairs N] [--quick] [--long]
     bench.py dataflow --help
     bench.py spark --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
-`server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale` and `dadstorm` are exceptions:
-each has a section of the file, which is written in any case.
+`server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale`, `dadstorm`, `backup` and
+`restore` are exceptions: each has a section of the file, which is written in any case.
 
 Systems that are compared run alternately (A B A B), and medians are reported. Such figures vary by tens of
 percent on a shared machine, so the ratio is more reliable than the figure.
@@ -60,6 +60,9 @@ from local_recovery_rows import measure_local_recovery  # noqa: E402
 from recovery_page import PLACE as RECOVERY  # noqa: E402
 from recovery_page import section_of as recovery_section  # noqa: E402
 from recovery_rows import measure_recovery  # noqa: E402
+from restore_page import BACKUP, RESTORE  # noqa: E402
+from restore_page import section_of as restore_section  # noqa: E402
+from restore_rows import measure_restore  # noqa: E402
 from rows import Effort, Row, run_json, say  # noqa: E402
 from scale_page import PLACE as SCALE  # noqa: E402
 from scale_page import draw as draw_scale  # noqa: E402
@@ -215,6 +218,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "autoscale": measure_autoscale,
     "dadstorm": measure_dadstorm,
     "backup": measure_backup,
+    "restore": measure_restore,
 }
 
 
@@ -231,6 +235,16 @@ def write_recovery(rows: list[Row], effort: Effort) -> None:
 def write_local_recovery(rows: list[Row], effort: Effort) -> None:
     """Write the section on local recovery only."""
     LOCAL_RECOVERY.write(local_recovery_section(rows, effort.recoveries))
+
+
+def write_restore(rows: list[Row], effort: Effort) -> None:
+    """Write the section on restores and forks only."""
+    RESTORE.write(restore_section(RESTORE, "Restores and forks", rows, effort.recoveries))
+
+
+def write_backup(rows: list[Row], effort: Effort) -> None:
+    """Write the section on backups only."""
+    BACKUP.write(restore_section(BACKUP, "Backups", rows, effort.pairs))
 
 
 def write_server(rows: list[Row], effort: Effort) -> None:
@@ -270,6 +284,8 @@ SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "scale": write_scale,
     "autoscale": write_autoscale,
     "dadstorm": write_dadstorm,
+    "backup": write_backup,
+    "restore": write_restore,
 }
 """Measure -> the function that writes its section. Measures that are not here are rows of the first table."""
 
