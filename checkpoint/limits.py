@@ -132,11 +132,11 @@ requests_open_max: Final = 1_000
 """Requests that are accepted but not done. Further requests are rejected."""
 request_ids_kept_max: Final = 10_000
 """Number of request ids remembered for the detection of duplicates."""
-requests_poll_s: Final = 0.5
+requests_poll_s: Final = 0.25
 """How often a driver polls for requests."""
 forks_poll_s: Final = 5.0
 """How often a driver checks whether the forks of its region still need their savepoints."""
-answers_poll_s: Final = 0.2
+answers_poll_s: Final = 0.05
 """How often a requester polls for answers."""
 status_answers_s: Final = 1.0
 """Minimum time between two status answers; one answer serves all pending requests."""
