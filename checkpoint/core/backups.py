@@ -171,14 +171,13 @@ def restored_from(record: BackupRecord, incarnation: int, *, old_is_gone: bool) 
     such output begins anew, because the original may still write its own.
     """
     cut = record.cut
-    back_to = cut.rolled_back_to or cut.cut
-    rewind = Rewind(line=cut.line + 1, to=back_to, step=cut.step, of=cut.line, outputs=log_sizes(cut))
+    rewind = Rewind(line=cut.line + 1, to=cut.voted_as, step=cut.step, of=cut.line, outputs=log_sizes(cut))
     restored = msgspec.structs.replace(
         cut,
         cut=cut.cut + 1,
         parent=cut.cut,
         incarnation=incarnation,
-        rolled_back_to=back_to,
+        rolled_back_to=cut.voted_as,
         retained=(cut.cut + 1,),
         savepoints={},
         notes={},
@@ -186,6 +185,7 @@ def restored_from(record: BackupRecord, incarnation: int, *, old_is_gone: bool) 
         line=rewind.line,
         rewinds=(*cut.rewinds, rewind)[-limits.rewinds_kept_max :],
         rewound=True,
+        edit=None,
         identity=(cut.identity or OutputIdentity(region=record.region, store=record.store))
         if old_is_gone
         else None,

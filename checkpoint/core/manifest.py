@@ -262,8 +262,8 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def voted_as(self) -> int:
-        """The number under which its positions were voted, also if this one only records them again."""
-        return self.rolled_back_to or self.cut
+        """The number of the checkpoint that has its positions, also if this one only records them again."""
+        return self.cut if self.edit is not None else self.rolled_back_to or self.cut
 
     @property
     def workers_declared(self) -> int:

@@ -158,6 +158,7 @@ def recorded_again(
         savepoints=savepoints,
         notes={name: note for name, note in {**last.notes, **notes}.items() if name in savepoints},
         phases_s={},
+        edit=None,
     )
     return in_its_version(again)
 

@@ -174,4 +174,4 @@ def _voted(last: Cut, retained: Collection[int]) -> int:
     """Return the checkpoint whose positions the last one has: if the last one only recorded it once more,
     that one.
     """
-    return last.rolled_back_to if last.rolled_back_to in retained else last.cut
+    return last.voted_as if last.voted_as in retained else last.cut

@@ -11,7 +11,7 @@ from checkpoint.chains.input_log import InputLog, last_recorded
 from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.core.backup_record import PIECE_PREFIX, RECORD_PREFIX, record_name
 from checkpoint.core.backups import needed_chains
-from checkpoint.core.manifest import Origin
+from checkpoint.core.manifest import ForkOrigin
 from checkpoint.errors import BackupRefusedError
 from checkpoint.maintenance.backup import backups_of, newest_backup
 from checkpoint.maintenance.backup_restoring import restore_backup
@@ -249,7 +249,7 @@ def test_a_backup_that_is_cancelled_drops_its_savepoint():
 def test_a_fork_without_chains_of_its_own_is_refused():
     async def main():
         async with opened() as (region, _):
-            origin = Origin(region="other", checkpoint=1, step=1, savepoint="fork-1", application="shop")
+            origin = ForkOrigin(region="other", checkpoint=1, step=1, savepoint="fork-1", application="shop")
             cut = msgspec.structs.replace(region.last, origin=origin, in_origin=True)
             with pytest.raises(BackupRefusedError, match="is a fork without chains of its own"):
                 needed_chains(cut, REGION)

@@ -11,13 +11,13 @@ from checkpoint import limits
 from checkpoint.core.editing import edit_target, edited, first_record
 from checkpoint.core.layout import even_layout
 from checkpoint.core.lines import restored
-from checkpoint.core.manifest import Edit, Origin, WorkerCut, decode_cut, encode_cut
+from checkpoint.core.manifest import Edit, ForkOrigin, WorkerCut, decode_cut, encode_cut
 from checkpoint.core.manifest_checks import check_cut
 from checkpoint.core.messages import RequestCut
 from checkpoint.core.region import coordinator_directory
 from checkpoint.errors import EditRefusedError, RegionFencedError, RestoreRefusedError, SavepointRefusedError
 from checkpoint.maintenance.editing import FirstPart, begin_region, edit_stopped
-from checkpoint.maintenance.stopped_region import restore_stopped
+from checkpoint.maintenance.stopped_region import restore_stopped, savepoint_stopped
 from journal import Position
 from tests.checkpoint.manifest_samples import a_cut
 from tests.checkpoint.savepoint_model import REGION, WORKER, Host, SavepointModel
@@ -103,6 +103,22 @@ async def test_an_edit_can_be_taken_back_and_an_older_checkpoint_can_be_edited()
     assert await held(model) == {"z": 9}
     await model.driver.cut({"b": 2})
     assert await held(model) == {"z": 9, "b": 2}
+
+
+@pytest.mark.trio
+async def test_a_savepoint_of_an_edited_region_holds_the_edited_state() -> None:
+    model = await with_cuts(3)
+    record = await edit(model, {"a": 70})
+    number = await savepoint_stopped(Host(model.store), REGION, "edited", 0, on=True)
+    assert (number, record.rolled_back_to) == (record.cut, 3)
+    again = (await model.kept())[-1]
+    assert (again.rolled_back_to, again.edit, again.workers) == (record.cut, None, record.workers)
+    model.rows[again.cut] = model.rows[record.cut]
+    back = await restore_stopped(Host(model.store), REGION, "savepoint:edited")
+    assert (back.rolled_back_to, back.rewinds[-1].to, back.edit) == (record.cut, record.cut, None)
+    model.rows[back.cut] = model.rows[record.cut]
+    await begins(model)
+    assert await held(model) == {"a": 70}
 
 
 @pytest.mark.trio
@@ -351,9 +367,9 @@ def test_an_edit_keeps_a_request_of_the_program_and_refuses_a_fork_without_a_sta
     part = WorkerCut(state=Position(9, 700, 1), steps=last.workers[0].steps)
     again = edited((last, requested), requested, 11, {0: part}, EDIT)
     check_cut(again, before=requested)
-    assert (again.workers[0], again.rolled_back_to, again.line) == (part, 5, 2)
+    assert (again.workers[0], again.rolled_back_to, again.line) == (part, 6, 2)
     assert decode_cut(*encode_cut(again)) == again
-    origin = Origin(region="o", checkpoint=5, step=1, savepoint="fork-1", application="o")
+    origin = ForkOrigin(region="o", checkpoint=5, step=1, savepoint="fork-1", application="o")
     fork = a_cut(origin=origin, in_origin=True)
     with pytest.raises(EditRefusedError, match=r"still in the chains of region 'o'.*run 'f' until its first"):
         edit_target((fork,), "", region="f")
