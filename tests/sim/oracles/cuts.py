@@ -17,6 +17,7 @@ from checkpoint.core.manifest import Cut
 from checkpoint.key_hash import hash_keys
 from tests.sim.history import ViolationError
 from tests.sim.regions.audit import Auditor, retained_of
+from tests.sim.regions.editing import edits_in
 from tests.sim.regions.output import counts_of
 from tests.sim.regions.record import same
 from tests.sim.regions.region import Region
@@ -47,7 +48,10 @@ def check_output(region: Region) -> None:
             raise ViolationError("O8", f"{word!r} is counted {count} after {last_counts[word]}")
         last_counts[word] = int(count)
     expected = Counter(word for word, _ in region.given.rows)
-    if last_counts != expected:
+    allowed = {word: {count} for word, count in expected.items()}
+    for word, added in region.edits_shown():
+        allowed[word] |= {count + added for count in allowed[word]}
+    if last_counts.keys() != allowed.keys() or any(last_counts[one] not in allowed[one] for one in allowed):
         raise ViolationError("O8", f"the last counts are {last_counts}, not {dict(expected)}")
 
 
@@ -96,8 +100,10 @@ def _counts_owned(region: Region, newest: Cut, cut: Cut, worker: int) -> Counter
     output of the checkpoint was taken back since: as its input demands.
     """
     last: Counter[str] = Counter()
-    if region.first is not None or taken_back(newest, cut.line, cut.step) is not None:
+    if region.first is not None or region.edits or taken_back(newest, cut.line, cut.step) is not None:
         last.update(word for word, _ in region.given.upto(_read_in(cut)))
+        for word, added in edits_in(cut) if region.edits else []:
+            last[word] += added
     else:
         for one in cut.outputs():
             last |= counts_of(region.output.upto(cut, one, "counts"))

@@ -26,6 +26,7 @@ from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.regions.base import SINKS, RegionBase, no_part, region_spec
 from tests.sim.regions.channel import KEY
 from tests.sim.regions.driver import Driver
+from tests.sim.regions.editing import Editor, edits_in
 from tests.sim.regions.forking import FORK, Forker
 from tests.sim.regions.input import Input, Reader, RegionSource
 from tests.sim.regions.output import Output, Part, RegionSink
@@ -138,8 +139,14 @@ class Region(RegionBase):
         self._supervised = rng
         self.trimmer = Trimmer(self) if self.trims and first is None else None
         self.forker = Forker(self) if self.forks and first is None else None
+        self.editor = Editor(self) if self.edits and first is None else None
         self.new_driver()
         self._supervise()
+
+    @property
+    def plan(self) -> GraphPlan:
+        """The graph of every region."""
+        return _plan()
 
     def stream(self, purpose: str) -> Random:
         """Return the random stream of one purpose of this region."""
@@ -285,6 +292,12 @@ class Region(RegionBase):
             self.new_driver()
             self.spec = replace(self.spec, hand_over=False)
 
+    def edits_shown(self) -> list[tuple[str, int]]:
+        """Return the edits that its last checkpoint contains: the counts that it has shown since include
+        them, those that it has shown before do not.
+        """
+        return edits_in(self.record.committed[-1]) if self.edits and self.record.committed else []
+
     @property
     def all_made(self) -> bool:
         """Whether all journals exist, of the fork too."""
@@ -296,6 +309,8 @@ class Region(RegionBase):
     def settled(self) -> bool:
         """Whether the region has finished, and its fork, if there is one."""
         if self.forker is not None and (self.forker.busy or (self.forker.first and self.fork is None)):
+            return False
+        if self.editor is not None and self.editor.busy:
             return False
         return self.finished and (self.fork is None or self.fork.finished)
 

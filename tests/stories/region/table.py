@@ -4,7 +4,9 @@ One function for each form, named as its effect, with the blanks as arguments.
 """
 
 from checkpoint.core.coordinator_vocabulary import CheckpointWanted, RestoreWanted, SavepointWanted
+from checkpoint.core.forking import forked, needs_original
 from checkpoint.core.lines import taken_back
+from checkpoint.core.manifest import ForkOrigin
 from tests.stories.region.play import Play
 from tests.stories.words import Vocabulary, WrongStepError
 
@@ -57,6 +59,41 @@ def asks_for_savepoint(play: Play, number: int, name: str) -> None:
 def asks_to_restore(play: Play, number: int, name: str) -> None:
     play.world.feed(play.driver(number), RestoreWanted(f"savepoint:{name}"))
     play.settle()
+
+
+@WORDS.form(
+    "savepoint {name:directory} becomes the first record of a fork",
+    "which is what the story is about from here on",
+)
+def forks(play: Play, name: str) -> None:
+    cuts, workers = play.world.manifest.cuts, play.world.workers
+    if name not in cuts[-1].savepoints:
+        raise WrongStepError(f"the last checkpoint has no savepoint {name}")
+    number = cuts[-1].savepoints[name]
+    source = next(cut for cut in cuts if cut.cut == number)
+    origin = ForkOrigin(region="the original", checkpoint=number, step=source.step, savepoint=name)
+    play.make(workers)
+    manifest = play.world.manifest
+    manifest.claimed = 1
+    manifest.cuts.append(forked(source, origin, incarnation=1))
+    play.told.append(
+        f"the manifest of the fork has checkpoint 1 on its quorum, the end of step {source.step}"
+    )
+
+
+@WORDS.form(
+    "the original reads the manifest of its fork, which retains {count:count} of its checkpoints",
+    "and finds whether the fork needs its savepoint",
+)
+def original_looks(play: Play, count: int) -> None:
+    kept = play.world.manifest.cuts[-count:]
+    origin = kept[-1].origin
+    if origin is None:
+        raise WrongStepError("the region is no fork")
+    needs = needs_original(kept, origin.region, origin.savepoint)
+    listed = ", ".join(str(cut.cut) for cut in kept)
+    rest = "the savepoint stays" if needs else "the savepoint is dropped"
+    play.told.append(f"it retains {listed}: {rest}")
 
 
 @WORDS.form(

@@ -46,6 +46,10 @@ def ordered(message: ControlMessage) -> str:
             return f"tells {{}} to take over in term {message.epoch}, from {where}"
         case View():
             return f"tells {{}} that worker {message.peer} is another process, in term {message.term}"
+        case Restore(restore=Cut(in_origin=True, workers=parts)):
+            at = parts[message.worker].state
+            where = f"in the chains of {message.restore.chains_of('')} up to {at}"
+            return f"tells {{}} to stand at {cut_in_words(message.restore)}, {where}"
         case Restore(restore=Cut(rewound=True, workers=parts)):
             at = parts[message.worker].state
             return f"tells {{}} to stand at {cut_in_words(message.restore)}, with its chain at {at}"
