@@ -24,7 +24,7 @@ from tests.sim.result import Result
 from tests.sim.run import run_seed
 
 SEEDS = [seed for seed in range(1, 1_200) if has_region(RandomStreams(seed))]
-RUNS = 20
+RUNS = 14
 
 Planted = contextlib.AbstractContextManager[Any]
 
