@@ -60,17 +60,12 @@ def it_counts_for_the_checkpoint_that_was_edited() -> Planted:
     return mock.patch.object(Cut, "voted_as", property(lambda self: self.rolled_back_to or self.cut))
 
 
-def it_is_no_line_of_its_own() -> Planted:
-    return changed(rewound=lambda _, __: False)()
-
-
 def its_state_is_that_of_the_edited_checkpoint() -> Planted:
     return changed(workers=lambda _, target: target.workers)()
 
 
 BUGS = [
     it_counts_for_the_checkpoint_that_was_edited,
-    it_is_no_line_of_its_own,
     its_state_is_that_of_the_edited_checkpoint,
 ]
 
