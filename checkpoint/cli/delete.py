@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from checkpoint import limits
-from checkpoint.cli.arguments import RegionName, Stopped, Timeout, in_store
+from checkpoint.cli.arguments import RegionName, Timeout, in_store
 from checkpoint.errors import DeletionRefusedError, ForkRefusedError, RegionFencedError, SavepointRefusedError
 from checkpoint.maintenance.deleting import Deletion, delete_region, plan_deletion
 from dos_client import Store
@@ -29,7 +29,14 @@ def delete(
         list[str] | None,
         typer.Option("--break", help="A fork or a reader of its output that may break.", metavar="NAME"),
     ] = None,
-    stopped: Stopped = False,
+    stopped: Annotated[
+        bool,
+        typer.Option(
+            "--stopped",
+            help="The original of a fork does not run: act as its driver for a moment. A driver that still runs"
+            " is fenced and ends.",
+        ),
+    ] = False,
     timeout: Timeout = limits.request_patience_s,
     wait: Annotated[
         float, typer.Option(min=1, max=86_400, help="Seconds to wait for the deletion.", metavar="SECONDS")

@@ -1,0 +1,138 @@
+"""Forks and deletions of regions that do not run, in a store of three servers."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from trio.testing import wait_all_tasks_blocked
+
+from checkpoint.chains.manifest_reading import read_manifest, retained_checkpoints
+from checkpoint.chains.state_store import StateStore
+from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.core.layout import even_layout
+from checkpoint.core.manifest import Cut
+from checkpoint.core.region import worker_directory
+from checkpoint.errors import DeletionRefusedError, ForkRefusedError
+from checkpoint.maintenance import forking
+from checkpoint.maintenance.deleting import delete_region, plan_deletion
+from checkpoint.maintenance.forking import Forking, fork_needs, fork_region, plan_fork
+from checkpoint.maintenance.stopped_region import append_record, hold_manifest
+from dos_client import Store, open_store, randomness
+from dos_server.testing import MemoryServer, Servers, memory_store
+from tests.checkpoint.manifest_samples import a_cut, worker_cut
+
+FORK = Forking(region="shop", new="test", stopped=True)
+SOON_S = 0.1
+
+
+async def commit(store: Store, region: str, **fields: object) -> Cut:
+    """Commit a checkpoint of a region, as a driver would, and give its workers a journal each."""
+    async with hold_manifest(StoreHost(store), region) as held:
+        before, number = held.opened.last_checkpoint, held.opened.incarnation
+        workers = {index: worker_cut(number) for index in range(2)}
+        if before is None:
+            cut = a_cut(cut=1, parent=0, incarnation=number, workers=workers, retained=(1,))
+        else:
+            cut = msgspec.structs.replace(
+                before,
+                cut=before.cut + 1,
+                parent=before.cut,
+                incarnation=number,
+                workers=workers,
+                layout=even_layout(2),
+                retained=(before.cut + 1,),
+                in_origin=False,
+            )
+        record = msgspec.structs.replace(cut, **fields)
+        await append_record(held, region, record)
+    for worker in workers:
+        directory = worker_directory(region, worker)
+        async with await store.claim(directory, number, randomness.fresh_id()) as claim:
+            state = await StateStore.open(claim, version=0, at=None, generation=store.record.generation)
+            await state.aclose()
+    return record
+
+
+@asynccontextmanager
+async def shop() -> AsyncIterator[tuple[Store, Servers[MemoryServer]]]:
+    async with memory_store() as servers, open_store(servers.url) as store:
+        await commit(store, "shop")
+        yield store, servers
+
+
+@pytest.mark.trio
+async def test_a_fork_is_two_records_and_a_second_one_of_that_name_is_refused() -> None:
+    async with shop() as (store, _):
+        planned = await plan_fork(store, FORK)
+        assert (planned.savepoint, planned.workers) == ("", 2)
+        assert await retained_checkpoints(store, "test") == (), "nothing was written"
+        made = await fork_region(store, FORK)
+        (first,) = await retained_checkpoints(store, "test")
+        last = (await read_manifest(store, "shop")).last
+        assert last is not None
+        assert last.savepoints == {made.savepoint: 1}
+        assert (last.notes[made.savepoint].fork, first.origin) == ("test", made.origin)
+        with pytest.raises(ForkRefusedError, match="region 'test' exists: directory"):
+            await fork_region(store, FORK)
+        with pytest.raises(ForkRefusedError, match="still in the chains of region 'shop'"):
+            await fork_region(store, Forking(region="test", new="more", stopped=True))
+        assert (await read_manifest(store, "test")).last == first, "nothing was changed"
+
+
+@pytest.mark.trio
+async def test_a_fork_that_is_given_up_between_its_records_leaves_a_savepoint_that_a_person_drops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("power cut")
+
+    async with shop() as (store, _):
+        monkeypatch.setattr(forking, "hold_manifest", fails)
+        with pytest.raises(RuntimeError, match="power cut"):
+            await fork_region(store, FORK)
+        last = (await read_manifest(store, "shop")).last
+        assert last is not None
+        ((name, note),) = last.notes.items()
+        assert await fork_needs(store, "shop", name, note) is None, "there is no such fork"
+        with pytest.raises(DeletionRefusedError, match=", or was never made: then drop that"):
+            await delete_region(store, "shop", patience_s=SOON_S)
+
+
+@pytest.mark.trio
+async def test_the_original_is_deleted_when_its_fork_needs_it_no_more_or_may_break() -> None:
+    async with shop() as (store, servers):
+        made = await fork_region(store, FORK)
+        with pytest.raises(DeletionRefusedError, match="'test' needs region 'shop'"):
+            await delete_region(store, "shop", patience_s=SOON_S)
+        await commit(store, "test")
+        note = (await read_manifest(store, "shop")).last.notes[made.savepoint]  # type: ignore[union-attr]
+        assert await fork_needs(store, "shop", made.savepoint, note) is False
+        plan = await plan_deletion(store, "shop")
+        assert (plan.dependents, plan.savepoint) == ((), None)
+        servers[1].crash()
+        await wait_all_tasks_blocked()
+        with pytest.raises(DeletionRefusedError, match=f"members {servers[1].address} of the store"):
+            await delete_region(store, "shop", patience_s=SOON_S)
+        await servers[1].restart()
+        assert await delete_region(store, "shop", patience_s=SOON_S)
+        assert (await plan_deletion(store, "shop")).objects == ()
+        assert len(await retained_checkpoints(store, "test")) == 1, "the fork has its own"
+        await commit(store, "shop")
+        again = await fork_region(store, Forking(region="shop", new="other", stopped=True))
+        assert await delete_region(store, "shop", broken=["other"], patience_s=SOON_S)
+        assert again.origin.checkpoint == 1, "a deleted region begins anew"
+
+
+@pytest.mark.trio
+async def test_a_deleted_fork_lets_go_of_the_original() -> None:
+    async with shop() as (store, _):
+        made = await fork_region(store, FORK)
+        plan = await plan_deletion(store, "test")
+        assert plan.savepoint == ("shop", made.savepoint)
+        with pytest.raises(ForkRefusedError, match="no driver of region shop answered"):
+            await delete_region(store, "test", patience_s=SOON_S)
+        assert await delete_region(store, "test", patience_s=SOON_S, stopped=True)
+        last = (await read_manifest(store, "shop")).last
+        assert last is not None
+        assert (last.savepoints, last.rolled_back_to) == ({}, 1)
