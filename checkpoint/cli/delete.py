@@ -33,8 +33,8 @@ def delete(
         bool,
         typer.Option(
             "--stopped",
-            help="The original of a fork does not run: act as its driver for a moment. A driver that still runs"
-            " is fenced and ends.",
+            help="The original of a fork does not run: act as its driver for a moment. A driver that still"
+            " runs is fenced and ends.",
         ),
     ] = False,
     timeout: Timeout = limits.request_patience_s,
