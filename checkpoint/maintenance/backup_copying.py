@@ -1,14 +1,17 @@
 """The copying of a backup: the segments that a checkpoint needs, and the inputs that the region reads.
 
 `backup.py` has the order of a run. The bytes of a segment are read once, from a quorum of the store, and go
-to the target in pieces while the next ones are read. What the target has of a segment is not read again,
-except for the last block, with which its digest is continued.
+to the target in pieces. The next bytes, also of other segments and chains, are read while pieces are written.
+What the target has of a segment is not read again, except for the last block, with which its digest is
+continued.
 """
 
 import hashlib
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 
+import msgspec
 import trio
 
 from checkpoint import limits
@@ -32,8 +35,28 @@ from journal import ChainState, SegmentSpan, inspect_chain, inspect_chain_at, pa
 Progress = Callable[[int, int | None], None]
 
 
+@dataclass(slots=True)
+class _Segment:
+    """A segment that was read and verified. Some of its new pieces may not be written yet."""
+
+    span: SegmentSpan
+    resume: ResumePoint
+    old: tuple[Piece, ...]
+    new: dict[int, Piece] = field(default_factory=dict)
+    """The offset of a piece -> the piece."""
+
+    def saved(self) -> SavedSegment:
+        pieces = (*self.old, *(self.new[begin] for begin in sorted(self.new)))
+        return SavedSegment(self.span.name, self.span.length, self.span.digest, self.resume, pieces)
+
+
 class Copier:
-    """Copies segments to a place, in one run. `copied_bytes`, `copied_objects`: what it has written."""
+    """Copies chains to a place, in one run, in its context. `copied_bytes`, `copied_objects`: what it has
+    written. Memory: `backup_copies_max` pieces that are written, and one that is read.
+
+    The end of the context waits until all pieces are written. It raises the first error of the store or of
+    the target. After an error or a cancellation no more pieces are begun, and there are no `chains`.
+    """
 
     def __init__(self, store: Store, place: BackupPlace, run: int, known: Known, progress: Progress) -> None:
         self._store = store
@@ -43,30 +66,46 @@ class Copier:
         self._progress = progress
         self._slots = trio.CapacityLimiter(limits.backup_copies_max)
         self._written: set[str] = set()
+        self._read: list[tuple[SavedChain, list[_Segment]]] = []
         self._done = 0
         self.copied_bytes = 0
         self.copied_objects = 0
 
-    async def chain(self, directory: str, state: ChainState) -> tuple[SavedSegment, ...]:
-        """Copy the spans of a chain. Raises CorruptDataError if the store returns other bytes than the chain
-        names, and the errors of the store and of the target.
-        """
-        return tuple([await self._segment(directory, span) for span in state.segments])
-
-    async def _segment(self, directory: str, span: SegmentSpan) -> SavedSegment:
-        saved = continued(self._known.segments.get((directory, span.name)), span.length)
-        if saved is not None and (saved.length, saved.digest) == (span.length, span.digest):
-            self._count(span.length)
-            return saved
-        resume = ResumePoint(0, 0) if saved is None else saved.resume
-        pieces = [] if saved is None else list(saved.pieces)
-        have = 0 if saved is None else saved.length
-        digest = PrefixDigest(*resume)
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[None]:
         try:
-            pieces += await self._new_pieces(directory, span, digest, saved)
+            async with trio.open_nursery() as self._writing:
+                yield
         except BaseExceptionGroup as group:  # of the nursery: the first error says what happened
             found, _ = group.split(DosError)
             raise (group if found is None else _first(found)) from None
+
+    def chains(self) -> tuple[SavedChain, ...]:
+        """Return what was copied, after the end of the context."""
+        return tuple(
+            msgspec.structs.replace(chain, segments=tuple(one.saved() for one in segments))
+            for chain, segments in self._read
+        )
+
+    async def copy(
+        self, directory: str, chain: str, state: ChainState, released: tuple[int, int] | None = None
+    ) -> None:
+        """Read the spans of a chain, and begin to write them. released: see SavedChain.
+
+        Raises CorruptDataError if the store returns other bytes than the chain names, and the errors of the
+        store.
+        """
+        segments = [await self._segment(directory, span) for span in state.segments]
+        self._read.append((SavedChain(directory, chain, (), released), segments))
+
+    async def _segment(self, directory: str, span: SegmentSpan) -> _Segment:
+        saved = continued(self._known.segments.get((directory, span.name)), span.length)
+        if saved is not None and (saved.length, saved.digest) == (span.length, span.digest):
+            self._count(span.length)
+            return _Segment(span, saved.resume, saved.pieces)
+        resume = ResumePoint(0, 0) if saved is None else saved.resume
+        digest = PrefixDigest(*resume)
+        new = await self._new_pieces(directory, span, digest, saved)
         if (digest.size, digest.value) != (span.length, span.digest):
             raise CorruptDataError(
                 f"{directory}/{span.name}",
@@ -74,31 +113,37 @@ class Copier:
                 f"{span.length} bytes with digest {span.digest:016x}",
                 f"{digest.size} with {digest.value:016x}",
             )
-        self._count(have)
+        self._count(0 if saved is None else saved.length)
         blocks = digest.size - digest.size % digest_block_bytes
-        return SavedSegment(
-            span.name, span.length, span.digest, ResumePoint(blocks, digest.blocks_digest), tuple(pieces)
-        )
+        old = () if saved is None else saved.pieces
+        return _Segment(span, ResumePoint(blocks, digest.blocks_digest), old, new)
 
     async def _new_pieces(
         self, directory: str, span: SegmentSpan, digest: PrefixDigest, saved: SavedSegment | None
-    ) -> list[Piece]:
-        """Read a segment from where `digest` is, and write what is not saved of it."""
+    ) -> dict[int, Piece]:
+        """Read a segment from where `digest` is, and begin to write what is not saved of it.
+
+        The result is complete after the end of the context.
+        """
         pieces: dict[int, Piece] = {}
-        waiting, begin = bytearray(), 0 if saved is None else saved.length
+        waiting: list[bytes] = []
+        begin = end = 0 if saved is None else saved.length
         most = limits.backup_piece_bytes_max
-        async with trio.open_nursery() as writing:
-            stream = self._store.stream(directory, span.name, digest.size, span.length)
-            async with aclosing(stream) as chunks:
-                async for chunk in chunks:
-                    waiting += self._unsaved(digest, chunk, saved, where=f"{directory}/{span.name}")
-                    while len(waiting) >= most:
-                        await self._write(writing, bytes(waiting[:most]), begin, pieces)
-                        begin += most
-                        del waiting[:most]
-            if waiting:
-                await self._write(writing, bytes(waiting), begin, pieces)
-        return [pieces[begin] for begin in sorted(pieces)]
+        stream = self._store.stream(directory, span.name, digest.size, span.length)
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                new = self._unsaved(digest, chunk, saved, where=f"{directory}/{span.name}")
+                while end + len(new) >= begin + most:
+                    cut = begin + most - end
+                    await self._write([*waiting, new[:cut]], begin, pieces)
+                    waiting, new = [], new[cut:]
+                    begin = end = begin + most
+                if new:
+                    waiting.append(new)
+                    end += len(new)
+        if waiting:
+            await self._write(waiting, begin, pieces)
+        return pieces
 
     def _unsaved(
         self, digest: PrefixDigest, chunk: bytes, saved: SavedSegment | None, *, where: str
@@ -121,15 +166,15 @@ class Copier:
         digest.update(new)
         return new
 
-    async def _write(self, writing: trio.Nursery, data: bytes, begin: int, pieces: dict[int, Piece]) -> None:
+    async def _write(self, parts: list[bytes], begin: int, pieces: dict[int, Piece]) -> None:
         """Write a piece in the background, after waiting for a slot, and add it to `pieces`."""
         token = object()
         await self._slots.acquire_on_behalf_of(token)
-        writing.start_soon(self._put, data, begin, pieces, token)
+        self._writing.start_soon(self._put, parts, begin, pieces, token)
 
-    async def _put(self, data: bytes, begin: int, pieces: dict[int, Piece], token: object) -> None:
+    async def _put(self, parts: list[bytes], begin: int, pieces: dict[int, Piece], token: object) -> None:
         try:
-            sha256 = await trio.to_thread.run_sync(lambda: hashlib.sha256(data).digest())
+            data, sha256 = await trio.to_thread.run_sync(_joined, parts)
             text = sha256.hex()
             name = self._known.unlisted.get(text) or piece_name(self._run, text)
             pieces[begin] = Piece(name, begin, len(data), text)
@@ -167,32 +212,32 @@ async def saved_chains(
             f" {gone[0].source!r} from {gone[0].needs}, there from {gone[0].begin} on",
             remedy="let the region read its input before its limit deletes it",
         )
-    found = [await _saved_chain(store, one, copier) for one in needed_chains(cut, region)]
     reads = []
-    for rows in await all_rows(store):
-        consumer = (await settled_register(store, rows.place)).consumers.get(region)
-        if consumer is None:
-            continue
-        if isinstance(rows, OutputRows):
-            reads.append(rows.region)
-        elif isinstance(rows, InputRows):
-            for split in await rows.splits():
-                floor = need_of([cut], consumer.sources, split)
-                found += await _saved_input(store, rows, split, floor, copier)
-            found += await _saved_end(store, rows, copier)
-    return tuple(found), tuple(sorted(set(reads)))
+    async with copier.writing():
+        for one in needed_chains(cut, region):
+            await _copy_chain(store, one, copier)
+        for rows in await all_rows(store):
+            consumer = (await settled_register(store, rows.place)).consumers.get(region)
+            if consumer is None:
+                continue
+            if isinstance(rows, OutputRows):
+                reads.append(rows.region)
+            elif isinstance(rows, InputRows):
+                for split in await rows.splits():
+                    floor = need_of([cut], consumer.sources, split)
+                    await _copy_input(store, rows, split, floor, copier)
+                await _copy_end(store, rows, copier)
+    return copier.chains(), tuple(sorted(set(reads)))
 
 
-async def _saved_chain(store: Store, needed: NeededChain, copier: Copier) -> SavedChain:
+async def _copy_chain(store: Store, needed: NeededChain, copier: Copier) -> None:
     """Copy a chain of a worker up to the position in the checkpoint, the part of the newest segment too."""
     directory, chain, at, floor = needed
     state = await inspect_chain_at(store, directory, chain, at, floor=floor)
-    return SavedChain(directory, chain, await copier.chain(directory, state))
+    await copier.copy(directory, chain, state)
 
 
-async def _saved_input(
-    store: Store, rows: InputRows, split: str, needs: int, copier: Copier
-) -> list[SavedChain]:
+async def _copy_input(store: Store, rows: InputRows, split: str, needs: int, copier: Copier) -> None:
     """Copy a producer's chain: what the checkpoint has not read, and at least the last recorded batch, with
     which the producer continues.
     """
@@ -201,20 +246,18 @@ async def _saved_input(
     floor = max(min(needs, last.end) - 1, 0)
     state = await inspect_chain(store, directory, rows.chain, floor=floor)
     if state.end is None or not state.segments:
-        return []
+        return
     lowest = parse_segment_name(state.segments[0].name)
     assert lowest is not None, "spans are of segments"
-    released = lowest.order if lowest.base else None
-    return [SavedChain(directory, rows.chain, await copier.chain(directory, state), released)]
+    await copier.copy(directory, rows.chain, state, lowest.order if lowest.base else None)
 
 
-async def _saved_end(store: Store, rows: InputRows, copier: Copier) -> list[SavedChain]:
+async def _copy_end(store: Store, rows: InputRows, copier: Copier) -> None:
     """Copy the record that an input is closed, if it is."""
     directory = input_directory(rows.application, rows.handle)
     state = await inspect_chain(store, directory, CLOSED_CHAIN)
-    if state.end is None or not state.segments:
-        return []
-    return [SavedChain(directory, CLOSED_CHAIN, await copier.chain(directory, state))]
+    if state.end is not None and state.segments:
+        await copier.copy(directory, CLOSED_CHAIN, state)
 
 
 async def saved_registers(store: Store, region: str) -> tuple[SavedRegister, ...]:
@@ -226,6 +269,13 @@ async def saved_registers(store: Store, region: str) -> tuple[SavedRegister, ...
         if own or (isinstance(rows, InputRows) and region in register.consumers):
             found.append(SavedRegister(rows.place.directory, rows.place.chain, only_region(register, region)))
     return tuple(found)
+
+
+def _joined(parts: list[bytes]) -> tuple[bytes, bytes]:
+    """Return the bytes of the parts, and their SHA-256. Empties the list, to free their memory."""
+    data = b"".join(parts)
+    parts.clear()
+    return data, hashlib.sha256(data).digest()
 
 
 def _first(group: BaseExceptionGroup[DosError]) -> DosError:

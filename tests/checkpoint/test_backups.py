@@ -246,6 +246,52 @@ def test_a_backup_that_is_cancelled_drops_its_savepoint():
     run(main)
 
 
+def test_pieces_of_several_segments_are_written_at_the_same_time_and_no_more_than_the_limit():
+    async def main():
+        async with opened() as (region, place):
+            for _ in range(3):
+                await region.advance(rolls=True)
+            begun, full = [], trio.Event()
+
+            class Slow(FailingPlace):
+                async def put(self, name, data, sha256):
+                    if name.startswith(PIECE_PREFIX):
+                        begun.append(name)
+                        if len(begun) == limits.backup_copies_max:
+                            full.set()
+                        await full.wait()
+                        await trio.testing.wait_all_tasks_blocked()
+                        assert len(begun) <= limits.backup_copies_max
+                        begun.remove(name)
+                    return await super().put(name, data, sha256)
+
+            with trio.fail_after(60):
+                done = await region.back_up(Slow(place, Failing(0)))
+            assert done.copied_objects > limits.backup_copies_max
+            assert await whole(place) == [done.number]
+
+    run(main)
+
+
+def test_a_piece_that_is_refused_ends_the_run_also_while_other_segments_are_read():
+    async def main():
+        async with opened() as (region, place):
+
+            class Refusing(FailingPlace):
+                async def put(self, name, data, sha256):
+                    if name.startswith(PIECE_PREFIX):
+                        await trio.testing.wait_all_tasks_blocked()
+                        return False
+                    return await super().put(name, data, sha256)
+
+            with pytest.raises(BackupRefusedError, match="exists with other bytes than its name states"):
+                await region.back_up(Refusing(place, Failing(0)))
+            assert await whole(place) == []
+            assert await region.savepoints() == {}
+
+    run(main)
+
+
 def test_a_fork_without_chains_of_its_own_is_refused():
     async def main():
         async with opened() as (region, _):
