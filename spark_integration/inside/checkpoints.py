@@ -20,6 +20,14 @@ from spark_integration.inside.table import TableColumns
 _POSITION: Final = pa.struct([("epoch", pa.int64()), ("size", pa.int64()), ("digest", pa.string())])
 _SPLIT: Final = pa.struct([("position", pa.int64()), ("digest", pa.string()), ("done", pa.bool_())])
 _SECONDS: Final = pa.map_(pa.string(), pa.float64())
+_EDIT: Final = pa.struct(
+    [
+        ("by", pa.string()),
+        ("timeMs", pa.int64()),
+        ("why", pa.string()),
+        ("tables", pa.map_(pa.string(), pa.map_(pa.string(), pa.int64()))),
+    ]
+)
 _DEFAULT: Final = pa.schema(
     [
         ("checkpoint", pa.int64()),
@@ -31,6 +39,7 @@ _DEFAULT: Final = pa.schema(
         ("final", pa.bool_()),
         ("rolledBackTo", pa.int64()),
         ("line", pa.int64()),
+        ("edit", _EDIT),
         ("driver", pa.string()),
         ("stateBytes", pa.int64()),
         ("workerStateBytes", pa.list_(pa.int64())),

@@ -191,7 +191,7 @@ async def test_a_directory_of_another_layout_begins_with_the_files_of_all_former
         worker.files.append("log", b" and after it")
         worker.files.method_over()
         await wait_all_tasks_blocked()
-    former = FormerFiles(store, "app", {0: before.positions})
+    former = FormerFiles(store, "app", {0: before.positions}, divides=True)
     held = {"0/log": b"of the checkpoint"}
     for incarnation in (2, 3):  # the second one because the first change was not committed
         async with standing(store, incarnation, tmp_path / "b", before, former=former) as worker:

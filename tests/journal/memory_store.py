@@ -172,7 +172,7 @@ class MemoryView:
     answers: Mapping[bytes, Mapping[str, ObjectInfo]]
     filled: Mapping[bytes, Mapping[str, ObjectInfo]]
     epochs: Mapping[bytes, tuple[int, bytes]]
-    damaged: Mapping[bytes, frozenset[str]]
+    damaged: Mapping[bytes, frozenset[str]] = field(default_factory=dict)
 
     @property
     def epoch_seen(self) -> int:

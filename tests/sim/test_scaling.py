@@ -32,7 +32,7 @@ from tests.sim.regions.region import Region, has_region
 from tests.sim.run import run_seed
 
 SEEDS = [seed for seed in range(1, 1_200) if has_region(RandomStreams(seed))]
-RUNS = 30
+RUNS = 20
 
 Planted = contextlib.AbstractContextManager[Any]
 
@@ -75,14 +75,14 @@ def a_range_is_owned_twice() -> Planted:
 
 
 def a_part_is_not_read_to_its_end() -> Planted:
-    original = CopiedState.taken_over
+    original = CopiedState._taken_over
 
     async def taken_over(self: CopiedState, *args: Any) -> AsyncGenerator[Any]:
         found = [block async for block in original(self, *args)]
         for block in found[:-1]:
             yield block
 
-    return mock.patch.object(CopiedState, "taken_over", taken_over)
+    return mock.patch.object(CopiedState, "_taken_over", taken_over)
 
 
 def the_tail_after_the_copy_is_not_read() -> Planted:

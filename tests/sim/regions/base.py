@@ -6,10 +6,13 @@ from random import Random
 from typing import ClassVar, Final
 
 from checkpoint.core.coordinator_vocabulary import End
+from checkpoint.core.manifest import Cut
 from checkpoint.core.region import RegionSpec, RegionState
 from dataflow.graph.builder import GraphPlan
 from dataflow.worker.messages import CircuitFailed
 from tests.sim.history import History, ViolationError
+from tests.sim.regions.editing import edits_in
+from tests.sim.regions.forking import Forker
 from tests.sim.regions.output import Part
 from tests.sim.regions.record import Record
 
@@ -76,8 +79,17 @@ class RegionBase:
         self.finished = False
         self.broken = False
         self.finishing = False
+        self.first: Cut | None = None
+        """Of a fork: its first record."""
+        self.forker: Forker | None = None
         self._at_next: dict[str, list[Callable[[], None]]] = {}
         self._readers = 0
+
+    def edits_shown(self) -> list[tuple[str, int]]:
+        """Return the edits that its last checkpoint contains: the counts that it has shown since include
+        them, those that it has shown before do not.
+        """
+        return edits_in(self.record.committed[-1]) if self.edits and self.record.committed else []
 
     @property
     def sometimes(self) -> Counter[str]:

@@ -26,7 +26,7 @@ from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.regions.base import SINKS, RegionBase, no_part, region_spec
 from tests.sim.regions.channel import KEY
 from tests.sim.regions.driver import Driver
-from tests.sim.regions.editing import Editor, edits_in
+from tests.sim.regions.editing import Editor
 from tests.sim.regions.forking import FORK, Forker
 from tests.sim.regions.input import Input, Reader, RegionSource
 from tests.sim.regions.output import Output, Part, RegionSink
@@ -291,12 +291,6 @@ class Region(RegionBase):
             self.spec = replace(self.spec, hand_over=True)
             self.new_driver()
             self.spec = replace(self.spec, hand_over=False)
-
-    def edits_shown(self) -> list[tuple[str, int]]:
-        """Return the edits that its last checkpoint contains: the counts that it has shown since include
-        them, those that it has shown before do not.
-        """
-        return edits_in(self.record.committed[-1]) if self.edits and self.record.committed else []
 
     @property
     def all_made(self) -> bool:
