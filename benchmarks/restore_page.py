@@ -13,8 +13,8 @@ SECTION = """\
 {begin}
 ## {title}
 
-Measured on {date} with no other benchmark running, medians of {rounds} rounds. The load average at
-the end was {load:.1f}, including the benchmark itself.
+Measured on {date} with no other benchmark running, {rounds}. The load average at the end was {load:.1f},
+including the benchmark itself.
 
 | what | measured | beside it | aim |
 |---|---|---|---|
@@ -24,4 +24,4 @@ the end was {load:.1f}, including the benchmark itself.
 
 def section_of(place: Section, title: str, rows: Sequence[Row], rounds: int) -> str:
     """Return the text of a section."""
-    return place.filled(SECTION, rounds, title=title, rows=table_lines(rows), rounds=rounds)
+    return place.filled(SECTION, rounds, title=title, rows=table_lines(rows))
