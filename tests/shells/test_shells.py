@@ -39,7 +39,7 @@ def test_between_them_the_seeds_have_every_fault_and_most_have_several() -> None
         assert sorted(len(plan) for plan in plans)[len(plans) // 2] >= 3
 
 
-@pytest.mark.parametrize("seed", [6, 9, 40])
+@pytest.mark.parametrize("seed", [9, 40])
 def test_a_run_is_the_same_in_another_process_with_another_hash_seed(seed: int) -> None:
     here = run_seed(seed, keep=True)
     assert len(here.faults) >= 5

@@ -188,9 +188,19 @@ BUGS: list[Callable[[], Planted]] = [
 ]
 
 
+RARE = {
+    a_range_is_owned_twice: [476],
+    workers_start_before_the_commit: [83],
+    floors_ignore_savepoints: [56],
+    savepoints_are_dropped_by_another_layout: [83],
+}
+"""Bugs that few runs show -> seeds that do. `SEEDS` has them all, and takes a minute."""
+
+
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_of_scaling_is_found(bug: Callable[[], Planted]) -> None:
     with bug():
-        found = next((result for seed in SEEDS if (result := run_seed(seed)).violation), None)
+        seeds = RARE.get(bug, SEEDS)
+        found = next((result for seed in seeds if (result := run_seed(seed)).violation), None)
     assert found is not None
     print(found.seed, found.violation)
