@@ -49,8 +49,9 @@ from checkpoint.core.layout import even_layout  # noqa: E402
 from checkpoint.core.manifest import Cut, WorkerCut, in_its_version  # noqa: E402
 from checkpoint.core.region import worker_directory  # noqa: E402
 from checkpoint.key_hash import hash_keys  # noqa: E402
-from checkpoint.maintenance.backup import BackupDone, StoppedRegion, back_up  # noqa: E402
+from checkpoint.maintenance.backup import BackupDone, back_up  # noqa: E402
 from checkpoint.maintenance.backup_target import open_target  # noqa: E402
+from checkpoint.maintenance.savepoint_making import StoppedRegion  # noqa: E402
 from checkpoint.maintenance.stopped_region import hold_manifest  # noqa: E402
 from dos_client import Store, init_store, open_store  # noqa: E402
 from journal import ChainWriter, Op, Record  # noqa: E402

@@ -49,7 +49,12 @@ class ManifestView:
         """Numbers of the checkpoints that can be restored, in increasing order. All others are released
         (R14).
         """
-        return tuple(cut.cut for cut in _kept(self.cuts))
+        return tuple(cut.cut for cut in self.kept)
+
+    @property
+    def kept(self) -> tuple[Cut, ...]:
+        """The retained checkpoints, including those of savepoints, oldest first."""
+        return _kept(self.cuts)
 
     def restorable(self, number: int) -> Cut:
         """Return the checkpoint of that number. Raises CheckpointReleasedError, or ManifestError if it never

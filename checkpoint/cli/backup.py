@@ -26,13 +26,12 @@ from checkpoint.errors import (
 from checkpoint.maintenance.backup import (
     BackupDone,
     Progress,
-    RunningRegion,
-    StoppedRegion,
     back_up,
     backups_of,
 )
 from checkpoint.maintenance.backup_continuous import BackupStatus, keep_backing_up
 from checkpoint.maintenance.backup_target import BackupTarget, open_target
+from checkpoint.maintenance.savepoint_making import maker_of
 from dos_client import Store, open_store
 from dos_client.cli.kit import (
     NEGATIVE,
@@ -145,7 +144,7 @@ def backup(
         fail(f"{url} names a directory; pass the servers alone, as dos://HOST:PORT,HOST2:PORT", REFUSED)
 
     async def once(store: Store, place_of: BackupTarget, progress: Progress) -> BackupDone:
-        region = StoppedRegion(store, name) if stopped else RunningRegion(store, name, timeout)
+        region = maker_of(store, name, stopped=stopped, patience_s=timeout)
         async with place_of.place(name) as place:
             return await back_up(store, name, place, region, keep=keep, progress=progress)
 

@@ -6,7 +6,7 @@ import typer
 
 from checkpoint import limits
 from checkpoint.cli.arguments import RegionName, Timeout, in_store
-from checkpoint.errors import DeletionRefusedError, ForkRefusedError, RegionFencedError, SavepointRefusedError
+from checkpoint.errors import DeletionRefusedError, ForkRefusedError, RegionFencedError
 from checkpoint.maintenance.deleting import Deletion, delete_region, plan_deletion
 from dos_client import Store
 from dos_client.cli.kit import (
@@ -73,7 +73,7 @@ def delete(
 
     try:
         found, done = in_store(url, token_file, work)
-    except (DeletionRefusedError, ForkRefusedError, SavepointRefusedError, RegionFencedError) as error:
+    except (DeletionRefusedError, ForkRefusedError, RegionFencedError) as error:
         fail(str(error), NEGATIVE)
     if as_json:
         print_json(_json(found, done))

@@ -113,7 +113,7 @@ def restore(
 
 async def _report(store: Store, name: str, to: str, *, verify: bool) -> dict[str, Any]:
     view = await read_manifest(store, name)
-    kept = [cut for cut in view.cuts if cut.cut in view.retained]
+    kept = view.kept
     target = find_target(kept, to, region=name)
     trimmed = [row._asdict() for row in await trimmed_since(store, name, target)]
     found = await damage_of(store, name, target, rewound=True) if verify else None

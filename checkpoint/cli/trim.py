@@ -14,7 +14,7 @@ from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.cli.arguments import RegionName, Stopped, Timeout, in_store
 from checkpoint.cli.requests import fail_unless_done, send_to_running
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.maintenance.trimming import UnneededObject, collect_stopped, garbage_of, needed
+from checkpoint.maintenance.trimming import UnneededObject, collect_stopped, garbage_of
 from checkpoint.requests.client import RequestClient
 from dos_client import Store
 from dos_client.cli.kit import (
@@ -114,7 +114,7 @@ def _json(
     savepoints = view.last.savepoints if view.last is not None else {}
     return {
         "name": view.region,
-        "retained": [cut.cut for cut in needed(view)],
+        "retained": list(view.retained),
         "savepoints": savepoints,
         "garbage": [
             {"directory": one.directory, "object": one.name, "bytes": one.bytes, "copies": one.copies}
@@ -126,7 +126,7 @@ def _json(
 
 
 def _print(view: ManifestView, garbage: list[UnneededObject], left: list[UnneededObject] | None) -> None:
-    kept = needed(view)
+    kept = view.kept
     numbers = ", ".join(str(cut.cut) for cut in kept) or "none"
     savepoints = view.last.savepoints if view.last is not None else {}
     named = ", ".join(f"{name} (checkpoint {cut})" for name, cut in sorted(savepoints.items()))

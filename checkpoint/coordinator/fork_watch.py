@@ -11,6 +11,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
+from checkpoint.core.forking import made_for_forks
 from checkpoint.core.manifest import Cut, SavepointNote
 from checkpoint.maintenance.forking import fork_needs
 from dos_client import Store
@@ -28,11 +29,8 @@ async def watch_forks(
     """
     while True:
         await trio.sleep(limits.forks_poll_s)
-        cut = last()
-        if cut is None:
-            continue
-        for name, note in cut.notes.items():
-            if note.fork and name in cut.savepoints and await _is_over(store, region, name, note):
+        for name, note in made_for_forks(last()).items():
+            if await _is_over(store, region, name, note):
                 post(SavepointWanted(name, on=False))
 
 

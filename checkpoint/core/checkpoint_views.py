@@ -64,7 +64,7 @@ def savepoint_row(
         "madeMs": note.wall_time_ms or None,
         "why": note.why,
         "stateBytes": checkpoint_row(cut)["stateBytes"],
-        "restoreBytes": sum(map(_restore_bytes, cut.workers.values())),
+        "restoreBytes": sum(part.restore_bytes for part in cut.workers.values()),
         "heldBytes": held_bytes,
         "fork": note.fork or None,
         "forkState": _fork_state(needs) if note.fork else None,
@@ -74,11 +74,6 @@ def savepoint_row(
 def _fork_state(needs: bool | None) -> str:
     """Return whether a fork still needs its savepoint, as `forking.needs_original` says, in one word."""
     return "missing" if needs is None else "needed" if needs else "unneeded"
-
-
-def _restore_bytes(part: WorkerCut) -> int:
-    """Return the bytes of a worker's state chain that a restore reads: those from its snapshot on."""
-    return part.state.size - part.floors.get("state", (0, 0))[1]
 
 
 def checkpoint_full(cut: Cut) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from checkpoint.core.fingerprint import check_fingerprint
-from checkpoint.core.manifest import Cut, ForkOrigin, in_its_version
+from checkpoint.core.manifest import Cut, ForkOrigin, SavepointNote, in_its_version
 from checkpoint.errors import ForkRefusedError, ManifestError
 
 
@@ -111,6 +111,12 @@ def check_log(cut: Cut | None, source: str, reads: str) -> None:
             cut=cut.cut,
             remedy=f"read LogSource(..., region={expected!r}), in an application of its own",
         )
+
+
+def made_for_forks(cut: Cut | None) -> dict[str, SavepointNote]:
+    """Return the savepoints in the last checkpoint of a region that were made for forks, with their notes."""
+    notes = {} if cut is None else cut.notes
+    return {name: note for name, note in notes.items() if note.fork and cut and name in cut.savepoints}
 
 
 def needs_original(kept: Collection[Cut], original: str, savepoint: str) -> bool | None:

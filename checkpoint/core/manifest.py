@@ -108,6 +108,11 @@ class WorkerCut(msgspec.Struct, frozen=True, kw_only=True):
     directories: dict[str, Position] = {}
     """Operator that keeps files -> the position of the chain of its files."""
 
+    @property
+    def restore_bytes(self) -> int:
+        """The bytes of its state chain that a restore reads: those from its snapshot on."""
+        return self.state.size - self.floors.get("state", (0, 0))[1]
+
     def positions(self) -> dict[str, Position]:
         """Return all positions of this worker, by name."""
         files = {f"directory of {name!r}": at for name, at in self.directories.items()}

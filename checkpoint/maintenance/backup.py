@@ -18,13 +18,12 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Final
 
 import trio
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.backup_record import (
     PIECE_PREFIX,
     RECORD_PREFIX,
@@ -37,12 +36,11 @@ from checkpoint.core.backup_record import (
     stored_checkpoint,
 )
 from checkpoint.core.backups import known_objects, released_records, retained_after, unneeded_pieces
-from checkpoint.core.manifest import NO_NOTE, Cut, SavepointNote
+from checkpoint.core.manifest import Cut
 from checkpoint.errors import BackupDamagedError, BackupRefusedError, NoAnswerError, SavepointRefusedError
 from checkpoint.maintenance.backup_copying import Copier, saved_chains, saved_registers
 from checkpoint.maintenance.backup_target import BackupPlace, content
-from checkpoint.maintenance.stopped_region import savepoint_stopped
-from checkpoint.requests.client import Reply, RequestClient, requester
+from checkpoint.maintenance.savepoint_making import SavepointMaker
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store, randomness
 from dos_protocol.errors import DosError
@@ -50,67 +48,8 @@ from journal.archive.reading import identity_of
 
 logger = logging.getLogger("dos.checkpoint")
 Progress = Callable[[int, int | None], None]
-
-
-class SavepointMaker(Protocol):
-    """Makes and drops savepoints of one region."""
-
-    async def make(self, name: str) -> int:
-        """Make a savepoint of the last checkpoint, and return the number of the checkpoint."""
-        ...
-
-    async def drop(self, name: str) -> None:
-        """Drop a savepoint; no effect if it does not exist."""
-        ...
-
-
-class RunningRegion:
-    """Savepoints of a region whose driver answers requests."""
-
-    def __init__(self, store: Store, region: str, patience_s: float = limits.request_patience_s) -> None:
-        self._client = RequestClient(store, region)
-        self._patience_s = patience_s
-
-    async def make(self, name: str) -> int:
-        why = "a backup copies its checkpoint; drop it if that has ended"
-        try:
-            answer = (await self._send("pin", name=name, cut=0, why=why)).answer
-        except NoAnswerError as silence:
-            raise NoAnswerError(
-                f"savepoint {name}: {silence}", remedy="if the region does not run, pass --stopped"
-            ) from silence
-        if answer.verdict != "done":
-            raise SavepointRefusedError(
-                f"the savepoint was {answer.verdict} by {answer.driver}: {answer.reason}"
-            )
-        return int(answer.result["checkpoint"])
-
-    async def drop(self, name: str) -> None:
-        answer = (await self._send("unpin", name=name)).answer
-        if answer.verdict != "done":
-            logger.info("savepoint %s was not dropped: %s", name, answer.reason)
-
-    async def _send(self, what: str, **fields: Any) -> Reply:
-        return await self._client.send(
-            what, patience_s=self._patience_s, wait_s=limits.drain_timeout_s, **fields
-        )
-
-
-class StoppedRegion:
-    """Savepoints of a region that no driver runs. Fences a driver that runs after all."""
-
-    def __init__(self, store: Store, region: str) -> None:
-        self._host = StoreHost(store)
-        self._region = region
-
-    async def make(self, name: str) -> int:
-        note = SavepointNote(
-            by=requester(), wall_time_ms=wall_time_ms(), why="a backup copies its checkpoint"
-        )
-        return await savepoint_stopped(self._host, self._region, name, 0, on=True, note=note)
-
-    async def drop(self, name: str) -> None:
-        await savepoint_stopped(self._host, self._region, name, 0, on=False, note=NO_NOTE)
+WHY: Final = "a backup copies its checkpoint; drop it if that has ended"
+"""The note of its savepoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +232,7 @@ async def _savepoint(store: Store, region: str, savepoints: SavepointMaker) -> A
     """Hold the last checkpoint by a savepoint in the context. Yields the checkpoint."""
     name = f"backup-{randomness.fresh_id().hex()[:8]}"
     try:
-        number = await savepoints.make(name)
+        number = await savepoints.make(name, why=WHY)
         yield (await read_manifest(store, region)).restorable(number)
     except (SavepointRefusedError, NoAnswerError):
         raise  # there is none; of one that a driver may still make, the message has the name
@@ -310,6 +249,8 @@ async def _drop(savepoints: SavepointMaker, region: str, name: str) -> None:
     with trio.move_on_after(limits.backup_drop_s, shield=True) as scope:
         try:
             await savepoints.drop(name)
+        except SavepointRefusedError as error:
+            logger.info("savepoint %s was not dropped: %s", name, error)
         except DosError as error:
             logger.warning("%s (%s)", left, error)
     if scope.cancelled_caught:

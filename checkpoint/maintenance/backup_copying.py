@@ -24,7 +24,7 @@ from checkpoint.core.inputs import CLOSED_CHAIN, input_directory
 from checkpoint.core.manifest import Cut
 from checkpoint.errors import BackupRefusedError
 from checkpoint.maintenance.backup_target import BackupPlace
-from checkpoint.maintenance.retained_rows import InputRows, OutputRows, all_rows
+from checkpoint.maintenance.retained_rows import InputRows, OutputRows, all_rows, read_by
 from checkpoint.maintenance.retention import trimmed_since
 from dos_client import Store
 from dos_protocol.digests import PrefixDigest, ResumePoint
@@ -216,13 +216,10 @@ async def saved_chains(
     async with copier.writing():
         for one in needed_chains(cut, region):
             await _copy_chain(store, one, copier)
-        for rows in await all_rows(store):
-            consumer = (await settled_register(store, rows.place)).consumers.get(region)
-            if consumer is None:
-                continue
+        for rows, consumer in await read_by(store, region):
             if isinstance(rows, OutputRows):
                 reads.append(rows.region)
-            elif isinstance(rows, InputRows):
+            else:
                 for split in await rows.splits():
                     floor = need_of([cut], consumer.sources, split)
                     await _copy_input(store, rows, split, floor, copier)

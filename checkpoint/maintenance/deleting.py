@@ -12,7 +12,7 @@ Order, so that it can be stopped at any point and repeated:
 Every member of the store must answer. A member that keeps its copy of a deleted manifest would bring it back.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from checkpoint.chains.consumer_register import change_register, settled_registe
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.consumers import OUTPUT_REGISTERS, names_of, without_consumer
+from checkpoint.core.forking import made_for_forks
 from checkpoint.core.manifest import Cut
 from checkpoint.core.region import (
     answers_directory,
@@ -28,12 +29,12 @@ from checkpoint.core.region import (
     region_of_worker,
     requests_directory,
 )
-from checkpoint.errors import DeletionRefusedError, NoAnswerError, NoRegionError
+from checkpoint.errors import DeletionRefusedError, NoRegionError
 from checkpoint.maintenance.forking import drop_savepoint, fork_needs
-from checkpoint.maintenance.retained_rows import RetainedRows, all_rows
+from checkpoint.maintenance.retained_rows import all_rows, read_by
 from checkpoint.maintenance.stopped_region import hold_manifest
 from checkpoint.maintenance.trimming import UnneededObject, objects_that
-from checkpoint.requests.client import RequestClient
+from checkpoint.requests.client import running_text
 from dos_client import Store, randomness
 
 
@@ -61,7 +62,7 @@ async def plan_deletion(store: Store, region: str) -> Deletion:
     consumer. Raises NoRegionError, ManifestError, and what reading a chain raises.
     """
     view = await read_manifest(store, region)
-    kept = [cut for cut in view.cuts if cut.cut in view.retained]
+    kept = view.kept
     objects = [
         one
         for directory in await _directories(store, region)
@@ -90,10 +91,11 @@ async def delete_region(
     until the deletion was repeated.
     """
     await read_manifest(store, region)  # raises NoRegionError before anything is asked
-    await _refuse_running(store, region, patience_s)
+    if running := await running_text(store, region, patience_s):
+        raise DeletionRefusedError(running, remedy=f"stop it first: dos region stop URL {region}")
     await _refuse_unavailable(store, region)
     async with hold_manifest(StoreHost(store), region) as held:
-        kept = list(held.opened.kept)
+        kept = held.opened.kept
         for one in (*await _forks(store, region, kept), *await _readers(store, region)):
             if one.name not in broken:
                 raise DeletionRefusedError(
@@ -102,7 +104,7 @@ async def delete_region(
                 )
         if (savepoint := _held_in_original(kept)) is not None:
             await _let_go(store, *savepoint, stopped=stopped, patience_s=patience_s)
-        for rows in await _read_by(store, region):
+        for rows, _ in await read_by(store, region):
             await change_register(StoreHost(store), rows.place, lambda found: without_consumer(found, region))
     clean = True
     for directory in await _directories(store, region):
@@ -125,18 +127,6 @@ async def _directories(store: Store, region: str) -> list[str]:
     return [*sorted(of_region), coordinator_directory(region)]
 
 
-async def _refuse_running(store: Store, region: str, patience_s: float) -> None:
-    try:
-        reply = await RequestClient(store, region).send("status", patience_s=patience_s)
-    except NoAnswerError:
-        return
-    raise DeletionRefusedError(
-        f"region {region!r} is running: {reply.answer.driver} answered, in incarnation"
-        f" {reply.answer.incarnation}",
-        remedy=f"stop it first: dos region stop URL {region}",
-    )
-
-
 async def _refuse_unavailable(store: Store, region: str) -> None:
     answered = (await store.inspect(coordinator_directory(region))).answers
     if missing := [one.address for one in store.record.voters if one.server_id not in answered]:
@@ -147,20 +137,16 @@ async def _refuse_unavailable(store: Store, region: str) -> None:
         )
 
 
-async def _forks(store: Store, region: str, kept: list[Cut]) -> list[Dependent]:
+async def _forks(store: Store, region: str, kept: Sequence[Cut]) -> list[Dependent]:
     """Return the forks that need a checkpoint of the region, or may be about to be made."""
-    last = kept[-1] if kept else None
     found = []
-    for name, note in {} if last is None else last.notes.items():
-        if last is None or not note.fork or name not in last.savepoints:
-            continue
-        needs = await fork_needs(store, region, name, note)
-        if needs is not False:
-            what = (
-                f"it is a fork whose state is still in checkpoint {last.savepoints[name]}, savepoint {name}"
-            )
-            exists = "" if needs else ", or was never made: then drop that"
-            found.append(Dependent(note.fork, what + exists))
+    for last in kept[-1:]:
+        for name, note in made_for_forks(last).items():
+            needs = await fork_needs(store, region, name, note)
+            if needs is not False:
+                held = f"checkpoint {last.savepoints[name]}, savepoint {name}"
+                exists = "" if needs else ", or was never made: then drop that"
+                found.append(Dependent(note.fork, f"it is a fork whose state is still in {held}{exists}"))
     return found
 
 
@@ -175,16 +161,7 @@ async def _readers(store: Store, region: str) -> list[Dependent]:
     return found
 
 
-async def _read_by(store: Store, region: str) -> list[RetainedRows]:
-    """Return the inputs and output logs in whose registers the region is."""
-    return [
-        rows
-        for rows in await all_rows(store)
-        if region in (await settled_register(store, rows.place)).consumers
-    ]
-
-
-def _held_in_original(kept: Collection[Cut]) -> tuple[str, str] | None:
+def _held_in_original(kept: Sequence[Cut]) -> tuple[str, str] | None:
     return next(
         ((cut.origin.region, cut.origin.savepoint) for cut in kept if cut.in_origin and cut.origin), None
     )

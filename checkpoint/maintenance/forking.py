@@ -9,12 +9,11 @@ the fork was slow.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from checkpoint import limits
-from checkpoint.chains.consumer_register import settled_register
 from checkpoint.chains.manifest_reading import read_manifest, retained_checkpoints
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.forking import forked, needs_original
@@ -28,9 +27,9 @@ from checkpoint.errors import (
     RestoreRefusedError,
     SavepointRefusedError,
 )
-from checkpoint.maintenance.retained_rows import InputRows, all_rows
-from checkpoint.maintenance.stopped_region import append_record, hold_manifest, savepoint_stopped
-from checkpoint.requests.client import RequestClient, requester
+from checkpoint.maintenance.retained_rows import InputRows, read_by
+from checkpoint.maintenance.savepoint_making import maker_of
+from checkpoint.maintenance.stopped_region import append_record, hold_manifest
 from checkpoint.runtime import checkpoint_named, wall_time_ms
 from dos_client import Store
 from dos_protocol.names import check_name
@@ -75,8 +74,7 @@ class Forked:
 
 async def plan_fork(store: Store, wanted: Forking) -> Forked:
     """Return what `fork_region` would make. Changes nothing, and raises as it does."""
-    target = await _target(store, wanted)
-    return _forked(wanted, target, await _origin(store, wanted, target, savepoint=""))
+    return (await _planned(store, wanted, savepoint=""))[1]
 
 
 async def fork_region(store: Store, wanted: Forking) -> Forked:
@@ -86,10 +84,12 @@ async def fork_region(store: Store, wanted: Forking) -> Forked:
     one of the two manifests meanwhile: then, as when this is cancelled, the savepoint or the fork may exist,
     see `dos region savepoints`. Waits while too few members of the store answer.
     """
-    target = await _target(store, wanted)
-    origin = await _origin(store, wanted, target, savepoint=f"fork-{secrets.token_hex(4)}")
-    forked(target, origin, incarnation=1)  # refused before anything is written
-    await _hold(store, wanted, origin)
+    target, plan = await _planned(store, wanted, savepoint=f"fork-{secrets.token_hex(4)}")
+    origin = plan.origin
+    savepoints = maker_of(store, wanted.region, stopped=wanted.stopped, patience_s=wanted.patience_s)
+    why = wanted.why or f"region {wanted.new} began as a fork here"
+    with _as_refusal():
+        await savepoints.make(origin.savepoint, why=why, cut=origin.checkpoint, fork=wanted.new)
     try:
         async with hold_manifest(StoreHost(store), wanted.new) as held:
             if held.opened.last_checkpoint is not None:
@@ -98,9 +98,7 @@ async def fork_region(store: Store, wanted: Forking) -> Forked:
             check_cut(record)
             await append_record(held, wanted.new, record)
     except ForkRefusedError:
-        await drop_savepoint(
-            store, wanted.region, origin.savepoint, stopped=wanted.stopped, patience_s=wanted.patience_s
-        )
+        await savepoints.drop(origin.savepoint)
         raise
     last = (await read_manifest(store, wanted.region)).last
     if last is None or last.savepoints.get(origin.savepoint) != origin.checkpoint:
@@ -109,12 +107,16 @@ async def fork_region(store: Store, wanted: Forking) -> Forked:
             " began: its state may be deleted",
             remedy=f"dos region delete URL {wanted.new} --apply, and fork again",
         )
-    return _forked(wanted, target, origin)
+    return plan
 
 
-def _forked(wanted: Forking, target: Cut, origin: ForkOrigin) -> Forked:
-    size = sum(part.state.size - part.floors.get("state", (1, 0))[1] for part in target.workers.values())
-    return Forked(wanted.new, origin, len(target.workers), size)
+async def _planned(store: Store, wanted: Forking, *, savepoint: str) -> tuple[Cut, Forked]:
+    """Return the checkpoint to fork, and the fork. Raises ForkRefusedError if it is not possible."""
+    target = await _target(store, wanted)
+    origin = await _origin(store, wanted, target, savepoint=savepoint)
+    forked(target, origin, incarnation=1)  # refused before anything is written
+    state_bytes = sum(part.restore_bytes for part in target.workers.values())
+    return target, Forked(wanted.new, origin, len(target.workers), state_bytes)
 
 
 async def _target(store: Store, wanted: Forking) -> Cut:
@@ -122,7 +124,7 @@ async def _target(store: Store, wanted: Forking) -> Cut:
     check_name(worker_directory(wanted.new, limits.workers_max))
     view = await read_manifest(store, wanted.region)
     await _refuse_existing(store, wanted.new)
-    kept = [cut for cut in view.cuts if cut.cut in view.retained]
+    kept = view.kept
     if not kept:
         raise ForkRefusedError(f"region {wanted.region!r} has committed no checkpoint")
     if not wanted.at:
@@ -151,12 +153,11 @@ async def _origin(store: Store, wanted: Forking, target: Cut, *, savepoint: str)
     """Return the origin of the fork, with what the registers say that the original reads."""
     application = ""
     logs: dict[str, str] = {}
-    for rows in await all_rows(store):
-        consumer = (await settled_register(store, rows.place)).consumers.get(wanted.region)
-        if consumer is not None and isinstance(rows, InputRows):
-            application = rows.owner
-        elif consumer is not None:
-            logs |= dict.fromkeys(consumer.sources, rows.owner)
+    for rows, consumer in await read_by(store, wanted.region):
+        if isinstance(rows, InputRows):
+            application = rows.application
+        else:
+            logs |= dict.fromkeys(consumer.sources, rows.region)
     return ForkOrigin(
         region=wanted.region,
         checkpoint=target.cut,
@@ -171,43 +172,23 @@ async def _origin(store: Store, wanted: Forking, target: Cut, *, savepoint: str)
     )
 
 
-async def _hold(store: Store, wanted: Forking, origin: ForkOrigin) -> None:
-    """Make the savepoint that holds the checkpoint. Raises ForkRefusedError."""
-    why = wanted.why or f"region {wanted.new} began as a fork here"
-    if wanted.stopped:
-        note = SavepointNote(by=requester(), wall_time_ms=wall_time_ms(), why=why, fork=wanted.new)
-        name, cut = origin.savepoint, origin.checkpoint
-        try:
-            await savepoint_stopped(StoreHost(store), wanted.region, name, cut, on=True, note=note)
-        except SavepointRefusedError as error:
-            raise ForkRefusedError(f"{error}") from error
-        return
-    more = {"why": why, "fork": wanted.new, "cut": origin.checkpoint}
-    await _ask(store, wanted.region, "pin", origin.savepoint, wanted.patience_s, **more)
+@contextmanager
+def _as_refusal() -> Iterator[None]:
+    """Raise ForkRefusedError if a savepoint is refused, or nobody answers."""
+    try:
+        yield
+    except (SavepointRefusedError, NoAnswerError) as error:
+        raise ForkRefusedError(str(error.args[0]), remedy=error.remedy) from error
 
 
 async def drop_savepoint(
     store: Store, region: str, savepoint: str, *, stopped: bool, patience_s: float
 ) -> None:
     """Drop a savepoint that no fork needs. stopped: act as the driver of the region, which no driver runs;
-    otherwise its driver is asked. Raises ForkRefusedError, SavepointRefusedError, RegionFencedError.
+    otherwise its driver is asked. Raises ForkRefusedError, RegionFencedError.
     """
-    if stopped:
-        await savepoint_stopped(StoreHost(store), region, savepoint, 0, on=False)
-    else:
-        await _ask(store, region, "unpin", savepoint, patience_s)
-
-
-async def _ask(store: Store, region: str, what: str, savepoint: str, patience_s: float, **more: Any) -> None:
-    client, wait_s = RequestClient(store, region), limits.drain_timeout_s
-    try:
-        reply = await client.send(what, patience_s=patience_s, wait_s=wait_s, name=savepoint, **more)
-    except NoAnswerError as silence:
-        raise ForkRefusedError(
-            f"{silence}", remedy="if the region does not run, pass --stopped (stopped=True)"
-        ) from silence
-    if reply.answer.verdict != "done":
-        raise ForkRefusedError(f"{reply.answer.verdict} by {reply.answer.driver}: {reply.answer.reason}")
+    with _as_refusal():
+        await maker_of(store, region, stopped=stopped, patience_s=patience_s).drop(savepoint)
 
 
 async def fork_needs(store: StorePort, region: str, savepoint: str, note: SavepointNote) -> bool | None:
@@ -217,4 +198,4 @@ async def fork_needs(store: StorePort, region: str, savepoint: str, note: Savepo
     return needs_original(await retained_checkpoints(store, note.fork), region, savepoint)
 
 
-__all__ = ["Forked", "Forking", "fork_needs", "fork_region", "plan_fork"]
+__all__ = ["Forked", "Forking", "drop_savepoint", "fork_needs", "fork_region", "plan_fork"]

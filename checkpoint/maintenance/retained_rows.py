@@ -6,6 +6,7 @@ This file knows where their chains are and who deletes them if nobody runs. `ret
 from typing import Protocol
 
 from checkpoint import limits
+from checkpoint.chains.consumer_register import settled_register
 from checkpoint.chains.input_log import InputLog, last_recorded
 from checkpoint.chains.input_reading import InputHandle
 from checkpoint.chains.manifest_reading import read_manifest, retained_checkpoints
@@ -15,6 +16,7 @@ from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.consumers import (
     INPUT_REGISTERS,
     OUTPUT_REGISTERS,
+    Consumer,
     RegisterPlace,
     RetentionRule,
     input_register,
@@ -33,11 +35,8 @@ from journal import NO_FLOOR, ChainState, Floor, below, inspect_chain
 
 
 class RetainedRows(Protocol):
-    """Rows in chains, one for each split. `split_word`: what a split is, for people. `owner`: the application
-    of an input, the region of an output.
-    """
+    """Rows in chains, one for each split. `split_word`: what a split is, for people."""
 
-    owner: str
     place: RegisterPlace
     chain: str
     split_word: str
@@ -83,7 +82,6 @@ class InputRows:
 
     def __init__(self, store: Store, application: str, handle: str) -> None:
         self._store = store
-        self.owner = application
         self.application, self.handle = application, handle
         self.place = input_register(application, handle)
 
@@ -126,7 +124,6 @@ class OutputRows:
 
     def __init__(self, store: Store, region: str, sink: str) -> None:
         self._store = store
-        self.owner = region
         self.region, self._sink = region, sink
         self._output = PublishedOutput(store, region, sink)
         self.place = output_register(region, sink)
@@ -186,11 +183,11 @@ class OutputRows:
         return (await TrimPlanner(self._store, self.place, self.default).plan(now, wall_time_ms())).floor
 
 
-async def all_rows(store: Store) -> list[RetainedRows]:
+async def all_rows(store: Store) -> list[InputRows | OutputRows]:
     """Return every input, and every output log, that has a register of consumers. Raises what reading a
     manifest raises.
     """
-    found: list[RetainedRows] = []
+    found: list[InputRows | OutputRows] = []
     for name in await store.list_directories():
         application, is_input, handle = name.rpartition(INPUT_REGISTERS)
         if is_input:
@@ -200,4 +197,16 @@ async def all_rows(store: Store) -> list[RetainedRows]:
             last = (await retained_checkpoints(store, region))[-1:]
             sinks = {sink for cut in last for logs in log_sizes(cut).values() for sink in logs}
             found += [OutputRows(store, region, sink) for sink in sorted(sinks)]
+    return found
+
+
+async def read_by(store: Store, region: str) -> list[tuple[InputRows | OutputRows, Consumer]]:
+    """Return every input and output log in whose register a region is, with its entry. Claims nothing, unless
+    a process died while it changed a register. Raises what reading raises.
+    """
+    found = []
+    for rows in await all_rows(store):
+        consumer = (await settled_register(store, rows.place)).consumers.get(region)
+        if consumer is not None:
+            found.append((rows, consumer))
     return found

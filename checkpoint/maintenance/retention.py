@@ -23,10 +23,10 @@ from checkpoint.core.consumers import (
 )
 from checkpoint.core.manifest import Cut
 from checkpoint.core.registered_queries import RegisteredQuery
-from checkpoint.errors import ConsumerRefusedError, NoAnswerError
+from checkpoint.errors import ConsumerRefusedError
 from checkpoint.maintenance.retained_rows import RetainedRows, all_rows
 from checkpoint.maintenance.trimming import UnneededObject, objects_below
-from checkpoint.requests.client import RequestClient
+from checkpoint.requests.client import running_text
 from checkpoint.runtime import runtime, wall_time_ms
 from dos_client import Store
 from journal import NO_FLOOR
@@ -187,22 +187,11 @@ class Retention:
         if region.startswith(QUERY_PREFIX):
             _refuse_running(region, register.queries[region.removeprefix(QUERY_PREFIX)])
         else:
-            await self._refuse_running_region(region, patience_s)
+            if running := await running_text(self._store, region, patience_s):
+                raise ConsumerRefusedError(running, remedy=f"stop it first: dos region stop URL {region}")
         if apply:
             await change_register(
                 StoreHost(self._store), self._rows.place, lambda register: without_consumer(register, region)
-            )
-
-    async def _refuse_running_region(self, region: str, patience_s: float) -> None:
-        try:
-            reply = await RequestClient(self._store, region).send("status", patience_s=patience_s)
-        except NoAnswerError as silence:
-            logger.info("%s", silence)
-        else:
-            raise ConsumerRefusedError(
-                f"region {region!r} is running: {reply.answer.driver} answered, in incarnation"
-                f" {reply.answer.incarnation}",
-                remedy=f"stop it first: dos region stop URL {region}",
             )
 
     async def unneeded(self) -> list[UnneededObject]:

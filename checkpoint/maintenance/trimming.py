@@ -17,7 +17,6 @@ from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView
 from checkpoint.coordinator.manifest_host import ManifestHost
 from checkpoint.coordinator.manifest_log import CHAIN
-from checkpoint.core.manifest import Cut
 from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.core.retention import floors_of
@@ -36,11 +35,6 @@ class UnneededObject:
     copies: int
 
 
-def needed(view: ManifestView) -> tuple[Cut, ...]:
-    """Return the retained checkpoints, including those of savepoints."""
-    return tuple(cut for cut in view.cuts if cut.cut in view.retained)
-
-
 def without_outputs(floors: Floors) -> Floors:
     """Return the floors of the chains that only this region reads. Output logs have consumers: the deletion
     of what a checkpoint has released of them is decided by `retention.py`.
@@ -56,7 +50,7 @@ async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObjec
     """
     coordinator = coordinator_directory(view.region)
     found = await objects_below(store, coordinator, await _manifest_floor(store, coordinator))
-    kept = needed(view)
+    kept = view.kept
     for worker in sorted({worker for cut in kept for worker in cut.outputs()}):
         floors = without_outputs(floors_of(kept, worker))
         found += await objects_below(store, worker_directory(view.region, worker), floors)
@@ -79,7 +73,7 @@ async def held_by_savepoints(store: StorePort, view: ManifestView) -> dict[str, 
     None if another savepoint holds the same checkpoint. Output logs are not included, as in `garbage_of`.
     Raises what `inspect` of a store raises.
     """
-    kept = needed(view)
+    kept = view.kept
     savepoints = kept[-1].savepoints if kept else {}
     held: dict[str, list[UnneededObject]] = {name: [] for name in savepoints}
     rest = {

@@ -7,6 +7,7 @@ time the answer arrives, its driver may be fenced without knowing it: what it re
 believed, and another answer is waited for. What was `done` remains done, and is returned with that epoch.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from checkpoint.requests.queue import QueueReader, write_records
 from checkpoint.runtime import runtime, wall_time_ms
 from dos_client import QuorumUnavailableError, Store, randomness
 from dos_protocol.errors import BrokenConnectionError
+
+logger = logging.getLogger("dos.checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,18 @@ def _expiry_text(request: Request) -> str:
     """Describe how long the request may still be carried out."""
     latest = (request.wall_time_ms + request.patience_ms) / 1000 + limits.request_clock_slack_s
     return f"a running driver may still start it until {time.strftime('%H:%M:%S', time.localtime(latest))}"
+
+
+async def running_text(store: Store, region: str, patience_s: float) -> str:
+    """Return which driver runs a region, "" if none answers within `patience_s` seconds. Raises as
+    `RequestClient.send`, except NoAnswerError.
+    """
+    try:
+        answer = (await RequestClient(store, region).send("status", patience_s=patience_s)).answer
+    except NoAnswerError as silence:
+        logger.info("%s", silence)
+        return ""
+    return f"region {region!r} is running: {answer.driver} answered, in incarnation {answer.incarnation}"
 
 
 def requester() -> str:

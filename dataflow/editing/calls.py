@@ -133,7 +133,7 @@ async def edit_state(
         return await plan_edit(store, region, cut, plan, given)
 
     view = await read_manifest(store, region)
-    kept = [cut for cut in view.cuts if cut.cut in view.retained]
+    kept = view.kept
     if not kept:
         raise RestoreRefusedError(f"region {region!r} has committed no checkpoint")
     target = edit_target(kept, named, region=region)

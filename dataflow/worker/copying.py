@@ -9,10 +9,10 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from checkpoint import CopyAhead, Restore, TakenPart, WorkerCut, worker_directory
+from checkpoint import CopyAhead, Restore, TakenPart, worker_directory
 from checkpoint.chains.directory_store import DirectoryStore
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.chains.state_reading import STATE_CHAIN, StoredStateBlock, blocks_at, blocks_between
+from checkpoint.chains.state_reading import StoredStateBlock, blocks_at, blocks_between
 from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import StepsLog
 from checkpoint.errors import StateNotRecordedError
@@ -45,7 +45,7 @@ class CopiedState:
         Raises as `blocks_at`, and UserFault if the disk fails.
         """
         parts = [(part.worker, order.restore.workers[part.worker]) for part in change.share.parts]
-        total, copied = sum(map(_state_bytes, dict(parts).values())), 0
+        total, copied = sum(part.restore_bytes for _, part in parts), 0
         await report(0, total)
         for worker, part in parts:
             spool = SnapshotSpool(self._scratch)
@@ -121,11 +121,6 @@ async def _nothing() -> AsyncGenerator[StoredStateBlock]:
     nothing: tuple[StoredStateBlock, ...] = ()
     for block in nothing:
         yield block
-
-
-def _state_bytes(part: WorkerCut) -> int:
-    """Return the bytes of a worker's state chain that a restore reads."""
-    return part.state.size - part.floors.get(STATE_CHAIN, (1, 0))[1]
 
 
 async def create_journals(

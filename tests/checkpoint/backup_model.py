@@ -22,7 +22,8 @@ from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import SplitPosition, WorkerCut, in_its_version
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupDamagedError
-from checkpoint.maintenance.backup import StoppedRegion, back_up, backups_of
+from checkpoint.maintenance.backup import back_up, backups_of
+from checkpoint.maintenance.savepoint_making import StoppedRegion
 from checkpoint.maintenance.stopped_region import hold_manifest
 from dos_client import randomness
 from dos_protocol.digests import prefix_digest
@@ -127,7 +128,8 @@ class RememberedSavepoints:
         self._region = region
         self.held: set[str] = set()
 
-    async def make(self, name: str) -> int:
+    async def make(self, name: str, *, why: str, cut: int = 0, fork: str = "") -> int:
+        del why, cut, fork
         self.held.add(name)
         await trio.lowlevel.checkpoint()
         return self._region.last.cut

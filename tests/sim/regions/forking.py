@@ -7,7 +7,7 @@ savepoint stays. The driver of the original drops the savepoint of the fork when
 from typing import TYPE_CHECKING, Final
 
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
-from checkpoint.core.forking import forked
+from checkpoint.core.forking import forked, made_for_forks
 from checkpoint.core.manifest import Cut, ForkOrigin, SavepointNote
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.maintenance.forking import fork_needs
@@ -84,16 +84,14 @@ async def watch_forks(driver: "Driver") -> None:
     store = SimStore(driver, region.network, region.store)
     while True:
         await driver.sleep(0.1 + 0.4 * driver.rng.random())
-        last = driver.core.state.last_checkpoint
-        for name, note in {} if last is None else last.notes.items():
-            if note.fork and last is not None and name in last.savepoints:
-                try:
-                    needs = await fork_needs(store, region.spec.name, name, note)
-                except DosError as error:  # what it needs is unknown now
-                    region.saw(f"watcher of forks: {type(error).__name__}")
-                    continue
-                finally:
-                    store.close()
-                if needs is False:
-                    region.saw("the savepoint of a fork is dropped")
-                    driver.post(SavepointWanted(name, on=False))
+        for name, note in made_for_forks(driver.core.state.last_checkpoint).items():
+            try:
+                needs = await fork_needs(store, region.spec.name, name, note)
+            except DosError as error:  # what it needs is unknown now
+                region.saw(f"watcher of forks: {type(error).__name__}")
+                continue
+            finally:
+                store.close()
+            if needs is False:
+                region.saw("the savepoint of a fork is dropped")
+                driver.post(SavepointWanted(name, on=False))
