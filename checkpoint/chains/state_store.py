@@ -90,8 +90,7 @@ class StateStore(ChainStore):
         FencedError. If it is cancelled or fails, the version has not changed, and the chain must be opened
         again.
         """
-        if cut <= self.version:
-            raise LocalProtocolError(f"checkpoint {cut} is not above version {self.version}")
+        self._check_above(cut)
         for record in _records(cut, blocks):
             self._writer.append(record)
             await self._writer.wait_room()
@@ -105,15 +104,22 @@ class StateStore(ChainStore):
         """Commit the whole state of checkpoint `cut` as a snapshot, which refers to nothing before it.
         Returns and raises as `commit`.
         """
-        if cut <= self.version:
-            raise LocalProtocolError(f"checkpoint {cut} is not above version {self.version}")
-        before = self._writer.end.size
-        await self._writer.roll(_records(cut, blocks))
+        self._check_above(cut)
+        await self._roll(cut, blocks)
         end = self._writer.end
         await self._writer.wait_synced(end)
-        self._snapshot_bytes = end.size - before
         self.version = cut
         return end
+
+    def _check_above(self, cut: int) -> None:
+        if cut <= self.version:
+            raise LocalProtocolError(f"checkpoint {cut} is not above version {self.version}")
+
+    async def _roll(self, cut: int, blocks: Iterable[tuple[str, bytes]]) -> None:
+        """Begin a new segment with these blocks, which are the whole state of checkpoint `cut`."""
+        before = self._writer.end.size
+        await self._writer.roll(_records(cut, blocks))
+        self._snapshot_bytes = self._writer.end.size - before
 
     @property
     def snapshot_due(self) -> bool:
@@ -126,9 +132,7 @@ class StateStore(ChainStore):
         Nothing may be committed at the same time. Raises FencedError. If it fails or is cancelled, the store
         is closed.
         """
-        before = self._writer.end.size
-        await self._writer.roll(_records(self.version, blocks))
-        self._snapshot_bytes = self._writer.end.size - before
+        await self._roll(self.version, blocks)
 
 
 def _records(cut: int, blocks: Iterable[tuple[str, bytes]]) -> Iterable[Record]:

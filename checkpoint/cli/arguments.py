@@ -10,6 +10,7 @@ from typing import Annotated, Final, TypeVar
 import trio
 import typer
 
+from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest, regions_of
 from checkpoint.core.inputs import check_input_name
 from checkpoint.core.manifest import Cut
@@ -112,6 +113,16 @@ Handle = Annotated[
 ]
 Timeout = Annotated[
     float, typer.Option(min=0.1, max=86_400, help="Seconds to wait for a first answer.", metavar="SECONDS")
+]
+DeletionWait = Annotated[
+    float, typer.Option(min=1, max=86_400, help="Seconds to wait for the deletion.", metavar="SECONDS")
+]
+Why = Annotated[
+    str,
+    typer.Option(
+        help=f"A note for people: one line, at most {limits.savepoint_why_chars_max} characters.",
+        metavar="TEXT",
+    ),
 ]
 Wait = Annotated[
     float,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from checkpoint import limits
-from checkpoint.cli.arguments import RegionName, Timeout, in_store
+from checkpoint.cli.arguments import DeletionWait, RegionName, Timeout, in_store
 from checkpoint.errors import DeletionRefusedError, ForkRefusedError, RegionFencedError
 from checkpoint.maintenance.deleting import Deletion, delete_region, plan_deletion
 from dos_client import Store
@@ -38,9 +38,7 @@ def delete(
         ),
     ] = False,
     timeout: Timeout = limits.request_patience_s,
-    wait: Annotated[
-        float, typer.Option(min=1, max=86_400, help="Seconds to wait for the deletion.", metavar="SECONDS")
-    ] = limits.trim_wait_s,
+    wait: DeletionWait = limits.trim_wait_s,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from checkpoint import limits
-from checkpoint.cli.arguments import RegionName, Stopped, Timeout, complete_target, in_store
+from checkpoint.cli.arguments import RegionName, Stopped, Timeout, Why, complete_target, in_store
 from checkpoint.errors import ForkRefusedError, RegionFencedError
 from checkpoint.maintenance.forking import Forked, Forking, fork_region, plan_fork
 from dos_client import Store
@@ -51,13 +51,7 @@ def fork(
             metavar="SINK",
         ),
     ] = None,
-    why: Annotated[
-        str,
-        typer.Option(
-            help=f"A note for people: one line, at most {limits.savepoint_why_chars_max} characters.",
-            metavar="TEXT",
-        ),
-    ] = "",
+    why: Why = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be forked.")] = False,
     stopped: Stopped = False,
     timeout: Timeout = limits.request_patience_s,

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from checkpoint import limits
-from checkpoint.cli.arguments import Timeout, in_store
+from checkpoint.cli.arguments import DeletionWait, Timeout, in_store
 from checkpoint.cli.retention_text import (
     needed_only_by,
     print_garbage,
@@ -246,10 +246,7 @@ def _trim(kind: Kind) -> Callable[..., None]:
                 " still runs is fenced and ends.",
             ),
         ] = False,
-        wait: Annotated[
-            float,
-            typer.Option(min=1, max=86_400, help="Seconds to wait for the deletion.", metavar="SECONDS"),
-        ] = limits.trim_wait_s,
+        wait: DeletionWait = limits.trim_wait_s,
         as_json: AsJson = False,
         token_file: TokenFile = None,
     ) -> None:

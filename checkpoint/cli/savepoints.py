@@ -15,6 +15,7 @@ from checkpoint.cli.arguments import (
     Stopped,
     Timeout,
     Wait,
+    Why,
     complete_checkpoint,
     complete_savepoint,
     in_store,
@@ -71,13 +72,7 @@ def savepoint(
             metavar="CHECKPOINT",
         ),
     ] = 0,
-    why: Annotated[
-        str,
-        typer.Option(
-            help=f"A note for people: one line, at most {limits.savepoint_why_chars_max} characters.",
-            metavar="TEXT",
-        ),
-    ] = "",
+    why: Why = "",
     drop: Annotated[bool, typer.Option("--drop", help="Drop the savepoint instead of creating it.")] = False,
     stopped: Stopped = False,
     timeout: Timeout = limits.request_patience_s,

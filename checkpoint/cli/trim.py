@@ -11,7 +11,7 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
-from checkpoint.cli.arguments import RegionName, Stopped, Timeout, in_store
+from checkpoint.cli.arguments import DeletionWait, RegionName, Stopped, Timeout, in_store
 from checkpoint.cli.requests import fail_unless_done, send_to_running
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.maintenance.trimming import UnneededObject, collect_stopped, garbage_of
@@ -39,9 +39,7 @@ def trim(
     ] = False,
     stopped: Stopped = False,
     timeout: Timeout = limits.request_patience_s,
-    wait: Annotated[
-        float, typer.Option(min=1, max=86_400, help="Seconds to wait for the deletion.", metavar="SECONDS")
-    ] = limits.trim_wait_s,
+    wait: DeletionWait = limits.trim_wait_s,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:

@@ -15,12 +15,11 @@ from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec
 from dataflow import FileSink, Graph, InputSource, LogSink, blocking, collect_output
 from dataflow.graph.parts import check_places, parts_of
-from dataflow.worker.process import WorkerSpec
 from dos_client.blocking import open_store as open_blocking
 from dos_server.testing import threaded_store
 from tests.dataflow.producer_process import SCHEMA, rows_of
-from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch
-from tests.dataflow.test_region_snapshots import ThreadLauncher
+from tests.dataflow.test_region_processes import WAIT_S
+from tests.dataflow.test_region_snapshots import running_in_threads
 from tests.dataflow.test_region_trim import dos
 from tests.support import polling
 from tests.support.s3 import BUCKET, serving
@@ -68,28 +67,8 @@ def region(url: str, folder: Path, name: str = "orders") -> Iterator[RegionContr
         retain=2,
         **graph.plan().stored(),
     )
-    control = RegionControl(spec, observer=Watch(), check=partial(check_places, part))
-    address = control.listen()
-
-    def spec_of(worker: int, attempt: int) -> WorkerSpec:
-        return WorkerSpec(
-            region=name,
-            application="shop",
-            worker=worker,
-            attempt=attempt,
-            coordinator=address,
-            job_key=spec.job_key,
-            graph=graph,
-            store_url=url,
-            limits=SMALL_STEPS,
-        )
-
-    control.start(ThreadLauncher(spec_of, control))
-    try:
+    with running_in_threads(graph, spec, check=partial(check_places, part)) as control:
         yield control
-    finally:
-        control.stop()
-        assert control.wait(WAIT_S)
 
 
 def done(*arguments: Any) -> dict[str, Any]:

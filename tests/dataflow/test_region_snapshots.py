@@ -1,10 +1,11 @@
 """Workers as threads of the test, so that limits can be small: snapshots of state, going back by hand."""
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -12,6 +13,7 @@ import trio
 from checkpoint import limits as checkpoint_limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.coordinator.control import RegionControl
+from checkpoint.core.manifest import OutputIdentity
 from checkpoint.core.region import RegionSpec, RegionState, ResetReport, worker_directory
 from dataflow import Graph
 from dataflow.limits import WorkerLimits
@@ -64,23 +66,48 @@ def run_in_threads(
         checkpoint_interval_s=0.1,
         retain=retain,
     )
-    control = RegionControl(spec, observer=watch)
+    return started_in_threads(graph, spec, limits, watch)
+
+
+def started_in_threads(
+    graph: Graph,
+    spec: RegionSpec,
+    limits: WorkerLimits,
+    watch: Watch,
+    *,
+    application: str = "",
+    check: Callable[[bytes, OutputIdentity | None], None] | None = None,
+) -> RegionControl:
+    """Start a region whose workers are threads."""
+    control = RegionControl(spec, observer=watch, check=check)
     address = control.listen()
 
     def spec_of(worker: int, attempt: int) -> WorkerSpec:
         return WorkerSpec(
-            region="words",
+            region=spec.name,
+            application=application,
             worker=worker,
             attempt=attempt,
             coordinator=address,
             job_key=spec.job_key,
             graph=graph,
-            store_url=store,
+            store_url=spec.store_url,
             limits=limits,
         )
 
     control.start(ThreadLauncher(spec_of, control))
     return control
+
+
+@contextmanager
+def running_in_threads(graph: Graph, spec: RegionSpec, **options: Any) -> Iterator[RegionControl]:
+    """Run a region of the application `shop` with small steps in threads, and stop it in the end."""
+    control = started_in_threads(graph, spec, SMALL_STEPS, Watch(), application="shop", **options)
+    try:
+        yield control
+    finally:
+        control.stop()
+        assert control.wait(WAIT_S)
 
 
 def segments_of(store_url: str, worker: int) -> set[tuple[str, str]]:

@@ -18,12 +18,11 @@ from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec
 from dataflow import Graph, InputSource, LogSink, LogSource, SchemaError, blocking, collect_output
 from dataflow.errors import NoOutputError
-from dataflow.worker.process import WorkerSpec
 from dos_client import init_store
 from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.producer_process import SCHEMA, rows_of
-from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch
-from tests.dataflow.test_region_snapshots import ThreadLauncher
+from tests.dataflow.test_region_processes import WAIT_S
+from tests.dataflow.test_region_snapshots import running_in_threads
 from tests.dataflow.test_region_trim import dos
 from tests.support import polling
 from tests.support.examples import run_example
@@ -69,28 +68,8 @@ def region(
         checkpoint_interval_s=0.1,
         retain=2,
     )
-    control = RegionControl(spec, observer=Watch())
-    address = control.listen()
-
-    def spec_of(worker: int, attempt: int) -> WorkerSpec:
-        return WorkerSpec(
-            region=name,
-            application="shop",
-            worker=worker,
-            attempt=attempt,
-            coordinator=address,
-            job_key=spec.job_key,
-            graph=graph,
-            store_url=url,
-            limits=SMALL_STEPS,
-        )
-
-    control.start(ThreadLauncher(spec_of, control))
-    try:
+    with running_in_threads(graph, spec) as control:
         yield control
-    finally:
-        control.stop()
-        assert control.wait(WAIT_S)
 
 
 class Input:

@@ -1,7 +1,5 @@
 """A region whose last checkpoints are damaged on some or all members again and again, while things fail."""
 
-import contextlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -11,14 +9,13 @@ import pytest
 from checkpoint.chains import whole_checkpoints
 from checkpoint.core.damaged import Examination
 from checkpoint.core.manifest import Cut
+from tests.sim.region_runs import Planted, seen_in
 from tests.sim.regions.region import Region
 from tests.sim.result import Result
 from tests.sim.run import run_seed
 
 SEEDS = [1, 15, 56, 68, 127]
 """Regions of which most fall back."""
-
-Planted = contextlib.AbstractContextManager[Any]
 
 
 def run(seed: int) -> Result:
@@ -28,11 +25,7 @@ def run(seed: int) -> Result:
 
 def test_a_region_falls_back_only_if_it_must_and_only_to_what_is_whole() -> None:
     """Each row is in the output once, and every checkpoint that is retained has the state of its input."""
-    seen: Counter[str] = Counter()
-    for seed in SEEDS:
-        result = run(seed)
-        assert not result.violation, f"seed {seed}: {result.violation}"
-        seen += result.history.sometimes
+    seen = seen_in(run, SEEDS)
     assert seen["a region fell back"] >= 2
 
 

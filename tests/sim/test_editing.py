@@ -1,7 +1,5 @@
 """The state of a region is edited, and it goes back, with other workers, while everything fails."""
 
-import contextlib
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -11,15 +9,12 @@ from msgspec.structs import replace as replaced
 
 from checkpoint.core.manifest import Cut
 from checkpoint.maintenance import editing
-from tests.sim.engine.random_streams import RandomStreams
-from tests.sim.regions.region import Region, has_region
+from tests.sim.region_runs import SEEDS, Planted, assert_found, seen_in
+from tests.sim.regions.region import Region
 from tests.sim.result import Result
 from tests.sim.run import run_seed
 
-SEEDS = [seed for seed in range(1, 1_200) if has_region(RandomStreams(seed))]
 RUNS = 14
-
-Planted = contextlib.AbstractContextManager[Any]
 
 
 def run(seed: int) -> Result:
@@ -35,11 +30,7 @@ def run(seed: int) -> Result:
 
 
 def test_an_edited_region_has_each_row_once_and_the_edits_of_its_line() -> None:
-    seen: Counter[str] = Counter()
-    for seed in SEEDS[:RUNS]:
-        result = run(seed)
-        assert not result.violation, f"seed {seed}: {result.violation}"
-        seen += result.history.sometimes
+    seen = seen_in(run, SEEDS[:RUNS])
     assert seen["a state is edited"] > RUNS / 3
     assert seen["a worker stays in another line"] > RUNS / 2
 
@@ -76,8 +67,4 @@ RARE = {it_counts_for_the_checkpoint_that_was_edited: [198]}
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_editing_is_found(bug: Callable[[], Planted]) -> None:
-    with bug():
-        seeds = RARE.get(bug, SEEDS)
-        found = next((result for seed in seeds if (result := run(seed)).violation), None)
-    assert found is not None
-    print(found.seed, found.violation)
+    assert_found(run, bug, RARE.get(bug, SEEDS))

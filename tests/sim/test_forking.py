@@ -1,7 +1,5 @@
 """A region is forked, and both go on and back, with other workers and trimmed input, while all fails."""
 
-import contextlib
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -17,16 +15,13 @@ from checkpoint.core.manifest import Cut, ForkOrigin
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.savepoints import Savepoints
 from dataflow.worker.journals import Journals
-from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.region_runs import SEEDS, Planted, assert_found, seen_in
 from tests.sim.regions import forking, trimmer
-from tests.sim.regions.region import Region, has_region
+from tests.sim.regions.region import Region
 from tests.sim.result import Result
 from tests.sim.run import run_seed
 
-SEEDS = [seed for seed in range(1, 1_200) if has_region(RandomStreams(seed))]
 RUNS = 14
-
-Planted = contextlib.AbstractContextManager[Any]
 
 
 def run(seed: int) -> Result:
@@ -42,11 +37,7 @@ def run(seed: int) -> Result:
 
 
 def test_a_fork_continues_from_its_checkpoint_and_the_original_is_not_affected() -> None:
-    seen: Counter[str] = Counter()
-    for seed in SEEDS[:RUNS]:
-        result = run(seed)
-        assert not result.violation, f"seed {seed}: {result.violation}"
-        seen += result.history.sometimes
+    seen = seen_in(run, SEEDS[:RUNS])
     assert seen["a region is forked"] > RUNS / 3
     assert seen["the savepoint of a fork is dropped"] > RUNS / 6
 
@@ -143,8 +134,4 @@ RARE = {
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_forking_is_found(bug: Callable[[], Planted]) -> None:
-    with bug():
-        seeds = RARE.get(bug, SEEDS)
-        found = next((result for seed in seeds if (result := run(seed)).violation), None)
-    assert found is not None
-    print(found.seed, found.violation)
+    assert_found(run, bug, RARE.get(bug, SEEDS))

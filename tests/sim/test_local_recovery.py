@@ -1,9 +1,6 @@
 """Lost workers are taken over while the others continue, and everything fails."""
 
-import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,14 +16,12 @@ from dataflow.core.retained_steps import Held, Records, Sent
 from dataflow.worker.circuit_incarnation import CircuitIncarnation
 from dataflow.worker.journals import Journals
 from dataflow.worker.step_input import StepInput
+from tests.sim.region_runs import SEEDS, Planted, seen_in
 from tests.sim.regions.region import Region
 from tests.sim.regions.resumed_links import ResumedLinks
 from tests.sim.run import run_seed
-from tests.sim.test_scaling import SEEDS
 
 RUNS = 25
-
-Planted = contextlib.AbstractContextManager[Any]
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +31,7 @@ def _recovers_locally() -> Iterator[None]:
 
 
 def test_rows_survive_the_loss_of_workers_that_are_taken_over() -> None:
-    seen: Counter[str] = Counter()
-    for seed in SEEDS[:RUNS]:
-        result = run_seed(seed)
-        assert not result.violation, f"seed {seed}: {result.violation}"
-        seen += result.history.sometimes
+    seen = seen_in(run_seed, SEEDS[:RUNS])
     assert seen["a worker is taken over"] > RUNS / 2
     assert seen["an exchange link is opened again"] > RUNS
     assert seen["coordinator: RUNNING to OPENING"] > 0, "a second loss resets the region"

@@ -1,7 +1,5 @@
 """Workers are replaced by other processes, and drivers by others, while everything fails."""
 
-import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,13 +11,11 @@ from checkpoint.core.coordinator_vocabulary import ManifestOpened
 from checkpoint.core.manifest_claim import ManifestClaim
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.roster import Roster, Worker
+from tests.sim.region_runs import SEEDS, Planted, seen_in
 from tests.sim.regions.region import Region
 from tests.sim.run import run_seed
-from tests.sim.test_scaling import SEEDS
 
 RUNS = 25
-
-Planted = contextlib.AbstractContextManager[Any]
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +25,7 @@ def _replaces() -> Iterator[None]:
 
 
 def test_rows_survive_any_replacement_of_workers_and_drivers() -> None:
-    seen: Counter[str] = Counter()
-    for seed in SEEDS[:RUNS]:
-        result = run_seed(seed)
-        assert not result.violation, f"seed {seed}: {result.violation}"
-        seen += result.history.sometimes
+    seen = seen_in(run_seed, SEEDS[:RUNS])
     assert seen["workers are replaced"] > RUNS / 8
     assert seen["a region was handed over"] > RUNS / 8
 

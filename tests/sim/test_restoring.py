@@ -1,7 +1,5 @@
 """A region goes back to older checkpoints again and again, and its workers change, while everything fails."""
 
-import contextlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -16,15 +14,12 @@ from checkpoint.core.coordinator_vocabulary import CutAppended
 from checkpoint.core.manifest import Cut
 from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.rewinding import Rewinding
-from tests.sim.engine.random_streams import RandomStreams
-from tests.sim.regions.region import Region, has_region
+from tests.sim.region_runs import SEEDS, Planted, assert_found, seen_in
+from tests.sim.regions.region import Region
 from tests.sim.result import Result
 from tests.sim.run import run_seed
 
-SEEDS = [seed for seed in range(1, 1_200) if has_region(RandomStreams(seed))]
 RUNS = 18
-
-Planted = contextlib.AbstractContextManager[Any]
 
 
 def run(seed: int) -> Result:
@@ -34,11 +29,7 @@ def run(seed: int) -> Result:
 
 
 def test_a_region_that_goes_back_has_each_row_once_and_restores_every_retained_checkpoint() -> None:
-    seen: Counter[str] = Counter()
-    for seed in SEEDS[:RUNS]:
-        result = run(seed)
-        assert not result.violation, f"seed {seed}: {result.violation}"
-        seen += result.history.sometimes
+    seen = seen_in(run, SEEDS[:RUNS])
     assert seen["a checkpoint is restored"] > RUNS / 3
     assert seen["a worker stays in another line"] > RUNS / 2
 
@@ -118,8 +109,4 @@ RARE = {recorded_steps_stay_valid: [950], its_savepoints_are_those_of_then: [82]
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_restoring_is_found(bug: Callable[[], Planted]) -> None:
-    with bug():
-        seeds = RARE.get(bug, SEEDS)
-        found = next((result for seed in seeds if (result := run(seed)).violation), None)
-    assert found is not None
-    print(found.seed, found.violation)
+    assert_found(run, bug, RARE.get(bug, SEEDS))

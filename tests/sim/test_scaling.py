@@ -2,8 +2,6 @@
 fails.
 """
 
-import contextlib
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,15 +24,12 @@ from dataflow.state.moving import Share
 from dataflow.worker import copying, layout_change
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.copying import CopiedState
-from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.region_runs import SEEDS, Planted, assert_found, seen_in
 from tests.sim.regions import trimmer
-from tests.sim.regions.region import Region, has_region
+from tests.sim.regions.region import Region
 from tests.sim.run import run_seed
 
-SEEDS = [seed for seed in range(1, 1_200) if has_region(RandomStreams(seed))]
 RUNS = 20
-
-Planted = contextlib.AbstractContextManager[Any]
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +39,7 @@ def _scales() -> Iterator[None]:
 
 
 def test_rows_and_keys_survive_any_change_of_the_number_of_workers() -> None:
-    seen: Counter[str] = Counter()
-    for seed in SEEDS[:RUNS]:
-        result = run_seed(seed)
-        assert not result.violation, f"seed {seed}: {result.violation}"
-        seen += result.history.sometimes
+    seen = seen_in(run_seed, SEEDS[:RUNS])
     assert seen["a worker joins in another layout"] > RUNS / 4
     assert seen["a worker stays in another layout"] > RUNS / 4
     assert seen["state was copied ahead"] > RUNS / 4
@@ -199,8 +190,4 @@ RARE = {
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_of_scaling_is_found(bug: Callable[[], Planted]) -> None:
-    with bug():
-        seeds = RARE.get(bug, SEEDS)
-        found = next((result for seed in seeds if (result := run_seed(seed)).violation), None)
-    assert found is not None
-    print(found.seed, found.violation)
+    assert_found(run_seed, bug, RARE.get(bug, SEEDS))
