@@ -395,6 +395,8 @@ class RegionControl:
         if isinstance(event, ResetReport):
             logger.warning("%s", reset_line(self.spec.name, event))
         if self._shell is not None:
-            self._listeners.observe(event, self._shell.status(), self._shell.meter.last)
+            status = self._shell.status()
+            self._keep_status(status)  # whoever is told of the event reads a status that includes it
+            self._listeners.observe(event, status, self._shell.meter.last)
         if self._observer is not None:
             self._observer(event)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from journal.chain import inspect_chain_at
+from dos_protocol.errors import NotFoundError
+from journal.chain import inspect_chain_at, inspect_committed
 from journal.core.file_ops import Paths
 from journal.core.position import Position
 from journal.files.damage import OnDamaged, check_previous, newest_whole
@@ -19,6 +20,7 @@ from journal.files.history import stretch_at
 from journal.files.moments import Moment, stop_at
 from journal.files.rebuilding import Rebuilding
 from journal.files.replaying import FilesReplay
+from journal.limits import listing_tries_max
 from journal.ports import StorePort
 from journal.reading import read_plain_batches
 from journal.scratch import Scratch
@@ -77,13 +79,23 @@ async def restore(
         check_previous(at)
         whole = await newest_whole(store, directory, chain, generation=store.record.generation)
         at, damage = whole.position, whole.damage
-    with Rebuilding(into, stop=stop_at(at), only=only, paths=paths) as rebuilding:
-        replay = rebuilding.replay
-        bytes_read = await replay_chain(
-            replay, store, directory, chain, at=at, scratch=scratch, progress=progress
-        )
-        rebuilding.put()
-    return RestoreResult(replay.end, replay.wall_ms, replay.records, bytes_read, damage)
+    tries = listing_tries_max
+    while True:
+        with Rebuilding(into, stop=stop_at(at), only=only, paths=paths) as rebuilding:
+            replay = rebuilding.replay
+            try:
+                bytes_read = await replay_chain(
+                    replay, store, directory, chain, at=at, scratch=scratch, progress=progress
+                )
+            except NotFoundError:
+                # A segment that was listed is gone: the chain was trimmed meanwhile. A new list shows it.
+                await inspect_committed(store, directory, chain)  # raises if there is no such chain
+                tries -= 1
+                if not tries:
+                    raise
+                continue
+            rebuilding.put()
+            return RestoreResult(replay.end, replay.wall_ms, replay.records, bytes_read, damage)
 
 
 async def replay_chain(

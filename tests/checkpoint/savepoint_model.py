@@ -5,6 +5,7 @@ from contextlib import aclosing
 import pyarrow as pa
 import trio
 
+from checkpoint.chains.manifest_reading import ManifestView
 from checkpoint.chains.state_blocks import StateFold, decode_block
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.coordinator.manifest_log import CHAIN, ManifestLog, cuts_in
@@ -156,7 +157,7 @@ class Driver:
 
     async def savepoint(self, name, number, change, *, on=True, crash=""):
         kept = [cut.cut for cut in self.core.state.kept]
-        held = await held_by_savepoints(self.model.store, View(REGION, self.core.state.kept))
+        held = await held_by_savepoints(self.model.store, ManifestView(REGION, 0, list(self.core.state.kept)))
         dropped = 0 if on else self.core.state.savepoints.get(name, 0)
         wanted = kept[number % len(kept)] if kept and on else 0
         effects = self.play(SavepointWanted(name, wanted, on=on, note=note_of(name, wanted)))
@@ -171,13 +172,6 @@ class Driver:
 
     async def snapshot(self):
         await self.state.snapshot([("one", data) for data in block(self.rows)])
-
-
-class View:
-    """A manifest's view of these cuts."""
-
-    def __init__(self, region, cuts):
-        self.region, self.cuts, self.retained = region, list(cuts), [cut.cut for cut in cuts]
 
 
 class SavepointModel:

@@ -13,11 +13,12 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint.chains.manifest_reading import ManifestView
 from checkpoint.core import checkpointing, retention
 from checkpoint.core.savepoints import recorded_again
 from checkpoint.maintenance.trimming import collect_stopped, garbage_of, held_by_savepoints
 from dos_protocol.errors import DosError
-from tests.checkpoint.savepoint_model import REGION, Host, SavepointModel, View
+from tests.checkpoint.savepoint_model import REGION, Host, SavepointModel
 
 
 async def play(history, retain, eager=False):
@@ -48,7 +49,7 @@ async def play(history, retain, eager=False):
         await model.check()
     await collect_stopped(Host(model.store), REGION)
     kept = await model.check()
-    view = View(REGION, kept)
+    view = ManifestView(REGION, 0, list(kept))
     assert await garbage_of(model.store, view) == []
     return model
 
@@ -100,7 +101,7 @@ async def test_exactly_the_objects_that_only_a_savepoint_keeps_are_deleted_when_
     assert kept[-1].savepoints == {"a": 1, "b": 3, "c": 4}
     left = set()
     for name, crash in (("b", ""), ("a", "committed"), ("c", "")):
-        held = await held_by_savepoints(model.store, View(REGION, await model.kept()))
+        held = await held_by_savepoints(model.store, ManifestView(REGION, 0, list(await model.kept())))
         before = await model.objects()
         await model.driver.savepoint(name, 0, {"a": 9}, on=False, crash=crash)
         gone = before - await model.objects()

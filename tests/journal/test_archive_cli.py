@@ -71,7 +71,8 @@ def test_a_chain_is_archived_and_read_by_every_command_with_no_server_alive(
     refused = journal("follow", archived)
     assert (refused.returncode, "does not grow" in refused.stderr) == (2, True)
 
-    keys = [one["Key"] for one in client().list_objects_v2(Bucket=BUCKET)["Contents"] if ".0" in one["Key"]]
+    listed = client().list_objects_v2(Bucket=BUCKET)["Contents"]
+    keys = [one["Key"] for one in listed if "/files.0" in one["Key"]]
     client().download_file(BUCKET, keys[0], str(tmp_path / Path(keys[0]).name))
     assert journal("verify", tmp_path / Path(keys[0]).name).returncode == 0
 

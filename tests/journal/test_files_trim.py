@@ -17,7 +17,7 @@ from journal import AtCheckpoint, AtStep, ChainWriter, Directory, Op, Record, St
 from journal.core.errors import ChainError, HistoryTrimmedError
 from journal.core.file_ops import ReplayStop
 from journal.core.segment import SegmentStart, parse_segment_name, parse_start, start_record
-from journal.files import trimming
+from journal.files import restoring, trimming
 from journal.files.trimming import plan_trim
 from tests.journal.journaled_files import files, opened
 from tests.journal.memory_store import DIRECTORY, MemoryStore
@@ -352,3 +352,38 @@ def test_a_replay_to_a_time_takes_what_was_recorded_at_that_very_moment() -> Non
     by_size = ReplayStop(size=100)
     assert [by_size.lies_before(end, marks[2]) for end in (99, 100, 101)] == [False, False, True]
     assert [by_size.begins_before(base, None) for base in (99, 100, 101)] == [False, True, True]
+
+
+@pytest.mark.parametrize("moment", ["now", "first"])
+def test_a_restore_reads_again_if_what_it_found_is_trimmed_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    model, found, tries = DirectoryModel(tmp_path), restoring.stretch_at, []
+
+    async def trimmed_as_soon_as_found(*where: Any) -> Any:
+        state = await found(*where)
+        tries.append(state)
+        if len(tries) == 1:
+            for number in range(30):  # longer than `recovery_bytes`: a snapshot replaces what was found
+                await model.change(number)
+            await model.trim(len(model.moments) - 1, crash=False)
+        return state
+
+    async def run() -> None:
+        await model.open()
+        for number in range(10):
+            await model.change(number)
+        at = model.moments[0][0].size if moment == "first" else None
+        try:
+            await restore(tmp_path / "copy", model.store, DIRECTORY, at=at)
+        finally:
+            await model.directory.aclose()
+
+    monkeypatch.setattr(restoring, "stretch_at", trimmed_as_soon_as_found)
+    if moment == "first":
+        with pytest.raises(HistoryTrimmedError):
+            trio.run(run)
+    else:
+        trio.run(run)
+        assert files(tmp_path / "copy") == model.moments[-1][1]
+        assert len(tries) == 2
