@@ -165,9 +165,10 @@ backup_writes_max: Final = 8
 """How many numbers a run tries if others begin runs at the same time."""
 backup_drop_s: Final = 60.0
 """How long the end of a backup waits until the savepoint is dropped, or until a store deletes objects."""
-backup_epochs_ahead: Final = 1 << 32
-"""By how much the incarnation of a restored region is above everything in its backup: the original may have
-reached higher ones after the backup, and sinks outside of the store refuse earlier incarnations.
+backup_epochs_ahead: Final = 1 << 16
+"""By how much the incarnation of a restored region is above everything in its backup, beside one for each
+second since: for an original that was reset more often, and for clocks that differ. Larger ones would cost:
+a claim rises by `epoch_jump_max` at a time, in the manifest and in every worker's directory.
 """
 
 # --- times ----------------------------------------------------------------------------------------

@@ -385,18 +385,16 @@ class RegionControl:
             self._lock.notify_all()
 
     def _observe(self, event: RegionEvent) -> None:
-        if isinstance(event, CheckpointCommitted):
-            with self._lock:
+        with self._lock:
+            if isinstance(event, CheckpointCommitted):
                 self._cut = max(self._cut, event.checkpoint)
                 self._lock.notify_all()
-        elif isinstance(event, Settled):
-            with self._lock:
+            elif isinstance(event, Settled):
                 self._outcomes.note(event)
         if isinstance(event, ResetReport):
             logger.warning("%s", reset_line(self.spec.name, event))
         if self._shell is not None:
-            status = self._shell.status()
-            self._keep_status(status)  # whoever is told of the event reads a status that includes it
-            self._listeners.observe(event, status, self._shell.meter.last)
+            self._keep_status(self._shell.status())  # observers of the event read a status that includes it
+            self._listeners.observe(event, self._status, self._shell.meter.last)
         if self._observer is not None:
             self._observer(event)

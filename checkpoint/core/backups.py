@@ -235,6 +235,8 @@ def highest_epoch(cut: Cut) -> int:
 
 def first_incarnation(cut: Cut, now_ms: int) -> int:
     """Return a number above which the incarnation of a restored region is: above everything in the backup,
-    and above what the original and earlier restores of the same backup have probably reached since.
+    and above what the original and earlier restores of the same backup have probably reached since, because
+    sinks outside of the store refuse earlier incarnations.
     """
-    return max(highest_epoch(cut) + limits.backup_epochs_ahead, now_ms // 1000)
+    seconds = max(now_ms - cut.wall_time_ms, 0) // 1000
+    return highest_epoch(cut) + limits.backup_epochs_ahead + seconds

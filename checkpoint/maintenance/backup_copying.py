@@ -26,6 +26,7 @@ from checkpoint.errors import BackupRefusedError
 from checkpoint.maintenance.backup_target import BackupPlace
 from checkpoint.maintenance.retained_rows import InputRows, OutputRows, all_rows, read_by
 from checkpoint.maintenance.retention import trimmed_since
+from checkpoint.runtime import runtime
 from dos_client import Store
 from dos_protocol.digests import PrefixDigest, ResumePoint
 from dos_protocol.errors import CorruptDataError, DosError
@@ -174,7 +175,7 @@ class Copier:
 
     async def _put(self, parts: list[bytes], begin: int, pieces: dict[int, Piece], token: object) -> None:
         try:
-            data, sha256 = await trio.to_thread.run_sync(_joined, parts)
+            data, sha256 = await runtime().in_thread(_joined, parts)
             text = sha256.hex()
             name = self._known.unlisted.get(text) or piece_name(self._run, text)
             pieces[begin] = Piece(name, begin, len(data), text)

@@ -23,7 +23,7 @@ from tests.support.group_log import LOG_SEEDS
 
 BATCH = 25
 BATCHES = 8
-LOG_BATCHES = 80
+LOG_BATCHES = 24
 """Many batches, so that all test processes have work until the end. `./run sim --seeds N` runs more seeds."""
 TROUBLED = list(islice((seed for seed in count(1) if has_troubles(RandomStreams(seed))), 40))
 OF_OTHER_TESTS = {*OF_VISITORS, *TROUBLED, *(once.seed for once in REGRESSIONS)}

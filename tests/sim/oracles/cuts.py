@@ -87,7 +87,7 @@ def check_cuts(region: Region, audit: Auditor) -> None:
             _check_cut(region, cut)
     for (number, worker), counts in audit.counts.items():
         cut = next(one for one in chain if one.cut == number)
-        expected = _counts_owned(region, chain[-1], cut, worker)
+        expected = counts_owned(region, chain[-1], cut, worker)
         if Counter(counts) != expected:
             raise ViolationError(
                 "O7",
@@ -95,7 +95,7 @@ def check_cuts(region: Region, audit: Auditor) -> None:
             )
 
 
-def _counts_owned(region: Region, newest: Cut, cut: Cut, worker: int) -> Counter[str]:
+def counts_owned(region: Region, newest: Cut, cut: Cut, worker: int) -> Counter[str]:
     """Return the last count of each word that belongs to a worker, whichever worker has shown it. If the
     output of the checkpoint was taken back since: as its input demands.
     """

@@ -67,6 +67,8 @@ class RegionBase:
     """Whether its last checkpoints are damaged now and then, and it goes back to others. A test sets it."""
     edits: ClassVar[bool] = False
     """Whether a person edits its state. A test sets it, too."""
+    backs_up: ClassVar[bool] = False
+    """Whether processes back it up to a bucket. A test sets it, too."""
     recovers_locally: ClassVar[bool] = False
     """Whether lost workers are taken over while the others continue. A test sets it, too."""
     finishing_pace: float

@@ -173,6 +173,8 @@ class Driver(Process):
             self.region.forker.settled(event)
         if isinstance(event, SavepointSettled) and self.region.makes_savepoints:
             self.region.savepoints.settled(event)
+        if isinstance(event, SavepointSettled) and self.region.backups is not None:
+            self.region.backups.settled(event)
         if text := record_event(self.region, event):
             self.note(text)
 

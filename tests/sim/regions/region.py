@@ -23,6 +23,7 @@ from dataflow import Graph
 from dataflow.graph.builder import GraphPlan
 from dataflow.limits import WorkerLimits
 from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.regions.backing_up import Backups
 from tests.sim.regions.base import SINKS, RegionBase, no_part, region_spec
 from tests.sim.regions.channel import KEY
 from tests.sim.regions.driver import Driver
@@ -140,8 +141,11 @@ class Region(RegionBase):
         self.trimmer = Trimmer(self) if self.trims and first is None else None
         self.forker = Forker(self) if self.forks and first is None else None
         self.editor = Editor(self) if self.edits and first is None else None
+        self.backups = Backups(self) if self.backs_up and first is None else None
         self.new_driver()
         self._supervise()
+        if self.backups is not None:
+            self.backups.supervise()
 
     @property
     def plan(self) -> GraphPlan:
@@ -325,6 +329,8 @@ class Region(RegionBase):
         """Kill every process."""
         if self.trimmer is not None:
             self.trimmer.kill()
+        if self.backups is not None:
+            self.backups.end()
         if self.fork is not None:
             self.fork.kill_all()
         for process in (*self.drivers, *self.workers):

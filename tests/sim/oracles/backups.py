@@ -1,0 +1,90 @@
+"""O7 for backups: each retained backup of a bucket restores its checkpoint in an empty store.
+
+The restored region has the checkpoint that was committed, and each worker the counts of exactly the rows that
+the checkpoint had read. The bucket holds nothing else.
+"""
+
+from collections import Counter
+from contextlib import aclosing
+
+from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.chains.state_blocks import StateFold, decode_block
+from checkpoint.core.backup_record import PIECE_PREFIX, BackupRecord
+from checkpoint.core.backups import STATE_CHAIN, needed_chains
+from checkpoint.core.manifest import Cut
+from checkpoint.core.region import worker_directory
+from checkpoint.errors import BackupDamagedError, BackupRefusedError
+from checkpoint.maintenance.backup import backups_of
+from checkpoint.maintenance.backup_restoring import restore_backup
+from dos_client import open_store
+from dos_protocol.errors import DosError
+from dos_server.testing import memory_store
+from journal import Op, Record, inspect_chain_at, read_records
+from tests.checkpoint.backup_model import MemoryPlace, run
+from tests.sim.history import ViolationError
+from tests.sim.oracles.cuts import counts_owned
+from tests.sim.regions.backing_up import Backups
+from tests.sim.regions.region import Region
+
+
+def check(region: Region, backups: Backups) -> None:
+    """Restore every retained backup. Raises ViolationError."""
+    run(_check, region, backups.place)
+
+
+async def _check(region: Region, place: MemoryPlace) -> None:
+    try:
+        retained = await backups_of(place)
+        for record in retained:
+            await _check_restored(region, place, record)
+    except (BackupDamagedError, BackupRefusedError) as error:
+        raise ViolationError("O7", f"a backup cannot be restored: {error}") from error
+    region.sometimes["a backup is restored"] += len(retained)
+    needed = {name for record in retained for name in record.pieces()}
+    there = set(await place.sizes(PIECE_PREFIX))
+    if needed != there:
+        raise ViolationError("O7", f"the bucket has {there - needed} besides, and lacks {needed - there}")
+
+
+async def _check_restored(region: Region, place: MemoryPlace, record: BackupRecord) -> None:
+    committed = region.record.reported[record.cut.cut]
+    async with memory_store(seed=record.number) as servers, open_store(servers.url) as store:
+        await restore_backup(place, record, store, old_is_gone=True)
+        cut = (await read_manifest(store, record.region)).last
+        assert cut is not None
+        if cut.workers != committed.workers:
+            raise ViolationError(
+                "O7", f"backup {record.number} restores another checkpoint than {cut.parent}"
+            )
+        for directory, chain, at, floor in needed_chains(committed, record.region):
+            try:
+                state = await inspect_chain_at(store, directory, chain, at, floor=floor)
+                async with aclosing(read_records(store, state, directory=directory)) as records:
+                    read = [one async for _, one in records]
+            except DosError as error:
+                raise ViolationError(
+                    "O7", f"backup {record.number} lacks a part of {directory}/{chain}: {error}"
+                ) from error
+            if state.end != at:
+                raise ViolationError("O7", f"backup {record.number} has {chain} up to {state.end}, not {at}")
+            if chain == STATE_CHAIN:
+                _check_counts(region, committed, directory, read)
+
+
+def _check_counts(region: Region, cut: Cut, directory: str, records: list[Record]) -> None:
+    fold = StateFold()
+    for record in records:
+        if record.op is Op.STATE_BLOCK:
+            fold.add(record.strings[0].decode(), decode_block(record.strings[1], where="a backup"))
+    found: Counter[str] = Counter()
+    if "count" in fold.operators():
+        block = fold.take("count")
+        found.update(
+            dict(zip(block.column("word").to_pylist(), block.column("count").to_pylist(), strict=True))
+        )
+    (worker,) = (one for one in cut.workers if worker_directory(region.spec.name, one) == directory)
+    expected = counts_owned(region, region.record.committed[-1], cut, worker)
+    if found != expected:
+        raise ViolationError(
+            "O7", f"a backup of checkpoint {cut.cut} has {dict(found)}, not {dict(expected)}"
+        )
