@@ -43,8 +43,12 @@ if TYPE_CHECKING:
     from journal.core.segment import parse_segment_name as parse_segment_name
     from journal.core.trimming import Floor as Floor
     from journal.core.trimming import Floors as Floors
+    from journal.core.trimming import Gap as Gap
+    from journal.core.trimming import Gaps as Gaps
     from journal.core.trimming import below as below
+    from journal.core.trimming import gaps_between as gaps_between
     from journal.core.trimming import lowest as lowest
+    from journal.core.trimming import within as within
     from journal.files.directory import Directory as Directory
     from journal.files.local_journal import LocalJournal as LocalJournal
     from journal.files.mirroring import Mirror as Mirror

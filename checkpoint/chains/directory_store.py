@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from checkpoint.chains.chain_store import ChainStore, TakenChain
+from checkpoint.core.manifest import DIRECTORY_CHAIN_PREFIX
 from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import Rolling
 from checkpoint.runtime import runtime, wall_time_ms
@@ -40,7 +41,6 @@ from journal.files.rebuilding import Rebuilding
 from journal.limits import chain_name_bytes_max
 from journal.ports import ClaimPort, StorePort
 
-DIRECTORY_CHAIN_PREFIX: Final = "files-"
 directory_name_bytes_max: Final = chain_name_bytes_max - len(DIRECTORY_CHAIN_PREFIX)
 """Maximum length of the name of an operator that keeps files, because its chain's name contains it."""
 

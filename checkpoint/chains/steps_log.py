@@ -1,10 +1,10 @@
 """The `steps` chain of a worker: the input division of each step, recorded before the step's output becomes
 visible.
 
-The chain is only rolled forward (taken over at its head), whichever checkpoint the state is reset to: output
-that became visible before a checkpoint needs its division even after a reset to an earlier one. The exception
-is a checkpoint with which a line of history begins: steps that were recorded after it do not count, so they
-need not be readable either.
+The chain is only rolled forward (taken over at its head): output that became visible after the last
+checkpoint needs its division after a reset. The exception is a checkpoint with which a line of history
+begins: steps that were recorded after it do not count, so they need not be readable either. So only the
+divisions of steps after the last checkpoint are kept.
 `core/divisions.py` has the format of the records.
 """
 
@@ -37,14 +37,12 @@ class StepsLog(ChainStore):
         restored: TakenChain,
         writer: ChainWriter,
         fold: DivisionFold,
-        older: DivisionFold,
         rolling: Rolling | None = None,
         workers: int = 0,
     ) -> None:
         super().__init__(restored, writer, rolling)
         self._workers = workers
         self._fold = fold
-        self._older = older
         self._ends: dict[int, Position] = {}
 
     @classmethod
@@ -54,29 +52,24 @@ class StepsLog(ChainStore):
         *,
         at: Position | None = None,
         after_step: int,
-        kept_after: int = 0,
         workers: int = 0,
         generation: int,
         scratch: Scratch | None = None,
         rolling: Rolling | None = None,
     ) -> "StepsLog":
         """Take the chain over at its head, or at the position `at`, and open a segment there. `after_step` is
-        the step of the restored checkpoint, `kept_after` that of the oldest retained checkpoint. `workers`:
-        the number of workers, if there is no checkpoint.
+        the step of the restored checkpoint. `workers`: the number of workers, if there is no checkpoint.
 
         Raises what `journal.take_over` and `ChainWriter.open` raise, ManifestError for an impossible
         division.
         """
         taken = await TakenChain.take(claim, STEPS_CHAIN, at=at, generation=generation, scratch=scratch)
         fold = DivisionFold(after_step, workers)
-        older = DivisionFold(min(kept_after, after_step), workers)
         async with aclosing(taken.records()) as records:
             async for _, record in records:
                 if record.op is Op.DIVISION:
-                    division = decode_division(record.ints, record.strings)
-                    fold.add(division)
-                    older.add(division)
-        return cls(taken, await taken.open(), fold, older, rolling, workers)
+                    fold.add(decode_division(record.ints, record.strings))
+        return cls(taken, await taken.open(), fold, rolling, workers)
 
     @property
     def last_step(self) -> int:
@@ -121,7 +114,6 @@ class StepsLog(ChainStore):
     def _append(self, division: Division) -> Position:
         position = self._writer.append(self._record(division))
         self._fold.add(division)
-        self._older.add(division)
         return position
 
     async def synced(self, step: int) -> Position:
@@ -139,15 +131,11 @@ class StepsLog(ChainStore):
         await self._writer.wait_room()
 
     async def forget(self, until: int) -> None:
-        """Discard the steps up to `until`, which are below every retained checkpoint; also from the chain if
-        it is long.
-        """
+        """Discard the steps up to `until`, that of the last checkpoint; also from the chain if it is long."""
         self._fold.forget(until)
-        self._older.forget(until)
         self._ends = {step: end for step, end in self._ends.items() if step > until}
         if self._due():
-            fold = self._older if self._older.last_step >= self.last_step else self._fold
-            await self._writer.roll(map(self._record, fold.between(until, self.last_step)))
+            await self._writer.roll(map(self._record, self._fold.between(until, self.last_step)))
 
     @staticmethod
     def _record(division: Division) -> Record:

@@ -16,8 +16,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from checkpoint.chains.directory_store import directory_chain
-from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.steps_log import STEPS_CHAIN
 from checkpoint.core.damaged import ChainDamage, CheckpointDamage, Examination
 from checkpoint.core.lines import taken_back
@@ -100,8 +98,7 @@ class PartReading(NamedTuple):
 
 def chains_of(part: WorkerCut) -> dict[str, Position]:
     """Return chain -> its position in a worker's part of a checkpoint, without those that are empty."""
-    chains = {STATE_CHAIN: part.state, STEPS_CHAIN: part.steps}
-    chains |= {directory_chain(operator): at for operator, at in part.directories.items()}
+    chains = part.chains()
     for sink, prepared in part.sinks.items():
         if (name := f"{OUTPUT_CHAIN_PREFIX}{sink}") in part.floors:
             chains[name] = msgspec.convert(prepared, Position)

@@ -28,9 +28,6 @@ from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupRefusedError
 from journal import ORIGIN, Floor, Position
 
-STATE_CHAIN: Final = "state"
-STEPS_CHAIN: Final = "steps"
-FILES_CHAIN_PREFIX: Final = "files-"
 _POSITION: Final = frozenset(Position.__struct_fields__)
 
 
@@ -56,9 +53,7 @@ def needed_chains(cut: Cut, region: str) -> list[NeededChain]:
         )
     found = []
     for worker, part in cut.workers.items():
-        chains = {STATE_CHAIN: part.state, STEPS_CHAIN: part.steps}
-        chains |= {f"{FILES_CHAIN_PREFIX}{name}": at for name, at in part.directories.items()}
-        found += _chains_of(region, worker, chains, part.floors)
+        found += _chains_of(region, worker, part.chains(), part.floors)
     for worker, output in cut.outputs().items():
         logs = {
             output_chain(name): msgspec.convert(at, Position)

@@ -24,7 +24,7 @@ from checkpoint.core.messages import (
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import CheckpointCommitted
 from checkpoint.core.region_states import STARTED, CoordinatorPhase, WorkerEvent, WorkerState
-from checkpoint.core.retention import floors_of, keep, retained_with, steps_kept_after
+from checkpoint.core.retention import floors_of, gaps_of, keep, retained_with, steps_kept_after
 from checkpoint.core.roster import Worker
 from checkpoint.core.voting import PendingCut
 from checkpoint.errors import ManifestError, RegionFailedError
@@ -208,6 +208,7 @@ class Checkpointing:
                     step=event.cut.step,
                     final=pending.final,
                     floors=floors_of(state.kept, worker.index),
+                    gaps=gaps_of(state.kept, worker.index),
                     steps_kept_after=steps_kept_after(state.kept),
                 ),
             )

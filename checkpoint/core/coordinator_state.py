@@ -18,7 +18,7 @@ from checkpoint.core.recovery_estimate import RecoveryHistory
 from checkpoint.core.region import AutoScaleStatus, RegionSpec, ResetReport
 from checkpoint.core.region_events import RegionEvent
 from checkpoint.core.region_states import PHASES, STARTED, CoordinatorPhase, PhaseEvent, follow
-from checkpoint.core.retention import floors_of, steps_kept_after
+from checkpoint.core.retention import floors_of, gaps_of, steps_kept_after
 from checkpoint.core.roster import Roster, Worker
 from checkpoint.core.timers import Timers
 from checkpoint.core.voting import PendingCut
@@ -188,6 +188,7 @@ class CoordinatorState:
             peers=self.roster.peers(),
             layout=self.layout,
             floors=floors_of(self.kept, worker.index),
+            gaps=gaps_of(self.kept, worker.index),
             steps_kept_after=steps_kept_after(self.kept),
             terms=tuple(terms) if self.spec.recovery == "local" else (),
             takes_over=takes_over,

@@ -59,6 +59,8 @@ _SAVEPOINT_NAME: Final = re.compile(
 )
 _RESERVED_NAME: Final = re.compile(r"move-[0-9A-Fa-f]+|(?:fork|backup)-[0-9a-f]{8}", re.ASCII)
 """Names of savepoints that the project makes for itself; a person may use others, such as `backup-2026`."""
+DIRECTORY_CHAIN_PREFIX: Final = "files-"
+"""The chain of the files of an operator is named by this and the operator."""
 
 
 class CutFlag(IntFlag):
@@ -113,14 +115,14 @@ class WorkerCut(msgspec.Struct, frozen=True, kw_only=True):
         """The bytes of its state chain that a restore reads: those from its snapshot on."""
         return self.state.size - self.floors.get("state", (0, 0))[1]
 
-    def positions(self) -> dict[str, Position]:
-        """Return all positions of this worker, by name."""
-        files = {f"directory of {name!r}": at for name, at in self.directories.items()}
+    def chains(self) -> dict[str, Position]:
+        """Return chain -> its position, of the chains that only this region reads: all but output logs."""
+        files = {f"{DIRECTORY_CHAIN_PREFIX}{name}": at for name, at in self.directories.items()}
         return {"state": self.state, "steps": self.steps, **files}
 
     def epochs(self) -> set[int]:
         """Return the epochs of all positions. They must be one incarnation when they are voted (R12)."""
-        return {at.epoch for at in self.positions().values()}
+        return {at.epoch for at in self.chains().values()}
 
 
 class RetiredWorker(msgspec.Struct, frozen=True, kw_only=True):

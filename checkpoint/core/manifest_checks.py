@@ -103,7 +103,7 @@ def _check_origin(cut: Cut, before: Cut | None) -> None:
 
 
 def _check_worker(cut: int, worker: int, part: WorkerCut, incarnation: int, highest: int | None) -> None:
-    for chain, position in part.positions().items():
+    for chain, position in part.chains().items():
         if position.size < 0 or position.epoch < 1 or not 0 <= position.digest < 1 << 64:
             raise ManifestError(f"worker {worker}: invalid {chain} position {position}", cut=cut)
         if highest is not None and position.epoch > highest:

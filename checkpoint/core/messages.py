@@ -23,7 +23,7 @@ import msgspec
 from checkpoint.core.layout import Layout
 from checkpoint.core.manifest import Cut, WorkerCut
 from checkpoint.core.versions import Versions
-from journal import Floor
+from journal import Floor, Gap
 
 FailureKind: TypeAlias = Literal[
     "operator", "reset", "peer", "unreachable", "fenced", "store", "manifest", "internal"
@@ -209,8 +209,11 @@ class Releasing(ControlMessage, frozen=True, kw_only=True):
 
     floors: dict[str, Floor] = {}
     """Chain -> the lowest segment that a retained checkpoint needs; everything below may be deleted."""
+    gaps: dict[str, tuple[Gap, ...]] = {}
+    """Chain -> the gaps above its floor, which may be deleted too. A worker of an older version ignores them.
+    """
     steps_kept_after: int = 0
-    """No retained checkpoint needs the input divisions of steps up to this one."""
+    """No restore needs the input divisions of steps up to this one."""
 
 
 class Peer(msgspec.Struct, frozen=True):

@@ -1,17 +1,18 @@
 """Which checkpoints are retained, and what may be deleted with the others (R14, docs/decisions/0110). Pure.
 
 The record of a checkpoint names the checkpoints that are retained from it on. Once it is acknowledged, all
-others are released permanently. A worker's chains keep everything from the lowest segment that a retained
-checkpoint needs. The shells delete the rest.
+others are released permanently. A worker's chains keep what a retained checkpoint needs: from the lowest
+segment that its restore reads up to its position, and everything after the last one. The shells delete the
+rest.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from checkpoint import limits
 from checkpoint.core.manifest import Cut
 from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
-from journal import Floor, lowest
+from journal import ORIGIN, Floor, Gap, below, gaps_between, lowest, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,37 @@ def floors_of(kept: Sequence[Cut], worker: int) -> dict[str, Floor]:
     return lowest(part.floors for part in parts)
 
 
+def gaps_of(kept: Sequence[Cut], worker: int) -> dict[str, tuple[Gap, ...]]:
+    """Return chain -> the gaps above its floor, which no retained checkpoint needs (decision 0245).
+
+    A checkpoint needs a chain from its floor up to its position, and only the last one needs what follows. So
+    a savepoint does not hold what was written after it. Output logs have no gaps: they have other readers.
+    """
+    parts = [cut.workers[worker] for cut in kept if worker in cut.workers and not cut.in_origin]
+    found = {}
+    for chain in floors_of(kept, worker) if parts else ():
+        positions = [(part.floors[chain], part.chains().get(chain, ORIGIN)) for part in parts]
+        needed = [(floor, (at.epoch, at.size)) for floor, at in positions[:-1] if at != ORIGIN]
+        if not chain.startswith(OUTPUT_CHAIN_PREFIX):
+            found[chain] = tuple(gaps_between(needed, positions[-1][0]))
+    return {chain: gaps for chain, gaps in found.items() if gaps}
+
+
+def unneeded_of(kept: Sequence[Cut], worker: int) -> Callable[[str], bool]:
+    """Return a test of object names: whether it is a segment of this worker's chains, without output logs,
+    that no retained checkpoint needs.
+    """
+    floors = {
+        chain: floor
+        for chain, floor in floors_of(kept, worker).items()
+        if not chain.startswith(OUTPUT_CHAIN_PREFIX)
+    }
+    is_below, is_within = below(floors), within(gaps_of(kept, worker))
+    return lambda name: is_below(name) or is_within(name)
+
+
 def steps_kept_after(kept: Sequence[Cut]) -> int:
-    """Return the step up to which no retained checkpoint needs the input divisions."""
-    return min((cut.step for cut in kept), default=0)
+    """Return the step up to which no input division is needed again. A restore to an older checkpoint than
+    the last one voids the steps that were recorded after it.
+    """
+    return kept[-1].step if kept else 0

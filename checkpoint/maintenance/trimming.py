@@ -17,9 +17,8 @@ from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView
 from checkpoint.coordinator.manifest_host import ManifestHost
 from checkpoint.coordinator.manifest_log import CHAIN
-from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.core.retention import floors_of
+from checkpoint.core.retention import unneeded_of
 from checkpoint.maintenance.stopped_region import hold_manifest
 from journal import Floors, below, inspect_chain, parse_segment_name
 from journal.ports import DirectoryViewPort, StorePort
@@ -35,13 +34,6 @@ class UnneededObject:
     copies: int
 
 
-def without_outputs(floors: Floors) -> Floors:
-    """Return the floors of the chains that only this region reads. Output logs have consumers: the deletion
-    of what a checkpoint has released of them is decided by `retention.py`.
-    """
-    return {chain: floor for chain, floor in floors.items() if not chain.startswith(OUTPUT_CHAIN_PREFIX)}
-
-
 async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObject]:
     """Return the objects below the floors in all directories of the region, as F members report them. Claims
     nothing.
@@ -52,8 +44,8 @@ async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObjec
     found = await objects_below(store, coordinator, await _manifest_floor(store, coordinator))
     kept = view.kept
     for worker in sorted({worker for cut in kept for worker in cut.outputs()}):
-        floors = without_outputs(floors_of(kept, worker))
-        found += await objects_below(store, worker_directory(view.region, worker), floors)
+        directory = worker_directory(view.region, worker)
+        found += objects_that(directory, await store.inspect(directory), unneeded_of(kept, worker))
     return found
 
 
@@ -83,10 +75,10 @@ async def held_by_savepoints(store: StorePort, view: ManifestView) -> dict[str, 
     }
     for worker in sorted({worker for cut in kept for worker in cut.outputs()}):
         directory = worker_directory(view.region, worker)
-        found, is_garbage = await store.inspect(directory), below(without_outputs(floors_of(kept, worker)))
+        found, is_garbage = await store.inspect(directory), unneeded_of(kept, worker)
         for name, others in rest.items():
             if any(worker in cut.outputs() for cut in others):
-                unneeded = below(without_outputs(floors_of(others, worker)))
+                unneeded = unneeded_of(others, worker)
                 held[name] += [
                     one for one in objects_that(directory, found, unneeded) if not is_garbage(one.name)
                 ]
@@ -129,7 +121,7 @@ async def collect_stopped(host: ManifestHost, region: str, *, wait_s: float = li
                 clean = False
                 continue
             try:
-                claim.collect(below(without_outputs(floors_of(opened.kept, worker))))
+                claim.collect(unneeded_of(opened.kept, worker))
                 clean &= await claim.wait_collected(wait_s)
             finally:
                 await claim.aclose()

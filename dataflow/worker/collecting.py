@@ -1,4 +1,5 @@
-"""What one worker deletes in its directory: below the floors that committed checkpoints have released.
+"""What one worker deletes in its directory: what committed checkpoints have released: below the floors of its
+chains, and in their gaps.
 
 Chains of state are deleted as soon as the release is known. An output log is also read by others, so its
 trimmer (`checkpoint/chains/trimming.py`) permits the deletion after it has read the register again.
@@ -7,7 +8,7 @@ trimmer (`checkpoint/chains/trimming.py`) permits the deletion after it has read
 from collections.abc import Mapping
 
 from checkpoint import OUTPUT_CHAIN_PREFIX
-from journal import Floor, below
+from journal import Floor, Gaps, below, within
 from journal.ports import ClaimPort
 
 
@@ -17,15 +18,21 @@ class FloorCollector:
     def __init__(self, claim: ClaimPort) -> None:
         self._claim = claim
         self._floors: dict[str, Floor] = {}
+        self._gaps: Gaps = {}
         self.released: dict[str, Floor] = {}
 
-    def release(self, floors: Mapping[str, Floor]) -> None:
-        """Take the floors of the retained checkpoints. Their release is acknowledged (R14)."""
+    def release(self, floors: Mapping[str, Floor], gaps: Gaps) -> None:
+        """Take what the retained checkpoints do not need. Its release is acknowledged (R14)."""
         for chain, floor in floors.items():
             (self.released if chain.startswith(OUTPUT_CHAIN_PREFIX) else self._floors)[chain] = floor
-        self._claim.collect(below(dict(self._floors)))
+        self._gaps = gaps
+        self._collect()
 
     def permit(self, chain: str, floor: Floor) -> None:
         """Delete an output log below a floor, too, which must be released. Raises FencedError."""
         self._floors[chain] = floor
-        self._claim.collect(below(dict(self._floors)))
+        self._collect()
+
+    def _collect(self) -> None:
+        is_below, is_within = below(dict(self._floors)), within(self._gaps)
+        self._claim.collect(lambda name: is_below(name) or is_within(name))

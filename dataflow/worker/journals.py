@@ -67,7 +67,6 @@ class Journals:
                 claim,
                 at=own.steps if own is not None and rewound else None,
                 after_step=after,
-                kept_after=order.steps_kept_after,
                 workers=len(order.layout.workers) if order.restore is None else 0,
                 generation=generation,
                 scratch=scratch,
@@ -158,12 +157,12 @@ class Journals:
         await self._steps.forget(order.steps_kept_after)
 
     def _release(self, order: Restore | Committed) -> None:
-        """Collect objects below the floors.
+        """Collect objects below the floors and in the gaps.
 
         Both chains are open in this incarnation and their starts are acknowledged. No retained checkpoint
         needs what lies below the floors, nor does anything that follows one.
         """
-        self._collecting.release(order.floors)
+        self._collecting.release(order.floors, order.gaps)
 
     async def aclose(self) -> None:
         """Stop appending."""

@@ -30,7 +30,7 @@ from checkpoint.errors import SavepointRefusedError
 from checkpoint.maintenance.stopped_region import hold_manifest, savepoint_stopped
 from checkpoint.maintenance.trimming import held_by_savepoints
 from journal import Op, inspect_chain, inspect_chain_at, read_records
-from journal.core.trimming import below
+from journal.core.trimming import below, within
 from tests.checkpoint.region_model_state import spec
 from tests.checkpoint.test_state_store import block
 from tests.journal.memory_store import MemoryClaim, MemoryStore
@@ -125,9 +125,13 @@ class Driver:
         self.state = await StateStore.open(
             self.claim, version=cut.cut if cut else 0, at=at, generation=1, rolling=ROLLING
         )
-        self.claim.collect(below(order.floors))
+        self._collect(order)
         self.receive(Restored, last_step=cut.step if cut else 0)
         self.rows = dict(self.model.rows[cut.cut]) if cut else {}
+
+    def _collect(self, order):
+        is_below, is_within = below(order.floors), within(order.gaps)
+        self.claim.collect(lambda name: is_below(name) or is_within(name))
 
     async def cut(self, change, *, ordered=None, crash=""):
         """A cut; crash: where this driver and its worker are dropped, '' nowhere."""
@@ -153,7 +157,7 @@ class Driver:
         (committed,) = [e for e in self.play(self.events[-1]) if isinstance(e, Committed)]
         if crash == "committed":
             return
-        self.claim.collect(below(committed.floors))
+        self._collect(committed)
 
     async def savepoint(self, name, number, change, *, on=True, crash=""):
         kept = [cut.cut for cut in self.core.state.kept]

@@ -123,10 +123,10 @@ def at(**fields):
         (a_cut(workers=at(steps=Position(0, 5, 0))), "worker 1: invalid steps position"),
         (a_cut(workers=at(state=Position(3, 5, 2**64))), "worker 1: invalid state position"),
         (a_cut(workers=at(state=Position(4, 5, 0))), "has epoch 4, which is above incarnation 3"),
-        (a_cut(workers=at(directories={"a": Position(4, 5, 0)})), "directory of 'a' position has epoch 4"),
+        (a_cut(workers=at(directories={"a": Position(4, 5, 0)})), "files-a position has epoch 4"),
         (
             a_cut(workers=at(directories={"a": Position(3, -5, 0)})),
-            "invalid directory of 'a' position",
+            "invalid files-a position",
         ),
         (
             a_cut(workers=at(sources={"in": {"a": SplitPosition(-3)}})),

@@ -23,7 +23,7 @@ from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, Manif
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.core.outputs import OutputDecision, Publish, output_chain
 from checkpoint.core.region import worker_directory
-from checkpoint.core.retention import floors_of, retained_with
+from checkpoint.core.retention import floors_of, gaps_of, retained_with
 from checkpoint.errors import InputTrimmedError
 from dataflow.worker.collecting import FloorCollector
 from dos_protocol.errors import DosError
@@ -83,7 +83,7 @@ class OutputModel:
             generation=1,
             released=floors.get(CHAIN, NO_FLOOR),
         )
-        self.collecting.release(floors)
+        self.collecting.release(floors, gaps_of(self.kept, 0))
         planner = TrimPlanner(self.store, self.place, RetentionRule())
         self.trimmer = self.log.trimmer(planner, partial(self.collecting.permit, CHAIN))
 
@@ -115,7 +115,7 @@ class OutputModel:
         await self.manifest.append(AppendCut(record))
         assert isinstance(self.events[-1], CutAppended)
         self.kept = self.manifest._kept
-        self.collecting.release(floors_of(self.kept, 0))
+        self.collecting.release(floors_of(self.kept, 0), gaps_of(self.kept, 0))
 
     async def trim(self) -> None:
         allowed = self.collecting.released.get(CHAIN, NO_FLOOR)
@@ -227,8 +227,8 @@ def readers_do_not_count(patch: pytest.MonkeyPatch) -> None:
     """What a checkpoint has released is deleted without a look at the register."""
     release = FloorCollector.release
 
-    def at_once(self: FloorCollector, floors: Any) -> None:
-        release(self, floors)
+    def at_once(self: FloorCollector, floors: Any, gaps: Any) -> None:
+        release(self, floors, gaps)
         for chain, floor in self.released.items():
             self.permit(chain, floor)
 

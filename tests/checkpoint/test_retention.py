@@ -7,11 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.core.layout import even_layout
+from checkpoint.core.manifest import WorkerCut
 from checkpoint.core.manifest_checks import check_cut
-from checkpoint.core.retention import floors_of, keep, retained_with, steps_kept_after
+from checkpoint.core.retention import (
+    floors_of,
+    gaps_of,
+    keep,
+    retained_with,
+    steps_kept_after,
+    unneeded_of,
+)
 from checkpoint.errors import ManifestError
+from journal.core.position import Position
 from journal.core.segment import segment_name
-from journal.core.trimming import below
+from journal.core.trimming import below, within
 from tests.checkpoint.manifest_samples import a_cut, worker_cut
 
 
@@ -61,7 +70,34 @@ def test_nothing_that_a_retained_checkpoint_needs_is_ever_garbage(given_floors, 
                 assert not needed
                 assert chain != "out-x"
         assert not garbage("state")
-        assert steps_kept_after(kept) == kept[0].step
+        assert steps_kept_after(kept) == kept[-1].step
+
+
+ORDER = st.tuples(st.integers(1, 4), st.integers(0, 9))
+
+
+@given(st.lists(st.tuples(ORDER, ORDER).map(sorted), min_size=1, max_size=5))
+def test_exactly_what_lies_between_a_position_and_the_next_floor_is_a_gap(needs) -> None:
+    """Of state, steps and files; an output log has other readers, and no gap."""
+    # EVIDENCE-OF: P-6
+    chains = ("state", "steps", "files-own", "out-x")
+    kept = ()
+    for number, (floor, end) in enumerate(needs, 1):
+        at = Position(*end, 0)
+        floors = dict.fromkeys(chains, floor)
+        part = WorkerCut(floors=floors, state=at, steps=at, directories={"own": at})
+        kept = (*kept, a_cut(cut=number, workers={0: part}))
+    is_garbage, lowest, gaps = unneeded_of(kept, 0), floors_of(kept, 0), gaps_of(kept, 0)
+    is_released = within(gaps)
+    assert "out-x" not in gaps
+    for epoch, base in itertools.product(range(1, 5), range(10)):
+        *older, (last, _) = needs
+        needed = (epoch, base) >= last or any(low <= (epoch, base) <= high for low, high in older)
+        for chain in chains[:-1]:
+            name = segment_name(chain, epoch, base)
+            assert is_garbage(name) == (not needed)
+            assert is_released(name) == (not needed and (epoch, base) > lowest[chain])
+        assert not is_garbage(segment_name("out-x", epoch, base))
 
 
 def test_of_a_worker_in_no_retained_checkpoint_state_and_files_are_not_needed() -> None:

@@ -18,6 +18,7 @@ from checkpoint.core import checkpointing, retention
 from checkpoint.core.savepoints import recorded_again
 from checkpoint.maintenance.trimming import collect_stopped, garbage_of, held_by_savepoints
 from dos_protocol.errors import DosError
+from journal.core import trimming
 from tests.checkpoint.savepoint_model import REGION, Host, SavepointModel
 
 
@@ -122,13 +123,45 @@ def above_the_oldest(kept, worker):
     return retention.lowest(cut.workers[worker].floors for cut in kept[-1:])
 
 
+def of_the_last_alone(kept, worker):
+    """Whatever lies below the floor of the last checkpoint."""
+    return {
+        chain: (((0, 0), floor),) for chain, floor in retention.floors_of(kept[-1:], worker).items() if kept
+    }
+
+
+def with_the_last_segment(needed, floor):
+    """The segment in which a position lies counts as above it."""
+    return trimming.gaps_between([(begin, (end[0], begin[1])) for begin, end in needed], floor)
+
+
+@pytest.mark.trio
+async def test_a_savepoint_holds_nothing_of_what_is_written_after_it() -> None:
+    model = SavepointModel(2)
+    await model.crash()
+    await model.driver.cut({"a": 1})
+    await model.driver.savepoint("old", 0, {"a": 2})
+    held = set()
+    for number in range(30):
+        await model.driver.snapshot()
+        await model.driver.cut({"b": number})
+        await model.check()
+        if number == 5:
+            held = await model.objects()
+    assert len(await model.objects()) <= len(held), "it grows with what was written since"
+
+
 @pytest.mark.parametrize(
     ("where", "what", "how"),
     [
         (checkpointing, "retained_with", only_the_last),
         (checkpointing, "floors_of", above_the_oldest),
-        ("checkpoint.maintenance.trimming", "floors_of", above_the_oldest),
+        ("checkpoint.core.retention", "floors_of", above_the_oldest),
         ("checkpoint.core.coordinator_state", "floors_of", above_the_oldest),
+        (checkpointing, "gaps_of", of_the_last_alone),
+        ("checkpoint.core.retention", "gaps_of", of_the_last_alone),
+        ("checkpoint.core.coordinator_state", "gaps_of", of_the_last_alone),
+        ("checkpoint.core.retention", "gaps_between", with_the_last_segment),
     ],
 )
 def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> None:

@@ -11,10 +11,11 @@ import trio
 
 from checkpoint import link
 from checkpoint.chains import chain_store
-from checkpoint.chains.directory_store import DIRECTORY_CHAIN_PREFIX, DirectoryStore
+from checkpoint.chains.directory_store import DirectoryStore
 from checkpoint.chains.state_store import StateStore
 from checkpoint.coordinator import shell
 from checkpoint.core.coordinator import Coordinator
+from checkpoint.core.manifest import DIRECTORY_CHAIN_PREFIX
 from checkpoint.core.participant import ParticipantEnded, ParticipantTick, SendReport
 from checkpoint.participant import Participant
 from checkpoint.runtime import runtime

@@ -9,8 +9,9 @@ from contextlib import aclosing
 
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.chains.state_blocks import StateFold, decode_block
+from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.core.backup_record import PIECE_PREFIX, BackupRecord
-from checkpoint.core.backups import STATE_CHAIN, needed_chains
+from checkpoint.core.backups import needed_chains
 from checkpoint.core.manifest import Cut
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupDamagedError, BackupRefusedError
