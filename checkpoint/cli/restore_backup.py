@@ -54,6 +54,10 @@ def restore_from_backup(
             help="The original never runs again: continue its output outside of the store in its name.",
         ),
     ] = False,
+    allow_republish: Annotated[
+        bool,
+        typer.Option("--allow-republish", help="With --old-is-gone: although some sinks show rows again."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what would be restored, and from when.")
     ] = False,
@@ -82,7 +86,7 @@ def restore_from_backup(
     Output outside of the store (files, SQL, Parquet, S3) has an owner. Without --old-is-gone, the restored
     region is another owner, whose output begins anew in another place, and the original may run on. With
     --old-is-gone it continues where the original was at the backup: files are cut back to that, and rows that
-    a sink cannot take back come again. Then the original must never run again.
+    a sink cannot take back come again, which needs --allow-republish. Then the original must never run again.
 
     Example: dos region restore-backup s3://backups/dos dos://new1,new2,new3 --dry-run
 
@@ -107,7 +111,12 @@ def restore_from_backup(
                     return record, None
                 async with open_store(url, token=token, client="dos region restore-backup") as store:
                     restored = restore_backup(
-                        place, record, store, old_is_gone=old_is_gone, progress=progress
+                        place,
+                        record,
+                        store,
+                        old_is_gone=old_is_gone,
+                        allow_republish=allow_republish,
+                        progress=progress,
                     )
                     return record, await restored
 

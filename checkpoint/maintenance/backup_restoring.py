@@ -66,19 +66,28 @@ async def restore_backup(
     store: Store,
     *,
     old_is_gone: bool = False,
+    allow_republish: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> RestoredBackup:
     """Restore a region from a backup into a store. The next `run` of its name continues it.
 
     old_is_gone: the region takes the place of the original as the owner of output outside of the store.
-    Otherwise such output begins anew.
+    Otherwise such output begins anew. allow_republish: also if rows come again that a sink may have shown
+    after the backup and cannot take back.
 
-    Raises BackupRefusedError, which names it, if a directory is not empty; BackupDamagedError, which names
+    Raises BackupRefusedError, which names them, if there are such sinks, or if a directory is not empty; BackupDamagedError, which names
     the object, if the target has other bytes than were stored; and the errors of the store and of the target.
     If it fails or is cancelled, there is no region; the same call continues. Only if the record of the
     manifest is not acknowledged in time, the region may be there.
     """
     cut = record.cut
+    irrevocable = {} if cut.irrevocable is msgspec.UNSET or not old_is_gone else cut.irrevocable
+    if irrevocable and not allow_republish:
+        listed = "; ".join(f"{sink!r}: {why}" for sink, why in sorted(irrevocable.items()))
+        raise BackupRefusedError(
+            f"rows that these sinks may have shown after backup {record.number} come again: {listed}",
+            remedy="confirm that this is wanted: --allow-republish; or restore without --old-is-gone",
+        )
     writer = _writer_of(record)
     directories = sorted({chain.directory for chain in record.chains})
     for directory in directories:
@@ -97,7 +106,6 @@ async def restore_backup(
         await _restore_register(store, register)
     first = await _commit(store, record, old_is_gone=old_is_gone)
     outside = outside_sinks(cut)
-    irrevocable = {} if cut.irrevocable is msgspec.UNSET else cut.irrevocable
     return RestoredBackup(
         region=record.region,
         backup=record.number,
@@ -107,7 +115,7 @@ async def restore_backup(
         bytes=record.bytes,
         directories=len(directories),
         begins_anew=() if old_is_gone else tuple(outside),
-        comes_again=tuple(sorted(irrevocable)) if old_is_gone else (),
+        comes_again=tuple(sorted(irrevocable)),
     )
 
 

@@ -1,7 +1,9 @@
 """Regions that are restored from a backup: what is refused, and what a crash at any point leaves."""
 
+import json
 from contextlib import aclosing
 
+import msgspec
 import pytest
 
 from checkpoint import limits
@@ -148,6 +150,23 @@ def test_directories_that_are_not_empty_are_refused_by_name_and_nothing_changes(
                     assert await new.list_directories() == [directory]
             with pytest.raises(BackupRefusedError, match="is not empty"):
                 await restore_backup(place, record, region.store)
+
+    run(main)
+
+
+def test_rows_that_a_sink_cannot_take_back_come_again_only_if_that_is_wanted():
+    async def main():
+        async with opened() as (region, place), empty_store() as new:
+            await region.back_up(place)
+            record = await newest_backup(place)
+            flags, ints, text = record.checkpoint
+            stated = {**json.loads(text), "irrevocable": {"called": "a function is called"}}
+            record = msgspec.structs.replace(record, checkpoint=(flags, ints, json.dumps(stated)))
+            with pytest.raises(BackupRefusedError, match="come again: 'called': a function is called"):
+                await restore_backup(place, record, new, old_is_gone=True)
+            assert not await new.list_directories(), "nothing was written"
+            restored = await restore_backup(place, record, new, old_is_gone=True, allow_republish=True)
+            assert restored.comes_again == ("called",)
 
     run(main)
 
