@@ -12,7 +12,7 @@ import typer
 from checkpoint.cli.backup import Endpoint, backup_row, run_backup
 from checkpoint.core.backup_record import BackupRecord
 from checkpoint.errors import BackupRefusedError
-from checkpoint.maintenance.backup import Progress, backups_of, read_backup
+from checkpoint.maintenance.backup import Progress, backups_of
 from checkpoint.maintenance.backup_restoring import RestoredBackup, restore_backup
 from checkpoint.maintenance.backup_target import BackupTarget, open_target
 from dos_client import open_store
@@ -104,21 +104,12 @@ def restore_from_backup(
             region = name or await _only_region(opened)
             async with opened.place(region) as place:
                 known = await backups_of(place)
-                record = await read_backup(place, number) if number else (known[-1] if known else None)
-                if record is None or record.number not in [one.number for one in known]:
-                    raise _unknown(source, region, number, known)
+                record = _chosen(source, region, number, known)
                 if dry_run:
                     return record, None
                 async with open_store(url, token=token, client="dos region restore-backup") as store:
-                    restored = restore_backup(
-                        place,
-                        record,
-                        store,
-                        old_is_gone=old_is_gone,
-                        allow_republish=allow_republish,
-                        progress=progress,
-                    )
-                    return record, await restored
+                    options = {"old_is_gone": old_is_gone, "allow_republish": allow_republish}
+                    return record, await restore_backup(place, record, store, progress=progress, **options)
 
     with bar_of(f"{source} to {url}", quiet=as_json) as progress:
         record, done = run_backup(lambda: work(progress))
@@ -141,10 +132,14 @@ async def _only_region(target: BackupTarget) -> str:
     return regions[0]
 
 
-def _unknown(source: str, region: str, number: int, known: list[BackupRecord]) -> BackupRefusedError:
+def _chosen(source: str, region: str, number: int, known: list[BackupRecord]) -> BackupRecord:
+    """Return the backup of that number, 0: the newest. Raises BackupRefusedError if there is none."""
+    for record in reversed(known):
+        if number in (0, record.number):
+            return record
     numbers = ", ".join(str(one.number) for one in known) or "none"
     wanted = f"backup {number}" if number else "backup"
-    return BackupRefusedError(f"{source} has no {wanted} of region {region!r}; it has {numbers}")
+    raise BackupRefusedError(f"{source} has no {wanted} of region {region!r}; it has {numbers}")
 
 
 def _restored_text(done: RestoredBackup) -> str:

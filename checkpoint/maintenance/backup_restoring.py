@@ -75,10 +75,10 @@ async def restore_backup(
     Otherwise such output begins anew. allow_republish: also if rows come again that a sink may have shown
     after the backup and cannot take back.
 
-    Raises BackupRefusedError, which names them, if there are such sinks, or if a directory is not empty; BackupDamagedError, which names
-    the object, if the target has other bytes than were stored; and the errors of the store and of the target.
-    If it fails or is cancelled, there is no region; the same call continues. Only if the record of the
-    manifest is not acknowledged in time, the region may be there.
+    Raises BackupRefusedError, which names them, if there are such sinks, or if a directory is not empty;
+    BackupDamagedError, which names the object, if the target has other bytes than were stored; and the errors
+    of the store and of the target. If it fails or is cancelled, there is no region; the same call continues.
+    Only if the record of the manifest is not acknowledged in time, the region may be there.
     """
     cut = record.cut
     irrevocable = {} if cut.irrevocable is msgspec.UNSET or not old_is_gone else cut.irrevocable
