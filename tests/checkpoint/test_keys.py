@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from checkpoint.core.keys import Kind, Value, canonical_bytes, canonical_key, key_hash
 from checkpoint.errors import UnsupportedKeyTypeError
-from checkpoint.key_hash import hash_keys, kind_of
+from checkpoint.key_hash import hash_keys, hash_rows, kind_of
 from checkpoint.xxh3_vector import hash_slices, hash_words
 
 GOLDEN = [
@@ -155,3 +155,35 @@ def test_each_kind_of_key_takes_its_own_values_and_null_alone(kind: Kind, value:
 def test_one_float_that_is_no_number_is_one_key() -> None:
     assert canonical_bytes("float", math.nan) == canonical_bytes("float", -math.nan)
     assert canonical_bytes("float", -0.0) == canonical_bytes("float", 0.0)
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(["", "a", "ab", "a long string, longer than 16 bytes", None]),
+        st.sampled_from([0, 1, -1, None]),
+        st.sampled_from([0.0, -0.0, math.nan, 1.5, None]),
+        st.sampled_from([True, False, None]),
+    ),
+    max_size=40,
+)
+
+
+@given(ROWS)
+def test_rows_have_the_same_digest_exactly_if_they_are_the_same_as_keys(rows) -> None:
+    kinds = ("string", "int", "float", "bool")
+    types = (pa.string(), pa.int32(), pa.float64(), pa.bool_())
+    columns = [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(types)]
+    digests = hash_rows(columns).tolist()
+    assert len(digests) == len(rows)
+    for (one, first), (other, second) in itertools.combinations(zip(rows, digests, strict=True), 2):
+        same = canonical_key(kinds, one) == canonical_key(kinds, other)
+        assert (first[:8] == second[:8]) == same, "each half alone differs"
+        assert (first[8:] == second[8:]) == same
+
+
+def test_columns_that_are_swapped_have_another_digest() -> None:
+    a, b = pa.array([1, 2, 2]), pa.array([2, 1, 2])
+    one, other = hash_rows([a, b]).tolist(), hash_rows([b, a]).tolist()
+    assert one[0] == other[1] != one[1]
+    assert one[2] == other[2]
+    assert len({*one, *other}) == 3
