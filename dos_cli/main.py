@@ -37,12 +37,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "input": ("dataflow.cli", "Receive lines as an input of an application; close, trim or sweep it."),
     "output": ("checkpoint.cli.retention", "Show who reads the output of a region, and what is deleted."),
     "journal": ("journal.cli", "Dump, search, verify or replay a journal."),
+    "sites": ("sites.cli", "Plan where the replicas of an application's regions run."),
     "files": ("journal.files.mirror_cli", "Mirror the journal of a local directory of files to a store."),
     "chaos": ("dos_chaos.cli", "Test disks, or a store, with kills, stops, full and slow disks."),
 }
 """Command -> (module that defines it, its line in `dos --help`)."""
 
-_OURS = ("checkpoint", "dataflow", "dos_chaos", "dos_client", "dos_protocol", "dos_server", "journal")
+_OURS = (
+    "checkpoint",
+    "dataflow",
+    "dos_chaos",
+    "dos_client",
+    "dos_protocol",
+    "dos_server",
+    "journal",
+    "sites",
+)
 
 
 class _NotLoaded(typer_core.TyperCommand):

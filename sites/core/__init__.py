@@ -1,0 +1,1 @@
+"""Decisions about replicas at sites, without I/O."""

@@ -1,0 +1,228 @@
+"""What runs where: sites, the distances between them, and the regions of an application with their streams.
+
+`decode_description` reads it from TOML:
+
+    kmax = 3                       # replicas of each region, if the sites allow it
+    kmin = 2                       # fewer are refused
+    distance_ms = 30               # replicas of one region are farther apart than that
+    alpha = 0.8                    # the share of a site's capacity that may be used
+
+    [[sites]]
+    name = "purdue"
+    capacity = 4.0                 # in the unit of the loads, for example processors
+    load = 0.5                     # of what else runs there
+
+    [[links]]
+    between = ["purdue", "osu"]
+    latency_ms = 21.0              # mean of one direction
+    least_ms = 18.0                # the least that was seen; latency_ms if it is left out
+
+    [[sources]]                    # where rows enter
+    name = "sensors"
+    site = "purdue"
+
+    [[exits]]                      # where results are needed
+    name = "board"
+    site = "osu"
+
+    [[regions]]
+    name = "joined"
+    load = 0.4
+
+    [[streams]]
+    from = "sensors"
+    to = "joined"
+    bytes_per_s = 20000.0
+"""
+
+import tomllib
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+from typing import Final
+
+import msgspec
+
+from sites.errors import DescriptionError
+
+HERE_MS: Final = 0.0
+"""The latency within a site."""
+
+
+class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A place that runs regions. load: of what runs there beside this application."""
+
+    name: str
+    capacity: float
+    load: float = 0.0
+
+
+class SiteLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The network between two sites, the same in both directions."""
+
+    between: tuple[str, str]
+    latency_ms: float
+    least_ms: float | None = None
+
+
+class FixedPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A source of rows, or an exit, which is where it is."""
+
+    name: str
+    site: str
+
+
+class ReplicatedRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the application that is replicated as a whole. load: of one replica."""
+
+    name: str
+    load: float = 0.0
+
+
+class ReplicatedStream(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"sender": "from", "reader": "to"}
+):
+    """What a source or a region sends to a region or an exit: to each of its replicas."""
+
+    sender: str
+    reader: str
+    bytes_per_s: float
+
+
+class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An application over sites. Every method assumes that `check` has passed."""
+
+    sites: tuple[Site, ...]
+    sources: tuple[FixedPlace, ...]
+    exits: tuple[FixedPlace, ...]
+    regions: tuple[ReplicatedRegion, ...]
+    streams: tuple[ReplicatedStream, ...]
+    links: tuple[SiteLink, ...] = ()
+    kmax: int = 2
+    kmin: int = 1
+    distance_ms: float = 30.0
+    alpha: float = 0.8
+
+    def latencies(self) -> dict[tuple[str, str], float]:
+        """Return (site, site) -> the mean latency in milliseconds."""
+        return self._between((link, link.latency_ms) for link in self.links)
+
+    def distances(self) -> dict[tuple[str, str], float]:
+        """Return (site, site) -> the least latency that was observed. Sites that are near to each other fail
+        together more often.
+        """
+        return self._between(
+            (link, link.latency_ms if link.least_ms is None else link.least_ms) for link in self.links
+        )
+
+    def _between(self, links: Iterable[tuple[SiteLink, float]]) -> dict[tuple[str, str], float]:
+        found = {(site.name, site.name): HERE_MS for site in self.sites}
+        for link, value in links:
+            one, other = link.between
+            found[one, other] = found[other, one] = value
+        return found
+
+    def fixed(self) -> dict[str, str]:
+        """Return source or exit -> its site."""
+        return {place.name: place.site for place in (*self.sources, *self.exits)}
+
+    def order(self) -> list[str]:
+        """Return the regions so that each one follows those that it reads; otherwise by name."""
+        regions = {region.name for region in self.regions}
+        reads: dict[str, set[str]] = {name: set() for name in regions}
+        for stream in self.streams:
+            if stream.sender in regions and stream.reader in regions:
+                reads[stream.reader].add(stream.sender)
+        sorter, found = TopologicalSorter(reads), list[str]()
+        sorter.prepare()
+        while sorter.is_active():
+            ready = sorted(sorter.get_ready())
+            found += ready
+            sorter.done(*ready)
+        return found
+
+
+def decode_description(text: str) -> Description:
+    """Read a description, and check it. Raises DescriptionError."""
+    try:
+        description = msgspec.convert(tomllib.loads(text), Description)
+    except tomllib.TOMLDecodeError as error:
+        raise DescriptionError(f"it is no TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise DescriptionError(str(error)) from error
+    check(description)
+    return description
+
+
+def check(description: Description) -> None:
+    """Raise DescriptionError, which names the first entry that breaks a rule."""
+    one = description
+    sites = _unique("site", [site.name for site in one.sites])
+    nodes = [(*(place.name for place in one.sources),), (*(place.name for place in one.exits),)]
+    regions = {region.name for region in one.regions}
+    _unique("source, region or exit", [*nodes[0], *nodes[1], *(region.name for region in one.regions)])
+    for place in (*one.sources, *one.exits):
+        if place.site not in sites:
+            raise DescriptionError(f"{place.name!r} is at site {place.site!r}, which is not described")
+    for stream in one.streams:
+        if stream.sender not in {*nodes[0], *regions} or stream.reader not in {*nodes[1], *regions}:
+            raise DescriptionError(
+                f"the stream from {stream.sender!r} to {stream.reader!r} must lead from a source or a region"
+                " to a region or an exit that is described"
+            )
+    for name in sorted(regions | {*nodes[1]}):
+        if name not in {stream.reader for stream in one.streams}:
+            raise DescriptionError(f"no stream leads to {name!r}")
+    for name in sorted(regions):
+        if name not in {stream.sender for stream in one.streams}:
+            raise DescriptionError(f"no stream leads from region {name!r}")
+    _check_numbers(one)
+    _check_links(one, sites)
+    try:
+        one.order()
+    except CycleError as error:
+        raise DescriptionError(
+            f"regions read each other in a circle: {' from '.join(error.args[1])}"
+        ) from error
+
+
+def _unique(what: str, names: list[str]) -> set[str]:
+    for name in names:
+        if not name or names.count(name) > 1:
+            raise DescriptionError(f"{what} {name!r} needs a name of its own")
+    return set(names)
+
+
+def _check_numbers(one: Description) -> None:
+    if not 1 <= one.kmin <= one.kmax:
+        raise DescriptionError(f"kmin = {one.kmin} and kmax = {one.kmax}: 1 <= kmin <= kmax is needed")
+    if not 0 < one.alpha <= 1:
+        raise DescriptionError(f"alpha = {one.alpha}: it is a share, above 0 and at most 1")
+    values = {"distance_ms": one.distance_ms}
+    values |= {f"the capacity of site {site.name!r}": site.capacity for site in one.sites}
+    values |= {f"the load of site {site.name!r}": site.load for site in one.sites}
+    values |= {f"the load of region {region.name!r}": region.load for region in one.regions}
+    values |= {
+        f"bytes_per_s of the stream from {stream.sender!r} to {stream.reader!r}": stream.bytes_per_s
+        for stream in one.streams
+    }
+    for what, value in values.items():
+        if value < 0:
+            raise DescriptionError(f"{what} is {value}: it cannot be below 0")
+
+
+def _check_links(one: Description, sites: set[str]) -> None:
+    known = set[frozenset[str]]()
+    for link in one.links:
+        pair = frozenset(link.between)
+        text = " and ".join(map(repr, link.between))
+        if len(pair) != 2 or not pair <= sites:
+            raise DescriptionError(f"the link between {text} must be between two sites that are described")
+        if pair in known:
+            raise DescriptionError(f"there are two links between {text}")
+        if not 0 <= (link.latency_ms if link.least_ms is None else link.least_ms) <= link.latency_ms:
+            raise DescriptionError(f"the link between {text}: 0 <= least_ms <= latency_ms is needed")
+        known.add(pair)
+    for first in sorted(sites):
+        for second in sorted(sites):
+            if first < second and frozenset((first, second)) not in known:
+                raise DescriptionError(f"there is no link between {first!r} and {second!r}")
