@@ -74,6 +74,10 @@ class ObjectMarks:
         if durable:
             self._sync_with_entry(handle)
 
+    def make_durable(self) -> None:
+        """Sync what was written, and the entry of the file."""
+        self._sync_with_entry(self._open())
+
     def erase(self, name: str) -> None:
         """Erase the mark of an object durably. After an error it keeps its slot: write the mark again."""
         with self._guard:

@@ -27,11 +27,14 @@ logger = logging.getLogger("dos.server")
 
 def remove(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark) -> Removal:
     """Remove the object that has this mark. Readers may still have its file open."""
-    begun = False
+    begun = written = False
+    held: ObjectMark | None = None
     try:
         held = marks.of(mark.name)
         begun = held is not None and held.removed  # a postponed removal: its file may be gone
-        marks.write(mark._replace(removed=True), durable=True)
+        marks.write(mark._replace(removed=True), durable=False)
+        written = True
+        marks.make_durable()
         with contextlib.suppress(FileNotFoundError):
             disk.remove(f"{folder}/{mark.name}")
     except OSError as error:
@@ -39,7 +42,7 @@ def remove(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark) -> Rem
             return _unknown(folder, mark, error)
         logger.error("object %s/%s cannot be removed: %s", folder, mark.name, error)
         as_it_was = Removal.INTACT if failure_of(error) is DiskFailure.FAILED else Removal.NOT_NOW
-        return _restore_mark(marks, folder, mark, as_it_was)
+        return _restore_mark(marks, folder, mark, as_it_was, held, written=written)
     try:
         disk.sync_folder(folder)
         marks.erase(mark.name)
@@ -59,10 +62,24 @@ def _unknown(folder: str, mark: ObjectMark, error: OSError) -> Removal:
     return Removal.UNKNOWN
 
 
-def _restore_mark(marks: ObjectMarks, folder: str, mark: ObjectMark, as_it_was: Removal) -> Removal:
-    """Restore the mark durably. Otherwise a crash would remove the file, which still exists."""
+def _restore_mark(
+    marks: ObjectMarks,
+    folder: str,
+    mark: ObjectMark,
+    as_it_was: Removal,
+    held: ObjectMark | None,
+    *,
+    written: bool,
+) -> Removal:
+    """Restore the mark durably. Otherwise a crash would remove the file, which still exists.
+
+    held: the mark before the removal. If the new one was not written and the old one is still there, no crash
+    can remove the file, and a full disk would refuse this write too. (After a failed sync the disk may have
+    what the page cache does not show, so that does not count.)
+    """
     try:
-        marks.write(mark, durable=True)
+        if written or marks.of(mark.name) != held:
+            marks.write(mark, durable=True)
     except OSError as error:
         return _unknown(folder, mark, error)
     return as_it_was

@@ -55,7 +55,7 @@ def gaps_between(needed: Iterable[Gap], floor: Floor) -> list[Gap]:
     """
     found: list[Gap] = []
     reached: Floor | None = None
-    for begin, end in [*sorted(needed), (floor, floor)]:
+    for begin, end in sorted([*needed, (floor, floor)]):  # the floor may be below others, after a restore
         if reached is not None and begin > reached:
             found.append((reached, begin))
         reached = end if reached is None else max(reached, end)

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.core.layout import even_layout
@@ -77,6 +77,8 @@ ORDER = st.tuples(st.integers(1, 4), st.integers(0, 9))
 
 
 @given(st.lists(st.tuples(ORDER, ORDER).map(sorted), min_size=1, max_size=5))
+@example([[(1, 0), (1, 0)], [(1, 2), (1, 2)], [(1, 1), (1, 1)]])  # the last one was restored
+@settings(max_examples=400)
 def test_exactly_what_lies_between_a_position_and_the_next_floor_is_a_gap(needs) -> None:
     """Of state, steps and files; an output log has other readers, and no gap."""
     # EVIDENCE-OF: P-6

@@ -216,7 +216,7 @@ def test_a_region_reads_the_log_of_one_that_is_scaled_with_every_row_in_time(
     of one that joins is late."""
     rows = 12_000
     above = Graph("above")
-    words = above.source("rows", RateSource(1_000, rows=rows)).map(
+    words = above.source("rows", RateSource(500, rows=rows)).map(
         "words", of_ten, schema="at timestamp, word string"
     )
     words.key_by("divided", "word").sink("shown", LogSink())  # so that each log has rows
@@ -260,7 +260,7 @@ def test_rows_in_transactions_count_once_through_changes_and_kills(
     """The heir of a worker that left commits what that worker had prepared, and nothing else of it."""
     rows = 8_000
     graph = Graph("sold")
-    numbers = graph.source("rows", RateSource(1_000, rows=rows)).map("numbers", number_of, schema="id bigint")
+    numbers = graph.source("rows", RateSource(500, rows=rows)).map("numbers", number_of, schema="id bigint")
     numbers.sink("files", ParquetSink(tmp_path / "files"))
     numbers.sink("table", SqlSink(postgres.url, "rescaled"))
     with running(graph, shared_store, tmp_path, workers=3) as (control, watch):

@@ -13,7 +13,7 @@ from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.limits import mark_bytes
 from tests.support.core_harness import Harness
-from tests.support.fake_disk import FakeDisk
+from tests.support.fake_disk import ENDLESS, FakeDisk
 
 CONTENT = bytes(range(200)) * 30
 
@@ -190,6 +190,21 @@ def test_a_removal_that_cannot_be_made_durable_is_not_told_and_the_name_rests_un
     server.start()
     assert read(server) == ErrorCode.NOT_FOUND
     put(server, "f", b"another")
+
+
+def test_a_full_disk_that_refuses_the_mark_leaves_the_object_as_it_was_and_usable() -> None:
+    """The mark of a removal may need a new slot. Restoring it would need the same space."""
+    # EVIDENCE-OF: P-8
+    disk = FakeDisk()
+    server, session = with_file(disk)
+    disk.space = 0
+    answer = server.ask0(session, "df") or b""
+    assert answer.startswith(b"ERROR: "), answer
+    assert b"poisoned" not in answer
+    assert read(server) == CONTENT
+    disk.space = ENDLESS
+    assert server.ask0(session, "df") == b"ok"
+    assert read(server) == ErrorCode.NOT_FOUND
 
 
 def test_a_file_is_not_removed_while_it_is_appended() -> None:

@@ -11,6 +11,7 @@ from checkpoint.core.region import RegionSpec, RegionState
 from dataflow.graph.builder import GraphPlan
 from dataflow.worker.messages import CircuitFailed
 from tests.sim.history import History, ViolationError
+from tests.sim.regions.backing_up import Backups
 from tests.sim.regions.editing import edits_in
 from tests.sim.regions.forking import Forker
 from tests.sim.regions.output import Part
@@ -84,6 +85,7 @@ class RegionBase:
         self.first: Cut | None = None
         """Of a fork: its first record."""
         self.forker: Forker | None = None
+        self.backups: Backups | None = None
         self._at_next: dict[str, list[Callable[[], None]]] = {}
         self._readers = 0
 
