@@ -19,6 +19,8 @@ from checkpoint.xxh3_vector import I64, U64, hash_slices, hash_words
 
 HASH_COLUMN: Final = "_hash"
 _NAN: Final = np.uint64(0x7FF8000000000000)
+_OF_BYTES: Final = ("string", "binary", "bool", "decimal")
+"""Kinds that are hashed as bytes; the others as words."""
 _FACTORS: Final = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
 """Odd, so that multiplying loses nothing."""
 
@@ -81,7 +83,7 @@ def hash_rows(columns: Sequence[Any]) -> npt.NDArray[Any]:
 
 def _two_hashes(array: Any) -> tuple[U64, U64]:
     """Return two hashes of each value, of which neither follows from the other."""
-    if kind_of(array.type) in ("string", "binary", "bool", "decimal"):
+    if kind_of(array.type) in _OF_BYTES:
         data = _canonical(array).fill_null(b"")
         marked = pc.binary_join_element_wise(data, pa.scalar(b"\x01", data.type), pa.scalar(b"", data.type))
         found = hash_slices(*_slices(data)), hash_slices(*_slices(marked))
@@ -103,7 +105,7 @@ def _plain(column: Any) -> Any:
 
 
 def _hash_one(array: Any) -> U64:
-    if kind_of(array.type) not in ("string", "binary", "bool", "decimal"):
+    if kind_of(array.type) not in _OF_BYTES:
         hashes = hash_words(_words(array))
         if array.null_count:
             hashes[array.is_null().to_numpy(zero_copy_only=False)] = hash_slices(

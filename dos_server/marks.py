@@ -69,14 +69,9 @@ class ObjectMarks:
             if slot is None:
                 slot = self._slots[mark.name] = self._free.pop() if self._free else self._slot_count
                 self._slot_count = max(self._slot_count, slot + 1)
-            handle = self._open()
-            self._disk.write(handle, slot * mark_bytes, [records.encode_mark(mark)])
+            self._disk.write(self._open(), slot * mark_bytes, [records.encode_mark(mark)])
         if durable:
-            self._sync_with_entry(handle)
-
-    def make_durable(self) -> None:
-        """Sync what was written, and the entry of the file."""
-        self._sync_with_entry(self._open())
+            self.make_durable()
 
     def erase(self, name: str) -> None:
         """Erase the mark of an object durably. After an error it keeps its slot: write the mark again."""
@@ -84,16 +79,15 @@ class ObjectMarks:
             slot = self._slots.get(name)
             if slot is None:
                 return
-            handle = self._open()
-            self._disk.write(handle, slot * mark_bytes, [bytes(mark_bytes)])
-        self._sync_with_entry(handle)
+            self._disk.write(self._open(), slot * mark_bytes, [bytes(mark_bytes)])
+        self.make_durable()
         with self._guard:
             del self._slots[name]
             self._free.append(slot)
 
-    def _sync_with_entry(self, handle: int) -> None:
-        """Sync the file and, because it may be new, its entry."""
-        self._disk.sync(handle)
+    def make_durable(self) -> None:
+        """Sync what was written and, because the file may be new, its entry."""
+        self._disk.sync(self._open())
         if not self._entry_durable:
             self._disk.sync_folder(self._folder)
             self._entry_durable = True

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from journal.core.trimming import Gap as Gap
     from journal.core.trimming import Gaps as Gaps
     from journal.core.trimming import below as below
+    from journal.core.trimming import below_or_within as below_or_within
     from journal.core.trimming import gaps_between as gaps_between
     from journal.core.trimming import lowest as lowest
-    from journal.core.trimming import within as within
     from journal.files.directory import Directory as Directory
     from journal.files.local_journal import LocalJournal as LocalJournal
     from journal.files.mirroring import Mirror as Mirror

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from checkpoint import limits
 from checkpoint.core.manifest import Cut
 from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
-from journal import ORIGIN, Floor, Gap, below, gaps_between, lowest, within
+from journal import ORIGIN, Floor, Gap, below_or_within, gaps_between, lowest
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,7 @@ def unneeded_of(kept: Sequence[Cut], worker: int) -> Callable[[str], bool]:
         for chain, floor in floors_of(kept, worker).items()
         if not chain.startswith(OUTPUT_CHAIN_PREFIX)
     }
-    is_below, is_within = below(floors), within(gaps_of(kept, worker))
-    return lambda name: is_below(name) or is_within(name)
+    return below_or_within(floors, gaps_of(kept, worker))
 
 
 def steps_kept_after(kept: Sequence[Cut]) -> int:

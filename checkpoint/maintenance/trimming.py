@@ -5,7 +5,8 @@ its driver delete garbage automatically, with their claims. If no driver runs, t
 for a moment:
 
 1. It takes the manifest over, which fences a driver that is running after all and proves the last checkpoint.
-2. It claims the directory of each worker in that incarnation, and deletes there what is below the floors.
+2. It claims the directory of each worker in that incarnation, and deletes there what is below the floors and
+   in the gaps.
 
 If it is stopped at any point, nothing is lost, and the next run starts over.
 """
@@ -35,8 +36,8 @@ class UnneededObject:
 
 
 async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObject]:
-    """Return the objects below the floors in all directories of the region, as F members report them. Claims
-    nothing.
+    """Return the objects below the floors and in the gaps in all directories of the region, as F members
+    report them. Claims nothing.
 
     Raises what `inspect` of a store raises.
     """

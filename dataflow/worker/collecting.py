@@ -8,7 +8,7 @@ trimmer (`checkpoint/chains/trimming.py`) permits the deletion after it has read
 from collections.abc import Mapping
 
 from checkpoint import OUTPUT_CHAIN_PREFIX
-from journal import Floor, Gaps, below, within
+from journal import Floor, Gaps, below_or_within
 from journal.ports import ClaimPort
 
 
@@ -34,5 +34,4 @@ class FloorCollector:
         self._collect()
 
     def _collect(self) -> None:
-        is_below, is_within = below(dict(self._floors)), within(self._gaps)
-        self._claim.collect(lambda name: is_below(name) or is_within(name))
+        self._claim.collect(below_or_within(dict(self._floors), self._gaps))

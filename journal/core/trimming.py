@@ -35,16 +35,18 @@ def below(floors: Floors) -> Callable[[str], bool]:
     return is_below
 
 
-def within(gaps: Gaps) -> Callable[[str], bool]:
-    """Return a test of object names: whether it is a segment in a gap of its chain."""
+def below_or_within(floors: Floors, gaps: Gaps) -> Callable[[str], bool]:
+    """Return a test of object names: whether it is a segment below its chain's floor, or in a gap of it."""
+    is_below = below(floors)
 
-    def is_within(name: str) -> bool:
+    def is_unneeded(name: str) -> bool:
         segment = parse_segment_name(name)
-        return segment is not None and any(
-            begin < segment.order < end for begin, end in gaps.get(segment.chain, ())
+        return is_below(name) or (
+            segment is not None
+            and any(begin < segment.order < end for begin, end in gaps.get(segment.chain, ()))
         )
 
-    return is_within
+    return is_unneeded
 
 
 def gaps_between(needed: Iterable[Gap], floor: Floor) -> list[Gap]:

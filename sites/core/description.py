@@ -157,24 +157,25 @@ def check(description: Description) -> None:
     """Raise DescriptionError, which names the first entry that breaks a rule."""
     one = description
     sites = _unique("site", [site.name for site in one.sites])
-    nodes = [(*(place.name for place in one.sources),), (*(place.name for place in one.exits),)]
+    _unique(
+        "source, region or exit",
+        [*(place.name for place in (*one.sources, *one.exits)), *(region.name for region in one.regions)],
+    )
+    sources, exits = {place.name for place in one.sources}, {place.name for place in one.exits}
     regions = {region.name for region in one.regions}
-    _unique("source, region or exit", [*nodes[0], *nodes[1], *(region.name for region in one.regions)])
     for place in (*one.sources, *one.exits):
         if place.site not in sites:
             raise DescriptionError(f"{place.name!r} is at site {place.site!r}, which is not described")
     for stream in one.streams:
-        if stream.sender not in {*nodes[0], *regions} or stream.reader not in {*nodes[1], *regions}:
+        if stream.sender not in sources | regions or stream.reader not in exits | regions:
             raise DescriptionError(
                 f"the stream from {stream.sender!r} to {stream.reader!r} must lead from a source or a region"
                 " to a region or an exit that is described"
             )
-    for name in sorted(regions | {*nodes[1]}):
-        if name not in {stream.reader for stream in one.streams}:
-            raise DescriptionError(f"no stream leads to {name!r}")
-    for name in sorted(regions):
-        if name not in {stream.sender for stream in one.streams}:
-            raise DescriptionError(f"no stream leads from region {name!r}")
+    for name in sorted((regions | exits) - {stream.reader for stream in one.streams}):
+        raise DescriptionError(f"no stream leads to {name!r}")
+    for name in sorted(regions - {stream.sender for stream in one.streams}):
+        raise DescriptionError(f"no stream leads from region {name!r}")
     _check_numbers(one)
     _check_links(one, sites)
     try:

@@ -30,7 +30,7 @@ from checkpoint.errors import SavepointRefusedError
 from checkpoint.maintenance.stopped_region import hold_manifest, savepoint_stopped
 from checkpoint.maintenance.trimming import held_by_savepoints
 from journal import Op, inspect_chain, inspect_chain_at, read_records
-from journal.core.trimming import below, within
+from journal.core.trimming import below, below_or_within
 from tests.checkpoint.region_model_state import spec
 from tests.checkpoint.test_state_store import block
 from tests.journal.memory_store import MemoryClaim, MemoryStore
@@ -130,8 +130,7 @@ class Driver:
         self.rows = dict(self.model.rows[cut.cut]) if cut else {}
 
     def _collect(self, order):
-        is_below, is_within = below(order.floors), within(order.gaps)
-        self.claim.collect(lambda name: is_below(name) or is_within(name))
+        self.claim.collect(below_or_within(order.floors, order.gaps))
 
     async def cut(self, change, *, ordered=None, crash=""):
         """A cut; crash: where this driver and its worker are dropped, '' nowhere."""

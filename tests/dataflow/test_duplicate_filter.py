@@ -1,10 +1,8 @@
 """The filter of duplicates against a plain multiset: any order, marks, joins, resets, dead streams."""
 
-import inspect
 import random
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from hypothesis import strategies as st
 
 from dataflow.core import duplicate_filter
 from dataflow.core.duplicate_filter import BEFORE_ALL, DIGEST, DuplicateFilter, FilterState, Missing
+from tests.support.planted_source import planted
 
 Row = tuple[int, int]
 """(time, what). A row is known by both."""
@@ -170,58 +169,34 @@ def test_each_row_is_passed_as_often_as_it_occurs(seed: int) -> None:
     play(seed)
 
 
-def bag_is_a_set(source: str) -> str:
-    return source.replace("counts.get(digest, 0) + 1", "1")
+BUGS = {
+    "a bag is a set": ("counts.get(digest, 0) + 1", "1"),
+    "copies pass twice": ("count > passed.get(digest, 0)", "count >= passed.get(digest, 0)"),
+    "counts above the mark are freed": (
+        "(one + 1) * self._width - 1 <= mark",
+        "(one - 1) * self._width <= mark",
+    ),
+    "a joiner counts at once": ("if one.base <= self.mark]", "]"),
+    "one log speaks for its stream": (
+        "return min(found) if found and len(found)",
+        "return max(found) if found or len(found)",
+    ),
+    "a state has only its mark": (
+        "for bucket, passed in sorted(self._passed.items())",
+        "for bucket, passed in ()",
+    ),
+    "a joiner keeps its counts": (
+        "_Stream(base, dict.fromkeys(logs))",
+        "_Stream(base, dict.fromkeys(logs), getattr(self._streams.get(stream), 'counts', {}))",
+    ),
+}
 
 
-def copies_pass_twice(source: str) -> str:
-    return source.replace("count > passed.get(digest, 0)", "count >= passed.get(digest, 0)")
-
-
-def counts_above_the_mark_are_freed(source: str) -> str:
-    return source.replace("(one + 1) * self._width - 1 <= mark", "(one - 1) * self._width <= mark")
-
-
-def a_joiner_counts_at_once(source: str) -> str:
-    return source.replace("if one.base <= self.mark]", "]")
-
-
-def one_log_speaks_for_its_stream(source: str) -> str:
-    return source.replace(
-        "return min(found) if found and len(found)", "return max(found) if found or len(found)"
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        globals(), "DuplicateFilter", planted(duplicate_filter, *BUGS[bug])["DuplicateFilter"]
     )
-
-
-def a_state_has_only_its_mark(source: str) -> str:
-    return source.replace("for bucket, passed in sorted(self._passed.items())", "for bucket, passed in ()")
-
-
-def a_joiner_keeps_its_counts(source: str) -> str:
-    return source.replace(
-        "self._streams[stream] = _Stream(base, dict.fromkeys(logs))",
-        "self._streams[stream] = _Stream(base, dict.fromkeys(logs), getattr(self._streams.get(stream), "
-        "'counts', {}))",
-    )
-
-
-BUGS = [
-    bag_is_a_set,
-    copies_pass_twice,
-    counts_above_the_mark_are_freed,
-    a_joiner_counts_at_once,
-    one_log_speaks_for_its_stream,
-    a_state_has_only_its_mark,
-    a_joiner_keeps_its_counts,
-]
-
-
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-def test_a_planted_bug_is_found(bug: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    source = inspect.getsource(duplicate_filter)
-    assert bug(source) != source
-    planted: dict[str, Any] = {"__name__": duplicate_filter.__name__}
-    exec(compile(bug(source), "planted", "exec"), planted)
-    monkeypatch.setitem(globals(), "DuplicateFilter", planted["DuplicateFilter"])
     with pytest.raises(AssertionError):
         play_many()
 

@@ -9,8 +9,8 @@ from sites.core.description import decode_description
 from sites.errors import DescriptionError
 from tests.support.dos_command import dos
 
-PAGE = Path(__file__).parents[2] / "docs" / "sites.md"
-EXAMPLE = PAGE.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0]
+PAGE = (Path(__file__).parents[2] / "docs" / "sites.md").read_text(encoding="utf-8")
+EXAMPLE = PAGE.split("```toml\n")[1].split("```")[0]
 
 
 @pytest.fixture
@@ -30,10 +30,7 @@ def test_the_example_of_the_page_is_planned(application: Path) -> None:
     assert found["replicas"] == {"joined": ["purdue", "wisc", "osu"]}
     assert (found["lossesSurvived"], found["leftOut"], found["loads"]["purdue"]) == (2, [], 0.9)
     assert found["cost"] > found["costUnreplicated"] == 21.0
-    listed = {line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")}
-    text = PAGE.read_text()
-    assert all(f"`{name}`" in text for name in found), "the page names every name of the JSON"
-    assert "replicas" in listed
+    assert all(f"`{name}`" in PAGE for name in found), "the page names every name of the JSON"
 
 
 def test_too_few_sites_are_refused_with_the_reason_at_each_one(application: Path) -> None:

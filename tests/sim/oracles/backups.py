@@ -8,7 +8,6 @@ from collections import Counter
 from contextlib import aclosing
 
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.chains.state_blocks import StateFold, decode_block
 from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.core.backup_record import PIECE_PREFIX, BackupRecord
 from checkpoint.core.backups import needed_chains
@@ -20,10 +19,11 @@ from checkpoint.maintenance.backup_restoring import restore_backup
 from dos_client import open_store
 from dos_protocol.errors import DosError
 from dos_server.testing import memory_store
-from journal import Op, Record, inspect_chain_at, read_records
+from journal import Record, inspect_chain_at, read_records
 from tests.checkpoint.backup_model import MemoryPlace, run
 from tests.sim.history import ViolationError
 from tests.sim.oracles.cuts import counts_owned
+from tests.sim.regions.audit import counts_in
 from tests.sim.regions.backing_up import Backups
 from tests.sim.regions.region import Region
 
@@ -73,16 +73,7 @@ async def _check_restored(region: Region, place: MemoryPlace, record: BackupReco
 
 
 def _check_counts(region: Region, cut: Cut, directory: str, records: list[Record]) -> None:
-    fold = StateFold()
-    for record in records:
-        if record.op is Op.STATE_BLOCK:
-            fold.add(record.strings[0].decode(), decode_block(record.strings[1], where="a backup"))
-    found: Counter[str] = Counter()
-    if "count" in fold.operators():
-        block = fold.take("count")
-        found.update(
-            dict(zip(block.column("word").to_pylist(), block.column("count").to_pylist(), strict=True))
-        )
+    found = Counter(counts_in(records))
     (worker,) = (one for one in cut.workers if worker_directory(region.spec.name, one) == directory)
     expected = counts_owned(region, region.record.committed[-1], cut, worker)
     if found != expected:

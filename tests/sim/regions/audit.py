@@ -4,13 +4,14 @@ one.
 It uses the journal's own code, as a restore does, and checks nothing.
 """
 
+from collections.abc import Iterable
 from contextlib import aclosing
 
 from checkpoint.chains.state_blocks import StateFold, decode_block
 from checkpoint.core.manifest import Cut, decode_cut
 from checkpoint.core.region import coordinator_directory, worker_directory
 from dos_client.errors import QuorumUnavailableError
-from journal import Op, read_records, take_over
+from journal import Op, Record, read_records, take_over
 from tests.sim.engine.environment import Process
 from tests.sim.regions.claiming import Host, RegionClaim
 from tests.sim.regions.region import Region
@@ -19,6 +20,18 @@ from tests.sim.regions.region import Region
 def retained_of(cuts: list[Cut]) -> list[Cut]:
     """Return the checkpoints that a manifest with these checkpoints retains."""
     return [cut for cut in cuts if cut.cut in cuts[-1].retained]
+
+
+def counts_in(records: Iterable[Record]) -> dict[str, int]:
+    """Return word -> count, as a restore of these records of a state chain has it."""
+    fold = StateFold()
+    for record in records:
+        if record.op is Op.STATE_BLOCK:
+            fold.add(record.strings[0].decode(), decode_block(record.strings[1], where="an audit"))
+    if "count" not in fold.operators():
+        return {}
+    block = fold.take("count")
+    return dict(zip(block.column("word").to_pylist(), block.column("count").to_pylist(), strict=True))
 
 
 class Auditor(Process):
@@ -66,13 +79,5 @@ class Auditor(Process):
     async def _state(self, claim: RegionClaim, cut: Cut, worker: int) -> dict[str, int]:
         at = cut.workers[worker].state
         chain = await take_over(claim, "state", at=at, generation=self.region.store.generation)
-        fold = StateFold()
         async with aclosing(read_records(claim, chain)) as records:
-            async for _, record in records:
-                if record.op is Op.STATE_BLOCK:
-                    fold.add(record.strings[0].decode(), decode_block(record.strings[1], where="an audit"))
-        if "count" not in fold.operators():
-            return {}
-        block = fold.take("count")
-        words, counts = block.column("word").to_pylist(), block.column("count").to_pylist()
-        return dict(zip(words, counts, strict=True))
+            return counts_in([record async for _, record in records])
