@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX as OUTPUT_CHAIN_PREFIX
     from checkpoint.core.outputs import Output as Output
     from checkpoint.core.outputs import OutputDecision as OutputDecision
+    from checkpoint.core.outputs import OutputTime as OutputTime
     from checkpoint.core.outputs import Publish as Publish
     from checkpoint.core.outputs import decode_output as decode_output
     from checkpoint.core.outputs import output_chain as output_chain

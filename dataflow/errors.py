@@ -59,6 +59,12 @@ class UserFault(Exception):  # noqa: N818 - not a failure of the engine: it carr
         self.remedy = remedy
 
 
+class BehindMarkError(UserFault):
+    """A row came to a sink with a time that the sink has promised not to give any more. It was not written,
+    and the region stops.
+    """
+
+
 class DirectoryError(DosError):
     """An operator used its directory where or when it may not. Nothing was changed; correct the operator."""
 
@@ -232,6 +238,7 @@ class CircuitStoppedError(DosError):
 
 
 __all__ = [
+    "BehindMarkError",
     "CircuitStoppedError",
     "DeliveryError",
     "DirectoryError",

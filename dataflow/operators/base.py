@@ -240,8 +240,10 @@ class OperatorSpec(ABC):
     `needed_columns`).
     """
 
-    needs_time: ClassVar[bool] = False
-    """Whether it waits for event time: every path from a source must then contain an `event_time`."""
+    @property
+    def needs_time(self) -> bool:
+        """Whether it waits for event time: every path from a source must then contain an `event_time`."""
+        return False
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         """Return its side outputs: port -> columns."""

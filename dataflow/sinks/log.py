@@ -9,14 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 
-from checkpoint import Publish, RetentionRule
+from checkpoint import OutputTime, Publish, RetentionRule
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, kind_of
 from dataflow.core.delivery import Delivery
-from dataflow.errors import DeliveryError, SchemaError
+from dataflow.core.event_time import Watermark, further
+from dataflow.errors import BehindMarkError, DeliveryError, SchemaError
 from dataflow.operators.base import OperatorContext
+from dataflow.operators.event_time import check_time_column, times_of
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dos_protocol.digests import digest64
 
@@ -41,11 +45,16 @@ class LogSink(SinkSpec):
     keep the newest bytes, and rows younger than this many seconds; what exceeds a limit is deleted even if a
     consumer needs it. `dos output retain` replaces all three.
 
+    time: the column with the event time of the rows; of several columns, the later one counts. Readers then
+    learn how far the output is (its *mark*), and several replicas of the region can be merged. A row must be
+    later than every mark that was given before it; otherwise the region stops with BehindMarkError.
+
     Raises SchemaError.
     """
 
     publish: Publish
     rule: RetentionRule
+    time: tuple[str, ...]
 
     @property
     def shows_steps(self) -> bool:
@@ -62,7 +71,9 @@ class LogSink(SinkSpec):
         retain: str = "all",
         max_bytes: int | None = None,
         max_age: float | None = None,
+        time: str | Sequence[str] = (),
     ) -> None:
+        object.__setattr__(self, "time", (time,) if isinstance(time, str) else tuple(time))
         if publish not in _PUBLISH:
             known = " or ".join(map(repr, _PUBLISH))
             raise SchemaError(f"publish must be {known}, not {publish!r}")
@@ -76,7 +87,11 @@ class LogSink(SinkSpec):
         object.__setattr__(self, "rule", rule)
 
     def check_input(self, schema: pa.Schema) -> None:
-        """Require columns of comparable types if publish="step". Raises SchemaError."""
+        """Require columns of comparable types if publish="step", and columns of time that exist. Raises
+        SchemaError.
+        """
+        for column in self.time:
+            check_time_column(column, schema)
         if self.publish is not Publish.STEP:
             return
         for field in schema:
@@ -87,6 +102,13 @@ class LogSink(SinkSpec):
                     f"column {field.name!r} is {field.type}, which cannot be compared after a replay; use"
                     ' publish="checkpoint", or convert the column to a plain type'
                 ) from error
+
+    @property
+    def needs_time(self) -> bool:
+        return bool(self.time)
+
+    def detail(self) -> str:
+        return f"time {', '.join(self.time)}" if self.time else ""
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
         """Raise DeliveryError for at-most-once if publish="step".
@@ -99,7 +121,7 @@ class LogSink(SinkSpec):
         return SinkSpec.delivers(self, wanted)
 
     def open(self, context: OperatorContext) -> "LogWriter":
-        return LogWriter(context.inputs[0], compared=self.publish is Publish.STEP)
+        return LogWriter(context.inputs[0], compared=self.publish is Publish.STEP, time=self.time)
 
 
 class StepOutput(NamedTuple):
@@ -108,25 +130,53 @@ class StepOutput(NamedTuple):
     rows: int
     digest: int
     data: bytes
+    time: OutputTime | None = None
 
 
 class LogWriter(SinkWriter):
     """Collects the rows of a step. `take_step` returns the ended steps, in order."""
 
-    def __init__(self, schema: pa.Schema, *, compared: bool) -> None:
+    def __init__(self, schema: pa.Schema, *, compared: bool, time: Sequence[str] = ()) -> None:
         self._schema = schema
         self._compared = compared
+        self._columns = tuple(time)
+        self._time = OutputTime()
         self._batches: list[pa.RecordBatch] = []
         self._ended: deque[StepOutput] = deque()
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        if self._columns:
+            self._check_times(batch)
         self._batches.append(batch)
+        return ()
+
+    def _check_times(self, batch: pa.RecordBatch) -> None:
+        """Note the latest time. Raises BehindMarkError for a row that is not later than the last mark."""
+        columns = [times_of(batch.column(name), name) for name in self._columns]
+        times = np.maximum.reduce(columns)
+        if (first := int(times.min())) <= self._time.mark:
+            named = " and ".join(map(repr, self._columns))
+            raise BehindMarkError(
+                f"the time of a row, in column {named}, is {np.datetime64(first, 'us')}, and the sink has"
+                f" promised that all rows after {np.datetime64(self._time.mark, 'us')} are later",
+                row=int(times.argmin()),
+                remedy="name a column that is never before the watermark of its rows: of a window the"
+                " column with its end, of a join both times, time=('a', 'b')",
+            )
+        self._time = OutputTime(self._time.mark, max(self._time.high, int(times.max())))
+
+    def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
+        del index
+        if self._columns:
+            self._time = OutputTime(further(self._time.mark, watermark), self._time.high)
+            self._ended[-1] = self._ended[-1]._replace(time=self._time)
         return ()
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
         table = pa.Table.from_batches(self._batches, self._schema)
         self._batches = []
-        self._ended.append(self._output(table) if table.num_rows else StepOutput(0, 0, b""))
+        made = self._output(table) if table.num_rows else StepOutput(0, 0, b"")
+        self._ended.append(made._replace(time=self._time) if self._columns else made)
         return ()
 
     def take_step(self) -> StepOutput:
@@ -143,14 +193,16 @@ class LogWriter(SinkWriter):
         return StepOutput(table.num_rows, digest, sink.getvalue().to_pybytes())
 
     def prepare(self, checkpoint: int) -> Any:
-        """Return nothing: the link thread records the end of the log."""
+        """Return how far event time is. The link thread adds the end of the log."""
         del checkpoint
+        return msgspec.to_builtins(self._time) if self._columns else None
 
     def sync(self) -> None:
         """Do nothing: the link thread waits for the log."""
 
     def reset_to(self, prepared: Any | None) -> None:
         """Discard pending rows; the link thread opens the log at the position in the checkpoint."""
-        del prepared
+        if self._columns:
+            self._time = OutputTime() if prepared is None else msgspec.convert(prepared, OutputTime)
         self._batches = []
         self._ended.clear()

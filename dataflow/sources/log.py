@@ -14,7 +14,8 @@ from typing import ClassVar
 import pyarrow as pa
 
 from checkpoint import output_chain
-from checkpoint.chains.output_following import OnRewind, PublishedOutput
+from checkpoint.chains.output_follower import OnRewind
+from checkpoint.chains.output_following import PublishedOutput
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
 from dataflow.sources.prefetched import PrefetchedSource, check_begin
