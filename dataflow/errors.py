@@ -175,6 +175,15 @@ class InputUnavailableError(DosError):
     """
 
 
+class ReplicasDifferError(DosError):
+    """Two replicas of a stream do not give the same rows. What was passed before stays; nothing follows."""
+
+    remedy = (
+        "compare the graphs of both replicas and the versions of their programs; an operator whose result"
+        " depends on the order of rows, on the clock or on chance cannot be replicated"
+    )
+
+
 class SinkOwnedError(DosError):
     """The target of a sink holds data of another run, region or program. It was not changed."""
 
@@ -207,6 +216,15 @@ class NoOutputError(DosError):
 
     def __init__(self, region: str, sink: str) -> None:
         super().__init__(f"region {region!r} has no output of a sink {sink!r} in this store")
+
+
+class NoMarksError(DosError):
+    """An output whose records have no marks cannot be merged with those of other replicas."""
+
+    remedy = 'name the time of the rows where they are written: LogSink(publish="step", time="at")'
+
+    def __init__(self, region: str, sink: str, site: str) -> None:
+        super().__init__(f"sink {sink!r} of region {region!r} at {site} does not say how far its output is")
 
 
 class SpecError(DosError):
@@ -250,10 +268,12 @@ __all__ = [
     "InputReadError",
     "InputUnavailableError",
     "LineTooLongError",
+    "NoMarksError",
     "NoOutputError",
     "OperatorError",
     "OperatorFailure",
     "PeerLostError",
+    "ReplicasDifferError",
     "SchemaError",
     "SinkFencedError",
     "SinkOwnedError",

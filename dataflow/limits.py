@@ -28,6 +28,16 @@ workers_end_timeout_s: Final = 15.0
 handle_poll_s: Final = 1.0
 """Interval at which a handle that receives no event checks whether the region has ended."""
 
+# --- merged streams of replicas -------------------------------------------------------------------------
+merged_bytes_max: Final = 16 * MIB
+"""Rows that were passed by the filter of duplicates and not taken yet: more are not read."""
+merged_bytes_min: Final = 1 * MIB
+"""Rows that are recorded, at least, until the state of the filter is recorded again."""
+replica_retry_s: Final = 1.0
+"""How long the reader of a stream waits after its store was unavailable, or before it looks again whether
+there is an output to read.
+"""
+
 # --- steps --------------------------------------------------------------------------------------------------
 step_bytes_max: Final = 2 * MIB
 """Source bytes of one step of one worker.

@@ -143,17 +143,18 @@ class OutputLog(ChainStore):
         Raises FencedError. If cancelled, the step may be in the log: the next opening finds out.
         """
         head = OutputHead(sink=sink, publish=self._publish, inputs=inputs, line=self._history)
-        if time is not None:
-            head = msgspec.structs.replace(head, time=time, workers=self._workers)
-        await self._append(step, rows, digest, head, data)
+        await self._append(step, rows, digest, self._timed(head, time), data)
 
-    async def begin_after(self, sink: str, step: int) -> None:
+    async def begin_after(self, sink: str, step: int, time: OutputTime | None = None) -> None:
         """Append that this worker joins the region after a step: the log continues with the next one.
 
         Raises FencedError.
         """
         head = OutputHead(sink=sink, publish=self._publish, begins=True, line=self._history)
-        await self._append(step, 0, 0, head, b"")
+        await self._append(step, 0, 0, self._timed(head, time), b"")
+
+    def _timed(self, head: OutputHead, time: OutputTime | None) -> OutputHead:
+        return head if time is None else msgspec.structs.replace(head, time=time, workers=self._workers)
 
     async def _append(self, step: int, rows: int, digest: int, head: OutputHead, data: bytes) -> None:
         async with self._appending:

@@ -83,6 +83,12 @@ def times_of(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
     return times
 
 
+def latest_times(batch: pa.RecordBatch, names: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the time of each row in microseconds: the latest of these columns. Raises as `times_of`."""
+    times: npt.NDArray[np.int64] = np.maximum.reduce([times_of(batch.column(name), name) for name in names])
+    return times
+
+
 @dataclass(frozen=True, slots=True)
 class EventTimeSpec(OperatorSpec):
     """The time column, and the source of watermarks: either `lateness` or the column `punctuation`."""
@@ -259,6 +265,7 @@ __all__ = [
     "EventTimeSpec",
     "WatermarkTable",
     "check_time_column",
+    "latest_times",
     "micros_of",
     "times_of",
 ]

@@ -20,7 +20,7 @@ from dataflow.core.delivery import Delivery
 from dataflow.core.event_time import Watermark, further
 from dataflow.errors import BehindMarkError, DeliveryError, SchemaError
 from dataflow.operators.base import OperatorContext
-from dataflow.operators.event_time import check_time_column, times_of
+from dataflow.operators.event_time import check_time_column, latest_times
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dos_protocol.digests import digest64
 
@@ -120,8 +120,16 @@ class LogSink(SinkSpec):
             raise DeliveryError(text, remedy='use LogSink(publish="checkpoint")')
         return SinkSpec.delivers(self, wanted)
 
+    def time_in(self, prepared: Any | None) -> OutputTime | None:
+        """Return how far event time is, according to what a checkpoint stores of this sink; None if it does
+        not name the time of its rows.
+        """
+        if not self.time:
+            return None
+        return OutputTime() if prepared is None else msgspec.convert(prepared, OutputTime)
+
     def open(self, context: OperatorContext) -> "LogWriter":
-        return LogWriter(context.inputs[0], compared=self.publish is Publish.STEP, time=self.time)
+        return LogWriter(self, context.inputs[0])
 
 
 class StepOutput(NamedTuple):
@@ -136,38 +144,38 @@ class StepOutput(NamedTuple):
 class LogWriter(SinkWriter):
     """Collects the rows of a step. `take_step` returns the ended steps, in order."""
 
-    def __init__(self, schema: pa.Schema, *, compared: bool, time: Sequence[str] = ()) -> None:
+    def __init__(self, spec: LogSink, schema: pa.Schema) -> None:
+        self._spec = spec
         self._schema = schema
-        self._compared = compared
-        self._columns = tuple(time)
-        self._time = OutputTime()
+        self._time = spec.time_in(None)
         self._batches: list[pa.RecordBatch] = []
         self._ended: deque[StepOutput] = deque()
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        if self._columns:
-            self._check_times(batch)
+        if self._time is not None:
+            self._time = self._after(batch, self._time)
         self._batches.append(batch)
         return ()
 
-    def _check_times(self, batch: pa.RecordBatch) -> None:
-        """Note the latest time. Raises BehindMarkError for a row that is not later than the last mark."""
-        columns = [times_of(batch.column(name), name) for name in self._columns]
-        times = np.maximum.reduce(columns)
-        if (first := int(times.min())) <= self._time.mark:
-            named = " and ".join(map(repr, self._columns))
+    def _after(self, batch: pa.RecordBatch, time: OutputTime) -> OutputTime:
+        """Return how far event time is after rows. Raises BehindMarkError for one that is not later than the
+        last mark.
+        """
+        times = latest_times(batch, self._spec.time)
+        if (first := int(times.min())) <= time.mark:
+            named = " and ".join(map(repr, self._spec.time))
             raise BehindMarkError(
                 f"the time of a row, in column {named}, is {np.datetime64(first, 'us')}, and the sink has"
-                f" promised that all rows after {np.datetime64(self._time.mark, 'us')} are later",
+                f" promised that all rows after {np.datetime64(time.mark, 'us')} are later",
                 row=int(times.argmin()),
                 remedy="name a column that is never before the watermark of its rows: of a window the"
                 " column with its end, of a join both times, time=('a', 'b')",
             )
-        self._time = OutputTime(self._time.mark, max(self._time.high, int(times.max())))
+        return OutputTime(time.mark, max(time.high, int(times.max())))
 
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
         del index
-        if self._columns:
+        if self._time is not None:
             self._time = OutputTime(further(self._time.mark, watermark), self._time.high)
             self._ended[-1] = self._ended[-1]._replace(time=self._time)
         return ()
@@ -176,7 +184,7 @@ class LogWriter(SinkWriter):
         table = pa.Table.from_batches(self._batches, self._schema)
         self._batches = []
         made = self._output(table) if table.num_rows else StepOutput(0, 0, b"")
-        self._ended.append(made._replace(time=self._time) if self._columns else made)
+        self._ended.append(made._replace(time=self._time))
         return ()
 
     def take_step(self) -> StepOutput:
@@ -185,7 +193,7 @@ class LogWriter(SinkWriter):
 
     def _output(self, table: pa.Table) -> StepOutput:
         digest = 0
-        if self._compared:
+        if self._spec.publish is Publish.STEP:  # compared with what a replay makes
             digest = digest64(hash_keys(table.columns).astype(">u8").tobytes())
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self._schema) as writer:
@@ -195,14 +203,13 @@ class LogWriter(SinkWriter):
     def prepare(self, checkpoint: int) -> Any:
         """Return how far event time is. The link thread adds the end of the log."""
         del checkpoint
-        return msgspec.to_builtins(self._time) if self._columns else None
+        return msgspec.to_builtins(self._time)
 
     def sync(self) -> None:
         """Do nothing: the link thread waits for the log."""
 
     def reset_to(self, prepared: Any | None) -> None:
         """Discard pending rows; the link thread opens the log at the position in the checkpoint."""
-        if self._columns:
-            self._time = OutputTime() if prepared is None else msgspec.convert(prepared, OutputTime)
+        self._time = self._spec.time_in(prepared)
         self._batches = []
         self._ended.clear()

@@ -112,7 +112,8 @@ class Outputs:
                 workers=workers,
             )
             if joins:
-                await log.begin_after(name, after_step)
+                prepared = None if part is None else part.sinks.get(name)
+                await log.begin_after(name, after_step, spec.time_in(prepared))
             self._logs[name] = log
             self._handled[name] = after_step
 

@@ -98,7 +98,7 @@ class LogOutputs:
             )
             log._appending = SimLock(worker)  # type: ignore[assignment]
             if joins:
-                await log.begin_after(name, after)
+                await log.begin_after(name, after, spec.time_in(prepared))
             self._handled[name] = after
             planner = TrimPlanner(
                 worker.region.store_for(worker), output_register(worker.region.spec.name, name), spec.rule
