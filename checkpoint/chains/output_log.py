@@ -88,7 +88,8 @@ class OutputLog(ChainStore):
         """Open a segment where the log continues. after_step: the step of the restored checkpoint; at: the
         end of the log in that checkpoint, None if it has no such log. released: the floor that the manifest
         has released; nothing below is read. line: the line of history of what follows; rewound: it begins
-        here, so the log goes back to `at` even if later steps are visible. workers: all workers of the
+        here, or the region did not have the worker in the checkpoint, so the log goes back to `at` even if
+        later steps are visible. workers: all workers of the
         region, for the records of a sink that names the time of its rows.
 
         Raises what `journal.take_over` and `ChainWriter.open` raise, CorruptDataError.

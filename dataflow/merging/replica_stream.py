@@ -7,13 +7,14 @@ What lies below had times up to the `high` of that record, at most: this is its 
 `core/duplicate_filter.py`), unless the merge has passed all of these times already.
 
 Each stream is read by tasks of its own. An unavailable store delays only this stream. Any other error
-detaches it from the merge, and no other stream.
+detaches it from the merge, and no other stream; after a while it joins again.
 """
 
 from collections import deque
-from contextlib import aclosing, closing
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, aclosing, closing
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import trio
@@ -23,14 +24,16 @@ from checkpoint.chains.output_follower import FollowedOutput, OutputFollower
 from checkpoint.chains.output_following import PublishedOutput, split_of
 from checkpoint.errors import InputTrimmedError, OutputRewoundError
 from dataflow.core.event_time import END
-from dataflow.errors import NoMarksError, UserFault
+from dataflow.errors import NoMarksError, ReplicasDifferError, UserFault
 from dataflow.limits import replica_retry_s
 from dataflow.merging.merge import Merge
-from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, open_store
-from dos_client.errors import TokenRefusedError
+from dos_client import QuorumUnavailableError, Store, StoreNotReadyError
 from dos_protocol.errors import BrokenConnectionError, DosError, errors_in
 
 _UNAVAILABLE: Final = (QuorumUnavailableError, BrokenConnectionError)
+
+
+Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[Store]]
 
 
 class ReplicaPlace(NamedTuple):
@@ -46,6 +49,8 @@ class _JoinsAnewError(Exception):
     """What was read of a stream does not suffice to continue."""
 
 
+_MISFIT: Final = (ReplicasDifferError, NoMarksError, UserFault)
+"""Reading again would find the same."""
 _ANEW: Final = (_JoinsAnewError, InputTrimmedError, OutputRewoundError)
 
 
@@ -62,13 +67,14 @@ class _Log:
 class ReplicaStream:
     """The stream of one replica. Run `run` in a task, beside the other streams of the merge."""
 
-    def __init__(self, place: ReplicaPlace, merge: Merge, *, token: bytes = b"", client: str = "") -> None:
+    def __init__(self, place: ReplicaPlace, merge: Merge, connect: Connect) -> None:
+        """connect: opens the store of the site, as `open_store` does."""
         self._place = place
         self._merge = merge
-        self._token, self._client = token, client
+        self._connect = connect
         self._logs: dict[str, _Log] = {}
-        self._reading: set[str] = set()
-        """The logs that may have more."""
+        self._rested: dict[str, int] = {}
+        """Log of a former worker that was read to its end -> the step of the checkpoint that says so."""
         self._line = 0
         """The line of history of the replica when the stream joined."""
         self._workers: tuple[int, ...] = ()
@@ -82,22 +88,21 @@ class ReplicaStream:
         return {split: log.passed for split, log in self._logs.items()}
 
     async def run(self) -> None:
-        """Read until it is cancelled, or an error detaches the stream. Raises nothing that concerns only this
-        stream.
+        """Read until it is cancelled, or the replica is found not to fit. Raises nothing that concerns only
+        this stream.
         """
-        site = self._place.site
-        while True:
+        site, misfit = self._place.site, False
+        while not misfit:
             try:
-                async with open_store(self._place.url, token=self._token, client=self._client) as store:
+                async with self._connect() as store:
                     await self._read_all(store)
             except (DosError, UserFault, ExceptionGroup) as error:
                 first = errors_in(error)[0]
-                waits = isinstance(first, StoreNotReadyError) and not isinstance(first, TokenRefusedError)
                 if not isinstance(first, (DosError, UserFault)):
                     raise
-                self._merge.leave(site, "connecting" if waits else "detached", str(first))
-                if not waits:
-                    return
+                misfit = isinstance(first, _MISFIT)
+                unreachable = isinstance(first, StoreNotReadyError)
+                self._merge.leave(site, "connecting" if unreachable else "detached", str(first))
             await trio.sleep(replica_retry_s)
 
     async def _read_all(self, store: Store) -> None:
@@ -106,9 +111,9 @@ class ReplicaStream:
                 await self._join_and_read(store)
             except (DosError, _JoinsAnewError, ExceptionGroup) as error:
                 first = errors_in(error)[0]
-                self._merge.leave(self._place.site, "joining", str(first))
                 if not isinstance(first, (*_UNAVAILABLE, *_ANEW)):
                     raise
+                self._merge.leave(self._place.site, "joining", str(first))
                 await trio.sleep(limits.input_poll_s if isinstance(first, _ANEW) else replica_retry_s)
 
     async def _join_and_read(self, store: Store) -> None:
@@ -126,11 +131,12 @@ class ReplicaStream:
                 if (first := await follower.first(begin)) is None:
                     raise _JoinsAnewError("the first records are not there yet")
                 base = max(base, self._time_of(first).high)
-        self._reading = set(splits)
+        self._rested = {}
         self._merge.join(self._place.site, splits, base)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_workers, published)
             for split, log in self._logs.items():
-                nursery.start_soon(self._follow, split, log)
+                nursery.start_soon(self._follow, split, log, published)
 
     async def _wait_for_logs(self, published: PublishedOutput) -> list[str]:
         """Return the logs of all workers that the region has or had, when there are any."""
@@ -142,7 +148,16 @@ class ReplicaStream:
             self._merge.leave(self._place.site, "joining", why)
             await trio.sleep(replica_retry_s)
 
-    async def _follow(self, split: str, log: _Log) -> None:
+    async def _watch_workers(self, published: PublishedOutput) -> None:
+        """Join anew when there is another log. If nothing is visible before a checkpoint covers it, no record
+        tells of a new worker.
+        """
+        while True:
+            if not self._logs.keys() >= {*await published.splits()}:
+                raise _JoinsAnewError("the replica has other workers")
+            await trio.sleep(limits.inputs_poll_s)
+
+    async def _follow(self, split: str, log: _Log, published: PublishedOutput) -> None:
         pause_s = limits.input_poll_s
         with closing(log.follower):
             while True:
@@ -151,8 +166,9 @@ class ReplicaStream:
                     async for followed in outputs:
                         await self._take(split, log, followed)
                         quiet = False
-                if split in self._reading and await log.follower.rests():
-                    self._reading.discard(split)  # if the worker comes back, the stream joins anew
+                cut = await published.last_checkpoint()
+                if cut is not None and split not in self._rested and await log.follower.rests():
+                    self._rested[split] = cut.step
                     self._merge.set_mark(self._place.site, split, END)
                 pause_s = min(2 * pause_s, limits.input_poll_max_s) if quiet else limits.input_poll_s
                 await log.follower.wait(pause_s)
@@ -161,7 +177,9 @@ class ReplicaStream:
         output, head = followed.output, followed.output.head
         time = self._time_of(output)
         assert head.workers, "it is set with the time"
-        if head.of_line > self._line or not self._reading.issuperset(map(split_of, head.workers)):
+        shared = {*map(split_of, head.workers)}
+        back = any(output.step > self._rested.get(other, output.step) for other in shared)
+        if head.of_line > self._line or back or not shared <= self._logs.keys():
             self._workers = head.workers
             raise _JoinsAnewError("the replica has other workers, or was restored")
         await self._merge.take(self._place.site, split, output)

@@ -108,7 +108,7 @@ class Outputs:
                 scratch=scratch,
                 released=floors.get(output_chain(name), NO_FLOOR),
                 line=line,
-                rewound=rewound,
+                rewound=rewound or joins,  # it may have steps of a line that was left before this worker was
                 workers=workers,
             )
             if joins:

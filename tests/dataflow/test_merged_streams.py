@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dataflow.core.event_time import END
 from dataflow.merging.merge import Merge
 from dataflow.merging.replica_stream import ReplicaStream
 from dataflow.schema import parse_schema
+from dos_client import open_store
 from tests.dataflow.merged_sites import RESULT, Row, Site, open_sites, rows_of
 
 pytestmark = pytest.mark.process
@@ -32,7 +34,8 @@ def merged(
         merge = Merge([site.name for site in sites], parse_schema(RESULT), ["at"], compare=compare)
         async with trio.open_nursery() as nursery:
             for site in sites:
-                nursery.start_soon(ReplicaStream(site.place, merge).run)
+                connect = partial(open_store, site.server.url)
+                nursery.start_soon(ReplicaStream(site.place, merge, connect).run)
             with trio.fail_after(WAIT_S):
                 while not enough(merge):
                     rows, _ = await merge.next()

@@ -93,7 +93,7 @@ class LogOutputs:
                 generation=worker.region.store.generation,
                 released=order.floors.get(output_chain(name), NO_FLOOR),
                 line=0 if order.restore is None else order.restore.line,
-                rewound=order.restore is not None and order.restore.rewound,
+                rewound=joins or (order.restore is not None and order.restore.rewound),
                 workers=order.layout.workers,
             )
             log._appending = SimLock(worker)  # type: ignore[assignment]
