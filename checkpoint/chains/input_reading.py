@@ -19,8 +19,10 @@ from checkpoint.core.inputs import (
     InputPiece,
     InputSequence,
     decode_ends,
+    decode_input,
     decode_part,
     input_directory,
+    piece_of,
     producer_directory,
     producers_among,
 )
@@ -111,8 +113,8 @@ class InputFollower:
         begin = self._chain.at
         async with aclosing(self._chain.poll()) as records:
             async for end, record in records:
-                if record.op is Op.INPUT:
-                    part = decode_part(record.ints, record.strings, where=self._directory, at=end)
+                part = decode_input(record, where=self._directory, at=end)
+                if part is not None:
                     pieces = self._line.add(part, begin, end)
                     if isinstance(pieces, BatchNotKept):
                         async with aclosing(self._read_again(pieces)) as again:
@@ -157,9 +159,7 @@ class InputFollower:
                     async for end, record in records:
                         if record.op is Op.INPUT:
                             part = decode_part(record.ints, record.strings, where=self._directory, at=end)
-                            yield InputPiece(
-                                self._producer, begin, end, part.digest, part.rows, part.data, part.last
-                            )
+                            yield piece_of(self._producer, part, begin, end)
                         begin = end
                         if begin >= batch.end:
                             return

@@ -39,6 +39,7 @@ from checkpoint import limits
 from dos_protocol.digests import digest64
 from dos_protocol.errors import BadNameError, CorruptDataError, LocalProtocolError
 from dos_protocol.names import check_name
+from journal import Op, Record
 
 INPUT_CHAIN: Final = "input"
 CLOSED_CHAIN: Final = "closed"
@@ -184,6 +185,17 @@ def decode_mark(ints: Iterable[int], strings: Sequence[bytes], *, where: str, at
     return OriginMark(*numbers, strings[0])
 
 
+def decode_input(record: Record, *, where: str, at: int) -> InputPart | OriginMark | None:
+    """Return the part or the mark in a record of a producer's chain that ends at byte `at`; None for a record
+    of another kind. Raises CorruptDataError.
+    """
+    if record.op is Op.INPUT:
+        return decode_part(record.ints, record.strings, where=where, at=at)
+    if record.op is Op.INPUT_MARK:
+        return decode_mark(record.ints, record.strings, where=where, at=at)
+    return None
+
+
 def encode_ends(ends: InputEnds) -> bytes:
     """Return the JSON of the ends of a handle."""
     return msgspec.json.encode(ends)
@@ -279,11 +291,13 @@ class InputSequence:
         """Its number."""
         self._running = self.digest
 
-    def add(self, part: InputPart, begin: int, end: int) -> list[InputPiece] | BatchNotKept:
+    def add(self, part: InputPart | OriginMark, begin: int, end: int) -> list[InputPiece] | BatchNotKept:
         """Take the next record, at `begin` to `end`. Return the parts that count because of it, in order.
 
-        Raises CorruptDataError if the record cannot follow the ones before it.
+        A mark is a piece without rows. Raises CorruptDataError if the record cannot follow the ones before it.
         """
+        if isinstance(part, OriginMark):
+            return self._add_mark(part, begin, end)
         if self._anywhere:
             if part.part:
                 return []  # the rest of a batch that began before `at`
@@ -303,12 +317,7 @@ class InputSequence:
             return []
         return self._complete(part, end)
 
-    def add_mark(self, mark: OriginMark, begin: int, end: int) -> list[InputPiece]:
-        """Take a mark at `begin` to `end`, and return it as a piece without rows. Parts of a batch that its
-        writer did not complete do not count.
-
-        Raises CorruptDataError if the mark does not continue the batches before it.
-        """
+    def _add_mark(self, mark: OriginMark, begin: int, end: int) -> list[InputPiece]:
         if self._anywhere or not self._batch_known:
             self._anywhere, self._batch_known = False, True
             self.batch, self.digest = mark.batch, mark.before

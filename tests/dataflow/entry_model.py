@@ -66,8 +66,6 @@ class Reader:
 
 
 def folded(fold: InputSequence, record: InputPart | OriginMark, at: int) -> list[InputPiece]:
-    if isinstance(record, OriginMark):
-        return fold.add_mark(record, at, at + 1)
     pieces = fold.add(record, at, at + 1)
     assert isinstance(pieces, list)
     return pieces
