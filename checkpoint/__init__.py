@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from checkpoint.core.inputs import InputEnds as InputEnds
     from checkpoint.core.inputs import InputPiece as InputPiece
     from checkpoint.core.inputs import InputSequence as InputSequence
+    from checkpoint.core.inputs import OriginMark as OriginMark
     from checkpoint.core.inputs import check_input_name as check_input_name
     from checkpoint.core.inputs import decode_part as decode_part
     from checkpoint.core.inputs import producer_directory as producer_directory

@@ -261,7 +261,9 @@ class InputClosedError(DosError):
 
 
 class EntryRefusedError(DosError):
-    """An entry point cannot serve this producer or handle; the message has the reason. Nothing was recorded."""
+    """An entry point cannot serve this producer or handle; the message has the reason. Nothing was
+    recorded.
+    """
 
     remedy = "`dos input entries` shows the entry points of a handle and their clocks"
 

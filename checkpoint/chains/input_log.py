@@ -324,9 +324,7 @@ class _Parts:
         self.digest = digest
         self._number, self._index, self._time_ms, self._time_us = number, 0, wall_time_ms(), time_us
 
-    def next(
-        self, data: tuple[int, bytes], *, last: bool, mark: bytes = b"", late: bytes = b""
-    ) -> InputPart:
+    def next(self, data: tuple[int, bytes], *, last: bool, mark: bytes = b"", late: bytes = b"") -> InputPart:
         part = InputPart(self._number, self._index, last, data[0], self.digest, self._time_ms, data[1])
         part = part._replace(mark=mark, time_us=self._time_us, late=late)
         self.digest, self._index = part.digest, self._index + 1

@@ -114,8 +114,8 @@ class RetentionRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class Register(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a register. Each record of its chain has all of it; the last one counts.
 
-    version: ENTRY_VERSION if there are entry points, otherwise QUERIES_VERSION if there are queries, otherwise
-    REGISTER_VERSION, with the same bytes as before there were any.
+    version: ENTRY_VERSION if there are entry points, otherwise QUERIES_VERSION if there are queries,
+    otherwise REGISTER_VERSION, with the same bytes as before there were any.
     """
 
     version: int = REGISTER_VERSION

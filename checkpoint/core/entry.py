@@ -1,4 +1,4 @@
-"""Entry points: who gives rows their time, what a mark promises, and when an entry point may do neither. Pure.
+"""Entry points: who gives rows their time, what a mark promises, and when one may do neither. Pure.
 
 `dataflow/entry/` serves producers, `chains/input_log.py` writes the chain of an origin, and
 `dataflow/core/event_time.py` (`InputMarks`) combines the marks for a reader. All times are microseconds since
@@ -9,14 +9,14 @@ Theory (design 6.5; replication-transparency IV-F):
 1. An *origin* is a producer name. Its chain is in the entry store, and the entry point that serves it now
    holds the claim of the chain. So at most one process gives its rows their times, and what it gave is in the
    chain before any reader sees it. Nobody gives a recorded row another time.
-2. A *mark* of an origin promises that all its later rows have larger times. Marks are records of the chain, so
-   every reader finds the same rows between the same marks.
+2. A *mark* of an origin promises that all its later rows have larger times. Marks are records of the
+   chain, so every reader finds the same rows between the same marks.
 3. Origins are numbered in the order of their registration and are never removed, so the *version* of the
    origin list is the number of origins. Each mark carries the version that its writer knows.
 4. A reader takes the newest version of any mark that it has read. Its input mark is the least mark of the
-   origins up to that number, and does not advance while one of them has no mark. A new origin therefore begins
-   only after every older one has a mark with the new version, and above all these marks: a reader that does
-   not know it yet has only marks of older versions, which are lower.
+   origins up to that number, and does not advance while one of them has no mark. A new origin therefore
+   begins only after every older one has a mark with the new version, and above all these marks: a reader that
+   does not know it yet has only marks of older versions, which are lower.
 """
 
 import math
@@ -34,8 +34,9 @@ class EntrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """What all entry points of a handle have in common. The first one records it.
 
     time: the column with the time of a row. lateness_us: None: the entry point fills this column, and
-    producers do not send it; otherwise producers send it, and a row that is at or below the last mark is late.
-    marks_every_us: marks are the multiples of this, minus 1, so that a window that ends at one of them closes.
+    producers do not send it; otherwise producers send it, and a row that is at or below the last mark is
+    late. marks_every_us: marks are the multiples of this, minus 1, so that a window that ends at one of them
+    closes.
     """
 
     time: str = "at"
@@ -206,9 +207,9 @@ class ClockCheck:
 
 
 def may_stamp(now_us: int, marks: Mapping[str, int], origins: Iterable[str]) -> bool:
-    """Return whether this clock is at most the horizon ahead of the least mark, which bounds what readers hold
-    in memory. marks: origin -> its newest mark; an origin without one is not counted, because a reader keeps
-    nothing for it yet.
+    """Return whether this clock is at most the horizon ahead of the least mark, which bounds what readers
+    hold in memory. marks: origin -> its newest mark; an origin without one is not counted, because a reader
+    keeps nothing for it yet.
     """
     known = [marks[origin] for origin in origins if origin in marks]
     return not known or now_us <= min(known) + limits.entry_horizon_us

@@ -22,10 +22,10 @@ Records:
 | INPUT, one part | [batch, part, 1 if it is the last, rows, digest before, wall clock ms] | [data, mark] |
 | INPUT, recorded by an entry point | the same, [..., time of its rows] | [data, mark, late rows] |
 | INPUT_CLOSED, closes the handle | [wall clock ms] | [JSON of InputEnds] |
-| INPUT_MARK, by an entry point | [mark, version, origin, last time, batch, digest before, wall clock ms] | [mark] |
+| INPUT_MARK | [mark, version, origin, last time, batch, digest before, wall clock ms] | [mark of the batch] |
 
-`core/entry.py` has the meaning of the records of entry points. INPUT_MARK lies between batches. It repeats the
-number, the digest and the producer's mark of the last batch, so no reader needs what precedes it.
+`core/entry.py` has the meaning of the records of entry points. INPUT_MARK lies between batches. It repeats
+the number, the digest and the producer's mark of the last batch, so no reader needs what precedes it.
 """
 
 import re
@@ -294,7 +294,8 @@ class InputSequence:
     def add(self, part: InputPart | OriginMark, begin: int, end: int) -> list[InputPiece] | BatchNotKept:
         """Take the next record, at `begin` to `end`. Return the parts that count because of it, in order.
 
-        A mark is a piece without rows. Raises CorruptDataError if the record cannot follow the ones before it.
+        A mark is a piece without rows. Raises CorruptDataError if the record cannot follow the ones before
+        it.
         """
         if isinstance(part, OriginMark):
             return self._add_mark(part, begin, end)

@@ -171,8 +171,8 @@ class SplitWatermarks:
 
 
 class InputMarks(SplitWatermarks):
-    """The watermark of sources that entry points mark (`checkpoint/core/entry.py`), instead of one that follows
-    from rows: a split is an origin, and the pair that it stores is its mark and its number.
+    """The watermark of sources that entry points mark (`checkpoint/core/entry.py`), instead of one that
+    follows from rows: a split is an origin, and the pair that it stores is its mark and its number.
 
     The watermark is the least mark of the origins 1 to N, where N is the newest version of the origin list in
     any mark that was read. While one of them has no mark, the watermark does not advance.
@@ -191,10 +191,13 @@ class InputMarks(SplitWatermarks):
 
     def of_source(self, source: str, now: SourceTime, idle_after_s: float | None) -> Watermark:
         """Return the input mark of a source; UNKNOWN while it does not advance."""
+        del idle_after_s
         if now.at_end:
             self._watermarks.pop(source, None)
             return END
-        if not now.is_read_here:
+        if not now.is_read_here:  # another worker reads all of it: what a former layout left here is old
+            self._watermarks.pop(source, None)
+            self._newest.pop(source, None)
             return IDLE
         version = self._newest.get(source, 0)
         marks = [mark for mark, origin in self._watermarks.get(source, {}).values() if origin <= version]

@@ -1,6 +1,6 @@
-"""Entry points in random histories: every reader gets the same rows with the same times, in each origin in one
-order, none below a mark that was given before, no acknowledged batch lost and none doubled. Each weakened rule
-is found.
+"""Entry points in random histories: every reader gets the same rows with the same times, in each origin in
+one order, none below a mark that was given before, no acknowledged batch lost and none doubled. Each weakened
+rule is found.
 """
 
 from types import ModuleType
@@ -68,9 +68,12 @@ BUGS: dict[str, tuple[ModuleType, str, str]] = {
     "a batch is acknowledged after its own sync only": (
         entry_model,
         "            if self.cut[entry]:\n                continue\n            chain = self",
-        "            if self.cut[entry]:\n                mine = self.producers[origin]\n"
-        "                mine.acknowledged = max(mine.acknowledged, self.serving[entry][origin].batch)\n"
-        "                continue\n            chain = self",
+        (
+            "            if self.cut[entry]:\n                own = self.serving[entry][origin].batch"
+            "\n                mine = self.producers[origin]"
+            "\n                mine.acknowledged = max(mine.acknowledged, own)"
+            "\n                continue\n            chain = self"
+        ),
     ),
     "a new claimant gives recorded rows a time again": (
         entry_model,
