@@ -187,17 +187,13 @@ class InputLog(ChainStore):
         async with self._appending:
             return await self._append_from(parts, number, mark)
 
-    async def append_mark(self, mark: OriginMark) -> bool:
-        """Append a mark of an entry point: all later rows are above it. Return False while a batch is being
-        appended: the mark is then due again after it. `recorded` does not wait for marks; readers get it once
-        a quorum has it. Raises FencedError.
+    async def append_mark(self, mark: OriginMark) -> None:
+        """Append a mark of an entry point: all later rows are above it. `recorded` does not wait for marks;
+        readers get it once a quorum has it. Raises FencedError.
         """
-        if self._appending.locked():
-            return False
         async with self._appending:
             self._put_mark(mark)
             await self._writer.wait_room()
-        return True
 
     def _put_mark(self, mark: OriginMark) -> None:
         self.origin_mark = mark._replace(
