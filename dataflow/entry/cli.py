@@ -135,8 +135,8 @@ async def _report(point: list[EntryPoint]) -> None:
         for one in point:
             status = one.status()
             text = (
-                f"{status.site}: rows recorded {one.recorded_rows}; origins {len(status.marks)}, with producers"
-                f" {len(status.attended)}; {_clock_text(status)}"
+                f"{status.site}: rows recorded {one.recorded_rows}; origins {len(status.marks)}, with"
+                f" producers {len(status.attended)}; {_clock_text(status)}"
             )
             if text != last:
                 warn(text)

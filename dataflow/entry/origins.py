@@ -139,9 +139,11 @@ class Origins:
         """
         async with self._claiming.setdefault(name, trio.Lock()):
             await self.drop(name)
-            if not self._listed.number(name):
-                await self._register(name)
             log = await InputLog.open(self._store, self._application, self._handle, name)
+            if not self._listed.number(name):
+                # After its chain is there, which needs every member: the marks of all others wait for a
+                # registered origin, which can be served with a majority then.
+                await self._register(name, log)
             if session:
                 log.last_mark = session + log.last_mark[len(session) :]
             time = OriginTime(self.settings, self._listed.number(name), log.origin_mark, log.last_time)
@@ -151,14 +153,19 @@ class Origins:
             self._nursery.start_soon(self._keep_marked, served)
             return served
 
-    async def _register(self, name: str) -> None:
-        changed = await change_register(
-            StoreHost(self._store),
-            input_register(self._application, self._handle),
-            lambda register: with_entry(
-                register, checked_settings(register.entry, self.settings).with_origin(name)
-            ),
-        )
+    async def _register(self, name: str, log: InputLog) -> None:
+        try:
+            changed = await change_register(
+                StoreHost(self._store),
+                input_register(self._application, self._handle),
+                lambda register: with_entry(
+                    register, checked_settings(register.entry, self.settings).with_origin(name)
+                ),
+            )
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await log.aclose()
+            raise
         assert changed.entry is not None
         self._listed = changed.entry
 

@@ -66,13 +66,15 @@ class Prefetcher:
         self._worker, self._workers = worker, workers
         self._positions = dict(positions)
         self._present = at_present
-        self._consumer = consumer
+        # Regions of one name in several stores are different consumers of an entry store.
+        here = f".{store.record.store_id.hex()[:8]}" if consumer and source.store_url else ""
+        self._consumer = consumer + here
         self._room = trio.Event()
-        here = trio.lowlevel.current_trio_token()
+        loop = trio.lowlevel.current_trio_token()
 
         def roomy() -> None:
             with suppress(trio.RunFinishedError):
-                here.run_sync_soon(self._wake, idempotent=True)
+                loop.run_sync_soon(self._wake, idempotent=True)
 
         self.buffer = PrefetchBuffer(woken=woken, roomy=roomy)
         self._ends: dict[str, int] | None = None

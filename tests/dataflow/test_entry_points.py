@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pyarrow as pa
 import pytest
@@ -14,14 +14,19 @@ from checkpoint.core.entry import EntrySettings
 from checkpoint.core.inputs import InputPiece
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.errors import EntryRefusedError, InputClosedError
+from dataflow import limits
 from dataflow.core.entry_messages import EntryStatus
 from dataflow.core.event_time import InputMarks, SourceTime, is_time
 from dataflow.entry.asking import EntryLink
 from dataflow.entry.serving import EntryOptions, EntryPoint, serve_entry
 from dataflow.producing import EntryPoints, open_producer
-from dos_client import Store, open_store
+from dos_client import Store, init_store, open_store
 from dos_protocol.errors import FencedError
 from dos_server.testing import memory_store
+from tests.support.proxy import proxies
+from tests.support.servers import ServerProcess, three_servers
+
+__all__ = ["three_servers"]
 
 SCHEMA = "number bigint"
 FAST = EntrySettings(marks_every_us=50_000)
@@ -102,14 +107,14 @@ def rows_of(pieces: list[InputPiece], *, late: bool = False) -> list[tuple[int, 
 
 async def until(condition: Callable[[], object], what: str) -> None:
     with trio.fail_after(20):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - the state of another task
             await trio.sleep(0.02)
     assert condition(), what
 
 
 async def marked_until(reader: Reader, now_us: int) -> None:
     with trio.fail_after(20):
-        while (await reader.read()).watermark < now_us:
+        while (await reader.read()).watermark < now_us:  # noqa: ASYNC110 - of what is in the store
             await trio.sleep(0.05)
 
 
@@ -170,24 +175,31 @@ async def test_a_producer_continues_at_another_entry_point_with_each_batch_recor
 
 @pytest.mark.trio
 async def test_an_origin_that_nobody_serves_is_claimed_and_marked_by_another_entry_point() -> None:
-    async with memory_store() as servers, open_store(servers.url) as store, open_store(servers.url) as other:
-        async with site(store, "s1") as one, site(other, "s2") as two:
-            async with open_producer(EntryPoints(one.address), "app", "loads", "p1", SCHEMA) as producer:
-                await producer.wait_recorded(await producer.send(numbers(0)))
-                one.kill()
-                gone = time.time_ns() // 1000
-                await until(lambda: "p1" in two.point.status().marks, "claimed")
-                assert time.time_ns() // 1000 - gone > 2_500_000, "only after it was unattended"
-                await marked_until(Reader(other), gone + 3_000_000)
+    async with (
+        memory_store() as servers,
+        open_store(servers.url) as store,
+        open_store(servers.url) as other,
+        site(store, "s1") as one,
+        site(other, "s2") as two,
+        open_producer(EntryPoints(one.address), "app", "loads", "p1", SCHEMA) as producer,
+    ):
+        await producer.wait_recorded(await producer.send(numbers(0)))
+        one.kill()
+        gone = time.time_ns() // 1000
+        await until(lambda: "p1" in two.point.status().marks, "claimed")
+        assert time.time_ns() // 1000 - gone > 2_500_000, "only after it was unattended"
+        await marked_until(Reader(other), gone + 3_000_000)
 
 
 @pytest.mark.trio
 async def test_a_new_origin_waits_for_its_version_and_is_above_what_readers_were_promised() -> None:
     ahead = 200_000_000  # ns
-    async with memory_store() as servers, open_store(servers.url) as store, open_store(servers.url) as other:
+    async with AsyncExitStack() as stack:
+        servers = await stack.enter_async_context(memory_store())
+        store = await stack.enter_async_context(open_store(servers.url))
         async with (
             site(store, "fast", wall_ns=lambda: time.time_ns() + ahead) as one,
-            site(other, "slow") as two,
+            site(store, "slow") as two,
             open_producer(EntryPoints(one.address), "app", "loads", "old", SCHEMA) as old,
         ):
             await old.wait_recorded(await old.send(numbers(1)))
@@ -209,26 +221,106 @@ async def test_a_new_origin_waits_for_its_version_and_is_above_what_readers_were
 @pytest.mark.trio
 async def test_a_clock_that_is_off_stamps_nothing_and_its_producers_move() -> None:
     off = [0]
-    async with memory_store() as servers, open_store(servers.url) as store:
-        async with site(store, "s2") as two, site(store, "s3") as three:
-            peers = two.address, three.address
-            async with site(store, "s1", peers=peers, wall_ns=lambda: time.time_ns() + off[0]) as one:
-                await until(lambda: len(one.point.status().errors) == 2, "measured")
-                assert one.point.status().is_good
-                points = EntryPoints(f"{one.address},{two.address}")
-                async with open_producer(points, "app", "loads", "p1", SCHEMA) as producer:
-                    await producer.wait_recorded(await producer.send(numbers(0)))
-                    assert one.point.status().attended == ("p1",)
-                    off[0] = 2_000_000_000
-                    for number in range(1, 4):
-                        await producer.wait_recorded(await producer.send(numbers(number)))
-                    assert (await status_of(two)).attended == ("p1",)
-                    status = await status_of(one)
-                    assert not status.is_good
-                    assert all(bound >= 1_990_000 for _, bound in status.errors.values())
-                    rows = (await Reader(store).read()).rows("p1")
-                    assert [row for _, row in rows] == [0, 1, 2, 3]
-                    assert rows[-1][0] < time.time_ns() // 1000 + 250_000
+    async with (
+        memory_store() as servers,
+        open_store(servers.url) as store,
+        site(store, "s2") as two,
+        site(store, "s3") as three,
+        site(
+            store,
+            "s1",
+            peers=(two.address, three.address),
+            wall_ns=lambda: time.time_ns() + off[0],
+        ) as one,
+    ):
+        await until(lambda: len(one.point.status().errors) == 2, "measured")
+        assert one.point.status().is_good
+        points = EntryPoints(f"{one.address},{two.address}")
+        async with open_producer(points, "app", "loads", "p1", SCHEMA) as producer:
+            await producer.wait_recorded(await producer.send(numbers(0)))
+            assert one.point.status().attended == ("p1",)
+            off[0] = 2_000_000_000
+            for number in range(1, 4):
+                await producer.wait_recorded(await producer.send(numbers(number)))
+            assert (await status_of(two)).attended == ("p1",)
+            status = await status_of(one)
+            assert not status.is_good
+            assert all(bound >= 1_990_000 for _, bound in status.errors.values())
+            rows = (await Reader(store).read()).rows("p1")
+            assert [row for _, row in rows] == [0, 1, 2, 3]
+            assert rows[-1][0] < time.time_ns() // 1000 + 250_000
+
+
+# EVIDENCE-OF: P-1
+@pytest.mark.trio
+async def test_a_batch_is_neither_acknowledged_nor_read_before_a_majority_has_it() -> None:
+    async with (
+        memory_store() as servers,
+        open_store(servers.url) as store,
+        site(store) as one,
+        open_producer(EntryPoints(one.address), "app", "loads", "p1", SCHEMA) as producer,
+    ):
+        await producer.wait_recorded(await producer.send(numbers(0)))
+        for server in (servers[1], servers[2]):
+            await server.stop()
+        number = await producer.send(numbers(1))
+        with trio.move_on_after(1) as waited:
+            await producer.wait_recorded(number)
+        assert waited.cancelled_caught, "one of three has it"
+        await servers[1].restart()
+        with trio.fail_after(20):
+            await producer.wait_recorded(number)
+        assert [row for _, row in (await Reader(store).read()).rows("p1")] == [0, 1]
+
+
+@pytest.mark.process
+@pytest.mark.trio
+async def test_an_entry_point_that_is_cut_off_acknowledges_nothing_and_its_producer_moves(
+    three_servers: list[ServerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "entry_silence_s", 1.0)
+    async with AsyncExitStack() as stack:
+        network = await stack.enter_async_context(proxies(three_servers))
+        url = "dos://" + ",".join(proxy.location for proxy in network)
+        await init_store(url)
+        near = await stack.enter_async_context(open_store(url, client="near"))
+        far = await stack.enter_async_context(open_store(url, client="far"))
+        one = await stack.enter_async_context(site(far, "s1"))
+        two = await stack.enter_async_context(site(near, "s2"))
+        points = EntryPoints(f"{one.address},{two.address}")
+        producer = await stack.enter_async_context(open_producer(points, "app", "loads", "p1", SCHEMA))
+        await producer.wait_recorded(await producer.send(numbers(0)))
+        assert one.point.status().attended == ("p1",)
+        for proxy in network:
+            proxy.hold(client="far")
+        await producer.wait_recorded(await producer.send(numbers(1)))
+        assert (await status_of(two)).attended == ("p1",)
+        for proxy in network:
+            proxy.heal()
+        await until(lambda: "p1" not in one.point.status().marks, "the fenced one serves it no more")
+        await producer.wait_recorded(await producer.send(numbers(2)))
+        rows = (await Reader(near).read()).rows("p1")
+        assert [row for _, row in rows] == [0, 1, 2]
+        assert [at for at, _ in rows] == sorted({at for at, _ in rows})
+
+
+@pytest.mark.trio
+async def test_a_new_producer_that_cannot_be_opened_stops_no_other() -> None:
+    async with (
+        memory_store() as servers,
+        open_store(servers.url) as store,
+        site(store) as one,
+        open_producer(EntryPoints(one.address), "app", "loads", "p1", SCHEMA) as producer,
+    ):
+        await producer.wait_recorded(await producer.send(numbers(0)))
+        await servers[2].stop()
+        with trio.move_on_after(1) as waited:
+            async with open_producer(EntryPoints(one.address), "app", "loads", "p2", SCHEMA):
+                pass
+        assert waited.cancelled_caught, "a new name needs every member"
+        now = time.time_ns() // 1000
+        await producer.wait_recorded(await producer.send(numbers(1)))
+        await marked_until(Reader(store), now)
 
 
 @pytest.mark.trio
