@@ -21,7 +21,17 @@ from checkpoint.cli.retention import KINDS, add_retention_commands
 from checkpoint.cli.sweep import sweep
 from checkpoint.errors import InputClosedError
 from checkpoint.limits import entry_clock_error_max_us
-from dataflow.entry.cli import SiteArguments, entries, serve_site
+from dataflow.entry.cli import (
+    ClockErrorMax,
+    Lateness,
+    MarksEvery,
+    Peers,
+    Site,
+    SiteArguments,
+    TimeColumn,
+    entries,
+    serve_site,
+)
 from dataflow.entry_point import serve_lines
 from dos_client import Store
 from dos_client.cli.kit import (
@@ -82,26 +92,12 @@ def serve(
             help="Allow an address that other machines can reach. Every client that reaches it may write.",
         ),
     ] = False,
-    site: Annotated[
-        str, typer.Option(help="Serve producers of this site instead of lines; URL is the entry store.")
-    ] = "",
-    peers: Annotated[
-        str, typer.Option(help="With --site: HOST:PORT of the other entry points, separated by commas.")
-    ] = "",
-    time: Annotated[
-        str,
-        typer.Option(help="With --site: the column with the time of a row. Default: at.", metavar="COLUMN"),
-    ] = "",
-    lateness: Annotated[
-        float | None,
-        typer.Option(help="With --site: producers send the times; rows are late after this many seconds."),
-    ] = None,
-    marks_every: Annotated[
-        float | None, typer.Option(help="With --site: seconds between marks, at most and by default 1.")
-    ] = None,
-    clock_error_max: Annotated[
-        float, typer.Option(help="With --site: seconds by which its clock may differ from a majority.")
-    ] = entry_clock_error_max_us / 1e6,
+    site: Site = "",
+    peers: Peers = "",
+    time: TimeColumn = "",
+    lateness: Lateness = None,
+    marks_every: MarksEvery = None,
+    clock_error_max: ClockErrorMax = entry_clock_error_max_us / 1e6,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:

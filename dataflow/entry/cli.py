@@ -40,6 +40,27 @@ from dos_protocol.errors import DosError
 _NEGATIVE_ANSWERS: Final = (EntryRefusedError, InputClosedError)
 _PROGRESS_S: Final = 10.0
 
+Site = Annotated[
+    str, typer.Option(help="Serve producers of this site instead of lines; STORE-URL is the entry store.")
+]
+Peers = Annotated[
+    str, typer.Option(help="With --site: HOST:PORT of the other entry points, separated by commas.")
+]
+TimeColumn = Annotated[
+    str,
+    typer.Option(help="With --site: the column with the time of a row. Default: at.", metavar="COLUMN"),
+]
+Lateness = Annotated[
+    float | None,
+    typer.Option(help="With --site: producers send the times; rows are late after this many seconds."),
+]
+MarksEvery = Annotated[
+    float | None, typer.Option(help="With --site: seconds between marks, at most and by default 1.")
+]
+ClockErrorMax = Annotated[
+    float, typer.Option(help="With --site: seconds by which its clock may differ from a majority.")
+]
+
 
 class SiteArguments(NamedTuple):
     """The options of `dos input serve` for an entry point of a site."""

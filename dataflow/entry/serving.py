@@ -257,7 +257,7 @@ class EntryPoint:
 
 
 def refusal_of(error: DosError) -> EntryRefusal:
-    """Return what a producer is told about an error."""
+    """Return the refusal that a producer receives for an error."""
     text = str(error.args[0]) if error.args else str(error)
     if isinstance(error, InputClosedError):
         return EntryRefusal(kind="closed", reason=text)
