@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,7 @@ from checkpoint.core.entry import EntrySettings
 from checkpoint.core.inputs import InputPiece
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.errors import EntryRefusedError, InputClosedError
-from dataflow import limits
+from dataflow import InputSource, limits
 from dataflow.core.entry_messages import EntryStatus
 from dataflow.core.event_time import InputMarks, SourceTime, is_time
 from dataflow.entry.asking import EntryLink
@@ -23,6 +24,7 @@ from dataflow.producing import EntryPoints, open_producer
 from dos_client import Store, init_store, open_store
 from dos_protocol.errors import FencedError
 from dos_server.testing import memory_store
+from tests.support.examples import run_example
 from tests.support.proxy import proxies
 from tests.support.servers import ServerProcess, three_servers
 
@@ -52,7 +54,7 @@ async def site(
     peers: tuple[str, ...] = (),
     settings: EntrySettings | None = FAST,
     wall_ns: Callable[[], int] = time.time_ns,
-    port: int = 0,
+    application: str = "app",
 ) -> AsyncIterator[Site]:
     options = EntryOptions(name, peers, settings, wall_ns=wall_ns)
     async with trio.open_nursery() as nursery:
@@ -60,7 +62,7 @@ async def site(
 
         async def run(task_status: "trio.TaskStatus[EntryPoint]") -> None:
             with scope:
-                await serve_entry(store, "app", "loads", options, port=port, task_status=task_status)
+                await serve_entry(store, application, "loads", options, task_status=task_status)
 
         yield Site(await nursery.start(run), scope)
         nursery.cancel_scope.cancel()
@@ -368,6 +370,35 @@ async def test_of_two_programs_with_one_name_the_one_that_opened_it_last_writes(
                 await new.wait_recorded(await new.send(numbers(3)))
                 assert await new.send(numbers(9), batch=1) == 1, "recorded before: discarded"
         assert [row for _, row in (await Reader(store).read()).rows("p1")] == [1, 3]
+
+
+@pytest.mark.trio
+async def test_the_examples_of_the_manual() -> None:
+    sent = [{"server": "b", "load": 0.8}], [{"server": "c", "load": 0.5}]
+
+    def loads_after(mark: bytes) -> list[tuple[bytes, list[dict[str, object]]]]:
+        return [(b"%d" % at, rows) for at, rows in enumerate(sent, 1)][int(mark or b"0") :]
+
+    async with (
+        memory_store() as servers,
+        open_store(servers.url) as store,
+        site(store, application="shop") as one,
+    ):
+        run = partial(run_example, points=f"{one.address},127.0.0.1:1")
+        for _ in range(2):  # the second time, everything is recorded
+            await trio.to_thread.run_sync(
+                run, "docs/inputs.md", "entry_producer", {"loads_after": loads_after}
+            )
+        graph = run_example("docs/inputs.md", "entry", entry=servers.url)["graph"]
+        (source,) = [one for one in graph.plan().specs.values() if isinstance(one, InputSource)]
+        handle = source.origin(store, "shop")
+        tables = [
+            pa.ipc.open_stream(piece.data).read_all()
+            async for piece in handle.follower("meter-7", SplitPosition(0)).poll()
+            if piece.data
+        ]
+        assert all(table.schema.equals(source.schema) for table in tables)
+        assert [table["server"].to_pylist() for table in tables] == [["b"], ["c"]]
 
 
 @pytest.mark.trio
