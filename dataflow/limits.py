@@ -98,6 +98,19 @@ entry_reply_s: Final = 5.0
 entry_last_answer_s: Final = 60.0
 """How long a connection stays open for its last answer after its client has sent everything."""
 
+entry_poll_s: Final = 0.5
+"""How often an entry point reads the list of origins and looks for unattended ones."""
+entry_ask_s: Final = 1.0
+"""How often an entry point compares its clock with that of each peer."""
+entry_wait_s: Final = 0.05
+"""How often a batch that may not be given a time yet is tried again."""
+entry_read_marks_s: Final = 10.0
+"""How often the mark of an origin is read from the store if no peer reports it."""
+entry_silence_s: Final = 5.0
+"""A producer whose entry point answers nothing for this long moves to another one."""
+entry_batch_bytes_max: Final = 64 * MIB
+"""A batch for an entry point: it is held in memory until it is recorded."""
+
 # --- exchange -----------------------------------------------------------------------------------------------
 key_sample_rows: Final = 2_048
 key_sample_distinct_max: Final = 0.95

@@ -210,6 +210,7 @@ class Stream:
         punctuation: str | None = None,
         idle_after: timedelta | None = None,
         on_null: OnNullTime = "error",
+        marks: bool = False,
     ) -> "Stream":
         """Declare the timestamp `column` as the event time of the rows, and generate watermarks from it.
 
@@ -220,6 +221,8 @@ class Stream:
         of its split have larger times. A row that breaks either promise is late.
         idle_after: a split that has been read completely and yields no rows for this long is ignored until it
         yields rows again, which may be late. None: an idle split holds the watermark back.
+        marks: the watermark is what the entry points promise that gave the rows their times
+        (`InputSource(..., entry=...)`); it does not follow from rows.
         on_null: how rows with a null in `column` are handled. "error": the region stops. "drop": they are
         dropped and counted. "side": they go to the side output "null".
 
@@ -227,7 +230,7 @@ class Stream:
             sent.event_time("by_promise", "at", lateness=timedelta(minutes=1))
             sent.event_time("by_rows", "at", punctuation="all_before")
         """
-        return self._then(name, EventTimeSpec(column, lateness, punctuation, idle_after, on_null))
+        return self._then(name, EventTimeSpec(column, lateness, punctuation, idle_after, on_null, marks))
 
     def sort(self, name: str, time: str) -> "Stream":
         """Emit rows in event-time order as the watermark passes them; equal times in the order of all

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
-from dataflow.core.event_time import UNKNOWN, SplitWatermarks, Watermark, behind, further, is_time
+from dataflow.core.event_time import UNKNOWN, InputMarks, SplitWatermarks, Watermark, behind, further, is_time
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
@@ -91,7 +91,7 @@ def latest_times(batch: pa.RecordBatch, names: Sequence[str]) -> npt.NDArray[np.
 
 @dataclass(frozen=True, slots=True)
 class EventTimeSpec(OperatorSpec):
-    """The time column, and the source of watermarks: either `lateness` or the column `punctuation`."""
+    """The time column, and the source of watermarks: `lateness`, the column `punctuation`, or `marks`."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.EVENT_TIME
     column: str
@@ -99,14 +99,17 @@ class EventTimeSpec(OperatorSpec):
     punctuation: str | None
     idle_after: timedelta | None = None
     on_null: OnNullTime = "error"
+    marks: bool = False
 
     def __post_init__(self) -> None:
         check_choice(self.on_null, get_args(OnNullTime))
-        if (self.lateness is None) == (self.punctuation is None):
+        if (self.lateness is not None) + (self.punctuation is not None) + self.marks != 1:
             raise SchemaError(
                 "event_time needs exactly one of lateness=timedelta(...), how far rows may be behind others,"
-                " and punctuation='column', a column with watermarks"
+                " punctuation='column', a column with watermarks, and marks=True, the marks of entry points"
             )
+        if self.marks and self.idle_after is not None:
+            raise SchemaError("idle_after is not for marks: entry points mark silent producers too")
         if self.lateness is not None:
             micros_of(self.lateness, "lateness")
         if self.idle_after is not None and not micros_of(self.idle_after, "idle_after"):
@@ -198,7 +201,7 @@ class EventTimeOperator(NullRule):
         self._punctuation = spec.punctuation
         self._lateness = 0 if spec.lateness is None else micros_of(spec.lateness, "lateness")
         self._state = _RememberedWatermark()
-        self.splits = SplitWatermarks()
+        self.splits = InputMarks() if spec.marks else SplitWatermarks()
         self.idle_after_s = None if spec.idle_after is None else spec.idle_after.total_seconds()
         self.rows_of = ("", "")
         """Source and split of the rows of the next `process` call."""

@@ -13,7 +13,7 @@ from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint import SplitPosition
+from checkpoint import OriginMark, SplitPosition
 from dataflow.core.event_time import SourceTime, Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import OperatorError, SchemaError
@@ -60,6 +60,8 @@ class SourceBatch:
     """The input bytes of the rows, for sources that need them to describe the position of a row."""
     ends_unit: bool = True
     """Whether the last row ends a unit of its split. Rows within a unit are not ordered by time."""
+    marks: "tuple[tuple[str, OriginMark], ...]" = ()
+    """Marks of entry points that were read with these rows, with the split of each."""
 
     @property
     def split(self) -> str:
