@@ -5,6 +5,6 @@ After Hwang, Cetintemel, Zdonik, "Fast and Highly-Available Stream Processing ov
 Every replica of a region feeds every replica of the regions that read it, and a reader takes each row from
 the replica that is first (`dataflow/core/duplicate_filter.py`).
 
-    core    what an application over sites consists of, and where its replicas go. Pure
+    core    what an application over sites consists of, where its replicas go, which streams it needs. Pure
     cli     `dos sites`
 """

@@ -7,18 +7,20 @@
 | 2 | usage, or an invalid description |
 """
 
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from dos_client.cli.kit import NEGATIVE, REFUSED, AsJson, fail, fill_help, print_json, print_table, warn
-from sites.core.description import Description, check, decode_description
+from sites.core.description import Description, check, decode_description, decode_measured, with_measured
 from sites.core.planning import Plan, make_plan
 from sites.errors import DescriptionError, PlanRefusedError
 
+_Kind = TypeVar("_Kind")
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -44,6 +46,12 @@ def plan(
     kmin: Annotated[
         int | None, typer.Option(min=1, help="Refuse a plan with fewer, instead of the number in FILE.")
     ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measured latencies, rates and loads, instead of those in FILE.", metavar="FILE.toml"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where the replicas of each region go, what they cost, and how late results will be. Starts
@@ -60,25 +68,37 @@ def plan(
 
     Example: dos sites plan application.toml --kmax 3 --json
 
+    Example: dos sites plan application.toml --measured measured.toml
+
     Exit codes: 0 planned; 1 refused, with the reason at each site; 2 usage, or an invalid description.
     """
+    description = _read(file, decode_description)
+    values = None if measured is None else _read(measured, decode_measured)
     try:
-        description = decode_description(file.read_text(encoding="utf-8"))
+        if values is not None:
+            description = with_measured(description, values)
         asked = {name: value for name, value in (("kmax", kmax), ("kmin", kmin)) if value is not None}
         description = msgspec.structs.replace(description, **asked)
         check(description)
         alone = make_plan(msgspec.structs.replace(description, kmax=1, kmin=1))
         made = make_plan(description)
-    except OSError as error:
-        fail(f"{file}: {error.strerror}", REFUSED)
     except DescriptionError as error:
-        fail(f"{file}: {error}", REFUSED)
+        fail(f"{measured or file}: {error}", REFUSED)
     except PlanRefusedError as error:
         fail(str(error), NEGATIVE)
     if as_json:
         print_json(_json_of(description, made, alone))
         return
     _print(description, made, alone)
+
+
+def _read(file: Path, decode: Callable[[str], _Kind]) -> _Kind:
+    try:
+        return decode(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        fail(f"{file}: {error.strerror}", REFUSED)
+    except DescriptionError as error:
+        fail(f"{file}: {error}", REFUSED)
 
 
 def _json_of(description: Description, made: Plan, alone: Plan) -> dict[str, Any]:

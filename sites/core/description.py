@@ -4,6 +4,7 @@
 
     kmax = 3                       # replicas of each region, if the sites allow it
     kmin = 2                       # fewer are refused
+    theta = 50000.0                # collect streams while the deployment costs more
     distance_ms = 30               # replicas of one region are farther apart than that
     alpha = 0.8                    # the share of a site's capacity that may be used
 
@@ -38,12 +39,13 @@
 import tomllib
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from sites.errors import DescriptionError
 
+_Kind = TypeVar("_Kind")
 HERE_MS: Final = 0.0
 """The latency within a site."""
 
@@ -89,7 +91,11 @@ class ReplicatedStream(
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An application over sites. Every method assumes that `check` has passed."""
+    """An application over sites. Every method assumes that `check` has passed.
+
+    theta: the aim for the cost, in bytes under way; None for no aim. late_s: a port is late if all of its
+    streams are later than this, in seconds.
+    """
 
     sites: tuple[Site, ...]
     sources: tuple[FixedPlace, ...]
@@ -101,6 +107,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kmin: int = 1
     distance_ms: float = 30.0
     alpha: float = 0.8
+    theta: float | None = None
+    late_s: float = 10.0
 
     def latencies(self) -> dict[tuple[str, str], float]:
         """Return (site, site) -> the mean latency in milliseconds."""
@@ -125,6 +133,13 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return source or exit -> its site."""
         return {place.name: place.site for place in (*self.sources, *self.exits)}
 
+    def senders(self) -> dict[str, list[str]]:
+        """Return region or exit -> what it reads, by name: one port for each."""
+        found: dict[str, list[str]] = {}
+        for stream in self.streams:
+            found.setdefault(stream.reader, []).append(stream.sender)
+        return {reader: sorted(senders) for reader, senders in found.items()}
+
     def order(self) -> list[str]:
         """Return the regions so that each one follows those that it reads; otherwise by name."""
         regions = {region.name for region in self.regions}
@@ -141,16 +156,66 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
 
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Values that were measured, which replace those of a description. Each table may be left out."""
+
+    links: tuple[SiteLink, ...] = ()
+    streams: tuple[ReplicatedStream, ...] = ()
+    site_loads: dict[str, float] = msgspec.field(default_factory=dict)
+    region_loads: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+def with_measured(one: Description, measured: Measured) -> Description:
+    """Return the description with what was measured. Raises DescriptionError."""
+    links = {frozenset(link.between): link for link in measured.links}
+    streams = {(stream.sender, stream.reader): stream for stream in measured.streams}
+    pairs = {frozenset(link.between) for link in one.links}
+    _must_know("link between", map(sorted, links.keys() - pairs))
+    _must_know("stream", streams.keys() - {(stream.sender, stream.reader) for stream in one.streams})
+    _must_know("site", [[name] for name in measured.site_loads.keys() - {site.name for site in one.sites}])
+    regions = {region.name for region in one.regions}
+    _must_know("region", [[name] for name in measured.region_loads.keys() - regions])
+    replaced = msgspec.structs.replace(
+        one,
+        links=tuple(links.get(frozenset(link.between), link) for link in one.links),
+        streams=tuple(streams.get((stream.sender, stream.reader), stream) for stream in one.streams),
+        sites=tuple(
+            msgspec.structs.replace(site, load=measured.site_loads.get(site.name, site.load))
+            for site in one.sites
+        ),
+        regions=tuple(
+            msgspec.structs.replace(region, load=measured.region_loads.get(region.name, region.load))
+            for region in one.regions
+        ),
+    )
+    check(replaced)
+    return replaced
+
+
+def _must_know(what: str, unknown: Iterable[Iterable[str]]) -> None:
+    for names in sorted(map(tuple, unknown)):
+        raise DescriptionError(f"{what} {' and '.join(map(repr, names))} was measured, but is not described")
+
+
+def decode_measured(text: str) -> Measured:
+    """Read measured values from TOML. Raises DescriptionError."""
+    return _decode(text, Measured)
+
+
 def decode_description(text: str) -> Description:
     """Read a description, and check it. Raises DescriptionError."""
+    description = _decode(text, Description)
+    check(description)
+    return description
+
+
+def _decode(text: str, kind: type[_Kind]) -> _Kind:
     try:
-        description = msgspec.convert(tomllib.loads(text), Description)
+        return msgspec.convert(tomllib.loads(text), kind)
     except tomllib.TOMLDecodeError as error:
         raise DescriptionError(f"it is no TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise DescriptionError(str(error)) from error
-    check(description)
-    return description
 
 
 def check(description: Description) -> None:
@@ -172,6 +237,10 @@ def check(description: Description) -> None:
                 f"the stream from {stream.sender!r} to {stream.reader!r} must lead from a source or a region"
                 " to a region or an exit that is described"
             )
+    pairs = [(stream.sender, stream.reader) for stream in one.streams]
+    for sender, reader in pairs:
+        if pairs.count((sender, reader)) > 1:
+            raise DescriptionError(f"there are two streams from {sender!r} to {reader!r}")
     for name in sorted((regions | exits) - {stream.reader for stream in one.streams}):
         raise DescriptionError(f"no stream leads to {name!r}")
     for name in sorted(regions - {stream.sender for stream in one.streams}):
@@ -198,7 +267,7 @@ def _check_numbers(one: Description) -> None:
         raise DescriptionError(f"kmin = {one.kmin} and kmax = {one.kmax}: 1 <= kmin <= kmax is needed")
     if not 0 < one.alpha <= 1:
         raise DescriptionError(f"alpha = {one.alpha}: it is a share, above 0 and at most 1")
-    values = {"distance_ms": one.distance_ms}
+    values = {"distance_ms": one.distance_ms, "late_s": one.late_s, "theta": one.theta or 0.0}
     values |= {f"the capacity of site {site.name!r}": site.capacity for site in one.sites}
     values |= {f"the load of site {site.name!r}": site.load for site in one.sites}
     values |= {f"the load of region {region.name!r}": region.load for region in one.regions}

@@ -7,9 +7,8 @@ from math import inf
 import msgspec
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from sites.core import planning
+from sites.core import deployment, planning
 from sites.core.description import (
     Description,
     FixedPlace,
@@ -17,56 +16,11 @@ from sites.core.description import (
     ReplicatedStream,
     Site,
     SiteLink,
-    check,
 )
 from sites.core.planning import Plan, arrivals_ms, losses_survived, make_plan
-from sites.errors import PlanRefusedError
+from tests.sites import applications
+from tests.sites.applications import SEEDS, an_application, planned
 from tests.support.planted_source import planted
-
-
-def an_application(seed: int) -> Description:
-    """Some sites, and regions that read sources and earlier regions."""
-    rng = random.Random(seed)
-    names = [f"site{number}" for number in range(rng.randrange(1, 7))]
-    sites = tuple(Site(name, rng.choice([1.0, 2.0, 9.0]), rng.choice([0.0, 0.3])) for name in names)
-    links = []
-    for pair in itertools.combinations(names, 2):
-        latency = float(rng.randrange(1, 100))
-        links.append(SiteLink(pair, latency, rng.choice([None, latency / 2])))
-    sources = tuple(FixedPlace(f"source{number}", rng.choice(names)) for number in range(rng.randrange(1, 3)))
-    exits = tuple(FixedPlace(f"exit{number}", rng.choice(names)) for number in range(rng.randrange(1, 3)))
-    regions = tuple(
-        ReplicatedRegion(f"region{number}", rng.choice([0.1, 0.5])) for number in range(rng.randrange(1, 4))
-    )
-    streams, senders = [], [source.name for source in sources]
-    for region in regions:
-        read = rng.sample(senders, rng.randrange(1, len(senders) + 1))
-        streams += [ReplicatedStream(one, region.name, float(rng.choice([1, 10, 1_000]))) for one in read]
-        senders.append(region.name)
-    for number, region in enumerate(regions):
-        if region.name not in {stream.sender for stream in streams}:
-            streams.append(ReplicatedStream(region.name, exits[number % len(exits)].name, 10.0))
-    for one in exits:
-        if one.name not in {stream.reader for stream in streams}:
-            streams.append(ReplicatedStream(regions[-1].name, one.name, 10.0))
-    kmax = rng.randrange(1, 4)
-    distance = rng.choice([0.0, 10.0, 30.0])
-    description = Description(
-        sites, sources, exits, regions, tuple(streams), tuple(links), kmax, rng.randint(1, kmax), distance
-    )
-    check(description)
-    return description
-
-
-SEEDS = st.integers(0, 1 << 40)
-
-
-def planned(description: Description) -> Plan | None:
-    """The plan, None if it is refused."""
-    try:
-        return make_plan(description)
-    except PlanRefusedError:
-        return None
 
 
 def cost_of(description: Description, plan: Plan) -> float:
@@ -208,31 +162,35 @@ def test_the_papers_query_gets_replicas_far_from_each_other() -> None:
     plan = make_plan(description)
     assert plan.losses == 1
     assert (plan.replicas["u1"][0], plan.replicas["u2"][0]) == ("wisc", "purdue")
-    assert losses_survived(description, {name: sites[:1] for name, sites in plan.replicas.items()}) == 0
+    assert losses_survived({name: sites[:1] for name, sites in plan.replicas.items()}) == 0
 
 
 BUGS = {
+    "fewer than kmin": ("if number <= description.kmin:", "if number < description.kmin:"),
+    "nothing is moved": ("        _relax(placed, order)", "        pass"),
+    "a loss too many": ("len(sites) - 1", "len(sites)"),
+}
+BUGS_OF_DEPLOYMENTS = {
     "capacity is not kept": ("loads[site.name] + own >= allowed", "loads[site.name] >= allowed"),
     "the mean latency decides what is near": (
         "self.distance[site.name, there] <=",
         "self.latency[site.name, there] <=",
     ),
     "the first site by name": ("(self.cost_of(region, site), site)", "site"),
-    "fewer than kmin": ("if number <= description.kmin:", "if number < description.kmin:"),
-    "nothing is moved": ("        _relax(placed, order)", "        pass"),
-    "outputs cost nothing": (
-        "((stream.reader, stream.sender), (stream.sender, stream.reader))",
-        "((stream.reader, stream.sender),)",
-    ),
-    "a loss too many": ("return count - 1", "return count"),
+    "outputs cost nothing": ("if stream.sender == region:", "if False:"),
 }
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", [*BUGS, *BUGS_OF_DEPLOYMENTS])
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = planted(planning, *BUGS[bug])
+    if bug in BUGS:
+        names = planted(planning, *BUGS[bug])
+    else:
+        names = planted(planning, "_GAIN_MIN: Final", "_GAIN_MIN: Final")
+        names["Deployment"] = planted(deployment, *BUGS_OF_DEPLOYMENTS[bug])["Deployment"]
     for name in ("make_plan", "Plan", "arrivals_ms"):
         monkeypatch.setitem(globals(), name, names[name])
+    monkeypatch.setattr(applications, "make_plan", names["make_plan"])
     with pytest.raises((AssertionError, LookupError)):
         check_many()
 

@@ -33,6 +33,30 @@ def test_the_example_of_the_page_is_planned(application: Path) -> None:
     assert all(f"`{name}`" in PAGE for name in found), "the page names every name of the JSON"
 
 
+def test_measured_values_replace_those_of_the_description(application: Path, tmp_path: Path) -> None:
+    measured = tmp_path / "measured.toml"
+    measured.write_text(
+        '[[links]]\nbetween = ["osu", "purdue"]\nlatency_ms = 2.0\n'
+        '[[streams]]\nfrom = "loads"\nto = "joined"\nbytes_per_s = 30000.0\n'
+        "[site_loads]\npurdue = 3.0\n[region_loads]\njoined = 0.2\n"
+    )
+    found = json.loads(dos("sites", "plan", application, "--measured", measured, "--json").stdout)
+    assert found["replicas"] == {"joined": ["osu", "wisc"]}, "purdue is busy, and osu is near it now"
+    assert (found["cost"], found["latencyMs"]) == (60.0 + 360.0 + 17.0, {"board": 2.0})
+    assert found["loads"]["osu"] == 0.2
+    for text, words in (
+        ("[site_loads]\nohio = 3.0\n", "measured.toml: site 'ohio' was measured, but is not described"),
+        ('[[links]]\nbetween = ["osu", "x"]\nlatency_ms = 2.0\n', "link between 'osu' and 'x' was measured"),
+        ('[[streams]]\nfrom = "board"\nto = "joined"\nbytes_per_s = 1.0\n', "stream 'board' and 'joined'"),
+        ("[region_loads]\njoined = -3.0\n", "the load of region 'joined' is -3.0"),
+        ("[region_load]\njoined = 3.0\n", "unknown field `region_load`"),
+    ):
+        measured.write_text(text)
+        done = dos("sites", "plan", application, "--measured", measured)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert words in done.stderr
+
+
 def test_too_few_sites_are_refused_with_the_reason_at_each_one(application: Path) -> None:
     application.write_text(EXAMPLE.replace("distance_ms = 10", "distance_ms = 16"))
     done = dos("sites", "plan", application, "--kmax", "3")
@@ -60,6 +84,12 @@ def test_too_few_sites_are_refused_with_the_reason_at_each_one(application: Path
         ('from = "loads"', 'from = "joined"', "read each other in a circle: joined from joined"),
         ('to = "board"', 'to = "joined"', "no stream leads to 'board'"),
         ('from = "joined"', 'from = "loads"', "no stream leads from region 'joined'"),
+        (
+            '[[streams]]\nfrom = "joined"',
+            '[[streams]]\nfrom = "loads"\nto = "joined"\nbytes_per_s = 1.0\n[[streams]]\nfrom = "joined"',
+            "there are two streams from 'loads' to 'joined'",
+        ),
+        ("kmax = 2", "theta = -1.0", "theta is -1.0"),
         ("latency_ms = 21.0", "latency_ms = -1.0", "0 <= least_ms <= latency_ms"),
         ("least_ms = 11.0", "least_ms = 13.0", "0 <= least_ms <= latency_ms"),
         ('["wisc", "osu"]', '["wisc", "purdue"]', "there are two links between 'wisc' and 'purdue'"),

@@ -1,0 +1,164 @@
+"""The replicas of a deployment and the streams between them: what they cost, and how rows get to the exits.
+
+A *replica* is written `joined@purdue`. A source or an exit has one, at its own site. A *port* of a reader
+has the streams from all replicas of one sender. Pure.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from math import inf
+from typing import NamedTuple
+
+from sites.core.description import Description
+
+Replicas = Mapping[str, tuple[str, ...]]
+"""Region -> the sites of its replicas, in the order in which they were placed."""
+
+
+class RegionReplica(NamedTuple):
+    """A region at one site; or a source or an exit, at the site where it is."""
+
+    node: str
+    site: str
+
+    def __str__(self) -> str:
+        return f"{self.node}@{self.site}"
+
+
+class StreamReplica(NamedTuple):
+    """The output of one replica, as one replica of a region that reads it, or an exit, receives it."""
+
+    sender: RegionReplica
+    reader: RegionReplica
+
+    def __str__(self) -> str:
+        return f"{self.sender} -> {self.reader}"
+
+
+Streams = Collection[StreamReplica]
+
+
+class Deployment:
+    """The replicas that are placed. Methods with an argument `streams` are about these streams; the others
+    are about a stream from every replica of a sender to every replica of its reader.
+    """
+
+    def __init__(self, description: Description, replicas: Replicas) -> None:
+        self.description = description
+        self.fixed = description.fixed()
+        self.latency = description.latencies()
+        self.distance = description.distances()
+        self.load_of = {region.name: region.load for region in description.regions}
+        self.senders = description.senders()
+        self.order = description.order()
+        self.replicas = dict(replicas)
+        self._rates = {(one.sender, one.reader): one.bytes_per_s for one in description.streams}
+
+    def at(self, node: str) -> tuple[str, ...]:
+        """Return the sites of a source, a region or an exit."""
+        return (self.fixed[node],) if node in self.fixed else self.replicas.get(node, ())
+
+    def replicas_of(self, node: str) -> list[RegionReplica]:
+        return [RegionReplica(node, site) for site in self.at(node)]
+
+    def exits(self) -> list[RegionReplica]:
+        return [RegionReplica(place.name, place.site) for place in self.description.exits]
+
+    def loads(self) -> dict[str, float]:
+        found = {site.name: site.load for site in self.description.sites}
+        for region, sites in self.replicas.items():
+            for site in sites:
+                found[site] += self.load_of[region]
+        return found
+
+    # --- cost -----------------------------------------------------------------------------------------------
+
+    def rate_of(self, stream: StreamReplica) -> float:
+        """Return its bytes per second."""
+        return self._rates[stream.sender.node, stream.reader.node]
+
+    def stream_cost(self, stream: StreamReplica) -> float:
+        """Return its bytes under way."""
+        return self.rate_of(stream) * self.latency[stream.sender.site, stream.reader.site] / 1000
+
+    def cost(self, streams: Streams | None = None) -> float:
+        return sum(map(self.stream_cost, self.streams() if streams is None else sorted(streams)))
+
+    def streams(self) -> list[StreamReplica]:
+        """Return the streams from every replica of a sender to every replica of its reader."""
+        return [
+            StreamReplica(sender, reader)
+            for stream in self.description.streams
+            for sender in self.replicas_of(stream.sender)
+            for reader in self.replicas_of(stream.reader)
+        ]
+
+    def cost_of(self, region: str, site: str) -> float:
+        """Return the cost of the streams of one replica, from and to all that is placed."""
+        own, cost = RegionReplica(region, site), 0.0
+        for stream in self.description.streams:
+            if stream.reader == region:
+                cost += self.cost([StreamReplica(one, own) for one in self.replicas_of(stream.sender)])
+            if stream.sender == region:
+                cost += self.cost([StreamReplica(own, one) for one in self.replicas_of(stream.reader)])
+        return cost
+
+    # --- sites for another replica --------------------------------------------------------------------------
+
+    def unfit(self, region: str) -> dict[str, str]:
+        """Return site -> why it cannot get another replica of a region."""
+        loads, own = self.loads(), self.load_of[region]
+        found = {}
+        for site in self.description.sites:
+            allowed = self.description.alpha * site.capacity
+            near = [
+                there
+                for there in self.at(region)
+                if self.distance[site.name, there] <= self.description.distance_ms
+            ]
+            if site.name in self.at(region):
+                found[site.name] = "it has a replica"
+            elif loads[site.name] + own >= allowed:
+                found[site.name] = f"busy: {loads[site.name]:g} + {own:g} is not below {allowed:g}"
+            elif near:
+                distance = self.distance[site.name, near[0]]
+                found[site.name] = f"{distance:g} ms from the replica at {near[0]}"
+        return found
+
+    def cheapest(self, region: str, without: Iterable[str] = ()) -> str | None:
+        """Return the site at which another replica costs least, None if none fits. without: sites that are
+        not considered.
+        """
+        unfit = {*self.unfit(region), *without}
+        fit = [site.name for site in self.description.sites if site.name not in unfit]
+        return min(fit, key=lambda site: (self.cost_of(region, site), site), default=None)
+
+    # --- the way of rows to the exits -----------------------------------------------------------------------
+
+    def ready_ms(self, streams: Streams, lost: Iterable[str] = ()) -> dict[RegionReplica, float]:
+        """Return source, replica or exit -> how long a row is on the network before it is there, by the
+        fastest way; infinite if it never arrives. lost: sites whose replicas do not run.
+
+        A replica has a row when all of its ports have it, each from the replica that is first. Replicas
+        without any stream are left out; exits are not.
+        """
+        gone, ports = frozenset(lost), dict[RegionReplica, dict[str, list[RegionReplica]]]()
+        found = {RegionReplica(place.name, place.site): 0.0 for place in self.description.sources}
+        readers = dict[str, list[RegionReplica]]()
+        for sender, reader in streams:
+            if reader not in ports:
+                ports[reader] = {node: [] for node in self.senders[reader.node]}
+                readers.setdefault(reader.node, []).append(reader)
+            ports[reader][sender.node].append(sender)
+
+        def first(reader: RegionReplica) -> float:
+            return max(
+                min((found.get(one, inf) + self.latency[one.site, reader.site] for one in port), default=inf)
+                for port in ports[reader].values()
+            )
+
+        for region in self.order:
+            for reader in readers.get(region, ()):
+                found[reader] = inf if reader.site in gone else first(reader)
+        for exit_ in self.exits():
+            found[exit_] = first(exit_) if exit_ in ports else inf
+        return found
