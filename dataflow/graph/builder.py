@@ -36,6 +36,7 @@ from dataflow.graph.explaining import explain
 from dataflow.graph.operator_schemas import find_schemas
 from dataflow.graph.parts import logs_between, parts_of
 from dataflow.graph.plan import GraphPlan
+from dataflow.graph.replica_checks import check_replica, is_replica
 from dataflow.graph.stream import BroadcastTable, Node, Stream
 from dataflow.graph.watermark_lags import find_lags
 from dataflow.operators.apply import apply_spec
@@ -218,6 +219,8 @@ class Graph:
     def plan(self) -> GraphPlan:
         """Check the graph and return its plan. Starts nothing. Raises GraphError with all problems found.
 
+        A graph with a `LogSink(time=...)` is that of a replica, and must be replica consistent: ReplicaError.
+
         Example:
 
             columns = graph.plan().schemas["orders"]
@@ -258,9 +261,12 @@ class Graph:
             choice,
             carries_updates(specs, reads),
             find_lags(specs, described),
+            is_replica(by_name),
         )
         if unfit := complete_first_problems(graph_plan):
             raise GraphError(self.name, tuple(unfit))
+        if graph_plan.is_replica:
+            check_replica(graph_plan)
         return graph_plan
 
     def _annotated(self, specs: Sequence[NodeSpec]) -> dict[int, Annotation]:

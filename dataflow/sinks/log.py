@@ -98,6 +98,9 @@ class LogSink(SinkSpec):
             raise DeliveryError(text, remedy='use LogSink(publish="checkpoint")')
         return SinkSpec.delivers(self, wanted)
 
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # readers merge the logs of all replicas
+
     def open(self, context: OperatorContext) -> "LogWriter":
         return LogWriter(context.inputs[0], compared=self.publish is Publish.STEP)
 

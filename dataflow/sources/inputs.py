@@ -7,6 +7,7 @@ Each producer is a split. A producer that is added later is read from then on. T
 is closed and everything recorded before is read.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from checkpoint import check_input_name
 from checkpoint.chains.input_reading import InputHandle
+from dataflow.core.determinism import ReplicaProblem
 from dataflow.schema import parse_schema
 from dataflow.sources.prefetched import PrefetchedSource, check_begin, owner_by_name
 from dos_client import Store
@@ -33,6 +35,7 @@ class InputSource(PrefetchedSource):
     """
 
     what: ClassVar[str] = "input"
+    times_rise: ClassVar[bool] = True  # entry points stamp them so
     name: str
     schema: pa.Schema
     begin: str
@@ -47,6 +50,15 @@ class InputSource(PrefetchedSource):
 
     def owner(self, split: str, workers: int) -> int:
         return owner_by_name(split, workers)
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        del inputs
+        if self.begin == "first":
+            return None
+        return ReplicaProblem(
+            f"has begin={self.begin!r}, and what is retained depends on when a replica starts",
+            'use begin="first"',
+        )
 
     def detail(self) -> str:
         return f"input {self.name}"
