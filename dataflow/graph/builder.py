@@ -233,10 +233,13 @@ class Graph:
         if choice.problems:
             raise GraphError(self.name, choice.problems)
         described = [node.spec for node in self._nodes]
-        unfit = publish_by_step_problems(specs, described) + time_problems(specs, described)
+        by_name = {node.name: node.spec for node in self._nodes}
+        replica = is_replica(by_name)  # `check_replica` refuses operators that are not deterministic
+        unfit = [] if replica else publish_by_step_problems(specs, described)
+        unfit += time_problems(specs, described)
         reads = reads_of_sinks(specs, described)
         unfit += update_problems(specs, reads)
-        unfit += region_problems(choice, {node.name: node.spec for node in self._nodes})
+        unfit += region_problems(choice, by_name)
         if unfit:
             raise GraphError(self.name, tuple(unfit))
         schemas = find_schemas(self.name, specs, described)
@@ -249,7 +252,6 @@ class Graph:
             inputs, schema = [specs[i].name for i in spec.inputs], schemas[node.name]
             operators[node.name] = node.spec.describe(inputs, schema)
             older[node.name] = tuple(past.describe(inputs, schema) for past in node.spec.earlier())
-        by_name = {node.name: node.spec for node in self._nodes}
         graph_plan = GraphPlan(
             self.name,
             plan,
@@ -261,11 +263,11 @@ class Graph:
             choice,
             carries_updates(specs, reads),
             find_lags(specs, described),
-            is_replica(by_name),
+            replica,
         )
         if unfit := complete_first_problems(graph_plan):
             raise GraphError(self.name, tuple(unfit))
-        if graph_plan.is_replica:
+        if replica:
             check_replica(graph_plan)
         return graph_plan
 

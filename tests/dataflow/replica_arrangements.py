@@ -9,15 +9,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TypeAlias
 
 from hypothesis import strategies as st
 
 from dataflow import Graph, InputSource, LogSink, Stream
-from dataflow.core.event_time import UNKNOWN
 from dataflow.testing import Trial
-from tests.dataflow.trials import Row, Step, cut_into_batches
+from tests.dataflow.trials import Row
 
+SPLITS = ("s0", "s1", "s2")
+SplitStep: TypeAlias = dict[str, dict[str, list[Row]]]
+"""Source -> split -> rows. A split that promised nothing yet holds event time back, as a producer does."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SCHEMA = "t timestamp, mark timestamp, k string, x double, n bigint"
 _values = [0.1, 0.2, 0.3, 1e16, -1e16, 1e-20, 0.0, -0.0, float("nan"), float("inf"), float("-inf"), None]
@@ -37,7 +39,11 @@ def mark(time: int) -> Row:
 
 ROWS = st.lists(
     st.builds(
-        row, st.integers(0, 12), st.sampled_from("aab"), st.sampled_from(_values), st.none() | st.integers(0, 2)
+        row,
+        st.integers(0, 12),
+        st.sampled_from("aab"),
+        st.sampled_from(_values),
+        st.none() | st.integers(0, 2),
     ),
     max_size=14,
 )
@@ -61,19 +67,24 @@ def timed(graph: Graph, name: str) -> Stream:
 
 
 @st.composite
-def arrangement(draw: st.DrawFn, rows: Mapping[str, Sequence[Row]], workers: int) -> list[Step]:
-    """The rows of each source somewhat in the order of time, with watermarks that hold after each step."""
-    steps: list[Step] = [{} for _ in range(draw(st.integers(1, 5)))]
+def arrangement(draw: st.DrawFn, rows: Mapping[str, Sequence[Row]]) -> list[SplitStep]:
+    """The rows of each source dealt to its splits, somewhat in the order of time, and divided into steps.
+    Each split has watermarks, which hold after each step.
+    """
+    steps: list[SplitStep] = [{source: {} for source in rows} for _ in range(draw(st.integers(1, 5)))]
     jitter = st.sampled_from([0, 0, 1, 2, 6, 20])
     for source, given in rows.items():
-        ordered = sorted(given, key=lambda one: one["t"] + micro(draw(jitter)))
-        ends = sorted(draw(st.integers(0, len(ordered))) for _ in steps[1:])
-        for step, begin, end in zip(steps, [0, *ends], [*ends, len(ordered)], strict=True):
-            later = [one["t"] for one in ordered[end:]]
-            limit = (min(later) - EPOCH) // micro(1) - 1 if later else 20
-            promised = draw(st.sampled_from([None, limit, limit, limit - 1, limit - 3]))
-            marks = [] if promised is None else [[mark(promised)]] * workers  # a batch for each worker
-            step[source] = [*draw(cut_into_batches(ordered[begin:end])), *marks]
+        dealt: dict[str, list[Row]] = {split: [] for split in SPLITS}
+        for one in sorted(given, key=lambda one: one["t"] + micro(draw(jitter))):
+            dealt[draw(st.sampled_from(SPLITS))].append(one)
+        for split, part in dealt.items():
+            ends = sorted(draw(st.integers(0, len(part))) for _ in steps[1:])
+            for step, begin, end in zip(steps, [0, *ends], [*ends, len(part)], strict=True):
+                later = [one["t"] for one in part[end:]]
+                limit = (min(later) - EPOCH) // micro(1) - 1 if later else 20
+                promised = draw(st.sampled_from([None, limit, limit, limit - 1, limit - 3]))
+                marks = [] if promised is None else [mark(promised)]
+                step[source][split] = [*part[begin:end], *marks]
     return steps
 
 
@@ -88,24 +99,35 @@ def canonical(found: Sequence[Row]) -> Counter[tuple[str, ...]]:
     )
 
 
-def play(graph: Graph, steps: Sequence[Step], workers: int = 1) -> list[Row]:
+def play(graph: Graph, steps: Sequence[SplitStep], workers: int = 1) -> list[Row]:
     """Run all steps to the end, and return the rows of the sink "out"."""
-    trial = Trial(graph, workers=workers)
+    trial = Trial(graph, workers=workers, splits=splits_of(steps))
     for step in steps:
         trial.step(step)
     trial.step({}, end=True)
     return trial.rows("out")
 
 
-def behind_watermarks(graph: Graph, steps: Sequence[Step], columns: Sequence[str]) -> list[Any]:
-    """Run all steps on one worker, to the end. Return (time, watermark) of the rows of the sink "out" that are
-    not above the watermark that was published before them: T1 has none.
+def behind_watermarks(
+    graph: Graph, steps: Sequence[SplitStep], columns: Sequence[str]
+) -> list[tuple[int, int]]:
+    """Run all steps on one worker, to the end. Return (time, watermark) of the rows of the sink "out" that
+    are not above the watermark that was published before them: T1 has none.
     """
-    trial, seen, found = Trial(graph), 0, []
+    trial, seen, found = Trial(graph, splits=splits_of(steps)), 0, []
     for number, step in enumerate([*steps, {}]):
         before = trial.watermark("out")
         trial.step(step, end=number == len(steps))
         times = [time_of(one, columns) for one in trial.rows("out")[seen:]]
-        found += [(time, before) for time in times if before != UNKNOWN and time <= before]
+        found += [(time, before) for time in times if time <= before]
         seen += len(times)
     return found
+
+
+def splits_of(steps: Sequence[SplitStep]) -> dict[str, tuple[str, ...]]:
+    """Return source -> the splits that have rows in any step."""
+    found: dict[str, set[str]] = {}
+    for step in steps:
+        for source, rows in step.items():
+            found.setdefault(source, set()).update(rows)
+    return {source: tuple(sorted(splits)) for source, splits in found.items()}

@@ -1,36 +1,31 @@
-"""What a replica may contain: each operator that is accepted gives the same rows with the same times, however
-the rows arrive; each operator that is refused gives other rows in an example.
-
-Replica consistency is definition 2 of replication-transparency. T1: the time of a row is greater than every
-watermark that was published before it.
+"""What a replica must not contain: each operator that is refused gives other rows in an example, or rows
+behind a watermark that was published before them. What is accepted: `test_replica_consistency.py`.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dataflow import (
-    ApproxDistinct,
     CallSink,
     Count,
     CountWindow,
+    DirectorySource,
+    FileSource,
     Graph,
     GraphError,
     InputSource,
+    IteratorSource,
     LogSink,
+    LogSource,
     Max,
-    Mean,
     Min,
     OperatorError,
+    ParquetSink,
+    RateSource,
     Sliding,
     Stream,
     Sum,
@@ -44,224 +39,468 @@ from dataflow.errors import ReplicaError
 from dataflow.operators.aggregate_functions import Aggregate
 from dataflow.sinks.base import SinkSpec
 from dataflow.sources.base import SourceSpec
-from dataflow.sources.files import FileSource
-from dataflow.sources.iterator import IteratorSource
-from dataflow.sources.log import LogSource
-from dataflow.sources.rate import RateReader, RateSource
+from dataflow.sources.rate import RateReader
 from dataflow.state.accumulators import Accumulator, ExtremeAccumulator
+from dataflow.state.columns import Slots
 from dataflow.testing import Trial
+from tests.dataflow.fed_circuit import FedCircuit, a_piece
+from tests.dataflow.fed_circuit import row as row_of_second
 from tests.dataflow.replica_arrangements import (
-    EPOCH,
-    ROWS,
     SCHEMA,
+    SplitStep,
     TimedLog,
-    arrangement,
     behind_watermarks,
     canonical,
     mark,
     micro,
     play,
     row,
-    time_of,
     timed,
 )
-from tests.dataflow.trials import Row, Step
+from tests.dataflow.test_replica_consistency import ACCEPTED, Case, joined, keyed, of_one
+from tests.dataflow.trials import Row
 
 SIZE = micro(4)
-NAMES = ["t", "k", "x", "n"]
 
 
-class Case(NamedTuple):
-    """An operator (or several) above a sink."""
-
-    added: Callable[[Stream, Stream], Stream]
-    times: tuple[str, ...] = ("t",)
-    """Columns of which the latest is the time of a row of its output."""
-
-    def graph(self, sink: SinkSpec | None = None) -> Graph:
-        graph = Graph("g")
-        self.added(timed(graph, "a"), timed(graph, "b")).sink("out", sink or TimedLog(*self.times))
-        return graph
+def step_of(*rows: Row, source: str = "a") -> SplitStep:
+    return {source: {"s0": list(rows)}}
 
 
-def of_one(added: Callable[[Stream], Stream], *times: str) -> Case:
-    """A case with an operator of one input: the rows of both sources."""
-    return Case(lambda left, right: added(left.union("both", right)), times or ("t",))
+class Numbered(UserOperator):
+    """Numbers the rows in the order of arrival."""
+
+    schema = "t timestamp, number bigint"
+    count = 0
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[Any]:
+        for time in batch.column("t").to_pylist():
+            self.count += 1
+            yield time, self.count
 
 
-def keyed(added: Callable[[Any], Stream], *times: str) -> Case:
-    return of_one(lambda stream: added(stream.key_by("by", "k")), *times)
+class Sampled(Numbered):
+    deterministic = False
 
 
-def keys_only(stream: Stream) -> Stream:
-    """Columns that can be keys."""
-    return stream.map("keys", lambda one: (one["t"], one["k"], one["n"]), schema="t timestamp, k string, n bigint")
+class FirstAccumulator(ExtremeAccumulator):
+    def update(self, slots: Slots, column: pa.Array | None) -> None:
+        assert column is not None
+        new = ~self._any.values[slots]
+        super().update(slots[new][:1], column.filter(pa.array(new))[:1])
 
 
-def joined(left: Stream, right: Stream) -> Stream:
-    options: dict[str, Any] = {"times": ("t", "t"), "within": SIZE, "suffix": "_r"}
-    return left.key_by("left", "k").join("pairs", right.key_by("right", "k"), **options)
+class First(Aggregate):
+    """An aggregate that depends on the order, and does not state that it does not."""
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+
+    def result_type(self, column: pa.DataType | None) -> pa.DataType:
+        assert column is not None
+        return column
+
+    def open(self, name: str, column: pa.DataType | None) -> Accumulator:
+        assert column is not None
+        return FirstAccumulator(name, column, largest=True)
 
 
-def joined_by_time(left: Stream, right: Stream) -> Stream:
-    """The time of the right row is a key, so it is not in the output."""
-    options: dict[str, Any] = {"times": ("t", "t"), "within": SIZE, "suffix": "_r"}
-    return left.key_by("left", "t").join("pairs", right.key_by("right", "t"), **options)
+def ranked(batch: pa.RecordBatch) -> dict[str, Any]:
+    return {"t": batch.column("t"), "rank": pa.array(range(batch.num_rows))}
 
 
-def all_aggregates() -> dict[str, Aggregate]:
-    numbers = {f"{name}_{column}": one(column) for one, name in AGGREGATES for column in ("x", "n")}
-    others = {"rows": Count(), "least": Min("k"), "first": Min("t"), "last": Max("t")}
-    return {**numbers, **others, "about": ApproxDistinct("x", precision=5)}
+def read_by(added: Callable[[Stream, Any], Stream]) -> Case:
+    """An operator that reads a broadcast table, made from the right stream."""
+
+    def build(left: Stream, right: Stream) -> Stream:
+        return added(left, right.graph.broadcast_table("table", right, "k"))  # type: ignore[attr-defined]
+
+    return Case(build)
 
 
-AGGREGATES: list[tuple[Any, str]] = [(Count, "c"), (Sum, "s"), (Mean, "m"), (Min, "min"), (Max, "max")]
+counter = itertools.count()
+ONE, TWO = row(1, x=1.0), row(2, x=2.0)
+PAST: list[list[SplitStep]] = [[step_of(mark(4)), step_of(ONE)], [step_of(ONE), step_of(mark(4))]]
+"""A row that a watermark promised not to come, and the same row before the watermark."""
+STEPS = [[step_of(ONE, TWO)], [step_of(ONE), step_of(TWO)]]
+ORDERS = [[step_of(ONE), step_of(TWO)], [step_of(TWO), step_of(ONE)]]
 
 
-def on_row(one: Row, state: Any) -> list[Any]:
-    """Adds doubles in the order of the calls, which rounds."""
-    n, total = (state.value["n"], state.value["total"]) if state.value else (0, 0.0)
-    state.value = {"n": n + 1, "total": total + (one["x"] or 0.0)}
-    state.timer = one["t"] + micro(3) if one["n"] else state.timer
-    return [(one["t"], one["k"], n + 1, state.value["total"], repr(one["x"]))]
+class Refused(NamedTuple):
+    case: Case
+    problem: str
+    remedy: str
+    replicas: list[list[SplitStep]]
+    """The same rows as two replicas get them."""
 
 
-def on_timer(key: Row, time: datetime, state: Any) -> list[Any]:
-    return [(time, key["k"], state.value["n"] if state.value else -1, None, "timer")]
-
-
-def with_state(stream: Any, ttl: timedelta | None = None) -> Stream:
-    options: dict[str, Any] = {"time": "t", "state": "n bigint, total double", "ttl": ttl}
-    schema = "t timestamp, k string, n bigint, total double, seen string"
-    made: Stream = stream.map_state("states", on_row, on_timer=on_timer, schema=schema, **options)
-    return made
-
-
-def numbered_in_pandas(key: tuple[str], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    for frame in frames:
-        n = state.get[0] if state.exists else 0
-        state.update((n + 1,))
-        yield pd.DataFrame({"t": frame["t"], "k": [key[0]], "n": [n + 1], "x": frame["x"]})
-
-
-class NumberedProcessor:
-    def init(self, handle: Any) -> None:
-        self.n = handle.getValueState("n", "n bigint")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], times: Any) -> Iterator[Any]:  # noqa: N802
-        for one in rows:
-            n = (self.n.get()[0] if self.n.exists() else 0) + 1
-            self.n.update((n,))
-            yield one["t"], key[0], n, one["x"]
-
-
-NUMBERED = "t timestamp, k string, n bigint, x double"
-
-
-class SumUpToNow(UserOperator):
-    """The rows up to each watermark, of one time together: so it does not matter which watermarks come."""
-
-    needs, schema = "t timestamp, n bigint", "t timestamp, n bigint, total bigint"
-    state = needs
-    replica_consistent = True
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def process(self, batch: pa.RecordBatch) -> None:
-        self.rows += batch.select(["t", "n"]).to_pylist()
-
-    def on_punctuation(self, ts: datetime) -> Iterator[Any]:
-        past = [one for one in self.rows if one["t"] <= ts]
-        self.rows = [one for one in self.rows if one["t"] > ts]
-        for time in sorted({one["t"] for one in past}):
-            of_time = [one["n"] or 0 for one in past if one["t"] == time]
-            yield time, len(of_time), sum(of_time)
-
-    def checkpoint(self) -> list[Row]:
-        return self.rows
-
-    def reset(self, state: pa.RecordBatch) -> None:
-        self.rows = state.to_pylist()
-
-
-def doubled(one: Row, emit: Callable[..., None]) -> Row:
-    if one["n"] == 2:
-        emit("odd", {name: one[name] for name in NAMES})
-    return one
-
-
-def windows_of_windows(stream: Any) -> Stream:
-    fine = stream.aggregate("fine", Tumbling("t", micro(2)), n=Sum("n"))
-    again = fine.key_by("again", "k")
-    made: Stream = again.aggregate("coarse", Sliding("window_start", micro(6), micro(3)), n=Sum("n"), c=Count())
-    return made
-
-
-def windows_of_pairs(left: Stream, right: Stream) -> Stream:
-    by_n = joined(left, right).key_by("by_n", "n")
-    return by_n.aggregate("windows", Tumbling("t_r", SIZE), pairs=Count(), sum=Sum("x_r"))
-
-
-ACCEPTED: dict[str, Case] = {
-    "map": of_one(lambda s: s.map("f", lambda one: {**one, "x": (one["x"] or 0.0) * 3})),
-    "map of batches": of_one(
-        lambda s: s.map("f", lambda batch: batch, takes="batch", replica_consistent=True)
+DIFFER: dict[str, Refused] = {
+    "count": Refused(
+        keyed(lambda s: s.count("op")), r"count 'op' has no window", "use aggregate with a window", STEPS
     ),
-    "flat_map": of_one(lambda s: s.flat_map("f", lambda one: [one] * (one["n"] or 0), schema=SCHEMA)),
-    "filter": of_one(lambda s: s.filter("f", lambda one: one["n"] != 1, threads=2)),
-    "side output of a function": of_one(
-        lambda s: s.map("f", doubled, side_outputs={"odd": NUMBERED.replace("n bigint, x double", "x double, n bigint")})
-        .side_output("odd", "odd")
+    "aggregate": Refused(
+        keyed(lambda s: s.aggregate("op", n=Count())),
+        r"aggregate 'op' has no window",
+        "give it a window",
+        STEPS,
     ),
-    "union": Case(lambda left, right: left.union("both", right)),
-    "key_by": of_one(lambda s: s.key_by("by", "n", on_null="drop")),
-    "null keys": of_one(lambda s: s.key_by("by", "n", on_null="side").side_output("nulls", "null")),
-    "tumbling windows": keyed(lambda s: s.aggregate("w", Tumbling("t", SIZE), **all_aggregates()), "window_end"),
-    "sliding windows": keyed(
-        lambda s: s.aggregate("w", Sliding("t", micro(5), micro(2)), **all_aggregates()), "window_end"
+    "dedup": Refused(
+        keyed(lambda s: s.dedup("op")),
+        r"dedup 'op' .* differ in 't', 'mark', 'x', 'n'",
+        "to its key_by",
+        ORDERS,
     ),
-    "windows of windows": keyed(windows_of_windows, "window_end"),
-    "join": Case(joined, ("t", "t_r")),
-    "join by time": Case(joined_by_time),
-    "windows of pairs": Case(windows_of_pairs, ("window_end",)),
-    "sort": of_one(lambda s: s.sort("sorted", "t")),
-    "dedup by all columns": of_one(lambda s: keys_only(s).key_by("by", "t", "k", "n").dedup("d")),
-    "dedup in windows by all columns": of_one(
-        lambda s: keys_only(s).key_by("by", "k", "t", "n").dedup("d", Tumbling("t", SIZE))
+    "dedup with a window": Refused(
+        keyed(lambda s: s.dedup("op", Tumbling("t", SIZE))), r"window_dedup 'op' emits the first", "", ORDERS
     ),
-    "map_state": keyed(with_state),
-    "map_state with ttl": keyed(lambda s: with_state(s, micro(2))),
-    "apply_in_pandas_with_state": keyed(
-        lambda s: s.apply_in_pandas_with_state("p", numbered_in_pandas, NUMBERED, "n bigint", "append", time="t")
+    "broadcast table": Refused(
+        read_by(lambda s, table: s.filter("f", lambda one, table: one["k"] in table, broadcast=table)),
+        r"control 'table' is a broadcast table",
+        "join the rows",
+        [
+            [step_of(ONE, source="b"), step_of(TWO)],
+            [step_of(TWO), step_of(ONE, source="b")],
+        ],
     ),
-    "transform_with_state": keyed(
-        lambda s: s.transform_with_state("p", NumberedProcessor(), NUMBERED, "append", "none", time="t")
+    "late rows": Refused(
+        keyed(lambda s: s.aggregate("w", Tumbling("t", SIZE), n=Count()).side_output("op", "late")),
+        r"side 'op' reads the late rows of 'w'",
+        "late log of the entry point",
+        PAST,
     ),
-    "apply": keyed(lambda s: s.apply("own", SumUpToNow())),
+    "late rows of map_state": Refused(
+        keyed(
+            lambda s: s.map_state(
+                "m", lambda one, state: None, time="t", state="n bigint", schema="n bigint"
+            ).side_output("op", "late")
+        ),
+        r"side 'op' reads the late rows of 'm'",
+        "late log of the entry point",
+        PAST,
+    ),
+    "apply": Refused(
+        of_one(lambda s: s.apply("op", Numbered())),
+        r"apply 'op' runs Numbered",
+        "replica_consistent = True",
+        ORDERS,
+    ),
+    "an operator that is not deterministic": Refused(
+        of_one(lambda s: s.apply("op", Sampled())),
+        r"apply 'op' is not deterministic",
+        "random numbers",
+        ORDERS,
+    ),
+    "a function that is not deterministic": Refused(
+        of_one(
+            lambda s: s.map(
+                "op",
+                lambda one: (one["t"], next(counter)),
+                schema="t timestamp, c bigint",
+                deterministic=False,
+            )
+        ),
+        r"map 'op' is not deterministic",
+        "random numbers",
+        [STEPS[0]] * 2,
+    ),
+    "a function of batches": Refused(
+        of_one(lambda s: s.map("op", ranked, schema="t timestamp, rank bigint", takes="batch")),
+        r"map 'op' has a function of batches",
+        'use takes="row"; or declare replica_consistent=True',
+        STEPS,
+    ),
+    "an aggregate that depends on the order": Refused(
+        keyed(lambda s: s.aggregate("op", Tumbling("t", SIZE), first=First("x")), "window_end"),
+        r"window 'op' has the result 'first'",
+        "order_independent = True",
+        ORDERS,
+    ),
+}
+
+BEHIND: dict[str, Refused] = {
+    "top_k": Refused(
+        keyed(lambda s: s.top_k("op", Tumbling("t", SIZE), 1, by="x")),
+        r"top_k 'op' emits rows of a window after it is over",
+        "window_end",
+        [[step_of(ONE, mark(2))]],
+    ),
+    "count window": Refused(
+        keyed(lambda s: s.aggregate("op", CountWindow("t", 2), t=Min("t"))),
+        r"count_window 'op' emits results that have no time",
+        "window_end",
+        [[step_of(ONE, mark(1)), step_of(TWO)]],
+    ),
+    "window_start": Refused(
+        keyed(lambda s: s.aggregate("w", Tumbling("t", SIZE), n=Count()), "window_start"),
+        r"sink 'out' has the time 'window_start', which may be behind",
+        r"use time=\['window_end'\]",
+        [[step_of(ONE, mark(2))]],
+    ),
+    "the latest time in a window": Refused(
+        keyed(lambda s: s.aggregate("w", Tumbling("t", SIZE), last=Max("t")), "last"),
+        r"sink 'out' has the time 'last', which may be behind",
+        r"use time=\['window_end'\]",
+        [[step_of(ONE, mark(2))]],
+    ),
+    "one time of a pair": Refused(
+        Case(joined, ("t",)),
+        r"sink 'out' has the time 't', which may be behind",
+        r"use time=\['t', 't_r'\]",
+        [[{"a": {"s0": [ONE, mark(2)]}, "b": {"s0": [mark(2)]}}, {"b": {"s0": [row(4)]}}]],
+    ),
+    "another column than that of the event time": Refused(
+        of_one(lambda s: s.filter("f", lambda one: True), "mark"),
+        r"sink 'out' has the time 'mark', which may be behind",
+        r"use time=\['t'\]",
+        [],
+    ),
 }
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
-@settings(max_examples=25)
-@given(left=ROWS, right=ROWS, data=st.data())
-def test_an_accepted_operator_gives_the_same_rows_and_times_in_any_order_and_steps(
-    name: str, left: list[Row], right: list[Row], data: st.DataObject
-) -> None:
-    case, rows = ACCEPTED[name], {"a": left, "b": right}
-    graph, found = case.graph(), []
-    for replica in range(2):
-        workers = 1 if name == "apply" else data.draw(st.integers(1, 2), label="workers")
-        steps = data.draw(arrangement(rows, workers), label=f"replica {replica}")
-        found.append(canonical(play(graph, steps, workers)))
-    assert found[0] == found[1]
+@pytest.mark.parametrize("name", [*DIFFER, *BEHIND])
+def test_a_refusal_names_the_operator_the_reason_and_the_remedy(name: str) -> None:
+    refused = (DIFFER | BEHIND)[name]
+    with pytest.raises(ReplicaError, match=refused.problem) as raised:
+        refused.case.graph().plan()
+    assert len(raised.value.problems) == 1, "what follows from a problem is not reported"
+    assert refused.remedy.replace("\\", "") in raised.value.problems[0]
+    assert str(raised.value).startswith("graph 'g' cannot run as replicas at several sites: ")
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
-@settings(max_examples=15)
-@given(left=ROWS, right=ROWS, data=st.data())
-def test_the_time_of_a_row_of_an_accepted_operator_is_above_every_earlier_watermark(
-    name: str, left: list[Row], right: list[Row], data: st.DataObject
-) -> None:
-    steps = data.draw(arrangement({"a": left, "b": right}, 1))
-    assert behind_watermarks(ACCEPTED[name].graph(), steps, ACCEPTED[name].times) == []
+@pytest.mark.parametrize("name", DIFFER)
+def test_a_refused_operator_gives_other_rows_at_another_replica(name: str) -> None:
+    refused = DIFFER[name]
+    graph = refused.case.graph(CallSink(print))
+    one, other = (canonical(play(graph, steps)) for steps in refused.replicas)
+    assert one != other
+
+
+@pytest.mark.parametrize("name", [name for name, refused in BEHIND.items() if refused.replicas])
+def test_a_refused_output_has_rows_behind_a_watermark_that_was_published_before(name: str) -> None:
+    refused = BEHIND[name]
+    times = refused.case.times
+    assert behind_watermarks(refused.case.graph(CallSink(print)), refused.replicas[0], times)
+
+
+def test_every_kind_of_operator_is_accepted_or_refused_here() -> None:
+    graphs = [case.graph(CallSink(print)) for case in [*ACCEPTED.values()]]
+    graphs += [refused.case.graph(CallSink(print)) for refused in [*DIFFER.values(), *BEHIND.values()]]
+    kinds = {node.kind for graph in graphs for node in graph.plan().plan.nodes}
+    assert kinds == set(OperatorKind)
+
+
+def test_all_problems_are_reported_together() -> None:
+    graph = Graph("g")
+    stream = graph.source("lines", FileSource("lines.txt"))
+    stream.key_by("by", "line").count("counts").sink("files", ParquetSink("out"))
+    stream.sink("out", TimedLog("line"))
+    with pytest.raises(ReplicaError) as raised:
+        graph.plan()
+    named = [problem.split(" ")[1] for problem in raised.value.problems]
+    assert sorted(named) == ["'counts'", "'files'", "'lines'"]
+    assert isinstance(raised.value, GraphError)
+
+
+# --- sources and time ---------------------------------------------------------------------------------
+
+
+def reading(source: SourceSpec, sink: SinkSpec | None = None, **options: Any) -> Graph:
+    graph = Graph("g")
+    stream = graph.source("a", source)
+    if options:
+        stream = stream.event_time("timed", "t", **options)
+        stream = stream.key_by("by", "k").aggregate("w", Tumbling("t", SIZE), n=Count())
+    stream.sink("out", sink or TimedLog("window_end" if options else "t"))
+    return graph
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        FileSource("lines.txt"),
+        DirectorySource("lines"),
+        IteratorSource(lambda split, position: iter([]), SCHEMA),
+        RateSource(10),
+        LogSource("out", SCHEMA, region="other"),
+        InputSource("a", SCHEMA, begin="retained"),
+    ],
+    ids=lambda source: type(source).__name__,
+)
+def test_a_source_that_other_sites_do_not_read_alike_is_refused(source: SourceSpec) -> None:
+    with pytest.raises(ReplicaError, match=r"source 'a' (is a|has begin='retained')"):
+        reading(source).plan()
+
+
+def test_two_readers_of_a_rate_give_rows_of_other_times() -> None:
+    batches = [RateReader(RateSource(10, rows=1), 0, 1, lambda now=now: now).read(100) for now in (5, 6)]
+    assert batches[0] is not None
+    assert batches[1] is not None
+    assert batches[0].batch.to_pylist() != batches[1].batch.to_pylist()
+
+
+def late_by_steps(graph: Graph) -> bool:
+    """Whether a row that is behind an earlier one counts if both come in one step, and not if in two."""
+    rows = [row(6), row(2)]
+    one, other = (play(graph, steps) for steps in ([step_of(*rows)], [step_of(one) for one in rows]))
+    return canonical(one) != canonical(other)
+
+
+def test_lateness_is_refused_because_what_is_late_depends_on_the_steps() -> None:
+    source = InputSource("a", SCHEMA)
+    with pytest.raises(ReplicaError, match=r"event_time 'timed' has lateness=0:00:00.000001, .*entry point"):
+        reading(source, lateness=micro(1)).plan()
+    assert late_by_steps(reading(source, CallSink(print), lateness=micro(1)))
+
+
+class Merged(InputSource):
+    """A source whose rows are in no order, as those of merged logs."""
+
+    times_rise = False
+
+
+def test_watermarks_are_taken_from_rows_only_where_these_are_in_the_order_of_their_times() -> None:
+    with pytest.raises(
+        ReplicaError, match=r"event_time 'timed' takes watermarks from rows of 'a', .*punctuation="
+    ):
+        reading(Merged("a", SCHEMA), lateness=micro(0)).plan()
+    assert late_by_steps(reading(Merged("a", SCHEMA), CallSink(print), lateness=micro(0)))
+    assert reading(Merged("a", SCHEMA), punctuation="mark").plan().is_replica
+    assert reading(InputSource("a", SCHEMA), lateness=micro(0)).plan().is_replica, (
+        "entry points stamp the rows"
+    )
+
+
+def test_idle_after_is_refused_because_it_depends_on_a_clock() -> None:
+    options: dict[str, Any] = {"punctuation": "mark", "idle_after": micro(60_000_000)}
+    with pytest.raises(
+        ReplicaError, match=r"event_time 'timed' has idle_after=0:01:00, .*depends on a clock"
+    ):
+        reading(InputSource("a", SCHEMA), **options).plan()
+    watermarks = []
+    for now in (59.0, 61.0):
+        fed = FedCircuit(idle_after=options["idle_after"])
+        fed.buffer.known(["p", "q"])
+        for split, second in (("p", 50), ("q", 3)):
+            fed.buffer.put(a_piece(split, 1, [row_of_second(second)]))
+            fed.buffer.polled(split, caught_up=True)
+        fed.step()
+        fed.now = now
+        fed.buffer.put(a_piece("p", 2, [row_of_second(51)]))
+        watermarks.append(fed.step()[0])
+    assert watermarks == [3, 51]
+
+
+@pytest.mark.parametrize("form", ["no event_time", "rows without a time"])
+def test_an_output_without_event_time_is_refused(form: str) -> None:
+    graph = Graph("g")
+    stream = graph.source("a", InputSource("a", SCHEMA))
+    if form == "rows without a time":
+        timed_rows = stream.event_time("timed", "t", punctuation="mark", on_null="side")
+        stream = timed_rows.side_output("nulls", "null").map("same", lambda one: one)
+        timed_rows.sink("rows", LogSink())
+    stream.sink("out", TimedLog("t"))
+    with pytest.raises(
+        ReplicaError, match=r"sink 'out' has the time 't', and its rows have no event time; put"
+    ):
+        graph.plan()
+
+
+# --- the region ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_a_region_that_is_not_exactly_once_is_refused(delivery: Any) -> None:
+    graph = Graph("g")
+    timed(graph, "a").sink("out", LogSink())
+    graph.annotate("a", consistent(delivery=delivery))
+    assert not graph.plan().is_replica
+    graph = Graph("g")
+    timed(graph, "a").sink("out", TimedLog("t"))
+    graph.annotate("a", consistent(delivery=delivery))
+    with pytest.raises((ReplicaError, GraphError), match=rf"delivery='{delivery}'"):
+        graph.plan()
+
+
+def test_a_replica_is_one_region() -> None:
+    graph = Graph("g")
+    timed(graph, "a").sink("out", TimedLog("t"))
+    timed(graph, "b").sink("more", LogSink())
+    graph.annotate("a", consistent())
+    graph.annotate("b", consistent())
+    with pytest.raises(
+        ReplicaError, match="a replica is one consistent region, and the graph has 2, with 0 "
+    ):
+        graph.plan()
+    outside = Graph("g")
+    timed(outside, "a").sink("out", TimedLog("t"))
+    outside.annotate("a", autonomous)
+    with pytest.raises(GraphError):
+        outside.plan()
+
+
+def test_a_sink_that_every_replica_would_write_is_refused() -> None:
+    graph = Graph("g")
+    stream = timed(graph, "a")
+    stream.sink("out", TimedLog("t"))
+    stream.sink("files", ParquetSink("out"))
+    with pytest.raises(
+        ReplicaError, match=r"sink 'files' is a ParquetSink, to which every replica .*LogSink with"
+    ):
+        graph.plan()
+
+
+# --- late rows ----------------------------------------------------------------------------------------
+
+
+def moved_back(sink: SinkSpec, added: Callable[[Any], Stream]) -> Trial:
+    """A function sets times that are behind a watermark."""
+    graph = Graph("g")
+    back = timed(graph, "a").map("back", lambda one: {**one, "t": one["t"] - micro(5)})
+    added(back).sink("out", sink)
+    trial = Trial(graph, splits={"a": ["s0"]})
+    trial.step(step_of(row(6), mark(7)))
+    trial.step(step_of(row(8)))
+    return trial
+
+
+LATE: dict[str, Callable[[Any], Stream]] = {
+    "tumbling window": lambda s: s.key_by("by", "k").aggregate("op", Tumbling("t", SIZE), n=Count()),
+    "sliding window that is open": lambda s: s.key_by("by", "k").aggregate(
+        "op", Sliding("t", micro(20), micro(10)), n=Sum("n")
+    ),
+    "sort": lambda s: s.sort("op", "t"),
+    "map_state": lambda s: s.key_by("by", "k").map_state(
+        "op", lambda one, state: None, time="t", state="n bigint", schema="t timestamp"
+    ),
+    "join": lambda s: s.key_by("by", "k").join("op", s.key_by("by2", "k"), times=("t", "t"), within=SIZE),
+    "dedup": lambda s: (
+        s.map("keys", lambda one: (one["t"], one["k"]), schema="t timestamp, k string")
+        .key_by("by", "k", "t")
+        .dedup("op", Tumbling("t", micro(20)))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_row_behind_the_watermark_stops_a_replica_and_no_other_region(name: str) -> None:
+    moved_back(CallSink(print), LATE[name])
+    sink = TimedLog("t", "window_end", "t_right")
+    with pytest.raises(
+        OperatorError, match=r"operator 'op' failed .* another replica, whose watermark"
+    ) as raised:
+        moved_back(sink, LATE[name])
+    assert "correct the function above it that sets the time" in str(raised.value)
+
+
+# --- fingerprints -------------------------------------------------------------------------------------
+
+
+def test_replicas_of_one_graph_have_one_fingerprint_wherever_they_run() -> None:
+    """It names neither region nor store. Functions, and what has no state, are not part of it."""
+    one, same = (ACCEPTED["tumbling windows"].graph().plan() for _ in range(2))
+    assert one.fingerprint == same.fingerprint
+    other = keyed(lambda s: s.aggregate("w", Tumbling("t", SIZE), n=Count()), "window_end").graph().plan()
+    assert one.fingerprint != other.fingerprint
+    forms: list[dict[str, Any]] = [{"lateness": micro(0)}, {"punctuation": "mark"}]
+    times = {reading(InputSource("a", SCHEMA), **form).plan().fingerprint for form in forms}
+    assert len(times) == 1, "it does not show that watermarks differ"
