@@ -6,6 +6,7 @@ the original traceback as text, because the driver may not have the user's class
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import ClassVar
 
 from dos_protocol.errors import CorruptDataError, DosError
 
@@ -19,10 +20,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
 class GraphError(DosError):
     """The graph violates rules; nothing was started. `problems` lists all of them."""
 
+    verdict: ClassVar[str] = "cannot run"
+
     def __init__(self, graph: str, problems: tuple[str, ...]) -> None:
         listed = "; ".join(problems)
-        super().__init__(f"graph {graph!r} cannot run: {listed}")
+        super().__init__(f"graph {graph!r} {self.verdict}: {listed}")
         self.problems = problems
+
+
+class ReplicaError(GraphError):
+    """The graph is that of a replica (an output has times), and replicas of it at several sites may emit
+    different rows. Nothing was started. `problems` lists operators, reasons and remedies.
+    """
+
+    verdict = "cannot run as replicas at several sites"
 
 
 class SchemaError(DosError):
@@ -273,6 +284,7 @@ __all__ = [
     "OperatorError",
     "OperatorFailure",
     "PeerLostError",
+    "ReplicaError",
     "ReplicasDifferError",
     "SchemaError",
     "SinkFencedError",

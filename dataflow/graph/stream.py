@@ -72,6 +72,7 @@ class Stream:
         schema: "str | pa.Schema | None" = None,
         takes: Takes = "row",
         deterministic: bool = True,
+        replica_consistent: bool | None = None,
         threads: int = 1,
         broadcast: "BroadcastTable | None" = None,
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
@@ -89,6 +90,9 @@ class Stream:
         deterministic=False: the function may return other rows for the same input, because it reads a clock,
         calls a service or uses random numbers. State and output stay exactly-once, but no sink below it may
         publish by step.
+
+        replica_consistent: for a region with replicas at several sites, whether what the function returns for
+        a row depends on that row alone, not on others in its batch. None: True if takes="row".
 
         threads: how many threads call the function at once, for a function that waits or releases the GIL. It
         must be thread-safe. The results keep the order of the rows.
@@ -113,6 +117,7 @@ class Stream:
             takes,
             columns,
             deterministic=deterministic,
+            replica_consistent=replica_consistent,
             threads=threads,
             broadcast=self._table(broadcast),
             side_outputs=declared_side_outputs(side_outputs),
@@ -127,6 +132,7 @@ class Stream:
         schema: "str | pa.Schema",
         takes: Takes = "row",
         deterministic: bool = True,
+        replica_consistent: bool | None = None,
         threads: int = 1,
         broadcast: "BroadcastTable | None" = None,
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
@@ -143,6 +149,7 @@ class Stream:
             takes,
             columns,
             deterministic=deterministic,
+            replica_consistent=replica_consistent,
             threads=threads,
             broadcast=self._table(broadcast),
             side_outputs=declared_side_outputs(side_outputs),
@@ -156,6 +163,7 @@ class Stream:
         *,
         takes: Takes = "row",
         deterministic: bool = True,
+        replica_consistent: bool | None = None,
         threads: int = 1,
         broadcast: "BroadcastTable | None" = None,
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
@@ -173,6 +181,7 @@ class Stream:
                 function,
                 takes,
                 deterministic=deterministic,
+                replica_consistent=replica_consistent,
                 threads=threads,
                 broadcast=self._table(broadcast),
                 side_outputs=declared_side_outputs(side_outputs),

@@ -36,6 +36,7 @@ from checkpoint import OutputIdentity, TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, slices
 from checkpoint.key_hash import HASH_COLUMN
 from dataflow.core.delivery import Delivery
+from dataflow.core.determinism import ReplicaProblem
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import OperatorError
@@ -139,6 +140,12 @@ class Operator:
     def end_step(self) -> Sequence[pa.RecordBatch]:
         """Finish the step: all of its batches have arrived. The returned batches still belong to it."""
         return ()
+
+    def forbid_late_rows(self) -> None:
+        """Raise UserFault from now on for a row whose time is not above the watermark of its input.
+
+        Called once, before the first row, in a replica: another replica may have counted the row.
+        """
 
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
         """Advance event time, after `end_step`: all later rows of input `index` are above the watermark
@@ -257,6 +264,12 @@ class OperatorSpec(ABC):
         """
 
     @abstractmethod
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        """Return why replicas of this operator at several sites may emit other rows (`core/determinism.py`);
+        None if it is replica consistent. Also covers `deterministic`. inputs: as for `output_schema`.
+        """
+
+    @abstractmethod
     def open(self, context: OperatorContext) -> Operator:
         """Return a running instance without state."""
 
@@ -320,6 +333,7 @@ __all__ = [
     "Operator",
     "OperatorContext",
     "OperatorSpec",
+    "ReplicaProblem",
     "StateTable",
     "StatefulOperator",
 ]

@@ -30,7 +30,7 @@ from checkpoint.key_hash import hash_keys
 from dataflow.core.event_time import UNKNOWN, InputMarks, SplitWatermarks, Watermark, behind, further, is_time
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
-from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.base import OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.operators.nulls import NullRule, OnNullTime, check_choice, null_side_outputs
 from dataflow.operators.step_values import StepValues
 from dataflow.schema import type_text
@@ -123,6 +123,20 @@ class EventTimeSpec(OperatorSpec):
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         return null_side_outputs(self.on_null, inputs[0])
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        del inputs
+        if self.lateness:
+            return ReplicaProblem(
+                f"has lateness={self.lateness}, and which rows are later than that depends on the steps",
+                "let the entry point, which is the same for all replicas, decide which rows are late",
+            )
+        if self.idle_after is not None:
+            return ReplicaProblem(
+                f"has idle_after={self.idle_after}, so its watermark depends on a clock",
+                "leave it out, and close producers that end",
+            )
+        return None
 
     def open(self, context: OperatorContext) -> "EventTimeOperator":
         del context

@@ -128,6 +128,9 @@ class LogSink(SinkSpec):
             return None
         return OutputTime() if prepared is None else msgspec.convert(prepared, OutputTime)
 
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # readers merge the logs of all replicas
+
     def open(self, context: OperatorContext) -> "LogWriter":
         return LogWriter(self, context.inputs[0])
 

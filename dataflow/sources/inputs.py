@@ -10,6 +10,7 @@ A handle in an entry store is read by one worker: the watermark is the least mar
 worker that reads some of them cannot know when another one begins (`checkpoint/core/entry.py`, rule 4).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from checkpoint import check_input_name
 from checkpoint.chains.input_reading import InputHandle
+from dataflow.core.determinism import ReplicaProblem
 from dataflow.errors import SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.event_time import check_time_column
@@ -43,6 +45,7 @@ class InputSource(PrefetchedSource):
     """
 
     what: ClassVar[str] = "input"
+    times_rise: ClassVar[bool] = True  # entry points stamp them so
     name: str
     schema: pa.Schema
     begin: str
@@ -83,6 +86,15 @@ class InputSource(PrefetchedSource):
 
     def owner(self, split: str, workers: int) -> int:
         return owner_by_name(self.name if self.store_url else split, workers)
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        del inputs
+        if self.begin == "first":
+            return None
+        return ReplicaProblem(
+            f"has begin={self.begin!r}, and what is retained depends on when a replica starts",
+            'use begin="first"',
+        )
 
     def detail(self) -> str:
         return f"input {self.name}"

@@ -64,6 +64,8 @@ class CircuitTime:
         self.flows = graph.has_event_time or bool(self._incomplete)
         """Whether watermarks are sent and received at all."""
         self._operators = operators
+        for operator in operators.values() if graph.is_replica else ():
+            operator.forbid_late_rows()
         self._lags = graph.lags
         self._timing = {
             node.name: one
