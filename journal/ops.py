@@ -27,7 +27,7 @@ class Op(IntEnum):
     CONSUMERS = 13
     INPUT_MARK = 14
     DEPLOYMENT = 15
-    READER_REPORT = 16
+    REPORT = 16
 
 
 OPS_BY_NUMBER: tuple[Op, ...] = tuple(Op)
@@ -58,6 +58,6 @@ ARGUMENTS: dict[Op, str] = {
     Op.INPUT_MARK: "ints=[mark us, version, origin, last time us, batch, digest before, wall clock ms]"
     " strings=[mark]",
     Op.DEPLOYMENT: "ints=[wall clock ms] strings=[JSON of the replicas and streams of an application]",
-    Op.READER_REPORT: "ints=[wall clock ms] strings=[JSON of what a reader of replicas observed]",
+    Op.REPORT: "ints=[wall clock ms] strings=[JSON of what a reader of replicas, or a site, reports]",
 }
 assert set(ARGUMENTS) == set(Op)

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "dos_client",
         "dos_protocol",
     },
-    "sites": {"dos_client", "dos_protocol"},
+    "sites": {"journal", "dos_client", "dos_protocol"},
     "dos_cli": set(),  # it names modules in a table and imports them when a command runs
 }
 """package -> the packages of this project that it may import, in addition to itself."""

@@ -23,7 +23,7 @@ CLOCKS = {
     Op.CONSUMERS: 0,
     Op.INPUT_MARK: 6,
     Op.DEPLOYMENT: 0,
-    Op.READER_REPORT: 0,
+    Op.REPORT: 0,
 }
 """Operation -> the index of the int that holds the wall clock, in ms since 1970."""
 EVENTS = {

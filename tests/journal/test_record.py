@@ -134,6 +134,6 @@ def test_ops_are_numbered_for_ever() -> None:
         (13, "CONSUMERS"),
         (14, "INPUT_MARK"),
         (15, "DEPLOYMENT"),
-        (16, "READER_REPORT"),
+        (16, "REPORT"),
     ]
     assert FILE_ARITY == {Op.TRUNCATE: (1, 1), Op.WRITE: (1, 2), Op.REMOVE: (0, 1)}
