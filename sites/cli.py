@@ -19,7 +19,7 @@ from dos_client.cli.kit import NEGATIVE, REFUSED, AsJson, fail, fill_help, print
 from sites.core.description import Description, check, decode_description, decode_measured, with_measured
 from sites.core.planning import Plan, make_plan
 from sites.errors import DescriptionError, PlanRefusedError
-from sites.operating_cli import apply, forget, gc, read_file, revive, status
+from sites.operating_cli import apply, forget, gc, read_file, revive, run, status
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -130,6 +130,6 @@ def _ratio(value: float, base: float) -> str:
     return f"{value / base:.2f} times" if base else "as against 0 for"
 
 
-for command in (apply, status, gc, revive, forget):
+for command in (apply, status, run, gc, revive, forget):
     app.command()(command)
 fill_help(app)

@@ -3,7 +3,9 @@
 A decision is made in `deploying.py`; this file prints it.
 """
 
+import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,8 +22,10 @@ from dos_client.cli.kit import (
     in_store,
     print_json,
     print_table,
+    read_token,
     warn,
 )
+from dos_client.cli.kit import run as run_command
 from sites import deploying
 from sites.core.applying import DeploymentChange
 from sites.core.collection import Collected, Kept
@@ -330,6 +334,40 @@ def forget(
         print(f"- {one}")
     for name in found.starving:
         warn(f"exit {name} gets no rows now: run `dos sites apply {file}`")
+
+
+def run(
+    file: File,
+    site: Annotated[str, typer.Option(help="The site at which this command runs.")],
+    token_file: TokenFile = None,
+) -> None:
+    """Run the replicas that the deployment places at a site, until interrupted.
+
+    Starts and stops regions as `apply`, `gc`, `revive` and `forget` decide, each from its last checkpoint.
+    The functions of the graphs are imported from the current directory too. While the entry store does not
+    answer, everything continues as it was.
+
+    Example: dos sites run application.toml --site wisc
+
+    Exit codes: 130 interrupted, and all regions are stopped; 2 usage, or an invalid description; 3 too few
+    servers of the entry store answer.
+    """
+    from sites.runner import run_site  # imports pyarrow
+
+    description, _ = deployable(file)
+    for one in description.sites:
+        if one.name == site and one.runs == "spark":
+            text = "call sites.runner.run_site(..., start=partial(dos.run, spark)) in a Spark driver"
+            fail(f"site {site!r} runs regions on Spark, which this command does not start: {text}", REFUSED)
+    sys.path.insert(0, str(Path.cwd()))
+
+    def show(states: dict[str, str]) -> None:
+        print(
+            ", ".join(f"{region} {state}" for region, state in states.items()) or "nothing runs here",
+            flush=True,
+        )
+
+    run_command(partial(run_site, description, site, token=read_token(token_file), changed=show))
 
 
 def _texts(streams: tuple[StreamReplica, ...]) -> list[str]:
