@@ -11,7 +11,7 @@ A region runs as local processes, or as `start` runs it. On Spark, in the driver
 
     run_site(description, "wisc", start=partial(dos.run, spark))
 
-This is the only file of the package that imports `dataflow`.
+This is the only file of the package that imports `dataflow` and `checkpoint`.
 """
 
 import importlib
@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
+from checkpoint.maintenance.region_copying import copy_region
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import parts_of
 from dataflow.local import run_local
@@ -83,7 +84,7 @@ async def run_site(
     if site not in places or places[site].store is None:
         raise GraphRefusedError(f"site {site!r} has no store", remedy="add `store` to the site")
     async with open_store(description.entry_store or "", token=token, client="dos sites") as store:
-        await _Site(store, description, site, partial(start, token=token), changed).run()
+        await _Site(store, description, site, start, token, changed).run()
 
 
 class _Site:
@@ -95,10 +96,11 @@ class _Site:
         description: Description,
         site: str,
         start: StartRegion,
+        token: bytes,
         changed: Callable[[dict[str, str]], None],
     ) -> None:
         self._store, self._description, self._site = store, description, site
-        self._start, self._changed = start, changed
+        self._start, self._token, self._changed = start, token, changed
         self._regions: dict[str, _Region] = {}
         self._deployed = Deployed()
         self._shown: dict[str, str] | None = None
@@ -138,18 +140,30 @@ class _Site:
 
     async def _started(self, context: ReplicaContext) -> _Region:
         region = context.replica.node
-        source = self._deployed.starts.get(str(context.replica))
-        if source is not None:
-            logger.warning(
-                "%s begins with its inputs: no checkpoint of %s is copied", context.replica, source
-            )
         try:
             graph = graph_of(self._description, context)
-            start = partial(self._start, graph, name=context.name, store=context.store)
+            await self._copy_checkpoint(context)
+            start = partial(self._start, graph, name=context.name, store=context.store, token=self._token)
             return _Region(context, await trio.to_thread.run_sync(start))
         except Exception as error:  # of the user's function, or of the region: others run
             logger.exception("region %s cannot be started", region)
             return _Region(context, None, str(error))
+
+    async def _copy_checkpoint(self, context: ReplicaContext) -> None:
+        """Begin a new replica with the checkpoint that the deployment names, if one is named."""
+        source = self._deployed.starts.get(str(context.replica))
+        if source is None:
+            return
+        site = source.partition("@")[2]
+        store = next((one.store for one in self._description.sites if one.name == site), None)
+        if store is None:
+            raise GraphRefusedError(
+                f"{context.replica} starts with a checkpoint of {source}, whose site has no store",
+                remedy="add `store` to the site",
+            )
+        directory = f"{context.application}.copies"
+        if await copy_region(store, context.store, context.name, directory, token=self._token):
+            logger.info("%s begins with a checkpoint of %s", context.replica, source)
 
     async def _stop(self, regions: tuple[str, ...]) -> None:
         """Stop regions, each with a last checkpoint, at the same time."""

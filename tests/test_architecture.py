@@ -42,6 +42,7 @@ EXCEPTIONS = {("spark_integration", "dos_server.embedded")}
 
 FILE_EXCEPTIONS = {
     ("dos_server/testing.py", "dos_client.runtime"),
+    ("sites/runner.py", "checkpoint.maintenance.region_copying"),
     ("sites/runner.py", "dataflow.graph.builder"),
     ("sites/runner.py", "dataflow.graph.parts"),
     ("sites/runner.py", "dataflow.local"),

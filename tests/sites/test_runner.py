@@ -202,8 +202,8 @@ async def until_counted(store: Store, expected: dict[str, int]) -> None:
 
 
 def test_a_replica_runs_while_the_deployment_names_it_and_continues_after_a_revival() -> None:
-    with two_stores() as (entry, own):
-        description = described(entry, purdue=own)
+    with two_stores() as (entry, own), threaded_store(1) as wisc:
+        description = described(entry, purdue=own, wisc=wisc.url)
         trio.run(follow, description, entry, own)
 
 
@@ -240,8 +240,32 @@ async def follow(description: Description, entry: str, own: str) -> None:
         await states.until({"joined": "RUNNING"})
         await send("a")
         await until_counted(site_store, {"a": 3, "b": 2})
-        _, (report,) = await read_reports(store, description, await read_deployed(store, "board"))
+        await follow_wisc(description, store, start)
+        _, (report, _) = await read_reports(store, description, await read_deployed(store, "board"))
         assert (report.site, set(report.regions)) == ("purdue", {"joined"})
+        nursery.cancel_scope.cancel()
+
+
+async def follow_wisc(description: Description, store: Store, start: Any) -> None:
+    """A replica that the deployment starts with a checkpoint of purdue has all that purdue had counted."""
+    states = States()
+
+    def starts_from_purdue(one: Deployed) -> Deployed:
+        return msgspec.structs.replace(one, starts={"joined@wisc": "joined@purdue"})
+
+    await change_deployed(store, "board", starts_from_purdue)
+    wisc = next(site.store for site in description.sites if site.name == "wisc")
+    assert wisc is not None
+    async with trio.open_nursery() as nursery, open_store(wisc) as site_store:
+
+        async def site() -> None:
+            await run_site(description, "wisc", start=start, changed=states)
+
+        nursery.start_soon(site)
+        await states.until({"joined": "RUNNING"})
+        async with dos.open_producer(site_store, "board.joined", "loads", "p", SCHEMA) as producer:
+            await producer.wait_recorded(await producer.send([{"word": "a"}]))
+            await until_counted(site_store, {"a": 4, "b": 2})
         nursery.cancel_scope.cancel()
 
 
@@ -272,7 +296,7 @@ async def test_while_the_entry_store_does_not_answer_regions_continue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     description = described()
-    site: Any = runner._Site(None, description, "purdue", None, lambda _: None)  # type: ignore[arg-type]
+    site: Any = runner._Site(None, description, "purdue", None, b"", lambda _: None)  # type: ignore[arg-type]
     before = site._deployed = deployed_at(description, "purdue")
 
     async def unavailable(*_: object) -> Deployed:
