@@ -12,7 +12,7 @@ import trio
 from dos_client import QuorumUnavailableError, Store, open_store
 from dos_server.testing import memory_store, threaded_store
 from journal import UnsettledStateError
-from sites import deploying
+from sites import deploying, operating_cli
 from sites.core.collection import Collected, Kept
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description, decode_description
@@ -181,6 +181,21 @@ async def test_a_report_that_cannot_be_written_ends_nothing(
             servers[number].crash()
         await reporter.write([], mark=None, moved_s=None)
         assert "the report of board@osu was not written" in caplog.text
+
+
+@pytest.mark.trio
+async def test_a_command_with_every_waits_between_its_runs(autojump_clock: trio.testing.MockClock) -> None:
+    times = []
+
+    async def once() -> None:
+        times.append(trio.current_time())
+        await trio.lowlevel.checkpoint()
+
+    with trio.move_on_after(650):
+        await operating_cli._repeat(300.0, once)
+    assert [time - times[0] for time in times] == [0, 300, 600]
+    await operating_cli._repeat(None, once)
+    assert len(times) == 4
 
 
 @pytest.fixture

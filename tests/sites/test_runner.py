@@ -1,8 +1,10 @@
 """The process at a site: what it starts and stops, and a real region that follows the deployment."""
 
 import dataclasses
+import inspect
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +291,13 @@ async def fails(description: Description, entry: str) -> None:
         await states.until({"joined": "FAILED"})
         assert "joined" in (await read_deployed(store, "board")).replicas
         nursery.cancel_scope.cancel()
+
+
+def test_a_region_on_spark_is_started_with_the_same_arguments() -> None:
+    options = {"name": "board.joined", "store": "dos://here", "token": b""}
+    for start in (partial(dos.run, object()), dos.run_local):
+        bound = inspect.signature(start).bind("a graph", **options)
+        assert bound.arguments["graph"] == "a graph"
 
 
 @pytest.mark.trio
