@@ -118,13 +118,6 @@ query_retain_s: Final = 60.0
 """How long a query retains a position by default: longer than a system keeps written files in memory, in case
 the machine with the engine's checkpoint loses power.
 """
-register_poll_s: Final = 0.1
-register_reads_max: Final = 20
-"""How often the register is read while another process changes it, and the pause between: a change takes some
-ms.
-"""
-register_tidy_s: Final = 1.0
-"""How long a change of the register waits until the records before it are deleted."""
 
 # --- requests to a region through the store -------------------------------------------------------
 request_bytes_max: Final = 4096

@@ -26,6 +26,8 @@ class Op(IntEnum):
     INPUT_CLOSED = 12
     CONSUMERS = 13
     INPUT_MARK = 14
+    DEPLOYMENT = 15
+    REPORT = 16
 
 
 OPS_BY_NUMBER: tuple[Op, ...] = tuple(Op)
@@ -56,5 +58,7 @@ ARGUMENTS: dict[Op, str] = {
     Op.CONSUMERS: "ints=[wall clock ms] strings=[JSON of the consumers and the retention rule]",
     Op.INPUT_MARK: "ints=[mark us, version, origin, last time us, batch, digest before, wall clock ms]"
     " strings=[mark]",
+    Op.DEPLOYMENT: "ints=[wall clock ms] strings=[JSON of the replicas and streams of an application]",
+    Op.REPORT: "ints=[wall clock ms] strings=[JSON of what a reader of replicas, or a site, reports]",
 }
 assert set(ARGUMENTS) == set(Op)

@@ -2,15 +2,15 @@
 
 | exit code | meaning |
 |---|---|
-| 0 | planned |
-| 1 | refused: some region cannot have kmin replicas |
+| 0 | done |
+| 1 | refused: some region cannot have kmin replicas, or the application is not deployed |
 | 2 | usage, or an invalid description |
+| 3 | too few servers of the entry store answer |
 """
 
-from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -19,19 +19,14 @@ from dos_client.cli.kit import NEGATIVE, REFUSED, AsJson, fail, fill_help, print
 from sites.core.description import Description, check, decode_description, decode_measured, with_measured
 from sites.core.planning import Plan, make_plan
 from sites.errors import DescriptionError, PlanRefusedError
+from sites.operating_cli import apply, forget, gc, read_file, revive, run, status
 
-_Kind = TypeVar("_Kind")
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Plan where the replicas of an application's regions run, over several sites."
+    help="Plan, deploy and watch the replicas of an application's regions, over several sites."
     "\n\nExample: dos sites plan application.toml",
 )
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `plan` a command of a group."""
 
 
 @app.command()
@@ -72,8 +67,8 @@ def plan(
 
     Exit codes: 0 planned; 1 refused, with the reason at each site; 2 usage, or an invalid description.
     """
-    description = _read(file, decode_description)
-    values = None if measured is None else _read(measured, decode_measured)
+    description = read_file(file, decode_description)
+    values = None if measured is None else read_file(measured, decode_measured)
     try:
         if values is not None:
             description = with_measured(description, values)
@@ -90,15 +85,6 @@ def plan(
         print_json(_json_of(description, made, alone))
         return
     _print(description, made, alone)
-
-
-def _read(file: Path, decode: Callable[[str], _Kind]) -> _Kind:
-    try:
-        return decode(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        fail(f"{file}: {error.strerror}", REFUSED)
-    except DescriptionError as error:
-        fail(f"{file}: {error}", REFUSED)
 
 
 def _json_of(description: Description, made: Plan, alone: Plan) -> dict[str, Any]:
@@ -144,4 +130,6 @@ def _ratio(value: float, base: float) -> str:
     return f"{value / base:.2f} times" if base else "as against 0 for"
 
 
+for command in (apply, status, run, gc, revive, forget):
+    app.command()(command)
 fill_help(app)

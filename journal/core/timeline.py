@@ -22,6 +22,8 @@ CLOCKS = {
     Op.INPUT_CLOSED: 0,
     Op.CONSUMERS: 0,
     Op.INPUT_MARK: 6,
+    Op.DEPLOYMENT: 0,
+    Op.REPORT: 0,
 }
 """Operation -> the index of the int that holds the wall clock, in ms since 1970."""
 EVENTS = {

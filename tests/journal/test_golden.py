@@ -94,12 +94,31 @@ V1_ENTRY = [
     ),
 ]
 
+_DEPLOYED = (
+    b'{"version":1,"number":3,"replicas":{"joined":["purdue","osu"]},"streams":[[["joined","osu"],'
+    b'["board","osu"]],[["loads","purdue"],["joined","osu"]]],"starts":{"joined@osu":"joined@purdue"},'
+    b'"forgotten":["wisc"],"revived_ms":1732147200000,"young":[[[["loads","purdue"],["joined","osu"]],'
+    b'1732147200000]],"decisions":[{"at_ms":1732147200000,"text":"revived","cost":420.5}]}'
+)
+_READER = (
+    b'{"version":1,"reader":["board","osu"],"at_ms":1732147200123,"streams":[{"sender":["joined","osu"],'
+    b'"ranks":[40,2],"mark":1732147199000000,"moved_s":0.5,"late_s":1.25,"whole":true},'
+    b'{"sender":["joined","purdue"]}],"mark":1732147199000000,"moved_s":0.5,"restorable":true}'
+)
+_SITE = b'{"version":1,"site":"osu","at_ms":1732147200456,"number":3,"regions":{"joined":"RUNNING"}}'
+V1_SITES = [
+    Record(Op.DEPLOYMENT, ints=(1_732_147_200_000,), strings=(_DEPLOYED,)),
+    Record(Op.REPORT, ints=(1_732_147_200_123,), strings=(_READER,)),
+    Record(Op.REPORT, ints=(1_732_147_200_456,), strings=(_SITE,)),
+]
+
 FILES = [
     ("v0-example.journal", 0, V0_EXAMPLE),
     ("v1-every-op.journal", 1, V1_EVERY_OP),
     ("v1-inputs.journal", 1, V1_INPUTS),
     ("v1-consumers.journal", 1, V1_CONSUMERS),
     ("v1-entry.journal", 1, V1_ENTRY),
+    ("v1-sites.journal", 1, V1_SITES),
 ]
 
 
@@ -125,6 +144,7 @@ def test_the_golden_files_themselves_have_not_changed() -> None:
         "v1-inputs.journal": (285, 0x69726897C341A971),
         "v1-consumers.journal": (330, 0x143E7C4E8488260D),
         "v1-entry.journal": (321, 0x601F0B8C2281E922),
+        "v1-sites.journal": (869, 0xA9FD1C893198CB0E),
     }
 
 
