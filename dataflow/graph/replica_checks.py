@@ -21,11 +21,11 @@ import pyarrow as pa
 
 from dataflow.core.plan import KIND_RULES, NodePlan, OperatorKind
 from dataflow.core.regions import Choice
-from dataflow.errors import ReplicaError
+from dataflow.errors import ReplicaError, SchemaError
 from dataflow.graph.checks import sink_deliveries
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import OperatorSpec
-from dataflow.operators.event_time import EventTimeSpec
+from dataflow.operators.event_time import EventTimeSpec, check_time_column
 from dataflow.operators.join import LEFT, RIGHT, JoinSpec
 from dataflow.operators.late import LATE_PORTS
 from dataflow.operators.side_output import SideOutputSpec
@@ -50,7 +50,7 @@ _RUN_FUNCTIONS: Final = frozenset(
 
 def is_replica(specs: Mapping[str, OperatorSpec]) -> bool:
     """Return whether a graph of these operators is that of a replica: an output has times."""
-    return any(_times_of_sink(spec) for spec in specs.values())
+    return any(isinstance(spec, LogSink) and spec.time for spec in specs.values())
 
 
 def check_replica(plan: GraphPlan) -> None:
@@ -64,7 +64,7 @@ def check_replica(plan: GraphPlan) -> None:
         texts = (
             [f"{problem.reason}; {problem.remedy}"] if problem is not None else _graph_problems(plan, node)
         )
-        texts = texts or _time_problems(spec, inputs)
+        texts = texts or _time_problems(spec, inputs, _input_schemas(plan, node))
         problems += [f"{label} {text}" for text in texts]
         if KIND_RULES[node.kind].has_output:  # below a problem, times are not checked
             times[node.name] = None if texts else _output_times(plan, node, inputs)
@@ -177,14 +177,14 @@ def _side_output_times(above: NodePlan, output: Times) -> Times:
     return output if above.kind is OperatorKind.KEY_BY or output == NO_TIMES else None
 
 
-def _times_of_sink(spec: OperatorSpec) -> tuple[str, ...]:
-    """Return the columns of which the latest is the time of a row, () for a sink without time."""
-    time = getattr(spec, "time", None) if isinstance(spec, LogSink) else None
-    return (time,) if isinstance(time, str) else tuple(time or ())
-
-
-def _time_problems(spec: OperatorSpec, inputs: Sequence[Times]) -> list[str]:
-    columns = _times_of_sink(spec)
+def _time_problems(spec: OperatorSpec, inputs: Sequence[Times], schemas: Sequence[pa.Schema]) -> list[str]:
+    columns = spec.time if isinstance(spec, LogSink) else ()
+    if columns and inputs[0] is None:
+        try:
+            for column in columns:
+                check_time_column(column, schemas[0])
+        except SchemaError as error:
+            return [str(error.args[0])]
     if not columns or inputs[0] is None or any(times <= set(columns) for times in inputs[0]):
         return []
     given = ", ".join(map(repr, columns))

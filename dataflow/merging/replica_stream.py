@@ -74,7 +74,7 @@ class ReplicaStream:
         self._connect = connect
         self._logs: dict[str, _Log] = {}
         self._rested: dict[str, int] = {}
-        """Log of a former worker that was read to its end -> the step of the checkpoint that says so."""
+        """Log of a former worker that was read to its end -> the step of the checkpoint that has its end."""
         self._line = 0
         """The line of history of the replica when the stream joined."""
         self._workers: tuple[int, ...] = ()

@@ -20,7 +20,7 @@ from dataflow.core.delivery import Delivery
 from dataflow.core.event_time import Watermark, further
 from dataflow.errors import BehindMarkError, DeliveryError, SchemaError
 from dataflow.operators.base import OperatorContext
-from dataflow.operators.event_time import check_time_column, latest_times
+from dataflow.operators.event_time import latest_times
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dos_protocol.digests import digest64
 
@@ -87,11 +87,7 @@ class LogSink(SinkSpec):
         object.__setattr__(self, "rule", rule)
 
     def check_input(self, schema: pa.Schema) -> None:
-        """Require columns of comparable types if publish="step", and columns of time that exist. Raises
-        SchemaError.
-        """
-        for column in self.time:
-            check_time_column(column, schema)
+        """Require columns of comparable types if publish="step". Raises SchemaError."""
         if self.publish is not Publish.STEP:
             return
         for field in schema:
@@ -102,10 +98,6 @@ class LogSink(SinkSpec):
                     f"column {field.name!r} is {field.type}, which cannot be compared after a replay; use"
                     ' publish="checkpoint", or convert the column to a plain type'
                 ) from error
-
-    @property
-    def needs_time(self) -> bool:
-        return bool(self.time)
 
     def detail(self) -> str:
         return f"time {', '.join(self.time)}" if self.time else ""

@@ -7,7 +7,6 @@ rows have larger times. Times are microseconds of a tiny range, so that rows mee
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
@@ -49,15 +48,9 @@ ROWS = st.lists(
 )
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class TimedLog(LogSink):
+def timed_log(*time: str) -> LogSink:
     """A log whose rows have times: the latest of these columns."""
-
-    time: tuple[str, ...]
-
-    def __init__(self, *time: str) -> None:
-        LogSink.__init__(self, publish="step")
-        object.__setattr__(self, "time", time)
+    return LogSink(publish="step", time=time)
 
 
 def timed(graph: Graph, name: str) -> Stream:

@@ -39,7 +39,6 @@ from tests.dataflow.fed_circuit import row as row_of_second
 from tests.dataflow.refused_in_replicas import BEHIND, DIFFER, SIZE, step_of
 from tests.dataflow.replica_arrangements import (
     SCHEMA,
-    TimedLog,
     behind_watermarks,
     canonical,
     mark,
@@ -47,6 +46,7 @@ from tests.dataflow.replica_arrangements import (
     play,
     row,
     timed,
+    timed_log,
 )
 from tests.dataflow.test_replica_consistency import ACCEPTED, keyed
 
@@ -87,7 +87,7 @@ def test_all_problems_are_reported_together() -> None:
     graph = Graph("g")
     stream = graph.source("lines", FileSource("lines.txt"))
     stream.key_by("by", "line").count("counts").sink("files", ParquetSink("out"))
-    stream.sink("out", TimedLog("line"))
+    stream.sink("out", timed_log("line"))
     with pytest.raises(ReplicaError) as raised:
         graph.plan()
     named = [problem.split(" ")[1] for problem in raised.value.problems]
@@ -104,7 +104,7 @@ def reading(source: SourceSpec, sink: SinkSpec | None = None, **options: Any) ->
     if options:
         stream = stream.event_time("timed", "t", **options)
         stream = stream.key_by("by", "k").aggregate("w", Tumbling("t", SIZE), n=Count())
-    stream.sink("out", sink or TimedLog("window_end" if options else "t"))
+    stream.sink("out", sink or timed_log("window_end" if options else "t"))
     return graph
 
 
@@ -192,7 +192,7 @@ def test_an_output_without_event_time_is_refused(form: str) -> None:
         timed_rows = stream.event_time("timed", "t", punctuation="mark", on_null="side")
         stream = timed_rows.side_output("nulls", "null").map("same", lambda one: one)
         timed_rows.sink("rows", LogSink())
-    stream.sink("out", TimedLog("t"))
+    stream.sink("out", timed_log("t"))
     with pytest.raises(
         ReplicaError, match=r"sink 'out' has the time 't', and its rows have no event time; put"
     ):
@@ -203,7 +203,7 @@ def test_the_time_of_a_union_must_be_one_of_each_input() -> None:
     def united(*times: str) -> Graph:
         graph = Graph("g")
         other = graph.source("b", InputSource("b", SCHEMA)).event_time("by_mark", "mark", lateness=micro(0))
-        timed(graph, "a").union("both", other).sink("out", TimedLog(*times))
+        timed(graph, "a").union("both", other).sink("out", timed_log(*times))
         return graph
 
     for times in [("t",), ("mark",)]:
@@ -217,8 +217,8 @@ def test_the_time_of_a_side_output_of_a_function_is_checked_when_its_rows_arrive
     graph = Graph("g")
     options: dict[str, Any] = {"side_outputs": {"odd": "at timestamp"}}
     kept = timed(graph, "a").filter("f", lambda one, emit: True, **options)
-    kept.sink("kept", TimedLog("t"))
-    kept.side_output("odd", "odd").sink("odd_out", TimedLog("at"))
+    kept.sink("kept", timed_log("t"))
+    kept.side_output("odd", "odd").sink("odd_out", timed_log("at"))
     assert graph.plan().is_replica
 
 
@@ -232,7 +232,7 @@ def test_a_region_that_is_not_exactly_once_is_refused(delivery: Any) -> None:
     graph.annotate("a", consistent(delivery=delivery))
     assert not graph.plan().is_replica
     graph = Graph("g")
-    timed(graph, "a").sink("out", TimedLog("t"))
+    timed(graph, "a").sink("out", timed_log("t"))
     graph.annotate("a", consistent(delivery=delivery))
     with pytest.raises((ReplicaError, GraphError), match=rf"delivery='{delivery}'"):
         graph.plan()
@@ -240,7 +240,7 @@ def test_a_region_that_is_not_exactly_once_is_refused(delivery: Any) -> None:
 
 def test_a_replica_is_one_region() -> None:
     graph = Graph("g")
-    timed(graph, "a").sink("out", TimedLog("t"))
+    timed(graph, "a").sink("out", timed_log("t"))
     timed(graph, "b").sink("more", LogSink())
     graph.annotate("a", consistent())
     graph.annotate("b", consistent())
@@ -249,7 +249,7 @@ def test_a_replica_is_one_region() -> None:
     ):
         graph.plan()
     outside = Graph("g")
-    timed(outside, "a").sink("out", TimedLog("t"))
+    timed(outside, "a").sink("out", timed_log("t"))
     outside.annotate("a", autonomous)
     with pytest.raises(GraphError):
         outside.plan()
@@ -258,7 +258,7 @@ def test_a_replica_is_one_region() -> None:
 def test_a_sink_that_every_replica_would_write_is_refused() -> None:
     graph = Graph("g")
     stream = timed(graph, "a")
-    stream.sink("out", TimedLog("t"))
+    stream.sink("out", timed_log("t"))
     stream.sink("files", ParquetSink("out"))
     with pytest.raises(
         ReplicaError, match=r"sink 'files' is a ParquetSink, to which every replica .*LogSink with"
@@ -301,7 +301,7 @@ LATE: dict[str, Callable[[Any], Stream]] = {
 @pytest.mark.parametrize("name", LATE)
 def test_a_row_behind_the_watermark_stops_a_replica_and_no_other_region(name: str) -> None:
     moved_back(CallSink(print), LATE[name])
-    sink = TimedLog("t", "window_end", "t_right")
+    sink = timed_log("t", "window_end", "t_right")
     with pytest.raises(
         OperatorError, match=r"operator 'op' failed .* another replica, whose watermark"
     ) as raised:
