@@ -55,7 +55,8 @@ BEFORE_ALL: Final = -(1 << 63)
 class OutputTime(msgspec.Struct, frozen=True):
     """How far event time is on one worker's log just after a step, in microseconds since 1970.
 
-    mark: all later rows of this log have later times. high: no row of the log so far has a later time.
+    mark: all later rows of this log have later times; BEFORE_ALL + 1, in a record: no row comes here, in this
+    layout of workers. high: no row of the log so far has a later time.
     """
 
     mark: int = BEFORE_ALL

@@ -11,8 +11,9 @@ other copy of them is dropped by its time alone, and only digests of later rows 
 
     F1   a row above M counts for its stream. If the stream has now given more copies of it than were passed,
          it is passed. So a row with m copies is passed m times, by whichever streams are first
-    F2   the mark of a stream is the least mark of all of its logs. M is the greatest mark of the streams that
-         are *whole*: those whose base is at or below M. M only rises
+    F2   the mark of a stream is the least mark of all of its logs, without those that are IDLE: they get no
+         rows in this layout of workers. M is the greatest mark of the streams that are *whole*: those whose
+         base is at or below M. M only rises
     F3   a stream *joins* where a reader begins to read it anew, for whatever reason. It forgets its counts,
          and has a *base*: it may lack rows up to there. Its rows count at once: what it lacks makes its
          counts lower, and never passes a copy too many. Its marks count only once M has reached the base. The
@@ -31,6 +32,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from dataflow.core.event_time import IDLE
 
 DIGEST: Final = np.dtype("V16")
 """The digest of a row, as an element of an array."""
@@ -71,7 +74,9 @@ class _Stream:
     @property
     def mark(self) -> int | None:
         found = [mark for mark in self.marks.values() if mark is not None]
-        return min(found) if found and len(found) == len(self.marks) else None
+        if len(found) < len(self.marks):
+            return None
+        return min((mark for mark in found if mark != IDLE), default=None)
 
 
 class _Bucket:
@@ -224,7 +229,7 @@ class DuplicateFilter:
         """
         marks = self._streams[stream].marks
         before = marks[log]
-        marks[log] = mark if before is None else max(mark, before)
+        marks[log] = mark if before is None or IDLE in (mark, before) else max(mark, before)
         return self._advance()
 
     def _advance(self) -> bool:

@@ -2,8 +2,8 @@
 mark up to which they are complete.
 
 This file joins the filter of duplicate rows (`core/duplicate_filter.py`), the comparison of replicas
-(`core/replica_compare.py`) and a bounded queue. `replica_stream.py` reads the streams; the caller of `next` takes
-the rows. It runs on one trio loop.
+(`core/replica_compare.py`) and a bounded queue. `replica_stream.py` reads the streams; the caller of `next`
+takes the rows. It runs on one trio loop.
 """
 
 import logging

@@ -23,7 +23,7 @@ from checkpoint import Output, OutputTime, SplitPosition, limits
 from checkpoint.chains.output_follower import FollowedOutput, OutputFollower
 from checkpoint.chains.output_following import PublishedOutput, split_of
 from checkpoint.errors import InputTrimmedError, OutputRewoundError
-from dataflow.core.event_time import END
+from dataflow.core.event_time import IDLE
 from dataflow.errors import NoMarksError, ReplicasDifferError, UserFault
 from dataflow.limits import replica_retry_s
 from dataflow.merging.merge import Merge
@@ -169,7 +169,7 @@ class ReplicaStream:
                 cut = await published.last_checkpoint()
                 if cut is not None and split not in self._rested and await log.follower.rests():
                     self._rested[split] = cut.step
-                    self._merge.set_mark(self._place.site, split, END)
+                    self._merge.set_mark(self._place.site, split, IDLE)
                 pause_s = min(2 * pause_s, limits.input_poll_max_s) if quiet else limits.input_poll_s
                 await log.follower.wait(pause_s)
 

@@ -17,7 +17,7 @@ from checkpoint import OutputTime, Publish, RetentionRule
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, kind_of
 from dataflow.core.delivery import Delivery
-from dataflow.core.event_time import Watermark, further
+from dataflow.core.event_time import IDLE, Watermark, further
 from dataflow.errors import BehindMarkError, DeliveryError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.event_time import latest_times
@@ -172,7 +172,9 @@ class LogWriter(SinkWriter):
         del index
         if self._time is not None:
             self._time = OutputTime(further(self._time.mark, watermark), self._time.high)
-            self._ended[-1] = self._ended[-1]._replace(time=self._time)
+            idle = watermark == IDLE  # another worker gets all rows, as long as the layout is this one
+            shown = OutputTime(IDLE, self._time.high) if idle else self._time
+            self._ended[-1] = self._ended[-1]._replace(time=shown)
         return ()
 
     def end_step(self) -> Sequence[pa.RecordBatch]:

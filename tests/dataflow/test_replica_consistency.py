@@ -32,7 +32,7 @@ from dataflow.sinks.base import SinkSpec
 from tests.dataflow.replica_arrangements import (
     ROWS,
     SCHEMA,
-    TimedLog,
+    timed_log,
     arrangement,
     behind_watermarks,
     canonical,
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
     def graph(self, sink: SinkSpec | None = None) -> Graph:
         graph = Graph("g")
-        self.added(timed(graph, "a"), timed(graph, "b")).sink("out", sink or TimedLog(*self.times))
+        self.added(timed(graph, "a"), timed(graph, "b")).sink("out", sink or timed_log(*self.times))
         return graph
 
 
