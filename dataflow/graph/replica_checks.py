@@ -64,7 +64,7 @@ def check_replica(plan: GraphPlan) -> None:
         texts = (
             [f"{problem.reason}; {problem.remedy}"] if problem is not None else _graph_problems(plan, node)
         )
-        texts = texts or _time_problems(spec, inputs, _input_schemas(plan, node))
+        texts = texts or _time_problems(spec, inputs, () if problems else _input_schemas(plan, node))
         problems += [f"{label} {text}" for text in texts]
         if KIND_RULES[node.kind].has_output:  # below a problem, times are not checked
             times[node.name] = None if texts else _output_times(plan, node, inputs)
@@ -181,8 +181,8 @@ def _time_problems(spec: OperatorSpec, inputs: Sequence[Times], schemas: Sequenc
     columns = spec.time if isinstance(spec, LogSink) else ()
     if columns and inputs[0] is None:
         try:
-            for column in columns:
-                check_time_column(column, schemas[0])
+            for column, schema in product(columns, schemas):
+                check_time_column(column, schema)
         except SchemaError as error:
             return [str(error.args[0])]
     if not columns or inputs[0] is None or any(times <= set(columns) for times in inputs[0]):

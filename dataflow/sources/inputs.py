@@ -89,6 +89,11 @@ class InputSource(PrefetchedSource):
 
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
         del inputs
+        if not self.store_url:
+            return ReplicaProblem(
+                "reads rows that only this site has",
+                "let entry points record them, and use InputSource(..., entry='dos://...')",
+            )
         if self.begin == "first":
             return None
         return ReplicaProblem(

@@ -16,7 +16,7 @@ from dataflow import Graph, InputSource, LogSink, Stream
 from dataflow.testing import Trial
 from tests.dataflow.trials import Row
 
-SPLITS = ("s0", "s1", "s2")
+SPLITS = ("s0", "s1")
 SplitStep: TypeAlias = dict[str, dict[str, list[Row]]]
 """Source -> split -> rows. A split that promised nothing yet holds event time back, as a producer does."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -53,9 +53,14 @@ def timed_log(*time: str) -> LogSink:
     return LogSink(publish="step", time=time)
 
 
+def entered(name: str, **options: str) -> InputSource:
+    """An input that entry points record."""
+    return InputSource(name, SCHEMA, entry="dos://e1:1", time="t", **options)
+
+
 def timed(graph: Graph, name: str) -> Stream:
     """Rows of a source with event time."""
-    source = graph.source(name, InputSource(name, SCHEMA))
+    source = graph.source(name, entered(name))
     return source.event_time(f"{name}_timed", "t", punctuation="mark", on_null="drop")
 
 
@@ -64,7 +69,7 @@ def arrangement(draw: st.DrawFn, rows: Mapping[str, Sequence[Row]]) -> list[Spli
     """The rows of each source dealt to its splits, somewhat in the order of time, and divided into steps.
     Each split has watermarks, which hold after each step.
     """
-    steps: list[SplitStep] = [{source: {} for source in rows} for _ in range(draw(st.integers(1, 5)))]
+    steps: list[SplitStep] = [{source: {} for source in rows} for _ in range(draw(st.integers(1, 6)))]
     jitter = st.sampled_from([0, 0, 1, 2, 6, 20])
     for source, given in rows.items():
         dealt: dict[str, list[Row]] = {split: [] for split in SPLITS}
@@ -75,7 +80,7 @@ def arrangement(draw: st.DrawFn, rows: Mapping[str, Sequence[Row]]) -> list[Spli
             for step, begin, end in zip(steps, [0, *ends], [*ends, len(part)], strict=True):
                 later = [one["t"] for one in part[end:]]
                 limit = (min(later) - EPOCH) // micro(1) - 1 if later else 20
-                promised = draw(st.sampled_from([None, limit, limit, limit - 1, limit - 3]))
+                promised = draw(st.sampled_from([None, *[limit] * 4, *range(limit - 3, limit)]))
                 marks = [] if promised is None else [mark(promised)]
                 step[source][split] = [*part[begin:end], *marks]
     return steps

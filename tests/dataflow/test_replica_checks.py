@@ -41,6 +41,7 @@ from tests.dataflow.replica_arrangements import (
     SCHEMA,
     behind_watermarks,
     canonical,
+    entered,
     mark,
     micro,
     play,
@@ -116,12 +117,15 @@ def reading(source: SourceSpec, sink: SinkSpec | None = None, **options: Any) ->
         IteratorSource(lambda split, position: iter([]), SCHEMA),
         RateSource(10),
         LogSource("out", SCHEMA, region="other"),
-        InputSource("a", SCHEMA, begin="retained"),
+        entered("a", begin="retained"),
+        InputSource("a", SCHEMA),
     ],
     ids=lambda source: type(source).__name__,
 )
 def test_a_source_that_other_sites_do_not_read_alike_is_refused(source: SourceSpec) -> None:
-    with pytest.raises(ReplicaError, match=r"source 'a' (is a|has begin='retained')"):
+    with pytest.raises(
+        ReplicaError, match=r"source 'a' (is a|reads rows that only this site has|has begin='retained')"
+    ):
         reading(source).plan()
 
 
@@ -140,7 +144,7 @@ def late_by_steps(graph: Graph) -> bool:
 
 
 def test_lateness_is_refused_because_what_is_late_depends_on_the_steps() -> None:
-    source = InputSource("a", SCHEMA)
+    source = entered("a")
     with pytest.raises(ReplicaError, match=r"event_time 'timed' has lateness=0:00:00.000001, .*entry point"):
         reading(source, lateness=micro(1)).plan()
     assert late_by_steps(reading(source, CallSink(print), lateness=micro(1)))
@@ -156,12 +160,12 @@ def test_watermarks_are_taken_from_rows_only_where_these_are_in_the_order_of_the
     with pytest.raises(
         ReplicaError, match=r"event_time 'timed' takes watermarks from rows of 'a', .*punctuation="
     ):
-        reading(Merged("a", SCHEMA), lateness=micro(0)).plan()
-    assert late_by_steps(reading(Merged("a", SCHEMA), CallSink(print), lateness=micro(0)))
-    assert reading(Merged("a", SCHEMA), punctuation="mark").plan().is_replica
-    assert reading(InputSource("a", SCHEMA), lateness=micro(0)).plan().is_replica, (
-        "entry points stamp the rows"
+        reading(Merged("a", SCHEMA, entry="dos://e1:1", time="t"), lateness=micro(0)).plan()
+    assert late_by_steps(
+        reading(Merged("a", SCHEMA, entry="dos://e1:1", time="t"), CallSink(print), lateness=micro(0))
     )
+    assert reading(Merged("a", SCHEMA, entry="dos://e1:1", time="t"), punctuation="mark").plan().is_replica
+    assert reading(entered("a"), lateness=micro(0)).plan().is_replica, "entry points stamp the rows"
 
 
 def test_idle_after_is_refused_because_it_depends_on_a_clock() -> None:
@@ -169,7 +173,7 @@ def test_idle_after_is_refused_because_it_depends_on_a_clock() -> None:
     with pytest.raises(
         ReplicaError, match=r"event_time 'timed' has idle_after=0:01:00, .*depends on a clock"
     ):
-        reading(InputSource("a", SCHEMA), **options).plan()
+        reading(entered("a"), **options).plan()
     watermarks = []
     for now in (59.0, 61.0):
         fed = FedCircuit(idle_after=options["idle_after"])
@@ -187,7 +191,7 @@ def test_idle_after_is_refused_because_it_depends_on_a_clock() -> None:
 @pytest.mark.parametrize("form", ["no event_time", "rows without a time"])
 def test_an_output_without_event_time_is_refused(form: str) -> None:
     graph = Graph("g")
-    stream = graph.source("a", InputSource("a", SCHEMA))
+    stream = graph.source("a", entered("a"))
     if form == "rows without a time":
         timed_rows = stream.event_time("timed", "t", punctuation="mark", on_null="side")
         stream = timed_rows.side_output("nulls", "null").map("same", lambda one: one)
@@ -202,7 +206,7 @@ def test_an_output_without_event_time_is_refused(form: str) -> None:
 def test_the_time_of_a_union_must_be_one_of_each_input() -> None:
     def united(*times: str) -> Graph:
         graph = Graph("g")
-        other = graph.source("b", InputSource("b", SCHEMA)).event_time("by_mark", "mark", lateness=micro(0))
+        other = graph.source("b", entered("b")).event_time("by_mark", "mark", lateness=micro(0))
         timed(graph, "a").union("both", other).sink("out", timed_log(*times))
         return graph
 
@@ -301,7 +305,8 @@ LATE: dict[str, Callable[[Any], Stream]] = {
 @pytest.mark.parametrize("name", LATE)
 def test_a_row_behind_the_watermark_stops_a_replica_and_no_other_region(name: str) -> None:
     moved_back(CallSink(print), LATE[name])
-    sink = timed_log("t", "window_end", "t_right")
+    times = ("t",) if name in ("map_state", "dedup") else ("t", "window_end", "t_right")
+    sink = timed_log(*times)
     with pytest.raises(
         OperatorError, match=r"operator 'op' failed .* another replica, whose watermark"
     ) as raised:
@@ -319,5 +324,5 @@ def test_replicas_of_one_graph_have_one_fingerprint_wherever_they_run() -> None:
     other = keyed(lambda s: s.aggregate("w", Tumbling("t", SIZE), n=Count()), "window_end").graph().plan()
     assert one.fingerprint != other.fingerprint
     forms: list[dict[str, Any]] = [{"lateness": micro(0)}, {"punctuation": "mark"}]
-    times = {reading(InputSource("a", SCHEMA), **form).plan().fingerprint for form in forms}
+    times = {reading(entered("a"), **form).plan().fingerprint for form in forms}
     assert len(times) == 1, "it does not show that watermarks differ"

@@ -32,13 +32,13 @@ from dataflow.sinks.base import SinkSpec
 from tests.dataflow.replica_arrangements import (
     ROWS,
     SCHEMA,
-    timed_log,
     arrangement,
     behind_watermarks,
     canonical,
     micro,
     play,
     timed,
+    timed_log,
 )
 from tests.dataflow.trials import Row
 
@@ -227,7 +227,7 @@ ACCEPTED: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(left=ROWS, right=ROWS, data=st.data())
 def test_an_accepted_operator_gives_the_same_rows_and_times_in_any_order_and_steps(
     name: str, left: list[Row], right: list[Row], data: st.DataObject
@@ -242,7 +242,7 @@ def test_an_accepted_operator_gives_the_same_rows_and_times_in_any_order_and_ste
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-@settings(max_examples=15)
+@settings(max_examples=30)
 @given(left=ROWS, right=ROWS, data=st.data())
 def test_the_time_of_a_row_of_an_accepted_operator_is_above_every_earlier_watermark(
     name: str, left: list[Row], right: list[Row], data: st.DataObject
