@@ -109,6 +109,8 @@ def test_an_entry_point_killed_while_a_producer_sends_loses_and_doubles_nothing(
         assert [status[one]["clockGood"] for one in addresses[1:]] == [True, True]
         bounds = [error["boundUs"] for error in status[addresses[1]]["clockErrors"].values()]
         assert all(bound < 250_000 for bound in bounds)
+        consumers = json.loads(dos("consumers", entry, name, "loads", "--json").stdout)["consumers"]
+        assert len({one["region"] for one in consumers}) == 2, "two stores have a region of this name"
         with open_blocking(entry) as client:
             blocking.close_input(client, name, "loads")
         assert finished(first), first.status
