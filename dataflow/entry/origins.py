@@ -75,6 +75,8 @@ class ServedOrigin:
         self.lock = trio.Lock()
         self.producer: trio.CancelScope | None = None
         """Its producer's connection, if there is one."""
+        self.older: dict[int, OriginMark] = {}
+        """For a new origin: number -> a committed mark of an older origin that knows the new one."""
 
 
 class Origins:
@@ -148,8 +150,12 @@ class Origins:
                 log.last_mark = session + log.last_mark[len(session) :]
             time = OriginTime(self.settings, self._listed.number(name), log.origin_mark, log.last_time)
             served = self.served[name] = ServedOrigin(name, log, time)
-            if time.begun:
-                await self.mark(served, restated=True)
+            try:
+                if time.begun:
+                    await self.mark(served, restated=True)
+            except BaseException:
+                await self.drop(name)
+                raise
             self._nursery.start_soon(self._keep_marked, served)
             return served
 
@@ -191,7 +197,7 @@ class Origins:
             return
         async with served.lock:
             if not served.time.begun:
-                floor = await self._floor(served.time.number)
+                floor = await self._floor(served)
                 if floor is None:
                     return
                 served.time.begin(floor)
@@ -202,14 +208,14 @@ class Origins:
                 await served.log.append_mark(mark)
                 self.heard({served.name: mark.mark})
 
-    async def _floor(self, number: int) -> int | None:
-        """Return the time above which a new origin begins, from what is recorded of the older ones."""
-        found: dict[int, OriginMark] = {}
-        for at, name in enumerate(self._listed.origins[: number - 1], 1):
-            line = await last_recorded(self._store, self._application, self._handle, name)
-            if line.newest_mark is not None:
-                found[at] = line.newest_mark
-        return floor_of_new_origin(number, found)
+    async def _floor(self, new: ServedOrigin) -> int | None:
+        """Return the time above which a new origin begins, from what is committed of the older ones."""
+        for number, name in enumerate(self._listed.origins[: new.time.number - 1], 1):
+            if number not in new.older:
+                mark = (await last_recorded(self._store, self._application, self._handle, name)).newest_mark
+                if mark is not None and mark.version >= new.time.number:
+                    new.older[number] = mark
+        return floor_of_new_origin(new.time.number, new.older)
 
     async def _keep_marked(self, served: ServedOrigin) -> None:
         try:

@@ -44,6 +44,8 @@ logger = logging.getLogger("dos.dataflow")
 
 _MOVES = (BrokenConnectionError, LinkClosedError, ChannelFrameError, ControlMessageError, HandshakeError)
 """Another entry point may serve the producer."""
+_ATTEMPTS_TO_WARN = 5
+"""After so many entry points that recorded nothing, one warning says why."""
 
 
 class EntryLog:
@@ -142,7 +144,8 @@ class EntryLog:
                         raise found from None
                     return
                 attempt = 0 if self._recorded != before else attempt + 1
-                logger.info("producer %s moves from %s: %s", self._producer, address, found)
+                level = logging.WARNING if attempt == _ATTEMPTS_TO_WARN else logging.INFO
+                logger.log(level, "producer %s moves from %s: %s", self._producer, address, found)
             await trio.sleep(backoff_s(attempt, randomness.jitter()) if attempt else 0)
 
     async def _talk(self, address: str, task_status: "trio.TaskStatus[None]") -> None:

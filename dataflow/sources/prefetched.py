@@ -272,9 +272,8 @@ class PrefetchedReader(base.SourceReader):
         rows = table.to_batches()
         batch = rows[0] if rows else pa.RecordBatch.from_pylist([], self._schema)
         origins = tuple(base.BatchPiece(piece.split, piece.begin, piece.end, 0) for piece in pieces)
-        size = sum(
-            len(piece.data) or 1 for piece in pieces
-        )  # a mark counts too: 0 would end the step's reading
+        # a mark counts too: a size of 0 would end the step's reading
+        size = sum(len(piece.data) or 1 for piece in pieces)
         marks = tuple((piece.split, piece.mark) for piece in pieces if piece.mark is not None)
         return base.SourceBatch(batch, origins, size, ends_unit=pieces[-1].last, marks=marks)
 

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from checkpoint import FailureKind
 from checkpoint.chains.whole_checkpoints import is_damage
 from checkpoint.errors import (
+    EntryRefusedError,
     InputTrimmedError,
     ManifestError,
     OutputRewoundError,
@@ -34,6 +35,7 @@ _FOR_A_PERSON: Final = (
     InputChangedError,
     InputListChangedError,
     InputTrimmedError,
+    EntryRefusedError,
     OutputRewoundError,
     EpochUsedTwiceError,
 )

@@ -8,8 +8,10 @@ import pytest
 
 from checkpoint.core.divisions import Division
 from checkpoint.core.inputs import InputPiece, OriginMark
+from checkpoint.errors import EntryRefusedError
 from dataflow import CallSink, Graph, GraphError, InputSource, SchemaError
 from dataflow.core.event_time import END, IDLE, UNKNOWN, InputMarks, SourceTime
+from dataflow.worker.failures import failure_of
 from tests.dataflow.fed_circuit import EPOCH, FedCircuit, a_piece, row
 
 ENTRY = "dos://e1,e2,e3"
@@ -66,6 +68,10 @@ def test_the_end_and_workers_that_read_nothing() -> None:
     marks.marked("s", "p", 7, origin=1, version=1)
     assert marks.of_source("s", SourceTime(is_read_here=False), None) == IDLE
     assert marks.stored() == {}, "another worker has them"
+
+
+def test_a_region_ends_if_its_entry_points_give_times_in_another_column() -> None:
+    assert failure_of(EntryRefusedError("another column")).kind == "manifest", "a retry would find the same"
 
 
 def test_marks_need_a_source_that_is_marked() -> None:

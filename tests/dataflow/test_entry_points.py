@@ -408,6 +408,8 @@ async def test_what_cannot_be_served_is_refused_with_its_reason() -> None:
         with pytest.RaisesGroup(EntryRefusedError, allow_unwrapped=True, flatten_subgroups=True):
             async with site(store, settings=other):
                 pass
+        with pytest.raises(EntryRefusedError, match="reads the times in column 'when'"):
+            await InputHandle(store, "app", "loads", time="when").register("region", "source")
         async with site(store, settings=None) as second:
             assert second.point.status().is_good
         with pytest.raises(EntryRefusedError, match="have a column 'at' already"):

@@ -83,10 +83,10 @@ def test_an_entry_point_killed_while_a_producer_sends_loses_and_doubles_nothing(
             )
             for at, port in enumerate(ports)
         ]
+        first, watch = stack.enter_context(running(graph(entry), shared_store, tmp_path, workers=2))
+        second, _ = stack.enter_context(running(graph(entry), entry, tmp_path / "other" / name, workers=1))
         said = [json.loads(site.stdout.readline()) for site in sites if site.stdout is not None]
         assert [one["address"] for one in said] == addresses
-        first, _ = stack.enter_context(running(graph(entry), shared_store, tmp_path, workers=2))
-        second, _ = stack.enter_context(running(graph(entry), entry, tmp_path / "other" / name, workers=1))
         points = EntryPoints(",".join(addresses))
         silent = stack.enter_context(blocking.open_producer(points, name, "loads", "silent", SCHEMA))
         with blocking.open_producer(points, name, "loads", "p1", SCHEMA) as producer:
@@ -97,6 +97,7 @@ def test_an_entry_point_killed_while_a_producer_sends_loses_and_doubles_nothing(
                     os.kill(sites[0].pid, signal.SIGKILL)
                 if number == 80:
                     producer.wait_recorded(60)
+                    watch.cuts(1)
                     os.kill(first.status.workers[0].pid, signal.SIGKILL)
             producer.wait_recorded()
         until(lambda: counted(shared_store, name) == count, "windows closed by marks alone", WAIT_S)
@@ -108,6 +109,8 @@ def test_an_entry_point_killed_while_a_producer_sends_loses_and_doubles_nothing(
         assert [status[one]["clockGood"] for one in addresses[1:]] == [True, True]
         bounds = [error["boundUs"] for error in status[addresses[1]]["clockErrors"].values()]
         assert all(bound < 250_000 for bound in bounds)
+        consumers = json.loads(dos("consumers", entry, name, "loads", "--json").stdout)["consumers"]
+        assert len({one["region"] for one in consumers}) == 2, "two stores have a region of this name"
         with open_blocking(entry) as client:
             blocking.close_input(client, name, "loads")
         assert finished(first), first.status

@@ -157,14 +157,15 @@ class Merged(InputSource):
 
 
 def test_watermarks_are_taken_from_rows_only_where_these_are_in_the_order_of_their_times() -> None:
+    merged = Merged("a", SCHEMA, entry="dos://e1:1", time="t")
     with pytest.raises(
         ReplicaError, match=r"event_time 'timed' takes watermarks from rows of 'a', .*punctuation="
     ):
-        reading(Merged("a", SCHEMA, entry="dos://e1:1", time="t"), lateness=micro(0)).plan()
+        reading(merged, lateness=micro(0)).plan()
     assert late_by_steps(
-        reading(Merged("a", SCHEMA, entry="dos://e1:1", time="t"), CallSink(print), lateness=micro(0))
+        reading(merged, CallSink(print), lateness=micro(0))
     )
-    assert reading(Merged("a", SCHEMA, entry="dos://e1:1", time="t"), punctuation="mark").plan().is_replica
+    assert reading(merged, punctuation="mark").plan().is_replica
     assert reading(entered("a"), lateness=micro(0)).plan().is_replica, "entry points stamp the rows"
 
 
