@@ -21,7 +21,7 @@ from sites.core import site_work
 from sites.core.deployed import Deployed
 from sites.core.deployment import Deployment, RegionReplica, StreamReplica
 from sites.core.description import Description, ReplicatedRegion, decode_description
-from sites.core.site_work import RunningRegion, SiteSteps, contexts_at, steps
+from sites.core.site_work import SiteSteps, StartedReplica, contexts_at, steps
 from sites.errors import GraphRefusedError
 from sites.records import change_deployed, read_deployed, read_reports
 from sites.runner import graph_of, run_site
@@ -69,8 +69,8 @@ def check_steps() -> None:
     }
     assert steps(wanted, {}) == SiteSteps((), ("joined",))
 
-    def with_state(state: str, ended_s: float | None = None) -> dict[str, RunningRegion]:
-        return {"joined": RunningRegion(context, state, ended_s)}
+    def with_state(state: str, ended_s: float | None = None) -> dict[str, StartedReplica]:
+        return {"joined": StartedReplica(context, state, ended_s)}
 
     for state in ("RUNNING", "WAITING_FOR_STORE"):
         assert steps(wanted, with_state(state)) == SiteSteps((), ())
@@ -129,7 +129,7 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = planted(site_work, *BUGS[bug])
-    for name in ("RunningRegion", "SiteSteps", "contexts_at", "steps"):
+    for name in ("StartedReplica", "SiteSteps", "contexts_at", "steps"):
         monkeypatch.setitem(globals(), name, names[name])
     with pytest.raises(AssertionError):
         check_steps()
