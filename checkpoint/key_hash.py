@@ -6,6 +6,8 @@ Columns of types without canonical bytes are rejected by name.
 """
 
 from collections.abc import Sequence
+from itertools import compress
+from operator import not_
 from typing import Any, Final
 
 import numpy as np
@@ -21,32 +23,36 @@ HASH_COLUMN: Final = "_hash"
 _NAN: Final = np.uint64(0x7FF8000000000000)
 _OF_BYTES: Final = ("string", "binary", "bool", "decimal")
 """Kinds that are hashed as bytes; the others as words."""
-_FACTORS: Final = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
-"""Odd, so that multiplying loses nothing."""
+_FACTORS: Final = np.array([[0x9E3779B97F4A7C15], [0xD6E8FEB86659FD93]], np.uint64)
+"""Of each half of a digest. Odd, so that multiplying loses nothing."""
+_MARKS: Final = {
+    kind.id: (pa.scalar(b"\x01", kind), pa.scalar(b"", kind)) for kind in (pa.binary(), pa.large_binary())
+}
+"""What is put after a string for its second hash, and the separator."""
+_KINDS: Final[dict[int, Kind]] = {
+    pa.string().id: "string",
+    pa.large_string().id: "string",
+    pa.binary().id: "binary",
+    pa.large_binary().id: "binary",
+    pa.binary(1).id: "binary",
+    pa.bool_().id: "bool",
+    **{kind.id: "int" for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())},
+    **{kind.id: "uint" for kind in (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())},
+    **{kind.id: "float" for kind in (pa.float16(), pa.float32(), pa.float64())},
+    pa.decimal128(1).id: "decimal",
+    pa.date32().id: "date",
+    pa.timestamp("us").id: "timestamp",
+}
+"""Type of a column, by Arrow's number of it -> its canonical form."""
 
 
 def kind_of(kind: Any) -> Kind:
     """Return the canonical form of a column of this Arrow type. Raises UnsupportedKeyTypeError."""
-    types = pa.types
-    table: tuple[tuple[Any, Kind], ...] = (
-        (types.is_string, "string"),
-        (types.is_large_string, "string"),
-        (types.is_binary, "binary"),
-        (types.is_large_binary, "binary"),
-        (types.is_fixed_size_binary, "binary"),
-        (types.is_boolean, "bool"),
-        (types.is_signed_integer, "int"),
-        (types.is_unsigned_integer, "uint"),
-        (types.is_floating, "float"),
-        (types.is_decimal128, "decimal"),
-        (types.is_date32, "date"),
-        (types.is_timestamp, "timestamp"),
-    )
-    if types.is_dictionary(kind):
+    found = _KINDS.get(kind.id)
+    if found is not None:
+        return found
+    if pa.types.is_dictionary(kind):
         return kind_of(kind.value_type)
-    for test, name in table:
-        if test(kind):
-            return name
     raise UnsupportedKeyTypeError(f"a column of type {kind} cannot be a key")
 
 
@@ -74,26 +80,43 @@ def hash_rows(columns: Sequence[Any]) -> npt.NDArray[Any]:
     once a year. Values that are equal as keys are equal here: NaN, -0.0 and 0.0. Raises
     UnsupportedKeyTypeError, as `hash_keys`.
     """
-    digests = np.zeros((len(columns[0]) if columns else 0, 2), np.uint64)
-    for array in map(_plain, columns):
-        for half, hashes in enumerate(_two_hashes(array)):
-            digests[:, half] = digests[:, half] * _FACTORS[half] + hashes
-    return digests.view("V16").reshape(len(digests))
+    arrays = [_plain(column) for column in columns]
+    rows = len(arrays[0]) if arrays else 0
+    of_bytes = [kind_of(array.type) in _OF_BYTES for array in arrays]
+    words = np.empty((2, of_bytes.count(False), rows), np.uint64)
+    for place, array in enumerate(compress(arrays, map(not_, of_bytes))):
+        words[0, place] = _words(array)
+    np.invert(words[0], out=words[1])
+    # All columns at once: in a small batch each call counts.
+    of_words = iter(hash_words(words).swapaxes(0, 1))
+    digests = np.zeros((2, rows), np.uint64)
+    for array, as_bytes in zip(arrays, of_bytes, strict=True):
+        hashes = _two_hashes(array) if as_bytes else next(of_words)
+        if array.null_count:
+            hashes[:, _nulls(array)] = _FACTORS
+        digests *= _FACTORS
+        digests += hashes
+    return np.ascontiguousarray(digests.T).view("V16").reshape(rows)
 
 
-def _two_hashes(array: Any) -> tuple[U64, U64]:
-    """Return two hashes of each value, of which neither follows from the other."""
-    if kind_of(array.type) in _OF_BYTES:
-        data = _canonical(array).fill_null(b"")
-        marked = pc.binary_join_element_wise(data, pa.scalar(b"\x01", data.type), pa.scalar(b"", data.type))
-        found = hash_slices(*_slices(data)), hash_slices(*_slices(marked))
-    else:
-        words = _words(array)
-        found = hash_words(words), hash_words(~words)
-    if array.null_count:
-        nulls = array.is_null().to_numpy(zero_copy_only=False)
-        for half, hashes in enumerate(found):
-            hashes[nulls] = _FACTORS[half]
+def _two_hashes(array: Any) -> U64:
+    """Return two hashes of the bytes of each value, of which neither follows from the other. Values that
+    occur several times are hashed once.
+    """
+    encoded = _filled(_canonical(array), b"").dictionary_encode()
+    data = encoded.dictionary
+    marked = pc.binary_join_element_wise(data, *_MARKS[data.type.id])
+    hashes = np.stack([hash_slices(*_slices(data)), hash_slices(*_slices(marked))])
+    spread: U64 = hashes.take(encoded.indices.to_numpy(), axis=1)
+    return spread
+
+
+def _filled(array: Any, value: Any) -> Any:
+    return array.fill_null(value) if array.null_count else array
+
+
+def _nulls(array: Any) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
     return found
 
 
@@ -108,29 +131,31 @@ def _hash_one(array: Any) -> U64:
     if kind_of(array.type) not in _OF_BYTES:
         hashes = hash_words(_words(array))
         if array.null_count:
-            hashes[array.is_null().to_numpy(zero_copy_only=False)] = hash_slices(
-                np.zeros(0, np.uint8), np.zeros(2, np.int64)
-            )[0]
+            hashes[_nulls(array)] = hash_slices(np.zeros(0, np.uint8), np.zeros(2, np.int64))[0]
         return hashes
-    return hash_slices(*_slices(_canonical(array).fill_null(b"")))
+    return hash_slices(*_slices(_filled(_canonical(array), b"")))
 
 
 def _words(array: Any) -> U64:
     """Return the 8 canonical bytes of each value as a number; the result for nulls is arbitrary."""
     kind = kind_of(array.type)
+    words: U64
     if kind == "float":
-        values = np.array(array.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False))
-        values[values == 0.0] = 0.0
-        words: U64 = values.view(np.uint64)
-        words[np.isnan(values)] = _NAN
+        floats = np.array(_values(array, pa.float64(), 0.0))
+        floats[floats == 0.0] = 0.0
+        words = floats.view(np.uint64)
+        words[np.isnan(floats)] = _NAN
         return words
-    if kind == "uint":
-        unsigned: U64 = array.cast(pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
-        return unsigned
     if kind == "date":
-        array = array.cast(pa.int32())
-    signed: I64 = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    return signed.view(np.uint64)
+        array = array.view(pa.int32())
+    words = _values(array, pa.uint64() if kind == "uint" else pa.int64(), 0).view(np.uint64)
+    return words
+
+
+def _values(array: Any, kind: Any, null: float) -> Any:
+    """Return the values as a numpy array of that type, with another value for nulls."""
+    cast = array.view(kind) if array.type.bit_width == kind.bit_width else array.cast(kind)
+    return _filled(cast, null).to_numpy(zero_copy_only=False)
 
 
 def _canonical(array: Any) -> Any:
@@ -138,7 +163,8 @@ def _canonical(array: Any) -> Any:
     kind = kind_of(array.type)
     if kind in ("string", "binary"):
         large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
-        return array.cast(pa.large_binary() if large else pa.binary())
+        fixed = pa.types.is_fixed_size_binary(array.type)
+        return array.cast(pa.binary()) if fixed else array.view(pa.large_binary() if large else pa.binary())
     if kind == "bool":
         data, width = array.cast(pa.uint8()).fill_null(0).to_numpy(zero_copy_only=False), 1
     elif kind == "decimal":

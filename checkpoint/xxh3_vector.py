@@ -21,6 +21,8 @@ _SECRET: Final = bytes.fromhex(
 )
 _CHUNK: Final = 64 * 1024
 """Elements processed at once, so that the temporary arrays stay in the CPU cache."""
+_FEW: Final = 250
+"""So many strings, or fewer, are hashed faster by one call of the library for each."""
 _PAD: Final = 8
 _u = np.uint64
 
@@ -46,7 +48,10 @@ def hash_slices(data: npt.NDArray[np.uint8], offsets: I64) -> U64:
     array.
     """
     count = len(offsets) - 1
-    hashes = np.empty(max(count, 0), np.uint64)
+    if count <= _FEW:
+        bounds = offsets - offsets[0]
+        return _hash_each(data[offsets[0] : offsets[-1]], bounds[:-1], bounds[1:])
+    hashes = np.empty(count, np.uint64)
     for start in range(0, count, _CHUNK):
         part = offsets[start : min(start + _CHUNK, count) + 1]
         hashes[start : start + len(part) - 1] = _hash_chunk(data, part)
@@ -54,9 +59,9 @@ def hash_slices(data: npt.NDArray[np.uint8], offsets: I64) -> U64:
 
 
 def hash_words(words: U64) -> U64:
-    """Return xxh3-64 of each number's 8 bytes, big-endian."""
-    swapped = words.byteswap()  # the algorithm reads little-endian words
-    return _hash_4_8(swapped & _LOW_32, swapped >> _u(32), np.full(len(words), 8, np.uint64))
+    """Return xxh3-64 of each number's 8 bytes, big-endian. `words` is contiguous, of any shape."""
+    halves = words.astype("<u8", copy=False).view("<u4")  # the algorithm reads two little-endian halves
+    return _mixed_4_8(halves.byteswap().view("<u8"), np.array(8, np.uint64))
 
 
 def _hash_chunk(data: npt.NDArray[np.uint8], offsets: I64) -> U64:
@@ -67,20 +72,22 @@ def _hash_chunk(data: npt.NDArray[np.uint8], offsets: I64) -> U64:
     halves = np.ndarray((len(raw) - 3,), "<u4", raw.data, strides=(1,))
     begins = offsets[:-1] - first + _PAD
     sizes = np.diff(offsets)
-    hashes = np.empty(len(sizes), np.uint64)
-    hashes[sizes == 0] = _EMPTY
+    hashes = np.full(len(sizes), _EMPTY)
     few = np.flatnonzero((sizes >= 1) & (sizes <= 3))
-    hashes[few] = _hash_1_3(raw, begins[few], sizes[few])
+    if len(few):
+        hashes[few] = _hash_1_3(raw, begins[few], sizes[few])
     some = np.flatnonzero((sizes >= 4) & (sizes <= 8))
-    at, size = begins[some], sizes[some]
-    low, high = halves[at].astype(np.uint64), halves[at + size - 4].astype(np.uint64)
-    hashes[some] = _hash_4_8(low, high, size.astype(np.uint64))
+    if len(some):
+        at, size = begins[some], sizes[some]
+        head, tail = halves[at].astype(np.uint64), halves[at + size - 4].astype(np.uint64)
+        hashes[some] = _mixed_4_8(tail + (head << _u(32)), size.astype(np.uint64))
     many = np.flatnonzero((sizes >= 9) & (sizes <= 16))
-    at, size = begins[many], sizes[many]
-    hashes[many] = _hash_9_16(words[at], words[at + size - 8], size.astype(np.uint64))
+    if len(many):
+        at, size = begins[many], sizes[many]
+        hashes[many] = _hash_9_16(words[at], words[at + size - 8], size.astype(np.uint64))
     long = np.flatnonzero(sizes > 16)
     if len(long):
-        hashes[long] = _hash_long(raw, begins[long], sizes[long])
+        hashes[long] = _hash_each(raw, begins[long], begins[long] + sizes[long])
     return hashes
 
 
@@ -101,13 +108,15 @@ def _rotated(value: U64, bits: int) -> U64:
     return rotated
 
 
-def _hash_4_8(first: U64, last: U64, size: U64) -> U64:
-    value: U64 = (last + (first << _u(32))) ^ _FLIP_4_8
+def _mixed_4_8(value: U64, size: U64) -> U64:
+    """Return the hashes of strings of 4 to 8 bytes. `value` has their two halves, and is overwritten."""
+    value ^= _FLIP_4_8
     value ^= _rotated(value, 49) ^ _rotated(value, 24)
     value *= _PRIME_MX2
     value ^= (value >> _u(35)) + size
     value *= _PRIME_MX2
-    return value ^ (value >> _u(28))
+    value ^= value >> _u(28)
+    return value
 
 
 def _hash_9_16(first: U64, last: U64, size: U64) -> U64:
@@ -128,7 +137,7 @@ def _folded_product(a: U64, b: U64) -> U64:
     return folded
 
 
-def _hash_long(raw: npt.NDArray[np.uint8], at: I64, size: I64) -> U64:
-    view, digest = raw.data, xxhash.xxh3_64_intdigest
-    pairs = zip(at.tolist(), (at + size).tolist(), strict=True)
-    return np.array([digest(view[begin:end]) for begin, end in pairs], np.uint64)
+def _hash_each(data: npt.NDArray[np.uint8], begins: I64, ends: I64) -> U64:
+    whole, digest = data.tobytes(), xxhash.xxh3_64_intdigest
+    pairs = zip(begins.tolist(), ends.tolist(), strict=True)
+    return np.array([digest(whole[begin:end]) for begin, end in pairs], np.uint64)

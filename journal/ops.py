@@ -52,7 +52,8 @@ ARGUMENTS: dict[Op, str] = {
     Op.SNAPSHOT_END: "ints=[records between begin and end] strings=[]",
     Op.DIVISION: "ints=[step, time ms, possibly a checkpoint] strings=[JSON division, possibly workers]",
     Op.OUTPUT: "ints=[step, wall clock ms, rows, digest] strings=[JSON head, Arrow IPC stream]",
-    Op.INPUT: "ints=[batch, part, 1 if the last, rows, digest before, wall clock ms] strings=[data, mark]",
+    Op.INPUT: "ints=[batch, part, 1 if the last, rows, digest before, wall clock ms] strings=[data, mark];"
+    " of an entry point ints=[..., time us] strings=[..., late rows]",
     Op.INPUT_CLOSED: "ints=[wall clock ms] strings=[JSON of the producers' ends]",
     Op.CONSUMERS: "ints=[wall clock ms] strings=[JSON of the consumers and the retention rule]",
     Op.INPUT_MARK: "ints=[mark us, version, origin, last time us, batch, digest before, wall clock ms]"

@@ -83,7 +83,7 @@ def test_registers_are_read_as_they_were_written_and_refused_if_a_newer_version_
     assert without_consumer(register, "shop") == Register()
     with pytest.raises(ConsumerRefusedError, match="region 'other' is not registered; registered are: shop"):
         without_consumer(register, "other")
-    for bad in (b"", b"{", b'{"version":3}', b'{"rule":{"bytes_max":"x"}}'):
+    for bad in (b"", b"{", b'{"version":4}', b'{"rule":{"bytes_max":"x"}}'):
         with pytest.raises(CorruptDataError):
             decode_register([bad], where="d", at=9)
 

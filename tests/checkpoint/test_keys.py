@@ -157,6 +157,12 @@ def test_one_float_that_is_no_number_is_one_key() -> None:
     assert canonical_bytes("float", -0.0) == canonical_bytes("float", 0.0)
 
 
+DIGESTS = (
+    "b1b2ad3d55e0ca18f0a8b55a531af3fd",
+    "1bc889f3a6eda73453e2eb120282f2eb",
+    "df35d097e37b3ecd7060fe14e6e3125f",
+)
+"""Of the three rows of the test below."""
 ROWS = st.lists(
     st.tuples(
         st.sampled_from(["", "a", "ab", "a long string, longer than 16 bytes", None]),
@@ -179,6 +185,18 @@ def test_rows_have_the_same_digest_exactly_if_they_are_the_same_as_keys(rows) ->
         same = canonical_key(kinds, one) == canonical_key(kinds, other)
         assert (first[:8] == second[:8]) == same, "each half alone differs"
         assert (first[8:] == second[8:]) == same
+
+
+@pytest.mark.parametrize("rows", [3, 700], ids=["one by one", "vectorized"])
+def test_digests_are_these_for_ever(rows: int) -> None:
+    """States of filters contain them. Also those of a sliced array, of other integer widths and encodings."""
+    times = pa.array([7, 8, None] * (rows // 3 + 2), pa.timestamp("us")).slice(3, rows)
+    names = pa.array(["a", "a name longer than 16 bytes", None] * (rows // 3 + 2)).slice(3, rows)
+    values = pa.array([1.5, -0.0, math.nan] * (rows // 3 + 2)).slice(3, rows)
+    expected = [DIGESTS[row % 3] for row in range(rows)]
+    for named in (names, names.dictionary_encode(), names.cast(pa.large_string())):
+        columns = [times, named, values, pa.array([True] * rows), pa.array([3] * rows, pa.int16())]
+        assert [digest.hex() for digest in hash_rows(columns).tolist()] == expected
 
 
 def test_columns_that_are_swapped_have_another_digest() -> None:

@@ -3,7 +3,7 @@ wrong.
 
 `v0-example.journal` is the original's, entry by entry from its published dump; `v1-every-op.journal` has one
 record of each operation there was then, `v1-inputs.journal` those of input handles, `v1-consumers.journal`
-those of their consumers. To add a file for a new
+those of their consumers, `v1-entry.journal` those of entry points. To add a file for a new
 version: write it once with that version, and keep it for ever.
 """
 
@@ -72,6 +72,28 @@ V1_CONSUMERS = [
     ),
 ]
 
+V1_ENTRY = [
+    Record(Op.INPUT_MARK, ints=(1_732_147_199_999_999, 2, 1, 0, 0, 0, 1_732_147_200_000), strings=(b"",)),
+    Record(
+        Op.INPUT,
+        ints=(1, 0, 1, 2, 0, 1_732_147_200_001, 1_732_147_200_001_000),
+        strings=(b"rows", b"17", b"late rows"),
+    ),
+    Record(
+        Op.INPUT_MARK,
+        ints=(
+            1_732_147_200_999_999,
+            3,
+            1,
+            1_732_147_200_001_000,
+            1,
+            0x7FC1E4A75B2C9D10,
+            1_732_147_201_000,
+        ),
+        strings=(b"17",),
+    ),
+]
+
 _DEPLOYED = (
     b'{"version":1,"number":3,"replicas":{"joined":["purdue","osu"]},"streams":[[["joined","osu"],'
     b'["board","osu"]],[["loads","purdue"],["joined","osu"]]],"starts":{"joined@osu":"joined@purdue"},'
@@ -95,6 +117,7 @@ FILES = [
     ("v1-every-op.journal", 1, V1_EVERY_OP),
     ("v1-inputs.journal", 1, V1_INPUTS),
     ("v1-consumers.journal", 1, V1_CONSUMERS),
+    ("v1-entry.journal", 1, V1_ENTRY),
     ("v1-sites.journal", 1, V1_SITES),
 ]
 
@@ -120,6 +143,7 @@ def test_the_golden_files_themselves_have_not_changed() -> None:
         "v1-every-op.journal": (1036, 0x191337EE5DCBEB5F),
         "v1-inputs.journal": (285, 0x69726897C341A971),
         "v1-consumers.journal": (330, 0x143E7C4E8488260D),
+        "v1-entry.journal": (321, 0x601F0B8C2281E922),
         "v1-sites.journal": (869, 0xA9FD1C893198CB0E),
     }
 
