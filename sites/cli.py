@@ -16,10 +16,11 @@ import msgspec
 import typer
 
 from dos_client.cli.kit import NEGATIVE, REFUSED, AsJson, fail, fill_help, print_json, print_table, warn
-from sites.core.description import Description, check, decode_description, decode_measured, with_measured
+from sites.cli_kit import MeasuredFile, described
+from sites.core.description import Description, check
 from sites.core.planning import Plan, make_plan
 from sites.errors import DescriptionError, PlanRefusedError
-from sites.operating_cli import apply, forget, gc, read_file, revive, run, status
+from sites.operating_cli import apply, forget, gc, revive, run, status
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,12 +42,7 @@ def plan(
     kmin: Annotated[
         int | None, typer.Option(min=1, help="Refuse a plan with fewer, instead of the number in FILE.")
     ] = None,
-    measured: Annotated[
-        Path | None,
-        typer.Option(
-            help="Measured latencies, rates and loads, instead of those in FILE.", metavar="FILE.toml"
-        ),
-    ] = None,
+    measured: MeasuredFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where the replicas of each region go, what they cost, and how late results will be. Starts
@@ -67,18 +63,15 @@ def plan(
 
     Exit codes: 0 planned; 1 refused, with the reason at each site; 2 usage, or an invalid description.
     """
-    description = read_file(file, decode_description)
-    values = None if measured is None else read_file(measured, decode_measured)
+    description = described(file, measured)
     try:
-        if values is not None:
-            description = with_measured(description, values)
         asked = {name: value for name, value in (("kmax", kmax), ("kmin", kmin)) if value is not None}
         description = msgspec.structs.replace(description, **asked)
         check(description)
         alone = make_plan(msgspec.structs.replace(description, kmax=1, kmin=1))
         made = make_plan(description)
     except DescriptionError as error:
-        fail(f"{measured or file}: {error}", REFUSED)
+        fail(f"{file}: {error}", REFUSED)
     except PlanRefusedError as error:
         fail(str(error), NEGATIVE)
     if as_json:

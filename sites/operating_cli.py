@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import trio
 import typer
@@ -19,7 +19,6 @@ from dos_client.cli.kit import (
     AsJson,
     TokenFile,
     fail,
-    in_store,
     print_json,
     print_table,
     read_token,
@@ -27,49 +26,13 @@ from dos_client.cli.kit import (
 )
 from dos_client.cli.kit import run as run_command
 from sites import deploying
+from sites.cli_kit import DryRun, Every, File, MeasuredFile, deployable, in_entry_store, parsed_replica
 from sites.core.applying import DeploymentChange
 from sites.core.collection import Collected, Kept
-from sites.core.deployment import RegionReplica, StreamReplica
-from sites.core.description import Description, decode_description
+from sites.core.deployment import StreamReplica
+from sites.core.description import Description
 from sites.core.revival import Revival
 from sites.core.status import status_of
-from sites.errors import CannotReviveError, DescriptionError, NotDeployedError, PlanRefusedError
-
-T = TypeVar("T")
-File = Annotated[
-    Path,
-    typer.Argument(help="The description of the application, with entry_store.", metavar="FILE.toml"),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show it, and change nothing.")]
-Every = Annotated[
-    float | None, typer.Option(min=1.0, help="Continue until interrupted, with so many seconds between.")
-]
-_NEGATIVE = (CannotReviveError, NotDeployedError, PlanRefusedError)
-
-
-def read_file(file: Path, decode: Callable[[str], T]) -> T:
-    """Return the content of a file; end the command if it is not valid."""
-    try:
-        return decode(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        fail(f"{file}: {error.strerror}", REFUSED)
-    except DescriptionError as error:
-        fail(f"{file}: {error}", REFUSED)
-
-
-def deployable(file: Path) -> tuple[Description, str]:
-    """Return the description of an application that can be deployed, and the URL of its entry store. End the
-    command otherwise.
-    """
-    description = read_file(file, decode_description)
-    if description.entry_store is None:
-        fail(f"{file}: `entry_store` is missing: add the URL of the store that holds the deployment", REFUSED)
-    return description, description.entry_store
-
-
-def _in_entry_store(file: Path, token: Path | None, work: Callable[[Store, Description], Awaitable[T]]) -> T:
-    description, url = deployable(file)
-    return in_store(url, token, lambda store: work(store, description), negative=_NEGATIVE)
 
 
 async def _repeat(every: float | None, once: Callable[[], Awaitable[None]]) -> None:
@@ -80,7 +43,13 @@ async def _repeat(every: float | None, once: Callable[[], Awaitable[None]]) -> N
         await trio.sleep(every)
 
 
-def apply(file: File, dry_run: DryRun = False, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+def apply(
+    file: File,
+    measured: MeasuredFile = None,
+    dry_run: DryRun = False,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
     """Deploy the plan of FILE: record which replicas run where, and which streams they read.
 
     Prints the difference to what is deployed, with its cost. What is new is added at once. A replica that is
@@ -92,8 +61,8 @@ def apply(file: File, dry_run: DryRun = False, token_file: TokenFile = None, as_
     Exit codes: 0 deployed, or nothing to change; 1 the plan is refused; 2 usage, or an invalid description;
     3 too few servers of the entry store answer.
     """
-    change = _in_entry_store(
-        file, token_file, lambda store, one: deploying.apply(store, one, dry_run=dry_run)
+    change = in_entry_store(
+        file, token_file, lambda store, one: deploying.apply(store, one, dry_run=dry_run), measured
     )
     if as_json:
         print_json(
@@ -123,7 +92,9 @@ def _print_change(change: DeploymentChange) -> None:
         warn(f"not planned any more, but needed until it is replaced ({change.why}): {text}")
 
 
-def status(file: File, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+def status(
+    file: File, measured: MeasuredFile = None, token_file: TokenFile = None, as_json: AsJson = False
+) -> None:
     """Show the replicas that are deployed, and what their readers report.
 
     For each replica: whether it runs or was collected, whether it is alive (its mark moved within 30 s), how
@@ -135,7 +106,7 @@ def status(file: File, token_file: TokenFile = None, as_json: AsJson = False) ->
     Exit codes: 0 shown; 1 the application is not deployed; 2 usage, or an invalid description; 3 too few
     servers of the entry store answer.
     """
-    now, readers, sites = _in_entry_store(file, token_file, deploying.look)
+    now, readers, sites = in_entry_store(file, token_file, deploying.look, measured)
     found = status_of(now, readers, sites)
     if as_json:
         print_json(found)
@@ -169,6 +140,7 @@ def _row(one: dict[str, Any]) -> tuple[Any, ...]:
 
 def gc(
     file: File,
+    measured: MeasuredFile = None,
     dry_run: DryRun = False,
     every: Every = None,
     token_file: TokenFile = None,
@@ -193,7 +165,7 @@ def gc(
 
         await _repeat(every, once)
 
-    _in_entry_store(file, token_file, work)
+    in_entry_store(file, token_file, work, measured)
 
 
 def _print_collection(found: Collected | Kept, as_json: bool) -> None:
@@ -226,6 +198,7 @@ def revive(
         str | None,
         typer.Argument(help="Repair what it reads; start it if it was collected.", metavar="REGION@SITE"),
     ] = None,
+    measured: MeasuredFile = None,
     dry_run: DryRun = False,
     every: Every = None,
     token_file: TokenFile = None,
@@ -254,17 +227,9 @@ def revive(
 
         await _repeat(every, once)
 
-    _in_entry_store(file, token_file, work)
+    in_entry_store(file, token_file, work, measured)
     if failed:
         raise typer.Exit(NEGATIVE)
-
-
-def parsed_replica(text: str) -> RegionReplica:
-    """Return the replica that `REGION@SITE` names; end the command if it names none."""
-    node, _, site = text.partition("@")
-    if not node or not site:
-        fail(f"{text!r} names no replica: write REGION@SITE, for example joined@wisc", REFUSED)
-    return RegionReplica(node, site)
 
 
 def _print_revivals(found: list[Revival], as_json: bool) -> None:
@@ -325,9 +290,9 @@ def forget(
     of the entry store answer.
     """
     if undo:
-        _in_entry_store(file, token_file, lambda store, one: deploying.remember(store, one, site))
+        in_entry_store(file, token_file, lambda store, one: deploying.remember(store, one, site))
         return
-    found = _in_entry_store(
+    found = in_entry_store(
         file, token_file, lambda store, one: deploying.forget(store, one, site, dry_run=dry_run)
     )
     for one in found.removed:

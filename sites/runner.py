@@ -32,7 +32,7 @@ from dos_protocol.errors import DosError
 from sites.core.deployed import Deployed
 from sites.core.description import Description
 from sites.core.observed import REPORT_S, SiteReport
-from sites.core.site_work import ReplicaContext, RunningRegion, contexts_at, steps
+from sites.core.site_work import ReplicaContext, StartedReplica, contexts_at, steps
 from sites.errors import GraphRefusedError
 from sites.records import now_ms, read_deployed, write_report
 
@@ -132,11 +132,11 @@ class _Site:
         for region in todo.start:
             self._regions[region] = await self._started(wanted[region])
 
-    def _running(self, one: _Region) -> RunningRegion:
+    def _running(self, one: _Region) -> StartedReplica:
         if one.ended_at is None and (one.handle is None or one.handle.status.state.is_end):
             one.ended_at = trio.current_time()
         ended_s = None if one.ended_at is None else trio.current_time() - one.ended_at
-        return RunningRegion(one.context, one.state, ended_s)
+        return StartedReplica(one.context, one.state, ended_s)
 
     async def _started(self, context: ReplicaContext) -> _Region:
         region = context.replica.node

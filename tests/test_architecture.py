@@ -47,9 +47,7 @@ FILE_EXCEPTIONS = {
     ("sites/runner.py", "dataflow.graph.parts"),
     ("sites/runner.py", "dataflow.local"),
 }
-"""(file, module): servers in memory register their addresses for the clients of their trio run. The runner of
-a site starts regions; nothing else of `sites` knows what a region is.
-"""
+"""(file, module): servers in memory register for the clients of their trio run; a site runs regions."""
 
 CLIENT_PARTS: dict[str, set[str]] = {
     "core": set(),

@@ -17,12 +17,16 @@ from dos_protocol.names import check_name
 from sites.core.collection import Collected, replicas_in
 from sites.core.deployment import Deployment, RegionReplica, StreamReplica
 from sites.core.description import Description
-from sites.core.observed import Observation, ReaderReport, SiteReport, observation
+from sites.core.observed import REPORT_S, Observation, ReaderReport, SiteReport, observation
 from sites.core.revival import YOUNG_S, ReplicaStart, Revival, apply_revivals
 from sites.errors import NotDeployedError
 
 DEPLOYED_VERSION: Final = 1
 CHAIN: Final = "deployment"
+YOUNG_MS: Final = round(1000 * (YOUNG_S + 2 * REPORT_S))
+"""So long after its revival a stream is not taken to be late: a replica takes some seconds to start, and what
+its reader observes then is in its next report.
+"""
 DECISIONS_MAX: Final = 20
 """Of the last decisions, so many are kept, for people to read."""
 
@@ -144,7 +148,7 @@ def situation(
         sites,
         now_ms,
         lost=deployed.forgotten,
-        young=[one.stream for one in deployed.young if now_ms - one.at_ms < 1000 * YOUNG_S],
+        young=[one.stream for one in deployed.young if now_ms - one.at_ms < YOUNG_MS],
         revived_ms=deployed.revived_ms,
     )
     return Situation(deployed, Deployment(description, deployed.replicas), observed)
@@ -171,7 +175,7 @@ def decided(
         replicas=placed,
         streams=left,
         starts={name: source for name, source in now.deployed.starts.items() if name in existing},
-        young=tuple(one for one in now.deployed.young if now_ms - one.at_ms < 1000 * YOUNG_S),
+        young=tuple(one for one in now.deployed.young if now_ms - one.at_ms < YOUNG_MS),
         decisions=(*now.deployed.decisions, decision)[-DECISIONS_MAX:],
     )
 

@@ -43,7 +43,7 @@ class SiteSteps(NamedTuple):
     start: tuple[str, ...]
 
 
-class RunningRegion(NamedTuple):
+class StartedReplica(NamedTuple):
     """A region that was started. state: as of its handle. ended_s: for how long it has ended, None if it has
     not.
     """
@@ -88,7 +88,7 @@ def contexts_at(description: Description, deployed: Deployed, site: str) -> dict
     return found
 
 
-def steps(wanted: Mapping[str, ReplicaContext], running: Mapping[str, RunningRegion]) -> SiteSteps:
+def steps(wanted: Mapping[str, ReplicaContext], running: Mapping[str, StartedReplica]) -> SiteSteps:
     """Return what is done now. A region whose streams have changed is stopped and started again: it continues
     from its last checkpoint.
 
@@ -101,5 +101,5 @@ def steps(wanted: Mapping[str, ReplicaContext], running: Mapping[str, RunningReg
     return SiteSteps(tuple(sorted(stop)), tuple(sorted({*wanted} - gone)))
 
 
-def _is_due(one: RunningRegion) -> bool:
+def _is_due(one: StartedReplica) -> bool:
     return one.state == "FAILED" and one.ended_s is not None and one.ended_s >= RETRY_S

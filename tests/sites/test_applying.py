@@ -15,7 +15,16 @@ from journal.core.decoder import decode_all
 from sites.core import applying, observed
 from sites.core.applying import apply_plan, fitting, forget_site
 from sites.core.collection import Collected, find_collection, replicas_in
-from sites.core.deployed import Deployed, Situation, collected, decode_deployed, encode_deployed, revived
+from sites.core.deployed import (
+    Deployed,
+    RevivedStream,
+    Situation,
+    collected,
+    decode_deployed,
+    encode_deployed,
+    revived,
+    situation,
+)
 from sites.core.deployment import Deployment, RegionReplica, StreamReplica
 from sites.core.description import Description
 from sites.core.observed import (
@@ -164,6 +173,18 @@ def test_revivals_are_recorded_with_their_streams_and_where_replicas_start(seed:
         expected = None if start.checkpoint in (None, start.replica) else str(start.checkpoint)
         assert after.starts.get(str(start.replica)) == expected
     assert decode_deployed([encode_deployed(after)], where="here", at=0) == after
+
+
+def test_a_revived_stream_is_given_time_to_start_and_to_be_reported() -> None:
+    description = next(one for one in map(an_application, range(99)) if planned(one))
+    streams = tuple(Deployment(description, make_plan(description).replicas).streams())
+    deployed = Deployed(
+        number=1, streams=streams, young=(RevivedStream(streams[0], 5_000),), revived_ms=5_000
+    )
+    for now_ms, young in ((94_999, {streams[0]}), (95_000, set())):
+        found = situation(description, deployed, [], [], now_ms)
+        assert found.observed.young == young
+        assert found.observed.since_revival_s == (now_ms - 5_000) / 1000
 
 
 def test_what_is_not_described_any_more_does_not_fit() -> None:

@@ -14,6 +14,7 @@ from dos_server.testing import memory_store, threaded_store
 from journal import UnsettledStateError
 from sites import deploying, operating_cli
 from sites.core.collection import Collected, Kept
+from sites.core.deployed import Deployed
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description, decode_description
 from sites.core.observed import SiteReport, StreamReport
@@ -126,6 +127,61 @@ async def test_two_coordinators_at_once_decide_one_after_the_other() -> None:
         assert sorted(type(result).__name__ for result in results) == ["Collected", "Kept"]
         deployed = await read_deployed(other, "board")
         assert (deployed.number, len(deployed.running())) == (2, 2)
+
+
+@pytest.mark.trio
+async def test_no_acknowledged_decision_is_lost_while_servers_crash(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Three processes decide at once, and one server after the other crashes and returns."""
+    async with memory_store(seed=5) as servers:
+        acknowledged: list[str] = []
+
+        async def decide(name: str) -> None:
+            async with open_store(servers.url) as store:
+                for number in range(4):
+                    mark = f"{name}{number}"
+
+                    def add(one: Deployed, mark: str = mark) -> Deployed:
+                        forgotten = tuple(sorted({*one.forgotten, mark}))
+                        return msgspec.structs.replace(one, number=one.number + 1, forgotten=forgotten)
+
+                    await change_deployed(store, "board", add, patience_s=600.0)
+                    acknowledged.append(mark)
+
+        async def crash() -> None:
+            for number in range(9):
+                await trio.sleep(0.3)
+                servers[number % 3].crash()
+                await trio.sleep(0.3)
+                await servers[number % 3].restart()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(crash)
+            for name in ("a", "b", "c"):
+                nursery.start_soon(decide, name)
+        async with open_store(servers.url) as store:
+            found = await read_deployed(store, "board")
+        assert len(acknowledged) == 12
+        assert found.forgotten == tuple(sorted(acknowledged))
+        assert found.number >= 12, "a change that was not acknowledged in time may be made twice"
+
+
+@pytest.mark.trio
+async def test_a_first_decision_that_changes_nothing_leaves_nothing() -> None:
+    async with memory_store() as servers, open_store(servers.url) as store:
+        assert (await change_deployed(store, "board", lambda one: one)).number == 0
+        assert (await read_deployed(store, "board")).number == 0
+
+        def refuse(one: Deployed) -> Deployed:
+            raise NotDeployedError(f"number {one.number}")
+
+        with pytest.raises(NotDeployedError, match="number 0"):
+            await change_deployed(store, "board", refuse)
+        assert (await deploying.apply(store, DESCRIPTION)).deployed.number == 1
+        with pytest.raises(NotDeployedError, match="number 1"):
+            await change_deployed(store, "board", refuse)
+        assert (await read_deployed(store, "board")).number == 1
 
 
 @pytest.mark.trio
@@ -261,6 +317,9 @@ def test_the_commands_show_what_they_do(deployable: Path) -> None:
     assert dos("sites", "revive", deployable).stdout == "nothing is late\n"
     assert "- joined@osu -> board@osu" in dos("sites", "forget", deployable, "osu").stdout
     assert "site osu was forgotten" in dos("sites", "status", deployable).stderr
+    measured = deployable.parent / "measured.toml"
+    measured.write_text('[[streams]]\nfrom = "loads"\nto = "joined"\nbytes_per_s = 1.0\n')
+    assert "not above theta" in dos("sites", "gc", deployable, "--measured", measured).stdout
     assert dos("sites", "forget", deployable, "osu", "--undo").returncode == 0
     assert dos("sites", "status", deployable).stderr == ""
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 import inspect
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
@@ -21,10 +24,11 @@ from sites.core import site_work
 from sites.core.deployed import Deployed
 from sites.core.deployment import Deployment, RegionReplica, StreamReplica
 from sites.core.description import Description, ReplicatedRegion, decode_description
-from sites.core.site_work import RunningRegion, SiteSteps, contexts_at, steps
+from sites.core.site_work import SiteSteps, StartedReplica, contexts_at, steps
 from sites.errors import GraphRefusedError
 from sites.records import change_deployed, read_deployed, read_reports
 from sites.runner import graph_of, run_site
+from tests.sites import graphs
 from tests.sites.graphs import SCHEMA
 from tests.sites.test_sites_cli import EXAMPLE
 from tests.support.dos_command import dos as command
@@ -69,8 +73,8 @@ def check_steps() -> None:
     }
     assert steps(wanted, {}) == SiteSteps((), ("joined",))
 
-    def with_state(state: str, ended_s: float | None = None) -> dict[str, RunningRegion]:
-        return {"joined": RunningRegion(context, state, ended_s)}
+    def with_state(state: str, ended_s: float | None = None) -> dict[str, StartedReplica]:
+        return {"joined": StartedReplica(context, state, ended_s)}
 
     for state in ("RUNNING", "WAITING_FOR_STORE"):
         assert steps(wanted, with_state(state)) == SiteSteps((), ())
@@ -129,7 +133,7 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = planted(site_work, *BUGS[bug])
-    for name in ("RunningRegion", "SiteSteps", "contexts_at", "steps"):
+    for name in ("StartedReplica", "SiteSteps", "contexts_at", "steps"):
         monkeypatch.setitem(globals(), name, names[name])
     with pytest.raises(AssertionError):
         check_steps()
@@ -269,6 +273,33 @@ async def follow_wisc(description: Description, store: Store, start: Any) -> Non
             await producer.wait_recorded(await producer.send([{"word": "a"}]))
             await until_counted(site_store, {"a": 4, "b": 2})
         nursery.cancel_scope.cancel()
+
+
+def test_the_command_runs_graphs_of_the_current_directory_until_it_is_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "own_graphs.py").write_text(Path(graphs.__file__).read_text())
+    with two_stores() as (entry, own):
+        file = tmp_path / "application.toml"
+        text = EXAMPLE.replace('name = "purdue"\n', f'name = "purdue"\nstore = "{own}"\n')
+        text = text.replace('name = "joined"\n', 'name = "joined"\ngraph = "own_graphs:words"\n')
+        file.write_text(f'application = "board"\nentry_store = "{entry}"\n{text}')
+        assert command("sites", "apply", file).returncode == 0
+        arguments = [sys.executable, "-m", "dos_cli", "sites", "run", str(file), "--site", "purdue"]
+        with subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "")
+            assert any(line == "joined RUNNING\n" for line in lines)
+            trio.run(send_and_count, own)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT_S) == 130
+
+
+async def send_and_count(url: str) -> None:
+    async with (
+        open_store(url) as store,
+        dos.open_producer(store, "board.joined", "loads", "p", SCHEMA) as producer,
+    ):
+        await producer.wait_recorded(await producer.send([{"word": "a"}]))
+        await until_counted(store, {"a": 1})
 
 
 def test_a_graph_that_raises_is_reported_and_the_site_goes_on() -> None:
