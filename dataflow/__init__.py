@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from dataflow.sources.inputs import InputSource as InputSource
     from dataflow.sources.iterator import IteratorSource as IteratorSource
     from dataflow.sources.log import LogSource as LogSource
+    from dataflow.sources.merged_log import MergedLogSource as MergedLogSource
     from dataflow.sources.rate import RateSource as RateSource
     from dataflow.state.key_states import KeyState as KeyState
     from dataflow.state.migration import Migration as Migration

@@ -100,7 +100,7 @@ class Producer:
         if number <= self._log.last:
             await self._log.append([], number=number)
             return number
-        await self._log.append(_parts(rows, self.schema), number=number, mark=mark)
+        await self._log.append(parts_of(rows, self.schema), number=number, mark=mark)
         return number
 
     async def wait_recorded(self, batch: int | None = None) -> int:
@@ -143,7 +143,8 @@ async def open_producer(
         yield Producer(opened, columns)
 
 
-def _parts(rows: Rows, schema: pa.Schema) -> list[tuple[int, bytes]]:
+def parts_of(rows: Rows, schema: pa.Schema) -> list[tuple[int, bytes]]:
+    """Return rows as parts of one batch: (rows, Arrow IPC stream). Raises SchemaError if they do not fit."""
     table = _table(rows, schema)
     count = max(1, math.ceil(table.nbytes / input_part_bytes_max))
     step = max(1, math.ceil(table.num_rows / count))

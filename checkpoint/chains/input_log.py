@@ -12,7 +12,7 @@ Opening a producer, in this order:
 """
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -81,6 +81,8 @@ class InputLog(ChainStore):
         self._appending = trio.Lock()
         self._trimmer = Trimmer(planner, writer, self._collect, self._appending)
         self._trimming = trio.CancelScope()
+        self.keeps_from: Callable[[], int] | None = None
+        """The lowest position that its writer may read again; nothing above is trimmed. None: no such."""
         self._digest = line.digest
         self.last = line.batch
         """The last batch that was appended; it is recorded when `recorded` returns."""
@@ -145,6 +147,11 @@ class InputLog(ChainStore):
             with trio.CancelScope(shield=True):
                 await claim.aclose()
             raise
+
+    @property
+    def last_digest(self) -> int:
+        """The digest of all counting parts, up to the last batch that was appended."""
+        return self._digest
 
     @property
     def lost(self) -> FencedError | None:
@@ -262,6 +269,8 @@ class InputLog(ChainStore):
         """The chain now. Its segments begin with the lowest that was not released when it was opened."""
         synced = [end for end in (*self._ends.values(), self.last_end) if end <= self._writer.synced]
         last_end = max(synced, default=self._recorded[1])
+        if self.keeps_from is not None:
+            last_end = min(last_end, self.keeps_from())
         return RowsChain(
             self._claim.directory,
             INPUT_CHAIN,

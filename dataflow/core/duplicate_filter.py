@@ -55,6 +55,11 @@ class FilterState(NamedTuple):
     digests: npt.NDArray[Any]
     copies: npt.NDArray[np.int64]
 
+    @classmethod
+    def at(cls, mark: int) -> "FilterState":
+        """Return a state with this M, of which no later row was passed."""
+        return cls(mark, np.zeros(0, np.int64), np.zeros(0, DIGEST), np.zeros(0, np.int64))
+
 
 class Missing(NamedTuple):
     """No stream is whole: rows with a time above `above`, up to `upto`, may be on none of them."""

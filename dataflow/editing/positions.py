@@ -23,6 +23,7 @@ from dataflow.errors import nearest
 from dataflow.graph.plan import GraphPlan
 from dataflow.sources.base import Positions, SourceSpec
 from dataflow.sources.inputs import InputSource
+from dataflow.sources.prefetched import Reading
 from dos_client import Store
 
 BEGIN: Final = "begin"
@@ -94,7 +95,7 @@ def _as_stored(source: str, split: str, at: Any) -> SplitPosition:
 async def _of_input(
     store: Store, region: str, application: str, name: str, spec: InputSource, given: Begins
 ) -> Positions:
-    origin = spec.origin(store, application)
+    origin = spec.origin(store, Reading(application))
     await origin.register(region, name)
     splits = await origin.splits()
     if isinstance(given, str) and given != END:
@@ -131,7 +132,7 @@ async def _reach(
     """
     if at == 0:
         return None
-    retained = InputSource(spec.name, spec.schema, begin="retained").origin(store, application)
+    retained = InputSource(spec.name, spec.schema, begin="retained").origin(store, Reading(application))
     follower = retained.follower(split, SplitPosition(0))
     last: SplitPosition | None = None
     try:

@@ -31,7 +31,7 @@ StreamState: TypeAlias = Literal["connecting", "joining", "reading", "detached",
 """What the reader of a stream does: it reaches for the store, looks where to begin, reads, has given up
 because of an error, or has read all.
 """
-_BUCKET_US: Final = 100_000
+BUCKET_US: Final = 100_000
 """The width of a bucket of the filter: a tenth of a second."""
 
 
@@ -78,12 +78,13 @@ class Merge:
         compare: int = 0,
     ) -> None:
         self._schema, self._time = schema, tuple(time)
-        self._filter = DuplicateFilter(_BUCKET_US, state)
+        self._filter = DuplicateFilter(BUCKET_US, state)
         self._comparison = ReplicaComparison(compare)
         self.status = {site: StreamStatus(site) for site in sites}
         self._queued: list[pa.RecordBatch] = []
         self._queued_bytes = 0
-        self._passed_mark = self._filter.mark
+        self._passed_mark = self.safe_mark = self._filter.mark
+        """safe_mark: nothing up to there will be asked for again; streams acknowledge it."""
         self._error: ReplicasDifferError | None = None
         self._changed = trio.Event()
         self._room = trio.Event()
@@ -194,6 +195,10 @@ class Merge:
         """Return the state of the filter after all rows that `next` returned, if it is called at once."""
         assert not self._queued, "rows were passed that nobody has taken"
         return self._filter.state()
+
+    def recorded(self, mark: int) -> None:
+        """Note that everything up to `mark`, which `next` returned, is recorded."""
+        self.safe_mark = mark
 
     async def next(self) -> MergedRows:
         """Wait for rows, or for a higher mark, and take all that there is. Raises ReplicasDifferError."""

@@ -11,23 +11,26 @@ detaches it from the merge, and no other stream; after a while it joins again.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 import trio
 
-from checkpoint import Output, OutputTime, SplitPosition, limits
+from checkpoint import Output, OutputTime, SplitPosition, limits, output_register
 from checkpoint.chains.output_follower import FollowedOutput, OutputFollower
 from checkpoint.chains.output_following import PublishedOutput, split_of
+from checkpoint.chains.query_registration import QueryRegistration
+from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.errors import InputTrimmedError, OutputRewoundError
 from dataflow.core.event_time import IDLE
 from dataflow.errors import NoMarksError, ReplicasDifferError, UserFault
 from dataflow.limits import replica_retry_s
 from dataflow.merging.merge import Merge
-from dos_client import QuorumUnavailableError, Store, StoreNotReadyError
+from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, randomness
 from dos_protocol.errors import BrokenConnectionError, DosError, errors_in
 
 _UNAVAILABLE: Final = (QuorumUnavailableError, BrokenConnectionError)
@@ -67,8 +70,11 @@ class _Log:
 class ReplicaStream:
     """The stream of one replica. Run `run` in a task, beside the other streams of the merge."""
 
-    def __init__(self, place: ReplicaPlace, merge: Merge, connect: Connect) -> None:
-        """connect: opens the store of the site, as `open_store` does."""
+    def __init__(self, place: ReplicaPlace, merge: Merge, connect: Connect, *, consumer: str = "") -> None:
+        """connect: opens the store of the site, as `open_store` does. consumer: the name under which the
+        reader is registered there, so that nothing that it needs is trimmed; "": it is not.
+        """
+        self._consumer = consumer
         self._place = place
         self._merge = merge
         self._connect = connect
@@ -80,10 +86,33 @@ class ReplicaStream:
         self._workers: tuple[int, ...] = ()
         """Of the record because of which the stream joins anew."""
 
-    def passed_positions(self, mark: int) -> dict[str, int]:
-        """Return log -> the position up to which nothing is needed, if all rows up to `mark` are safe."""
+    async def _acknowledge(
+        self, store: Store, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Register as a consumer, then publish at intervals what is not needed any more."""
+        place = output_register(self._place.region, self._place.sink)
+        registration = QueryRegistration(
+            StoreHost(store), place, self._consumer, session=randomness.fresh_id().hex(), retain_s=0
+        )
+        await self._patiently(partial(registration.begin, {}))
+        task_status.started()
+        while True:
+            await trio.sleep(limits.query_publish_s)
+            if self._logs:
+                await self._patiently(partial(registration.committed, self._passed_positions()))
+
+    async def _patiently(self, request: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                return await request()
+            except _UNAVAILABLE as error:
+                self._merge.leave(self._place.site, "joining", str(error))
+            await trio.sleep(replica_retry_s)
+
+    def _passed_positions(self) -> dict[str, int]:
+        """Return log -> the position up to which nothing is needed."""
         for log in self._logs.values():
-            while log.above and log.above[0][0] <= mark:
+            while log.above and log.above[0][0] <= self._merge.safe_mark:
                 log.passed = log.above.popleft()[1]
         return {split: log.passed for split, log in self._logs.items()}
 
@@ -94,7 +123,9 @@ class ReplicaStream:
         site, misfit = self._place.site, False
         while not misfit:
             try:
-                async with self._connect() as store:
+                async with self._connect() as store, trio.open_nursery() as nursery:
+                    if self._consumer:
+                        await nursery.start(self._acknowledge, store)
                     await self._read_all(store)
             except (DosError, UserFault, ExceptionGroup) as error:
                 first = errors_in(error)[0]

@@ -23,7 +23,13 @@ from dataflow.errors import SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.event_time import check_time_column
 from dataflow.schema import parse_schema
-from dataflow.sources.prefetched import PrefetchedReader, PrefetchedSource, check_begin, owner_by_name
+from dataflow.sources.prefetched import (
+    PrefetchedReader,
+    PrefetchedSource,
+    Reading,
+    check_begin,
+    owner_by_name,
+)
 from dos_client import Store, parse_url
 
 
@@ -80,9 +86,9 @@ class InputSource(PrefetchedSource):
         label = f"{self.what} {context.operator!r}"
         return PrefetchedReader(self.schema, label, is_read_here=here, late=self.late)
 
-    def origin(self, store: Store, application: str) -> InputHandle:
+    def origin(self, store: Store, reader: Reading) -> InputHandle:
         retained = self.begin == "retained"
-        return InputHandle(store, application, self.name, from_retained=retained, time=self.time or "")
+        return InputHandle(store, reader.application, self.name, from_retained=retained, time=self.time or "")
 
     def owner(self, split: str, workers: int) -> int:
         return owner_by_name(self.name if self.store_url else split, workers)

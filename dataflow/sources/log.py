@@ -20,7 +20,7 @@ from checkpoint.chains.output_following import PublishedOutput
 from dataflow.core.determinism import ReplicaProblem
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
-from dataflow.sources.prefetched import PrefetchedSource, check_begin
+from dataflow.sources.prefetched import PrefetchedSource, Reading, check_begin
 from dos_client import Store
 from dos_protocol.names import check_name
 
@@ -72,8 +72,8 @@ class LogSource(PrefetchedSource):
         """Return a copy that reads the sink of this region."""
         return LogSource(self.sink, self.schema, region=region, begin=self.begin, on_rewind=self.on_rewind)
 
-    def origin(self, store: Store, application: str) -> PublishedOutput:
-        del application
+    def origin(self, store: Store, reader: Reading) -> PublishedOutput:
+        del reader
         if self.region is None:
             raise SchemaError(
                 f"the region of log {self.sink!r} is not given; write LogSource(..., region=...)"

@@ -13,7 +13,7 @@ watermark is next (`round_robin.py`).
 
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -61,6 +61,15 @@ class Follower(Protocol):
         ...
 
 
+class Reading(NamedTuple):
+    """Who reads: the source `name` of a region of an application. In a fork, those of its original."""
+
+    application: str
+    region: str = ""
+    name: str = ""
+    is_fork: bool = False
+
+
 class PrefetchOrigin(Protocol):
     """Something in the store that has splits. All methods may raise QuorumUnavailableError."""
 
@@ -106,7 +115,7 @@ class PrefetchedSource(base.SourceSpec):
         return base.own_positions(positions, lambda split: self.owner(split, workers) == worker)
 
     @abstractmethod
-    def origin(self, store: Store, application: str) -> "PrefetchOrigin":
+    def origin(self, store: Store, reader: "Reading") -> "PrefetchOrigin":
         """Return where it is read from."""
 
     @abstractmethod

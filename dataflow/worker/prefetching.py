@@ -18,8 +18,9 @@ from checkpoint.errors import InputTrimmedError
 from dataflow.errors import InputChangedError
 from dataflow.graph.builder import GraphPlan
 from dataflow.sources.log import LogSource
+from dataflow.sources.merged_log import MergedLogSource
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
-from dataflow.sources.prefetched import Follower, PrefetchedSource
+from dataflow.sources.prefetched import Follower, PrefetchedSource, Reading
 from dataflow.worker.spec import WorkerSpec
 from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, TokenRefusedError, open_store
 from dos_protocol.errors import BrokenConnectionError, CorruptDataError
@@ -44,7 +45,7 @@ class Prefetcher:
         source: PrefetchedSource,
         store: Store,
         *,
-        application: str,
+        reader: Reading,
         worker: int,
         workers: int,
         positions: Mapping[str, SplitPosition],
@@ -60,9 +61,10 @@ class Prefetcher:
         """
         self._name = name
         self._source = source
-        self._application = application
+        self._store = store
+        self._reader = reader
         self._token = token
-        self._origin = source.origin(store, application)
+        self._origin = source.origin(store, reader)
         self._worker, self._workers = worker, workers
         self._positions = dict(positions)
         self._present = at_present
@@ -99,7 +101,7 @@ class Prefetcher:
             try:
                 url, client = self._source.store_url, f"{self._consumer}.{self._name}"
                 async with open_store(url, token=self._token, client=client) as store:
-                    self._origin = self._source.origin(store, self._application)
+                    self._origin = self._source.origin(store, self._reader)
                     await self._run()
                     return
             except TokenRefusedError:
@@ -109,6 +111,15 @@ class Prefetcher:
             await trio.sleep(limits.inputs_poll_s)
 
     async def _run(self) -> None:
+        source = self._source
+        async with trio.open_nursery() as nursery:
+            is_read_here = source.owner("", self._workers) == self._worker
+            # a fork reads what its original records
+            if isinstance(source, MergedLogSource) and is_read_here and not self._reader.is_fork:
+                nursery.start_soon(source.recorder(self._store, self._reader, self._token).run)
+            await self._read_origin()
+
+    async def _read_origin(self) -> None:
         if self._consumer:  # before anything is read: from here on nothing that it needs is trimmed
             await _patiently(partial(self._origin.register, self._consumer, self._name))
         async with trio.open_nursery() as nursery:
@@ -225,7 +236,12 @@ def feeds_of(
             name,
             source,
             store,
-            application=(origin and origin.application) or spec.application or spec.region,
+            reader=Reading(
+                (origin and origin.application) or spec.application or spec.region,
+                spec.region if origin is None else origin.region,
+                name,
+                origin is not None,
+            ),
             worker=spec.worker,
             workers=workers,
             positions={} if part is None else part.sources.get(name, {}),

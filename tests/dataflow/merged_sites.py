@@ -11,17 +11,19 @@ from typing import NamedTuple
 
 import trio
 
+from checkpoint import OriginMark
+from checkpoint.chains.input_log import InputLog, close_input
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec
-from dataflow import Graph, InputSource, LogSink, blocking
+from dataflow import Graph, InputSource, LogSink
 from dataflow.merging.replica_stream import ReplicaPlace
-from dos_client import init_store
-from dos_client.blocking import open_store
+from dataflow.producing import parts_of
+from dataflow.schema import parse_schema
+from dos_client import init_store, open_store
 from tests.dataflow.test_region_snapshots import running_in_threads
 from tests.support.servers import ServerProcess
 
-SCHEMA = "at timestamp, all_before timestamp, key string, n bigint"
-RESULT = "at timestamp, key string, n bigint"
+SCHEMA = "at timestamp, key string, n bigint"
 REGION = "numbers"
 
 
@@ -46,16 +48,13 @@ def rows_of(count: int, seed: int = 0, *, step_ms: int = 10) -> list[Row]:
     ]
 
 
-def replica_graph(*, publish: str = "step", retain: str = "all") -> Graph:
+def replica_graph(url: str, *, publish: str = "step", retain: str = "all") -> Graph:
+    """The rows that were sent to a site, whose store has the log of the entry point too."""
     graph = Graph(REGION)
-    sent = graph.source("sent", InputSource("sent", SCHEMA)).event_time(
-        "timed", "at", punctuation="all_before"
-    )
-    rows = sent.filter("rows", lambda row: row["key"] != "mark")
-    shown = rows.map("shown", lambda row: {"at": row["at"], "key": row["key"], "n": row["n"]}, schema=RESULT)
-    shown.key_by("by_key", "key").map("same", lambda row: row, schema=RESULT).sink(
-        "out", LogSink(publish=publish, time="at", retain=retain)
-    )
+    source = graph.source("sent", InputSource("sent", SCHEMA, entry=url, time="at"))
+    rows = source.event_time("timed", "at", marks=True).key_by("by_key", "key")
+    same = rows.map("same", lambda row: row, schema=SCHEMA)
+    same.sink("out", LogSink(publish=publish, time="at", retain=retain))
     return graph
 
 
@@ -73,9 +72,9 @@ class Site:
     @contextmanager
     def replica(self, graph: Graph | None = None, *, workers: int = 1) -> Iterator[RegionControl]:
         """Run the replica."""
-        graph = replica_graph() if graph is None else graph
+        graph = replica_graph(self.server.url) if graph is None else graph
         spec = RegionSpec(
-            name=REGION,
+            name=graph.name,
             workers=workers,
             store_url=self.server.url,
             job_key=b"k" * 32,
@@ -87,23 +86,24 @@ class Site:
             yield control
 
     def send(self, rows: Sequence[Row], *, mark_ms: int, batch: int = 50, close: bool = False) -> None:
-        """Record rows, and then that all later ones are after `mark_ms`."""
-        with (
-            open_store(self.server.url) as store,
-            blocking.open_producer(store, "shop", "sent", "p", SCHEMA) as producer,
-        ):
-            for begin in range(0, len(rows), batch):
-                part = rows[begin : begin + batch]
-                producer.send(
-                    [
-                        {"at": moment(row.at_ms), "all_before": None, "key": row.key, "n": row.n}
-                        for row in part
-                    ]
-                )
-            mark = {"at": moment(mark_ms), "all_before": moment(mark_ms), "key": "mark", "n": 0}
-            producer.wait_recorded(producer.send([mark]))
-            if close:
-                blocking.close_input(store, "shop", "sent")
+        """Record rows, and then the mark of an entry point, with which all later rows are above `mark_ms`."""
+        schema = parse_schema(SCHEMA)
+
+        async def record() -> None:
+            async with open_store(self.server.url) as store:
+                async with await InputLog.open(store, "shop", "sent", "p") as log:
+                    for begin in range(0, len(rows), batch):
+                        part = [
+                            {**row._asdict(), "at": moment(row.at_ms)} for row in rows[begin : begin + batch]
+                        ]
+                        columns = [{name: row[name] for name in schema.names} for row in part]
+                        await log.append(parts_of(columns, schema), number=log.last + 1)
+                    await log.append_mark(OriginMark(1000 * mark_ms, 1, 1, 0))
+                    await log.all_synced()
+                if close:
+                    await close_input(store, "shop", "sent")
+
+        trio.run(record)
 
 
 @contextmanager

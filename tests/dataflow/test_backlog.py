@@ -13,6 +13,7 @@ from dataflow.limits import MIB
 from dataflow.sources.base import SourceReader
 from dataflow.sources.directory import DirectoryReader
 from dataflow.sources.files import FileReader
+from dataflow.sources.prefetched import Reading
 from dataflow.sources.rate import RateReader
 from dataflow.worker.prefetching import Prefetcher
 from dos_client import open_store
@@ -117,7 +118,7 @@ def test_an_input_is_known_beyond_what_is_prefetched() -> None:
                 "rows",
                 InputSource("orders", "word string"),
                 store,
-                application="app",
+                reader=Reading("app"),
                 worker=0,
                 workers=1,
                 positions={},

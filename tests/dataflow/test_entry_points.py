@@ -21,6 +21,7 @@ from dataflow.core.event_time import InputMarks, SourceTime, is_time
 from dataflow.entry.asking import EntryLink
 from dataflow.entry.serving import EntryOptions, EntryPoint, serve_entry
 from dataflow.producing import EntryPoints, open_producer
+from dataflow.sources.prefetched import Reading
 from dos_client import Store, init_store, open_store
 from dos_protocol.errors import FencedError
 from dos_server.testing import memory_store
@@ -391,7 +392,7 @@ async def test_the_examples_of_the_manual() -> None:
             )
         graph = run_example("docs/inputs.md", "entry", entry=servers.url)["graph"]
         (source,) = [one for one in graph.plan().specs.values() if isinstance(one, InputSource)]
-        handle = source.origin(store, "shop")
+        handle = source.origin(store, Reading("shop"))
         tables = [
             pa.ipc.open_stream(piece.data).read_all()
             async for piece in handle.follower("meter-7", SplitPosition(0)).poll()

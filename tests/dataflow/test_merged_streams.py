@@ -4,16 +4,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from dataflow import Graph, LogSink, MergedLogSource, collect_output
 from dataflow.core.event_time import END
 from dataflow.merging.merge import Merge
 from dataflow.merging.replica_stream import ReplicaStream
 from dataflow.schema import parse_schema
 from dos_client import open_store
-from tests.dataflow.merged_sites import RESULT, Row, Site, open_sites, rows_of
+from tests.dataflow.merged_sites import REGION, SCHEMA, Row, Site, open_sites, rows_of
+from tests.dataflow.test_region_processes import WAIT_S as REGION_S
 
 pytestmark = pytest.mark.process
 WAIT_S = 60.0
@@ -31,7 +34,7 @@ def merged(
     found: Counter[Key] = Counter()
 
     async def read() -> Merge:
-        merge = Merge([site.name for site in sites], parse_schema(RESULT), ["at"], compare=compare)
+        merge = Merge([site.name for site in sites], parse_schema(SCHEMA), ["at"], compare=compare)
         async with trio.open_nursery() as nursery:
             for site in sites:
                 connect = partial(open_store, site.server.url)
@@ -70,3 +73,38 @@ def test_a_site_without_a_store_delays_nothing(tmp_path: Path) -> None:
     assert "has written nothing there yet" in status["b"].reason
     assert status["c"].state == "connecting"
     assert (status["a"].first, status["a"].whole) == (100, True)
+
+
+def board_graph(sites: Sequence[Site], **options: Any) -> Graph:
+    """A region that merges what the replicas give."""
+    graph = Graph("board")
+    urls = {site.name: site.server.url for site in sites}
+    source = MergedLogSource("out", SCHEMA, region=REGION, sites=urls, **options)
+    rows = graph.source("merged", source).event_time("timed", "at", marks=True)
+    rows.sink("shown", LogSink(publish="step", time="at"))
+    return graph
+
+
+def shown_at(site: Site) -> "Counter[Key]":
+    table = collect_output(site.server.url, "board", "shown")
+    found: Counter[Key] = Counter()
+    for row in [] if table is None else table.to_pylist():
+        found[round(1000 * row["at"].timestamp()), row["key"], row["n"]] += 1
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_region_reads_replicas_as_one_source(tmp_path: Path, workers: int) -> None:
+    rows = rows_of(400)
+    with (
+        open_sites(tmp_path, "abc") as (one, two, third),
+        one.replica(),
+        two.replica(workers=2),
+        third.replica(board_graph([one, two], compare="all"), workers=workers) as board,
+    ):
+        one.send(rows[:150], mark_ms=400)
+        two.send(rows, mark_ms=1400, close=True)
+        one.send(rows[150:], mark_ms=1400, close=True)
+        assert board.wait(REGION_S)
+        assert board.exception() is None
+        assert shown_at(third) == keys_of(rows)

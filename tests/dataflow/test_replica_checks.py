@@ -162,9 +162,7 @@ def test_watermarks_are_taken_from_rows_only_where_these_are_in_the_order_of_the
         ReplicaError, match=r"event_time 'timed' takes watermarks from rows of 'a', .*punctuation="
     ):
         reading(merged, lateness=micro(0)).plan()
-    assert late_by_steps(
-        reading(merged, CallSink(print), lateness=micro(0))
-    )
+    assert late_by_steps(reading(merged, CallSink(print), lateness=micro(0)))
     assert reading(merged, punctuation="mark").plan().is_replica
     assert reading(entered("a"), lateness=micro(0)).plan().is_replica, "entry points stamp the rows"
 

@@ -13,6 +13,7 @@ from checkpoint import WorkerCut
 from checkpoint.core.manifest import SplitPosition
 from dataflow.sources.inputs import InputSource
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
+from dataflow.sources.prefetched import Reading
 from dataflow.worker.messages import Woken
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.errors import BrokenConnectionError
@@ -50,7 +51,7 @@ class Feeds:
         at = self._positions.get(name, {})
         stores = {split: region.store_for(worker) for split in ours}
         followers = {
-            split: source.origin(stores[split], region.spec.name).follower(
+            split: source.origin(stores[split], Reading(region.spec.name)).follower(
                 split, at.get(split, SplitPosition(0))
             )
             for split in ours
