@@ -147,6 +147,18 @@ class GraphPlan:
         """Whether watermarks flow through it."""
         return any(node.kind is OperatorKind.EVENT_TIME for node in self.plan.nodes)
 
+    def sources_above(self, name: str) -> tuple[str, ...]:
+        """Return the sources whose rows reach an operator."""
+        found: dict[str, None] = {}
+        todo, seen = [name], {name}
+        while todo:
+            node = self.plan.node(todo.pop())
+            if node.kind is OperatorKind.SOURCE:
+                found[node.name] = None
+            todo += [above for above in node.inputs if above not in seen]
+            seen.update(node.inputs)
+        return tuple(found)
+
     def inputs_of(self, name: str) -> tuple[pa.Schema, ...]:
         """Return the columns of each input, in order."""
         schemas = [self.schemas[source] for source in self.plan.node(name).inputs]

@@ -22,7 +22,6 @@ import pyarrow as pa
 from dataflow.core.plan import KIND_RULES, NodePlan, OperatorKind
 from dataflow.core.regions import Choice
 from dataflow.errors import ReplicaError, SchemaError
-from dataflow.graph.checks import sink_deliveries
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.event_time import EventTimeSpec, check_time_column
@@ -55,7 +54,7 @@ def is_replica(specs: Mapping[str, OperatorSpec]) -> bool:
 
 def check_replica(plan: GraphPlan) -> None:
     """Raise ReplicaError with all problems if replicas of this graph may emit different rows."""
-    problems = _region_problems(plan.choice, plan.specs)
+    problems = _region_problems(plan.choice)
     times: dict[str, Times] = {}
     for node in plan.plan.nodes:  # inputs precede consumers
         spec, label = plan.specs[node.name], f"{node.kind.value} {node.name!r}"
@@ -76,7 +75,7 @@ def _input_schemas(plan: GraphPlan, node: NodePlan) -> Sequence[pa.Schema]:
     return [schema for name in node.inputs if (schema := plan.schemas[name]) is not None]
 
 
-def _region_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[str]:
+def _region_problems(choice: Choice) -> list[str]:
     problems = []
     if len(choice.regions) != 1 or choice.outside:
         problems.append(
@@ -84,18 +83,11 @@ def _region_problems(choice: Choice, specs: Mapping[str, OperatorSpec]) -> list[
             f" {len(choice.outside)} operators outside; put each region into a graph of its own"
         )
     wanted = [region.settings.delivery for region in choice.regions]
-    problems += [
+    return problems + [
         f"the region has delivery={one!r}, which loses rows or emits them twice after a failure; use"
         ' delivery="exactly-once"'
         for one in wanted
         if one not in (None, "exactly-once")
-    ]
-    if problems:
-        return problems
-    return [
-        f"sink {name!r} delivers {delivery}; use a LogSink"
-        for name, delivery in sink_deliveries(choice, specs).items()
-        if delivery != "exactly-once"
     ]
 
 
@@ -105,7 +97,7 @@ def _graph_problems(plan: GraphPlan, node: NodePlan) -> list[str]:
         text = f"reads the late rows of {node.inputs[0]!r}, and which rows are late depends on the steps"
         return [f"{text}; read the late log of the entry point, which is the same for all replicas"]
     if isinstance(spec, EventTimeSpec) and spec.lateness is not None:
-        mixed = [name for name in _sources_above(plan, node) if not _times_rise(plan.specs[name])]
+        mixed = [name for name in plan.sources_above(node.name) if not _times_rise(plan.specs[name])]
         if mixed:
             text = f"takes watermarks from rows of {mixed[0]!r}, which are not in the order of their times"
             return [f"{text}; take the watermarks of the source, or use punctuation="]
@@ -117,13 +109,8 @@ def _has_late_rows(spec: OperatorSpec, port: str) -> bool:
 
 
 def _times_rise(spec: OperatorSpec) -> bool:
-    return isinstance(spec, SourceSpec) and spec.times_rise
-
-
-def _sources_above(plan: GraphPlan, node: NodePlan) -> list[str]:
-    if not node.inputs:
-        return [node.name]
-    return [source for name in node.inputs for source in _sources_above(plan, plan.plan.node(name))]
+    """Whether the rows of a source are in the order of their times, or it is refused for another reason."""
+    return not isinstance(spec, SourceSpec) or spec.times_rise or spec.replica_problem(()) is not None
 
 
 # --- times ----------------------------------------------------------------------------------------------

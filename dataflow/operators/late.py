@@ -128,7 +128,7 @@ class TimedOperator(Operator, ABC):
         if self._forbids_late_rows and len(times) and times.min() <= self.watermark(index):
             raise UserFault(
                 f"a row has time {int(times.min())}, and the watermark is {self.watermark(index)}, in"
-                " microseconds: another replica, whose watermark was behind, may have counted this row",
+                " microseconds since 1970: another replica, whose watermark was behind, may have counted it",
                 row=int(times.argmin()),
                 remedy="correct the function above it that sets the time, or the watermarks of its source",
             )

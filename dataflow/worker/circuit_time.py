@@ -27,7 +27,7 @@ from dataflow.core.event_time import (
     further,
     held_back,
 )
-from dataflow.core.plan import NodePlan, OperatorKind
+from dataflow.core.plan import NodePlan
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import Operator
 from dataflow.operators.event_time import EventTimeOperator
@@ -81,7 +81,7 @@ class CircuitTime:
 
         Stage 0 may be ahead of a checkpoint, so each step is remembered.
         """
-        self._sources = {name: _sources_above(graph, name) for name in self._timing}
+        self._sources = {name: graph.sources_above(name) for name in self._timing}
         """An `event_time` -> the sources whose rows it gets."""
         self._exchanges = {node.exchange: node.name for node in graph.plan.nodes if node.exchange is not None}
         self._last = graph.plan.stages[-1].index
@@ -281,14 +281,3 @@ class CircuitTime:
             return UNKNOWN
         self._reported_complete.add(broadcast)
         return END
-
-
-def _sources_above(graph: GraphPlan, name: str) -> tuple[str, ...]:
-    sources: dict[str, None] = {}
-    todo = [name]
-    while todo:
-        node = graph.plan.node(todo.pop())
-        if node.kind is OperatorKind.SOURCE:
-            sources[node.name] = None
-        todo += node.inputs
-    return tuple(sources)

@@ -125,8 +125,15 @@ def reading(source: SourceSpec, sink: SinkSpec | None = None, **options: Any) ->
 def test_a_source_that_other_sites_do_not_read_alike_is_refused(source: SourceSpec) -> None:
     with pytest.raises(
         ReplicaError, match=r"source 'a' (is a|reads rows that only this site has|has begin='retained')"
-    ):
+    ) as raised:
         reading(source).plan()
+    assert len(raised.value.problems) == 1
+
+
+def test_watermarks_of_a_refused_source_are_not_reported_too() -> None:
+    with pytest.raises(ReplicaError) as raised:
+        reading(LogSource("out", SCHEMA, region="other"), lateness=micro(0)).plan()
+    assert len(raised.value.problems) == 1
 
 
 def test_two_readers_of_a_rate_give_rows_of_other_times() -> None:
