@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import trio
 
+from checkpoint import limits as checkpoint_limits
 from checkpoint.chains.input_log import close_input
 from checkpoint.chains.input_reading import InputHandle
 from checkpoint.core.entry import EntrySettings
@@ -324,6 +325,27 @@ async def test_a_new_producer_that_cannot_be_opened_stops_no_other() -> None:
         now = time.time_ns() // 1000
         await producer.wait_recorded(await producer.send(numbers(1)))
         await marked_until(Reader(store), now)
+
+
+@pytest.mark.trio
+async def test_rows_wait_and_marks_go_on_while_the_least_mark_is_behind_the_horizon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with (
+        memory_store() as servers,
+        open_store(servers.url) as store,
+        site(store) as one,
+        open_producer(EntryPoints(one.address), "app", "loads", "p1", SCHEMA) as producer,
+    ):
+        await producer.wait_recorded(await producer.send(numbers(0)))
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint_limits, "entry_horizon_us", -60_000_000)
+            number = await producer.send(numbers(1))
+            reader = Reader(store)
+            await marked_until(reader, time.time_ns() // 1000)
+            assert [row for _, row in reader.rows("p1")] == [0]
+        await producer.wait_recorded(number)
+        assert [row for _, row in (await reader.read()).rows("p1")] == [0, 1]
 
 
 @pytest.mark.trio

@@ -104,6 +104,9 @@ def test_an_entry_point_killed_while_a_producer_sends_loses_and_doubles_nothing(
         silent.wait_recorded(silent.send([{"kind": "last", "number": count}]))
         seen = dos("entries", ",".join(addresses), name, "loads", "--json")
         assert seen.exit_code == 1, "one of them was killed"
+        shown = dos("entries", ",".join(addresses[1:]), name, "loads")
+        assert (shown.exit_code, shown.stdout.count("clock good: ")) == (0, 2), shown.output
+        assert "silent" in shown.stdout
         status = {one["address"]: one for one in json.loads(seen.stdout)}
         assert "cannot be reached" in status[addresses[0]]["error"]
         assert [status[one]["clockGood"] for one in addresses[1:]] == [True, True]
