@@ -22,10 +22,10 @@ import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from checkpoint.key_hash import hash_rows  # noqa: E402
-from dataflow import CallSink, Count, Graph, InputSource, Sliding  # noqa: E402
-from dataflow.core.duplicate_filter import DuplicateFilter  # noqa: E402
-from dataflow.testing import Trial  # noqa: E402
+from checkpoint.key_hash import hash_rows
+from dataflow import CallSink, Count, Graph, InputSource, Sliding
+from dataflow.core.duplicate_filter import DuplicateFilter
+from dataflow.testing import Trial
 
 SCHEMA: Final = pa.schema(
     [
