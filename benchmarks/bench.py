@@ -1,19 +1,21 @@
 """`./run bench`: measure everything, and write docs/benchmarks.md with a description of the machine.
 
     bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [local] [scale]
-             [autoscale] [dadstorm] [backup] [restore]
+             [autoscale] [dadstorm] [backup] [restore] [replication]
              [--pairs N] [--quick] [--long]
     bench.py dataflow --help
     bench.py spark --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
 `server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale`, `dadstorm`, `backup` and
-`restore` are exceptions: each has a section of the file, which is written in any case.
+`restore` are exceptions: each has a section of the file, which is written in any case. `replication` has a
+page of its own, docs/benchmarks/replication.md.
 
 Systems that are compared run alternately (A B A B), and medians are reported. Such figures vary by tens of
 percent on a shared machine, so the ratio is more reliable than the figure.
 
-`--quick` measures less of each, to test the harness. `--long` lets an object grow to 10 GB instead of 1.
+`--quick` measures less of each, to test the harness. `--long` lets an object grow to 10 GB instead of 1, and
+simulates 30 days instead of 7.
 
 Duration: `server`, one server compared with a plain copy and Redis, takes a few minutes. `journal`, which
 measures records, replays, restores and archives of journaled files, takes about five. `dadstorm`, the
@@ -60,6 +62,10 @@ from local_recovery_rows import measure_local_recovery  # noqa: E402
 from recovery_page import PLACE as RECOVERY  # noqa: E402
 from recovery_page import section_of as recovery_section  # noqa: E402
 from recovery_rows import measure_recovery  # noqa: E402
+from replication_page import PLACE as REPLICATION  # noqa: E402
+from replication_page import draw as draw_replication  # noqa: E402
+from replication_page import section_of as replication_section  # noqa: E402
+from replication_rows import measure_replication  # noqa: E402
 from restore_page import BACKUP, RESTORE  # noqa: E402
 from restore_page import section_of as restore_section  # noqa: E402
 from restore_rows import measure_restore  # noqa: E402
@@ -219,6 +225,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "dadstorm": measure_dadstorm,
     "backup": measure_backup,
     "restore": measure_restore,
+    "replication": measure_replication,
 }
 
 
@@ -275,6 +282,13 @@ def write_dadstorm(rows: list[Row], effort: Effort) -> None:
     DADSTORM.write(dadstorm_section(rows, effort.recoveries))
 
 
+def write_replication(rows: list[Row], effort: Effort) -> None:
+    """Write the page on replication over sites, with its pictures."""
+    draw_replication(rows)
+    text = replication_section(rows, effort.trace_days, effort.managed_h, effort.pairs)
+    REPLICATION.write(text)
+
+
 SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "checkpoint": write_checkpoint,
     "recovery": write_recovery,
@@ -286,6 +300,7 @@ SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "dadstorm": write_dadstorm,
     "backup": write_backup,
     "restore": write_restore,
+    "replication": write_replication,
 }
 """Measure -> the function that writes its section. Measures that are not here are rows of the first table."""
 
@@ -301,7 +316,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(MEASURES))
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="measure less; nothing is written")
-    parser.add_argument("--long", action="store_true", help="let an object grow to 10 GB instead of 1")
+    parser.add_argument(
+        "--long", action="store_true", help="objects of 10 GB instead of 1; traces of 30 days"
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - set(MEASURES):
         parser.error(f"unknown measure {', '.join(sorted(unknown))}; choose from {', '.join(MEASURES)}")
@@ -317,6 +334,8 @@ def main() -> int:
         checkpoint_scale=1.0,
         recoveries=3,
         latency_s=10.0,
+        trace_days=30 if options.long else 7,
+        managed_h=48.0 if options.long else 8.0,
     )
     if options.quick:
         effort = Effort(
@@ -331,6 +350,8 @@ def main() -> int:
             checkpoint_scale=0.05,
             recoveries=2,
             latency_s=5.0,
+            trace_days=1,
+            managed_h=1.0,
         )
     rows: list[Row] = []
     measured: list[Row] = []

@@ -1,4 +1,4 @@
-"""A section of docs/benchmarks.md that one benchmark writes, between two comments.
+"""A section of docs/benchmarks.md, or of another page, that one benchmark writes, between two comments.
 
 Text that a person adds after a third comment is kept when the figures are updated.
 """
@@ -18,6 +18,7 @@ class Section:
     """The section of `./run bench NAME`."""
 
     name: str
+    page: Path = PAGE
 
     @property
     def begin(self) -> str:
@@ -46,7 +47,9 @@ class Section:
         """
         before = self.found_in(page)
         if before not in page:
-            raise ValueError(f"docs/benchmarks.md has no line {self.begin!r}: run ./run bench once")
+            raise ValueError(
+                f"{self.page.relative_to(DOCS.parent)} has no line {self.begin!r}: run ./run bench once"
+            )
         _, sign, written = before.partition(self.by_hand)
         if sign:
             text = f"{text.removesuffix(self.end).rstrip()}\n\n{sign}{written}"
@@ -67,8 +70,8 @@ class Section:
         )
 
     def write(self, text: str) -> None:
-        """Update the section in docs/benchmarks.md. Raises ValueError if the page has no such section."""
-        PAGE.write_text(self.put_into(PAGE.read_text(), text))
+        """Update the section in its page. Raises ValueError if the page has no such section."""
+        self.page.write_text(self.put_into(self.page.read_text(), text))
 
 
 def rounds_text(rounds: int) -> str:

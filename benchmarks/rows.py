@@ -32,6 +32,8 @@ class Effort:
     checkpoint_scale: float
     recoveries: int
     latency_s: float
+    trace_days: int
+    managed_h: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Network:
         return np.nanmean(delays, axis=1), np.nanmin(delays, axis=1)
 
 
-def _tables(delays: Delays) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+def _tables(delays: Delays) -> tuple[npt.NDArray[np.float32], Times]:
     """Return the delay of each link and sample; and how long after the begin of the sample nothing arrives.
 
     Both in seconds. Link 0 leads from a server to itself.
@@ -91,4 +91,4 @@ def _tables(delays: Delays) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.flo
     reopened = opens + np.maximum(delay[rows, following], wait[rows, following])
     wait = np.where(cut, reopened, wait)
     none = np.zeros((1, count), np.float32)
-    return np.concatenate([none, delay]), np.concatenate([none, wait.astype(np.float32)])
+    return np.concatenate([none, delay]), np.concatenate([none, wait])

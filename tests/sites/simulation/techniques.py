@@ -14,7 +14,7 @@ processes, and later WISC fails.
 The last two notice a failure after `DETECTED_S`, and then read the backup from where the primary ended.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -57,9 +57,8 @@ class Outputs:
 class _Place:
     """The delays between the three sites, and from the sources."""
 
-    def __init__(self, seed: int) -> None:
-        generator = Generator(seed, POPULATION, 1)
-        self._bases = dict(zip(generator.header.pairs(), generator.bases_ms() / 1000, strict=True))
+    def __init__(self, seed: int, bases_s: Mapping[tuple[int, int], float]) -> None:
+        self._bases = bases_s
         self._sites = {name: list(AREAS).index(name) for name in (WISC, PURDUE, OSU)}
         self._rng = np.random.default_rng([seed, 30])
         others = np.arange(len(AREAS), POPULATION)
@@ -152,9 +151,10 @@ TECHNIQUES: Final[dict[str, Callable[[_Place, str], Times]]] = {
 
 def compare(seed: int = 1) -> dict[str, Outputs]:
     """Return the output of the join with each technique, over the same network."""
-    found = {}
+    generator, found = Generator(seed, POPULATION, 1), dict[str, Outputs]()
+    bases_s = dict(zip(generator.header.pairs(), generator.bases_ms() / 1000, strict=True))
     for name, technique in TECHNIQUES.items():
-        place = _Place(seed)
+        place = _Place(seed, bases_s)
         ready = np.maximum(technique(place, "latencies"), technique(place, "loads"))
         found[name] = Outputs(place.times.ravel(), (ready - place.times).ravel())
     return found
