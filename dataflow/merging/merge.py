@@ -191,11 +191,6 @@ class Merge:
         """Whether all rows were taken, and none will follow."""
         return self._passed_mark == END and not self._queued
 
-    def state(self) -> FilterState:
-        """Return the state of the filter after all rows that `next` returned, if it is called at once."""
-        assert not self._queued, "rows were passed that nobody has taken"
-        return self._filter.state()
-
     def recorded(self, mark: int) -> None:
         """Note that everything up to `mark`, which `next` returned, is recorded."""
         self.safe_mark = mark

@@ -12,7 +12,8 @@ that lies before has times up to M, so a new process reads the chain from there,
 
 import struct
 from collections import deque
-from contextlib import aclosing
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -31,7 +32,7 @@ from dataflow.merging.merge import BUCKET_US, Merge, StreamStatus
 from dataflow.merging.replica_stream import ReplicaPlace, ReplicaStream
 from dataflow.operators.event_time import latest_times
 from dataflow.producing import parts_of
-from dos_client import Store, open_store
+from dos_client import Store
 from dos_protocol.errors import CorruptDataError
 
 PRODUCER: Final = "merged"
@@ -82,16 +83,23 @@ class MergeRecorder:
     """Merges the replicas for one source. Run `run` in a task.
 
     region, handle: the input handle that it writes, in `store`. consumer: the name under which it is
-    registered in the stores of the replicas. token: for those stores.
+    registered in the stores of the replicas. connect: opens the store of a replica.
     """
 
     def __init__(
-        self, store: Store, region: str, handle: str, order: MergeOrder, *, consumer: str, token: bytes = b""
+        self,
+        store: Store,
+        region: str,
+        handle: str,
+        order: MergeOrder,
+        *,
+        consumer: str,
+        connect: Callable[[ReplicaPlace], AbstractAsyncContextManager[Store]],
     ) -> None:
         self._store = store
         self._region, self._handle = region, handle
         self._order = order
-        self._consumer, self._token = consumer, token
+        self._consumer, self._connect = consumer, connect
         self._above: deque[tuple[int, int, int]] = deque()
         """(latest time so far, end, digest at the end) of each batch that may have rows above M."""
         self._high = BEFORE_ALL
@@ -109,7 +117,7 @@ class MergeRecorder:
         except InputClosedError:
             return  # all was recorded
         async with log:
-            merge = Merge(
+            self.merge = merge = Merge(
                 [place.site for place in self._order.places],
                 self._order.schema,
                 self._order.time,
@@ -119,7 +127,7 @@ class MergeRecorder:
             self.status = merge.observe()
             async with trio.open_nursery() as nursery:
                 for place in self._order.places:
-                    connect = partial(open_store, place.url, token=self._token, client=self._consumer)
+                    connect = partial(self._connect, place)
                     stream = ReplicaStream(place, merge, connect, consumer=self._consumer)
                     nursery.start_soon(stream.run)
                 await self._record_all(log, merge)

@@ -5,6 +5,7 @@ records it in the region's own store, as an input with marks; `sources/prefetche
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from dataflow.operators.base import OperatorContext
 from dataflow.operators.event_time import check_time_column
 from dataflow.schema import parse_schema
 from dataflow.sources.prefetched import PrefetchedReader, PrefetchedSource, Reading, owner_by_name
-from dos_client import Store, parse_url
+from dos_client import Store, open_store, parse_url
 from dos_protocol.names import check_name
 
 
@@ -108,9 +109,12 @@ class MergedLogSource(PrefetchedSource):
         order = MergeOrder(places, self.schema, self.times, self.compare, self.on_missing == "accept")
         here = store.record.store_id.hex()[:8]
         consumer = f"{reader.region}.{reader.name}.{here}"
-        return MergeRecorder(
-            store, reader.region, handle_of(reader.name), order, consumer=consumer, token=token
-        )
+
+        def connect(place: ReplicaPlace) -> AbstractAsyncContextManager[Store]:
+            return open_store(place.url, token=token, client=consumer)
+
+        handle = handle_of(reader.name)
+        return MergeRecorder(store, reader.region, handle, order, consumer=consumer, connect=connect)
 
     def owner(self, split: str, workers: int) -> int:
         del split

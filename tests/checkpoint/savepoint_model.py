@@ -62,6 +62,12 @@ class HostClaim(MemoryClaim):
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
 
 class Host:
     """Where the manifest runs: the store in memory, and no time."""
