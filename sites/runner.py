@@ -30,7 +30,7 @@ from dataflow.local import run_local
 from dos_client import Store, open_store
 from dos_protocol.errors import DosError
 from sites.core.deployed import Deployed
-from sites.core.description import Description
+from sites.core.description import Description, ReplicatedRegion
 from sites.core.observed import REPORT_S, SiteReport
 from sites.core.site_work import ReplicaContext, StartedReplica, contexts_at, steps
 from sites.errors import GraphRefusedError
@@ -51,7 +51,7 @@ class StartedRegion(Protocol):
 
 
 StartRegion = Callable[..., Any]
-"""Called with a graph, and `name`, `store` and `token` by keyword; returns a `StartedRegion`."""
+"""Called with a graph, and `name`, `store`, `token` and `workers` by keyword; returns a `StartedRegion`."""
 
 
 @dataclass(slots=True)
@@ -143,7 +143,10 @@ class _Site:
         try:
             graph = graph_of(self._description, context)
             await self._copy_checkpoint(context)
-            start = partial(self._start, graph, name=context.name, store=context.store, token=self._token)
+            workers = region_of(self._description, context).workers
+            start = partial(
+                self._start, graph, name=context.name, store=context.store, token=self._token, workers=workers
+            )
             return _Region(context, await trio.to_thread.run_sync(start))
         except Exception as error:  # of the user's function, or of the region: others run
             logger.exception("region %s cannot be started", region)
@@ -202,9 +205,14 @@ class _Site:
                 logger.warning("the report of site %s was not written: %s", self._site, error)
 
 
+def region_of(description: Description, context: ReplicaContext) -> ReplicatedRegion:
+    """Return the region of a replica."""
+    return next(one for one in description.regions if one.name == context.replica.node)
+
+
 def graph_of(description: Description, context: ReplicaContext) -> Graph:
     """Return the graph of a replica. Raises GraphRefusedError, and what the function raises."""
-    (region,) = (one for one in description.regions if one.name == context.replica.node)
+    region = region_of(description, context)
     if region.graph is None:
         raise GraphRefusedError(f"region {region.name!r} names no graph")
     module, _, name = region.graph.partition(":")

@@ -82,12 +82,13 @@ class FixedPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ReplicatedRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the application that is replicated as a whole. load: of one replica. graph: the function that
-    returns the graph of a replica, as `module:function`.
+    returns the graph of a replica, as `module:function`. workers: of one replica, as in `run`.
     """
 
     name: str
     load: float = 0.0
     graph: str | None = None
+    workers: int | None = None
 
 
 class ReplicatedStream(
@@ -303,6 +304,11 @@ def _check_numbers(one: Description) -> None:
     for what, value in values.items():
         if value < 0:
             raise DescriptionError(f"{what} is {value}: it cannot be below 0")
+    for region in one.regions:
+        if region.workers is not None and region.workers < 1:
+            raise DescriptionError(
+                f"workers of region {region.name!r} is {region.workers}: at least 1 is needed"
+            )
 
 
 def _check_links(one: Description, sites: set[str]) -> None:

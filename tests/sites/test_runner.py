@@ -43,7 +43,7 @@ def described(entry: str = "dos://entry", **stores: str) -> Description:
     sites = tuple(
         msgspec.structs.replace(site, store=stores.get(site.name, f"dos://{site.name}")) for site in one.sites
     )
-    regions = (ReplicatedRegion("joined", 0.4, "tests.sites.graphs:words"),)
+    regions = (ReplicatedRegion("joined", 0.4, "tests.sites.graphs:words", workers=1),)
     return msgspec.structs.replace(
         one, application="board", entry_store=entry, sites=sites, regions=regions, theta=0.0
     )
@@ -215,7 +215,7 @@ def test_a_replica_runs_while_the_deployment_names_it_and_continues_after_a_revi
 
 async def follow(description: Description, entry: str, own: str) -> None:
     states = States()
-    start = lambda *args, **options: dos.run_local(*args, workers=1, standby=0, **options)  # noqa: E731
+    start = partial(dos.run_local, standby=0)
     async with (
         open_store(entry) as store,
         open_store(own) as site_store,
@@ -280,7 +280,7 @@ def test_the_command_runs_graphs_of_the_current_directory_until_it_is_interrupte
     with two_stores() as (entry, own):
         file = tmp_path / "application.toml"
         text = EXAMPLE.replace('name = "purdue"\n', f'name = "purdue"\nstore = "{own}"\n')
-        text = text.replace('name = "joined"\n', 'name = "joined"\ngraph = "own_graphs:words"\n')
+        text = text.replace('name = "joined"\n', 'name = "joined"\ngraph = "own_graphs:words"\nworkers = 1\n')
         file.write_text(f'application = "board"\nentry_store = "{entry}"\n{text}')
         assert command("sites", "apply", file).returncode == 0
         arguments = [sys.executable, "-m", "dos_cli", "sites", "run", str(file), "--site", "purdue"]
@@ -325,7 +325,7 @@ async def fails(description: Description, entry: str) -> None:
 
 
 def test_a_region_on_spark_is_started_with_the_same_arguments() -> None:
-    options = {"name": "board.joined", "store": "dos://here", "token": b""}
+    options = {"name": "board.joined", "store": "dos://here", "token": b"", "workers": 2}
     for start in (partial(dos.run, object()), dos.run_local):
         bound = inspect.signature(start).bind("a graph", **options)
         assert bound.arguments["graph"] == "a graph"

@@ -26,7 +26,7 @@ async def follow(description: Description, entry: str, own: str, spark: SparkSes
     async with open_store(entry) as store, trio.open_nursery() as nursery:
 
         async def site() -> None:
-            start = partial(dos.run, spark, workers=1)
+            start = partial(dos.run, spark)
             await run_site(description, "purdue", start=start, changed=states)
 
         await deploying.apply(store, description)
