@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from checkpoint.core.consumers import RetentionRule as RetentionRule
     from checkpoint.core.consumers import input_register as input_register
     from checkpoint.core.consumers import output_register as output_register
+    from checkpoint.core.consumers import with_entry as with_entry
     from checkpoint.core.control_frames import job_digest as job_digest
     from checkpoint.core.damaged import OnDamaged as OnDamaged
     from checkpoint.core.divisions import NO_MARK as NO_MARK
@@ -31,17 +32,28 @@ if TYPE_CHECKING:
     from checkpoint.core.divisions import Sources as Sources
     from checkpoint.core.dropped import merge_counters as merge_counters
     from checkpoint.core.editing import edit_target as edit_target
+    from checkpoint.core.entry import AttendedOrigins as AttendedOrigins
+    from checkpoint.core.entry import ClockCheck as ClockCheck
+    from checkpoint.core.entry import EntryOrigins as EntryOrigins
+    from checkpoint.core.entry import EntrySettings as EntrySettings
+    from checkpoint.core.entry import OriginTime as OriginTime
+    from checkpoint.core.entry import checked_settings as checked_settings
+    from checkpoint.core.entry import floor_of_new_origin as floor_of_new_origin
+    from checkpoint.core.entry import may_stamp as may_stamp
     from checkpoint.core.fingerprint import check_fingerprint as check_fingerprint
     from checkpoint.core.fingerprint import declared_state as declared_state
     from checkpoint.core.fingerprint import fingerprint as fingerprint
     from checkpoint.core.forking import check_log as check_log
     from checkpoint.core.handshake import LinkHello as LinkHello
     from checkpoint.core.inputs import INPUT_CHAIN as INPUT_CHAIN
+    from checkpoint.core.inputs import BatchDecision as BatchDecision
     from checkpoint.core.inputs import InputEnds as InputEnds
     from checkpoint.core.inputs import InputPiece as InputPiece
     from checkpoint.core.inputs import InputSequence as InputSequence
+    from checkpoint.core.inputs import OriginMark as OriginMark
     from checkpoint.core.inputs import check_input_name as check_input_name
     from checkpoint.core.inputs import decode_part as decode_part
+    from checkpoint.core.inputs import judge_batch as judge_batch
     from checkpoint.core.inputs import producer_directory as producer_directory
     from checkpoint.core.layout import Layout as Layout
     from checkpoint.core.layout import even_layout as even_layout
@@ -68,6 +80,7 @@ if TYPE_CHECKING:
     from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX as OUTPUT_CHAIN_PREFIX
     from checkpoint.core.outputs import Output as Output
     from checkpoint.core.outputs import OutputDecision as OutputDecision
+    from checkpoint.core.outputs import OutputTime as OutputTime
     from checkpoint.core.outputs import Publish as Publish
     from checkpoint.core.outputs import decode_output as decode_output
     from checkpoint.core.outputs import output_chain as output_chain

@@ -260,6 +260,14 @@ class InputClosedError(DosError):
         super().__init__(f"input {handle!r} is closed or being closed")
 
 
+class EntryRefusedError(DosError):
+    """An entry point cannot serve this producer or handle; the message has the reason. Nothing was
+    recorded.
+    """
+
+    remedy = "`dos input entries` shows the entry points of a handle and their clocks"
+
+
 class ConsumerRefusedError(DosError):
     """A registered consumer cannot be removed; the message has the reason. Nothing was changed."""
 
@@ -322,6 +330,7 @@ __all__ = [
     "ChannelFrameError",
     "ConsumerRefusedError",
     "ControlMessageError",
+    "EntryRefusedError",
     "ErrorCode",
     "FingerprintMismatchError",
     "HandshakeError",

@@ -84,6 +84,20 @@ output_poll_s: Final = 0.05
 inputs_poll_s: Final = 0.5
 """How often a reader checks for new producers and for the end of the input."""
 
+entry_marks_every_us: Final = 1_000_000
+"""Entry points mark each origin at these times, also without rows; at most, windows close so much later."""
+entry_marks_every_us_min: Final = 10_000
+entry_unattended_s: Final = 3.0
+"""An origin whose chain did not grow for this long is claimed by another entry point, which marks it."""
+entry_clock_error_max_us: Final = 250_000
+"""An entry point gives no times if its clock may differ by more from a majority of all clocks."""
+entry_clock_drift: Final = 200e-6
+"""How fast two clocks may part: twice what quartz does. A measurement loses this much precision."""
+entry_horizon_us: Final = 600_000_000
+"""An entry point gives rows no times that are further above the least mark."""
+entry_origins_max: Final = 10_000
+"""Producer names of one handle. Each is marked for ever."""
+
 output_segment_bytes_max: Final = 64 * 1024 * 1024
 """The same for the output log of a worker."""
 trim_poll_s: Final = 10.0
@@ -104,13 +118,6 @@ query_retain_s: Final = 60.0
 """How long a query retains a position by default: longer than a system keeps written files in memory, in case
 the machine with the engine's checkpoint loses power.
 """
-register_poll_s: Final = 0.1
-register_reads_max: Final = 20
-"""How often the register is read while another process changes it, and the pause between: a change takes some
-ms.
-"""
-register_tidy_s: Final = 1.0
-"""How long a change of the register waits until the records before it are deleted."""
 
 # --- requests to a region through the store -------------------------------------------------------
 request_bytes_max: Final = 4096

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dataflow.outputs import StepRows as StepRows
     from dataflow.outputs import collect_output as collect_output
     from dataflow.outputs import read_output as read_output
+    from dataflow.producing import EntryPoints as EntryPoints
     from dataflow.producing import Producer as Producer
     from dataflow.producing import open_producer as open_producer
     from dataflow.sinks.call import CallSink as CallSink

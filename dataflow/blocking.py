@@ -17,7 +17,7 @@ import pyarrow as pa
 from checkpoint import InputEnds
 from checkpoint.chains import input_log
 from dataflow import producing
-from dataflow.producing import InputEnd, Producer, Rows
+from dataflow.producing import EntryPoints, InputEnd, Producer, Rows
 from dos_client.blocking import BlockingStore, Portal
 
 
@@ -41,9 +41,18 @@ class BlockingProducer:
 
 @contextmanager
 def open_producer(
-    store: BlockingStore, application: str, handle: str, producer: str, schema: "str | pa.Schema"
+    store: BlockingStore | EntryPoints,
+    application: str,
+    handle: str,
+    producer: str,
+    schema: "str | pa.Schema",
 ) -> Iterator[BlockingProducer]:
     """Open a producer as `producing.open_producer` does, from a thread."""
+    if isinstance(store, EntryPoints):
+        opened = producing.open_producer(store, application, handle, producer, schema)
+        with Portal() as portal, portal.hold(opened) as sending:
+            yield BlockingProducer(portal, sending)
+        return
     manager = producing.open_producer(store.store, application, handle, producer, schema)
     with store.portal.hold(manager) as held:
         yield BlockingProducer(store.portal, held)

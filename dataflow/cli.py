@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import trio
 import typer
@@ -20,6 +20,18 @@ from checkpoint.cli.arguments import Application, Handle, check_input_names
 from checkpoint.cli.retention import KINDS, add_retention_commands
 from checkpoint.cli.sweep import sweep
 from checkpoint.errors import InputClosedError
+from checkpoint.limits import entry_clock_error_max_us
+from dataflow.entry.cli import (
+    ClockErrorMax,
+    Lateness,
+    MarksEvery,
+    Peers,
+    Site,
+    SiteArguments,
+    TimeColumn,
+    entries,
+    serve_site,
+)
 from dataflow.entry_point import serve_lines
 from dos_client import Store
 from dos_client.cli.kit import (
@@ -80,6 +92,12 @@ def serve(
             help="Allow an address that other machines can reach. Every client that reaches it may write.",
         ),
     ] = False,
+    site: Site = "",
+    peers: Peers = "",
+    time: TimeColumn = "",
+    lateness: Lateness = None,
+    marks_every: MarksEvery = None,
+    clock_error_max: ClockErrorMax = entry_clock_error_max_us / 1e6,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
@@ -89,12 +107,17 @@ def serve(
     The reply is the number of lines of the connection that are recorded. After a lost connection, send the
     lines that were not acknowledged again. The region need not run meanwhile.
 
+    With --site, this is the entry point of a site: producers connect to it (open_producer), and it records
+    rows and their times for the regions of all sites.
+
     Example: dos input serve dos://h1,h2,h3 shop lines
 
     Then, on any machine: printf 'tea 3\\nrice 7\\n' | nc -N 127.0.0.1 7777
 
-    Exit codes: 0 stopped by a signal, 1 another entry point has taken the name or the input is closed, 2
-    usage or the address is refused, 3 the store cannot be reached.
+    Example: dos input serve dos://e1,e2,e3 shop loads --site purdue --peers e2:7777,e3:7777
+
+    Exit codes: 0 stopped by a signal; 1 another entry point has taken the name, the input is closed, or its
+    entry points have other settings; 2 usage or the address is refused; 3 the store cannot be reached.
     """
     try:
         host, port = parse_listen(listen)
@@ -102,6 +125,15 @@ def serve(
         fail(str(error), REFUSED)
     if not insecure and not is_loopback(host):
         fail(f"{host} can be reached from other machines: pass --insecure, or listen on 127.0.0.1", REFUSED)
+    if site:
+        arguments = SiteArguments(site, peers, time, lateness, marks_every, clock_error_max)
+        serve_site(
+            url, application, handle, arguments, host=host, port=port, as_json=as_json, token_file=token_file,
+            until_signal=_until_signal,
+        )  # fmt: skip
+        return
+    if peers or time or lateness is not None or marks_every is not None:
+        fail("--peers, --time, --lateness and --marks-every need --site", REFUSED)
     producer = name or _default_name()
     counted = _Counted()
 
@@ -155,7 +187,7 @@ def _default_name() -> str:
 
 
 async def _until_signal(
-    entry: Callable[..., Awaitable[None]], announce: Callable[[int], None], listen: str
+    entry: Callable[..., Awaitable[None]], announce: Callable[[Any], None], listen: str
 ) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
@@ -163,11 +195,11 @@ async def _until_signal(
             started = trio.Event()
             nursery.start_soon(_warn_if_waiting, started)
             try:
-                port = await nursery.start(entry)
+                listening = await nursery.start(entry)
             except OSError as error:
                 raise OSError(f"cannot listen at {listen}: {error.strerror or error}") from error
             started.set()
-            announce(port)
+            announce(listening)
 
 
 async def _stop_at(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -191,6 +223,7 @@ def _announce(host: str, application: str, handle: str, producer: str, port: int
     print_result(summary, text, as_json=as_json)
 
 
+app.command()(entries)
 app.command()(sweep)
 add_retention_commands(app, KINDS["input"])
 fill_help(app)

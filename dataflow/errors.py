@@ -6,6 +6,7 @@ the original traceback as text, because the driver may not have the user's class
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import ClassVar
 
 from dos_protocol.errors import CorruptDataError, DosError
 
@@ -19,10 +20,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
 class GraphError(DosError):
     """The graph violates rules; nothing was started. `problems` lists all of them."""
 
+    verdict: ClassVar[str] = "cannot run"
+
     def __init__(self, graph: str, problems: tuple[str, ...]) -> None:
         listed = "; ".join(problems)
-        super().__init__(f"graph {graph!r} cannot run: {listed}")
+        super().__init__(f"graph {graph!r} {self.verdict}: {listed}")
         self.problems = problems
+
+
+class ReplicaError(GraphError):
+    """The graph is that of a replica (an output has times), and replicas of it at several sites may emit
+    different rows. Nothing was started. `problems` lists operators, reasons and remedies.
+    """
+
+    verdict = "cannot run as replicas at several sites"
 
 
 class SchemaError(DosError):
@@ -57,6 +68,12 @@ class UserFault(Exception):  # noqa: N818 - not a failure of the engine: it carr
         super().__init__(message)
         self.row = row
         self.remedy = remedy
+
+
+class BehindMarkError(UserFault):
+    """A row came to a sink with a time that the sink has promised not to give any more. It was not written,
+    and the region stops.
+    """
 
 
 class DirectoryError(DosError):
@@ -169,6 +186,15 @@ class InputUnavailableError(DosError):
     """
 
 
+class ReplicasDifferError(DosError):
+    """Two replicas of a stream do not give the same rows. What was passed before stays; nothing follows."""
+
+    remedy = (
+        "compare the graphs of both replicas and the versions of their programs; an operator whose result"
+        " depends on the order of rows, on the clock or on chance cannot be replicated"
+    )
+
+
 class SinkOwnedError(DosError):
     """The target of a sink holds data of another run, region or program. It was not changed."""
 
@@ -203,6 +229,15 @@ class NoOutputError(DosError):
         super().__init__(f"region {region!r} has no output of a sink {sink!r} in this store")
 
 
+class NoMarksError(DosError):
+    """An output whose records have no marks cannot be merged with those of other replicas."""
+
+    remedy = 'name the time of the rows where they are written: LogSink(publish="step", time="at")'
+
+    def __init__(self, region: str, sink: str, site: str) -> None:
+        super().__init__(f"sink {sink!r} of region {region!r} at {site} does not say how far its output is")
+
+
 class SpecError(DosError):
     """A worker got a specification that it cannot run."""
 
@@ -232,6 +267,7 @@ class CircuitStoppedError(DosError):
 
 
 __all__ = [
+    "BehindMarkError",
     "CircuitStoppedError",
     "DeliveryError",
     "DirectoryError",
@@ -243,10 +279,13 @@ __all__ = [
     "InputReadError",
     "InputUnavailableError",
     "LineTooLongError",
+    "NoMarksError",
     "NoOutputError",
     "OperatorError",
     "OperatorFailure",
     "PeerLostError",
+    "ReplicaError",
+    "ReplicasDifferError",
     "SchemaError",
     "SinkFencedError",
     "SinkOwnedError",

@@ -28,6 +28,16 @@ workers_end_timeout_s: Final = 15.0
 handle_poll_s: Final = 1.0
 """Interval at which a handle that receives no event checks whether the region has ended."""
 
+# --- merged streams of replicas -------------------------------------------------------------------------
+merged_bytes_max: Final = 16 * MIB
+"""Rows that were passed by the filter of duplicates and not taken yet: more are not read."""
+merged_bytes_min: Final = 1 * MIB
+"""Rows that are recorded, at least, until the state of the filter is recorded again."""
+replica_retry_s: Final = 1.0
+"""How long the reader of a stream waits after its store was unavailable, or before it looks again whether
+there is an output to read.
+"""
+
 # --- steps --------------------------------------------------------------------------------------------------
 step_bytes_max: Final = 2 * MIB
 """Source bytes of one step of one worker.
@@ -87,6 +97,19 @@ entry_reply_s: Final = 5.0
 """A client that does not read its answer for this long no longer delays other clients."""
 entry_last_answer_s: Final = 60.0
 """How long a connection stays open for its last answer after its client has sent everything."""
+
+entry_poll_s: Final = 0.5
+"""How often an entry point reads the list of origins and looks for unattended ones."""
+entry_ask_s: Final = 1.0
+"""How often an entry point compares its clock with that of each peer."""
+entry_wait_s: Final = 0.05
+"""How often a batch that may not be given a time yet is tried again."""
+entry_read_marks_s: Final = 10.0
+"""How often the mark of an origin is read from the store if no peer reports it."""
+entry_silence_s: Final = 5.0
+"""A producer whose entry point answers nothing for this long moves to another one."""
+entry_batch_bytes_max: Final = 64 * MIB
+"""A batch for an entry point: it is held in memory until it is recorded."""
 
 # --- exchange -----------------------------------------------------------------------------------------------
 key_sample_rows: Final = 2_048

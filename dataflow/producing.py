@@ -15,15 +15,20 @@ that was recorded before is discarded.
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from checkpoint import check_input_name
 from checkpoint.chains.input_log import InputLog
 from checkpoint.limits import input_part_bytes_max
+from dataflow.entry.sending import EntryLog
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema, schema_text
 from dos_client import Store
+from dos_client.tasks import background_tasks
+from dos_protocol.addresses import parse_listen
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatch | Iterable[Mapping[str, Any]]"
 
@@ -40,13 +45,36 @@ class InputEnd(NamedTuple):
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class EntryPoints:
+    """The entry points of a handle, for `open_producer`: HOST:PORT of each, separated by commas.
+
+    A producer connects to the first one that serves it, and to the next one when that fails. token: that of
+    the entry store. Raises SchemaError for an invalid address.
+    """
+
+    addresses: str
+    token: bytes = field(default=b"", repr=False)
+
+    def __post_init__(self) -> None:
+        for address in self.each:
+            try:
+                parse_listen(address, "an entry point")
+            except ValueError as error:
+                raise SchemaError(str(error)) from error
+
+    @property
+    def each(self) -> tuple[str, ...]:
+        return tuple(address.strip() for address in self.addresses.split(","))
+
+
 class Producer:
     """A writer of batches of rows, in order. `open_producer` creates it.
 
     One `send` at a time, any number of waits.
     """
 
-    def __init__(self, log: InputLog, schema: pa.Schema) -> None:
+    def __init__(self, log: InputLog | EntryLog, schema: pa.Schema) -> None:
         self._log = log
         self.schema = schema
 
@@ -86,22 +114,33 @@ class Producer:
 
 @asynccontextmanager
 async def open_producer(
-    store: Store, application: str, handle: str, producer: str, schema: "str | pa.Schema"
+    store: Store | EntryPoints, application: str, handle: str, producer: str, schema: "str | pa.Schema"
 ) -> AsyncIterator[Producer]:
     """Open the producer of that name for an input handle, for the duration of the `with` block.
 
     Any number of producers may write to a handle concurrently, each under its own name. Of several with one
     name, the one opened last writes.
 
-    application: the name given to `run`. schema: as in the `InputSource`. Leaving the block does not wait:
-    what was sent and not waited for may be lost.
+    store: of the region; or the entry points that record for all sites: then batches are sent again to
+    another entry point when one fails, and are still recorded once. application: the name given to `run`.
+    schema: as in the `InputSource`, for entry points without the time that they give. Leaving the block does
+    not wait: what was sent and not waited for may be lost.
 
     Raises InputClosedError, BadNameError, SchemaError; NotEnoughAnswersError when the producer is new and a
-    member of the store is unavailable. Waits while there is no quorum.
+    member of the store is unavailable; EntryRefusedError if no entry point can serve it. Waits while there is
+    no quorum, or no entry point answers.
     """
     columns = parse_schema(schema)
-    async with await InputLog.open(store, application, handle, producer) as log:
-        yield Producer(log, columns)
+    if isinstance(store, EntryPoints):
+        check_input_name("a producer", producer)
+        log = EntryLog(store.each, store.token, application, handle, producer)
+        async with background_tasks() as nursery:
+            await nursery.start(log.run)
+            yield Producer(log, columns)
+            nursery.cancel_scope.cancel()
+        return
+    async with await InputLog.open(store, application, handle, producer) as opened:
+        yield Producer(opened, columns)
 
 
 def _parts(rows: Rows, schema: pa.Schema) -> list[tuple[int, bytes]]:
@@ -109,7 +148,7 @@ def _parts(rows: Rows, schema: pa.Schema) -> list[tuple[int, bytes]]:
     count = max(1, math.ceil(table.nbytes / input_part_bytes_max))
     step = max(1, math.ceil(table.num_rows / count))
     slices = [table.slice(at, step) for at in range(0, table.num_rows, step)] or [table]
-    return [(one.num_rows, _stream(one)) for one in slices]
+    return [(one.num_rows, arrow_stream(one)) for one in slices]
 
 
 def _table(rows: Rows, schema: pa.Schema) -> pa.Table:
@@ -129,7 +168,8 @@ def _table(rows: Rows, schema: pa.Schema) -> pa.Table:
         raise SchemaError(f"these rows do not fit {schema_text(schema)}: {error}") from error
 
 
-def _stream(table: pa.Table) -> bytes:
+def arrow_stream(table: pa.Table) -> bytes:
+    """Return a table as the bytes of a part: an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

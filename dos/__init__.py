@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dataflow import Count as Count
     from dataflow import CountWindow as CountWindow
     from dataflow import DirectorySource as DirectorySource
+    from dataflow import EntryPoints as EntryPoints
     from dataflow import FileSink as FileSink
     from dataflow import FileSource as FileSource
     from dataflow import Graph as Graph

@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "input": ("dataflow.cli", "Receive lines as an input of an application; close, trim or sweep it."),
     "output": ("checkpoint.cli.retention", "Show who reads the output of a region, and what is deleted."),
     "journal": ("journal.cli", "Dump, search, verify or replay a journal."),
-    "sites": ("sites.cli", "Plan where the replicas of an application's regions run."),
+    "sites": ("sites.cli", "Plan, deploy and run the replicas of an application's regions at several sites."),
     "files": ("journal.files.mirror_cli", "Mirror the journal of a local directory of files to a store."),
     "chaos": ("dos_chaos.cli", "Test disks, or a store, with kills, stops, full and slow disks."),
 }

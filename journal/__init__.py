@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from journal.core.errors import TornRecordError as TornRecordError
     from journal.core.errors import TrimmedBytesError as TrimmedBytesError
     from journal.core.errors import UnknownRecordError as UnknownRecordError
+    from journal.core.errors import UnsettledStateError as UnsettledStateError
     from journal.core.file_ops import FileOp as FileOp
     from journal.core.file_ops import FileTruncate as FileTruncate
     from journal.core.file_ops import FileWrite as FileWrite
@@ -67,6 +68,11 @@ if TYPE_CHECKING:
     from journal.reading import read_records as read_records
     from journal.scratch import Scratch as Scratch
     from journal.watching import ChainWatch as ChainWatch
+    from journal.whole_state import StatePlace as StatePlace
+    from journal.whole_state import StateRecord as StateRecord
+    from journal.whole_state import StoreStateHost as StoreStateHost
+    from journal.whole_state import change_state as change_state
+    from journal.whole_state import read_state as read_state
     from journal.writer import ChainWriter as ChainWriter
 else:
     __getattr__, __dir__, __all__ = lazy_names(globals())

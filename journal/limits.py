@@ -130,5 +130,16 @@ archive_retry_s: Final = 0.5
 archive_timeout_s: Final = 30.0
 """The timeout of a connection to the bucket's service, and of each read from it."""
 
+state_claim_patience_s: Final = 10.0
+"""A claim for the change of a state that is not granted in this time is abandoned and tried again."""
+
+state_poll_s: Final = 0.1
+state_reads_max: Final = 20
+"""How often a state is read while another process changes it, and the pause between: a change takes some ms.
+"""
+
+state_tidy_s: Final = 1.0
+"""How long a change of a state waits until the records before it are deleted."""
+
 if archive_read_bytes % archive_block_bytes:
     raise ValueError("the read size of an archive must be a multiple of its block size")

@@ -25,6 +25,9 @@ class Op(IntEnum):
     INPUT = 11
     INPUT_CLOSED = 12
     CONSUMERS = 13
+    INPUT_MARK = 14
+    DEPLOYMENT = 15
+    REPORT = 16
 
 
 OPS_BY_NUMBER: tuple[Op, ...] = tuple(Op)
@@ -49,8 +52,13 @@ ARGUMENTS: dict[Op, str] = {
     Op.SNAPSHOT_END: "ints=[records between begin and end] strings=[]",
     Op.DIVISION: "ints=[step, time ms, possibly a checkpoint] strings=[JSON division, possibly workers]",
     Op.OUTPUT: "ints=[step, wall clock ms, rows, digest] strings=[JSON head, Arrow IPC stream]",
-    Op.INPUT: "ints=[batch, part, 1 if the last, rows, digest before, wall clock ms] strings=[data, mark]",
+    Op.INPUT: "ints=[batch, part, 1 if the last, rows, digest before, wall clock ms] strings=[data, mark];"
+    " of an entry point ints=[..., time us] strings=[..., late rows]",
     Op.INPUT_CLOSED: "ints=[wall clock ms] strings=[JSON of the producers' ends]",
     Op.CONSUMERS: "ints=[wall clock ms] strings=[JSON of the consumers and the retention rule]",
+    Op.INPUT_MARK: "ints=[mark us, version, origin, last time us, batch, digest before, wall clock ms]"
+    " strings=[mark]",
+    Op.DEPLOYMENT: "ints=[wall clock ms] strings=[JSON of the replicas and streams of an application]",
+    Op.REPORT: "ints=[wall clock ms] strings=[JSON of what a reader of replicas, or a site, reports]",
 }
 assert set(ARGUMENTS) == set(Op)

@@ -2,36 +2,32 @@
 
 | exit code | meaning |
 |---|---|
-| 0 | planned |
-| 1 | refused: some region cannot have kmin replicas |
+| 0 | done |
+| 1 | refused: some region cannot have kmin replicas, or the application is not deployed |
 | 2 | usage, or an invalid description |
+| 3 | too few servers of the entry store answer |
 """
 
-from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from dos_client.cli.kit import NEGATIVE, REFUSED, AsJson, fail, fill_help, print_json, print_table, warn
-from sites.core.description import Description, check, decode_description, decode_measured, with_measured
+from sites.cli_kit import MeasuredFile, described
+from sites.core.description import Description, check
 from sites.core.planning import Plan, make_plan
 from sites.errors import DescriptionError, PlanRefusedError
+from sites.operating_cli import apply, forget, gc, revive, run, status
 
-_Kind = TypeVar("_Kind")
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Plan where the replicas of an application's regions run, over several sites."
+    help="Plan, deploy and watch the replicas of an application's regions, over several sites."
     "\n\nExample: dos sites plan application.toml",
 )
-
-
-@app.callback()
-def _group() -> None:
-    """Keep `plan` a command of a group."""
 
 
 @app.command()
@@ -46,12 +42,7 @@ def plan(
     kmin: Annotated[
         int | None, typer.Option(min=1, help="Refuse a plan with fewer, instead of the number in FILE.")
     ] = None,
-    measured: Annotated[
-        Path | None,
-        typer.Option(
-            help="Measured latencies, rates and loads, instead of those in FILE.", metavar="FILE.toml"
-        ),
-    ] = None,
+    measured: MeasuredFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where the replicas of each region go, what they cost, and how late results will be. Starts
@@ -72,33 +63,21 @@ def plan(
 
     Exit codes: 0 planned; 1 refused, with the reason at each site; 2 usage, or an invalid description.
     """
-    description = _read(file, decode_description)
-    values = None if measured is None else _read(measured, decode_measured)
+    description = described(file, measured)
     try:
-        if values is not None:
-            description = with_measured(description, values)
         asked = {name: value for name, value in (("kmax", kmax), ("kmin", kmin)) if value is not None}
         description = msgspec.structs.replace(description, **asked)
         check(description)
         alone = make_plan(msgspec.structs.replace(description, kmax=1, kmin=1))
         made = make_plan(description)
     except DescriptionError as error:
-        fail(f"{measured or file}: {error}", REFUSED)
+        fail(f"{file}: {error}", REFUSED)
     except PlanRefusedError as error:
         fail(str(error), NEGATIVE)
     if as_json:
         print_json(_json_of(description, made, alone))
         return
     _print(description, made, alone)
-
-
-def _read(file: Path, decode: Callable[[str], _Kind]) -> _Kind:
-    try:
-        return decode(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        fail(f"{file}: {error.strerror}", REFUSED)
-    except DescriptionError as error:
-        fail(f"{file}: {error}", REFUSED)
 
 
 def _json_of(description: Description, made: Plan, alone: Plan) -> dict[str, Any]:
@@ -144,4 +123,6 @@ def _ratio(value: float, base: float) -> str:
     return f"{value / base:.2f} times" if base else "as against 0 for"
 
 
+for command in (apply, status, run, gc, revive, forget):
+    app.command()(command)
 fill_help(app)

@@ -29,9 +29,12 @@ from checkpoint.core.inputs import (
     BatchDecision,
     InputEnds,
     InputPart,
+    InputRecord,
     InputSequence,
-    decode_part,
+    OriginMark,
+    decode_input,
     encode_ends,
+    encode_mark,
     encode_part,
     input_directory,
     judge_batch,
@@ -84,6 +87,12 @@ class InputLog(ChainStore):
         self.last_end = line.end
         """The position just after it."""
         self.last_mark = line.mark
+        self.origin_mark = line.newest_mark
+        """The newest mark of an entry point in the chain, None for none."""
+        self.last_time = line.last_time
+        """The largest time that an entry point gave to rows in the chain, in microseconds since 1970."""
+        self._marked_segment = ""
+        """The segment that has the newest mark."""
         self._recorded = self.last, self.last_end
         self._ends: dict[int, int] = {}
         """Batch -> its end position, for batches that are not recorded yet."""
@@ -143,9 +152,16 @@ class InputLog(ChainStore):
         return self._claim.lost
 
     async def append(
-        self, parts: "list[tuple[int, bytes]]", *, number: int, mark: bytes = b""
+        self,
+        parts: "list[tuple[int, bytes]]",
+        *,
+        number: int,
+        mark: bytes = b"",
+        time_us: int = 0,
+        late: bytes = b"",
     ) -> BatchDecision:
-        """Send a batch; `parts` are pairs (number of rows, data). Returns when there is room for more;
+        """Send a batch; `parts` are pairs (number of rows, data). time_us, late: of an entry point, the time
+        of the rows, and the rows that are late. Returns when there is room for more;
         `recorded` waits until the batch counts.
 
         Raises LocalProtocolError if `number` leaves a gap, FencedError if a later producer of that name was
@@ -157,8 +173,8 @@ class InputLog(ChainStore):
             for part in parts:
                 yield part
 
-        async with aclosing(one_by_one()) as each:
-            return await self.append_from(each, number=number, mark=mark)
+        async with aclosing(one_by_one()) as each, self._appending:
+            return await self._append_from(each, number, mark, time_us, late)
 
     async def append_from(
         self, parts: AsyncIterator[tuple[int, bytes]], *, number: int, mark: bytes = b""
@@ -171,30 +187,52 @@ class InputLog(ChainStore):
         async with self._appending:
             return await self._append_from(parts, number, mark)
 
+    async def append_mark(self, mark: OriginMark) -> None:
+        """Append a mark of an entry point: all later rows are above it. `recorded` does not wait for marks;
+        readers get it once a quorum has it. Raises FencedError.
+        """
+        async with self._appending:
+            self._put_mark(mark)
+            await self._writer.wait_room()
+
+    def _put_mark(self, mark: OriginMark) -> None:
+        self.origin_mark = mark._replace(
+            batch=self.last, before=self._digest, time_ms=wall_time_ms(), note=self.last_mark
+        )
+        self.last_end = self._put(encode_mark(self.origin_mark), Op.INPUT_MARK).size
+        self._marked_segment = self._writer.segment
+
     async def _append_from(
-        self, parts: AsyncIterator[tuple[int, bytes]], number: int, mark: bytes
+        self,
+        parts: AsyncIterator[tuple[int, bytes]],
+        number: int,
+        mark: bytes,
+        time_us: int = 0,
+        late: bytes = b"",
     ) -> BatchDecision:
         if judge_batch(number, self.last) is BatchDecision.DISCARD:
             return BatchDecision.DISCARD
         self._segments.note()  # the trimmer may have begun one
         await self._roll_if_longer(limits.input_segment_bytes_max)
         self._segments.note()
-        made = _Parts(number, self._digest)
+        if self.origin_mark is not None and self._marked_segment != self._writer.segment:
+            self._put_mark(self.origin_mark)  # so that a claimant finds it without the segments before
+        made = _Parts(number, self._digest, time_us)
         held = await anext(parts)
         async for part in parts:
-            self._put(made.next(held, last=False))
+            self._put(encode_part(made.next(held, last=False)))
             held = part
             await self._writer.wait_room()
-        end = self._put(made.next(held, last=True, mark=mark))
+        end = self._put(encode_part(made.next(held, last=True, mark=mark, late=late)))
         self._digest = made.digest
         self.last, self.last_end, self.last_mark = number, end.size, mark
+        self.last_time = max(self.last_time, time_us)
         self._ends[number] = end.size
         await self._writer.wait_room()
         return BatchDecision.APPEND
 
-    def _put(self, part: InputPart) -> Position:
-        ints, strings = encode_part(part)
-        return self._writer.append(Record(Op.INPUT, ints=ints, strings=strings))
+    def _put(self, record: InputRecord, op: Op = Op.INPUT) -> Position:
+        return self._writer.append(Record(op, ints=record.ints, strings=record.strings))
 
     async def recorded(self, number: int) -> int:
         """Wait until a batch that was sent is recorded, which means synced on the quorum. Return a position
@@ -213,12 +251,16 @@ class InputLog(ChainStore):
                 self._recorded = first, self._ends.pop(first)
         return self._recorded[1]
 
+    async def all_synced(self) -> None:
+        """Wait until all that was appended, marks too, is on the quorum. Raises FencedError."""
+        await self._writer.wait_synced(self.end)
+
     # --- trimming -----------------------------------------------------------------------------------------
 
     @property
     def chain(self) -> RowsChain:
         """The chain now. Its segments begin with the lowest that was not released when it was opened."""
-        synced = [end for end in self._ends.values() if end <= self._writer.synced]
+        synced = [end for end in (*self._ends.values(), self.last_end) if end <= self._writer.synced]
         last_end = max(synced, default=self._recorded[1])
         return RowsChain(
             self._claim.directory,
@@ -274,12 +316,13 @@ class InputLog(ChainStore):
 class _Parts:
     """Numbers the parts of one batch. `digest` covers everything up to the last part."""
 
-    def __init__(self, number: int, digest: int) -> None:
+    def __init__(self, number: int, digest: int, time_us: int) -> None:
         self.digest = digest
-        self._number, self._index, self._time_ms = number, 0, wall_time_ms()
+        self._number, self._index, self._time_ms, self._time_us = number, 0, wall_time_ms(), time_us
 
-    def next(self, data: tuple[int, bytes], *, last: bool, mark: bytes = b"") -> InputPart:
-        part = InputPart(self._number, self._index, last, data[0], self.digest, self._time_ms, data[1], mark)
+    def next(self, data: tuple[int, bytes], *, last: bool, mark: bytes = b"", late: bytes = b"") -> InputPart:
+        part = InputPart(self._number, self._index, last, data[0], self.digest, self._time_ms, data[1])
+        part = part._replace(mark=mark, time_us=self._time_us, late=late)
         self.digest, self._index = part.digest, self._index + 1
         return part
 
@@ -332,7 +375,7 @@ async def _last_batch(
     reader: Claim | Store, chain: ChainState, producer: str, directory: str | None = None
 ) -> InputSequence:
     """Return the end of a chain that was taken over: an InputSequence after the last complete batch. Segments
-    start between batches, so the newest segment that contains the end of a batch is sufficient.
+    start between batches, so the newest segment that contains the end of a batch, or a mark, is sufficient.
     """
     for index in range(len(chain.segments) - 1, -1, -1):
         one = ChainState(chain.chain, chain.segments[index : index + 1], chain.segments[index].end)
@@ -340,12 +383,12 @@ async def _last_batch(
         at = chain.segments[index].base
         async with aclosing(read_records(reader, one, directory=directory)) as records:
             async for end, record in records:
-                if record.op is Op.INPUT:
-                    part = decode_part(record.ints, record.strings, where=producer, at=end.size)
+                part = decode_input(record, where=producer, at=end.size)
+                if part is not None:
                     if line is None:
                         line = InputSequence(producer, at=at, digest=part.before, bytes_max=0, where=producer)
                     line.add(part, at, end.size)
                 at = end.size
-        if line is not None and line.batches:
+        if line is not None and (line.batches or line.newest_mark):
             return line
     return InputSequence(producer)

@@ -10,7 +10,7 @@ from contextlib import aclosing, suppress
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.consumer_register import register_consumer, why_trimmed
+from checkpoint.chains.consumer_register import register_consumer, settled_register, why_trimmed
 from checkpoint.core.consumers import input_register
 from checkpoint.core.inputs import (
     CLOSED_CHAIN,
@@ -19,13 +19,15 @@ from checkpoint.core.inputs import (
     InputPiece,
     InputSequence,
     decode_ends,
+    decode_input,
     decode_part,
     input_directory,
+    piece_of,
     producer_directory,
     producers_among,
 )
 from checkpoint.core.manifest import SplitPosition
-from checkpoint.errors import InputTrimmedError
+from checkpoint.errors import EntryRefusedError, InputTrimmedError
 from dos_client import QuorumUnavailableError, Store
 from dos_protocol.errors import BrokenConnectionError
 from journal import ChainFollower, ChainWatch, Op, TrimmedBytesError, inspect_chain, read_records, size_seen
@@ -111,8 +113,8 @@ class InputFollower:
         begin = self._chain.at
         async with aclosing(self._chain.poll()) as records:
             async for end, record in records:
-                if record.op is Op.INPUT:
-                    part = decode_part(record.ints, record.strings, where=self._directory, at=end)
+                part = decode_input(record, where=self._directory, at=end)
+                if part is not None:
                     pieces = self._line.add(part, begin, end)
                     if isinstance(pieces, BatchNotKept):
                         async with aclosing(self._read_again(pieces)) as again:
@@ -157,9 +159,7 @@ class InputFollower:
                     async for end, record in records:
                         if record.op is Op.INPUT:
                             part = decode_part(record.ints, record.strings, where=self._directory, at=end)
-                            yield InputPiece(
-                                self._producer, begin, end, part.digest, part.rows, part.data, part.last
-                            )
+                            yield piece_of(self._producer, part, begin, end)
                         begin = end
                         if begin >= batch.end:
                             return
@@ -169,20 +169,32 @@ class InputFollower:
 class InputHandle:
     """An input handle as a whole: its producers, and where it ends."""
 
-    def __init__(self, store: Store, application: str, handle: str, *, from_retained: bool = False) -> None:
+    def __init__(
+        self, store: Store, application: str, handle: str, *, from_retained: bool = False, time: str = ""
+    ) -> None:
+        """time: the column by which its entry points mark it; "": it is not checked."""
         self._store = store
         self._application = application
         self._handle = handle
         self._from_retained = from_retained
+        self._time = time
 
     async def register(self, region: str, source: str) -> None:
         """Register a source of a region as a consumer, if it is not: from then on, nothing that the region
         needs is trimmed. Acknowledged by the quorum when this returns.
 
-        Waits while too few members answer. Raises QuorumUnavailableError, CorruptDataError.
+        Waits while too few members answer. Raises QuorumUnavailableError, CorruptDataError; EntryRefusedError
+        if its entry points mark it by another column.
         """
         place = input_register(self._application, self._handle)
         await register_consumer(self._store, place, region, source)
+        entry = (await settled_register(self._store, place)).entry if self._time else None
+        if entry is not None and entry.settings.time != self._time:
+            raise EntryRefusedError(
+                f"source {source!r} reads the times in column {self._time!r}, and the entry points of input"
+                f" {self._handle!r} give them in column {entry.settings.time!r}",
+                remedy=f"read it with InputSource(..., time={entry.settings.time!r})",
+            )
 
     async def splits(self) -> list[str]:
         """Return all producers that ever opened it. Raises QuorumUnavailableError."""

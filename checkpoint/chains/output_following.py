@@ -11,45 +11,26 @@ checkpoint. Only a restore to an older checkpoint takes visible output back. The
 (`core/lines.py`), which a position states too, and a reader fails or follows, as it chose.
 """
 
-import logging
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Final, Literal, TypeAlias
 
 import msgspec
 import trio
 
 from checkpoint import limits
 from checkpoint.chains.consumer_register import register_consumer, why_trimmed
+from checkpoint.chains.output_follower import OnRewind, OutputFollower
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.core.consumers import output_register
-from checkpoint.core.inputs import InputPiece
-from checkpoint.core.lines import parting, taken_back
 from checkpoint.core.manifest import Cut, SplitPosition, decode_cut
-from checkpoint.core.outputs import Output, Publish, decode_output, output_chain
+from checkpoint.core.outputs import output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.errors import InputTrimmedError, OutputRewoundError
+from checkpoint.errors import InputTrimmedError
 from dos_client import Store
-from dos_protocol.errors import CorruptDataError
 from journal import (
     NO_FLOOR,
     ChainFollower,
-    ChainWatch,
-    LostBytesError,
     Op,
     Position,
-    inspect_chain,
-    size_seen,
-)
-
-logger = logging.getLogger("dos.checkpoint")
-
-OnRewind: TypeAlias = Literal["fail", "follow"]
-"""What a reader does if output that it has read was taken back: it fails, or continues with what replaces it.
-"""
-_REWIND_REMEDY: Final = (
-    "restore this region as well, to a checkpoint from before (`dos region restore`), or read with"
-    ' on_rewind="follow" to keep what was made of those rows'
 )
 
 
@@ -152,7 +133,7 @@ class PublishedOutput:
         prepared = {worker: part.sinks.get(self.sink) for worker, part in cut.outputs().items()}
         return {worker: msgspec.convert(at, Position) for worker, at in prepared.items() if at is not None}
 
-    async def present(self) -> dict[str, "OutputFollower"]:
+    async def present(self) -> dict[str, OutputFollower]:
         """Return for each worker's log a follower at the end of what is visible now."""
         found = {}
         for split in await self.splits():
@@ -161,7 +142,7 @@ class PublishedOutput:
             found[split] = follower
         return found
 
-    def follower(self, split: str, at: SplitPosition) -> "OutputFollower":
+    def follower(self, split: str, at: SplitPosition) -> OutputFollower:
         """Return a follower of one worker's log that starts at a position."""
         return OutputFollower(self._store, self, split, at=at, from_retained=self._from_retained)
 
@@ -175,226 +156,3 @@ def begin_in(cut: Cut, worker: int, sink: str) -> int:
 def split_of(worker: int) -> str:
     """Return the split of a worker's log."""
     return f"w{worker:04d}"
-
-
-class OutputFollower:
-    """Reads one worker's log from a position on. Not for several tasks at once."""
-
-    def __init__(
-        self,
-        store: Store,
-        published: PublishedOutput,
-        split: str,
-        *,
-        at: SplitPosition,
-        from_retained: bool = False,
-    ) -> None:
-        self._may_move = from_retained and at.position == 0
-        self._output = published
-        self._split = split
-        self._directory = f"{published.region}.{split}"
-        self._store = store
-        self._go_to(at.position)
-        self._step, self._line = at.digest, at.of_line
-        """The last step that was read, and its line of history."""
-        self._chain_begun = at.position > 0
-        self._skipped = 0
-        """Steps up to here may have been yielded to other readers, and are not yielded here."""
-        self._publish: Publish | None = None
-
-    def _go_to(self, at: int) -> None:
-        self._read_to = at
-        """The end of the last output that was read."""
-        self._chain = ChainFollower(self._store, self._directory, output_chain(self._output.sink), at=at)
-        self._watch = ChainWatch(self._store, self._chain)
-
-    @property
-    def seen(self) -> int:
-        """The position up to which it was read."""
-        return self._chain.at
-
-    async def skip(self) -> None:
-        """Skip what is visible now."""
-        self._publish = await self._publish_mode()
-        if self._publish is Publish.STEP:
-            proved = await self._output.position(self._split)
-            log = await inspect_chain(
-                self._store,
-                self._directory,
-                output_chain(self._output.sink),
-                proved=proved,
-                floor=await self._output.begin(self._split),
-            )
-            end = log.end
-            size = 0 if end is None else end.size
-        else:
-            upto = await self._output.position(self._split)
-            size = 0 if upto is None else upto.size
-        self._go_to(size)
-        cut = await self._output.last_checkpoint()
-        self._line = 0 if cut is None else cut.line
-        self._skipped = await size_seen(self._store, self._directory, output_chain(self._output.sink))
-
-    async def poll(self) -> AsyncGenerator[InputPiece]:
-        """Yield the visible steps that were not yielded before, then end. Steps without rows are skipped. The
-        caller must iterate to the end.
-
-        Raises CorruptDataError if the log does not continue what was read, InputTrimmedError if the next
-        steps were trimmed, OutputRewoundError if output that was read was taken back (on_rewind="fail").
-        """
-        await self._notice_restore(await self._output.last_checkpoint())
-        if self._publish is None:
-            self._publish = await self._publish_mode()
-        if self._publish is None:
-            return
-        cut, in_cut = await self._output.last_checkpoint(), await self._output.position(self._split)
-        # Before the first checkpoint of a line, a log may be opened again and again at the same place.
-        by_cut = self._publish is Publish.CUT or (cut is not None and cut.rewound)
-        if by_cut and in_cut is None:
-            return
-        if self._may_move:
-            self._may_move = False
-            if (base := await self._output.begin(self._split)) > 0:
-                self._go_to(base)
-        try:
-            async with aclosing(self._poll(in_cut, by_cut=by_cut)) as pieces:
-                async for piece in pieces:
-                    yield piece
-        except (LostBytesError, CorruptDataError) as error:
-            # The log may have branched off below what was read, since the manifest was read.
-            if await self._goes_back(await self._output.last_checkpoint(fresh=True)):
-                return
-            if not isinstance(error, LostBytesError):
-                raise
-            # Only what a committed checkpoint has released was trimmed; what else is missing is lost.
-            base = await self._output.begin(self._split)
-            if base <= self._chain.at:
-                raise
-            raise await self._output.trimmed(self._split, self._chain.at, base) from error
-
-    async def _poll(self, in_cut: Position | None, *, by_cut: bool) -> AsyncGenerator[InputPiece]:
-        begin = self._chain.at
-        polled = self._chain.poll(in_cut) if by_cut else self._chain.poll(proved=in_cut)
-        async with aclosing(polled) as records:
-            async for end, record in records:
-                if record.op is Op.OUTPUT:
-                    output = decode_output(record.ints, record.strings, where=self._directory, at=end)
-                    if not await self._belongs(output):
-                        return
-                    self._check_follows(output, end)
-                    self._read_to = end
-                    if output.rows and end > self._skipped:
-                        step, rows = output.step, output.rows
-                        yield InputPiece(self._split, begin, end, step, rows, output.data, line=self._line)
-                begin = end
-
-    async def _belongs(self, output: Output) -> bool:
-        """Return whether an output that was read belongs to the present line of history, as far as it is
-        known. If not, it is read again, or what replaces it, by a later poll.
-        """
-        cut = await self._output.last_checkpoint(fresh=output.head.of_line > self._line)
-        if await self._notice_restore(cut):
-            return False
-        line = 0 if cut is None else cut.line
-        if output.head.of_line > line or (cut and taken_back(cut, output.head.of_line, output.step)):
-            # The reader does not know of the line yet, or the worker has not opened its log on it.
-            self._go_to(self._read_to)
-            return False
-        self._line = output.head.of_line
-        return True
-
-    async def _goes_back(self, cut: Cut | None) -> bool:
-        """Return whether a restore explains that the log does not continue what was read; then this reader is
-        where it does. Raises as `_notice_restore`.
-        """
-        if await self._notice_restore(cut):
-            return True
-        if cut is None or cut.line <= self._line or (parted := parting(cut, self._line)) is None:
-            return False
-        # What lies between the last output and here may be of an opening that is void.
-        at = min(self._size_in(parted.outputs, self._read_to), self._read_to)
-        if at >= self._chain.at:
-            return False
-        self._go_to(at)
-        return True
-
-    def _size_in(self, outputs: dict[int, dict[str, int]], default: int) -> int:
-        return outputs.get(int(self._split[1:]), {}).get(self._output.sink, default)
-
-    async def _notice_restore(self, cut: Cut | None) -> bool:
-        """Return whether output that was read was taken back; then this reader is where the new line of
-        history begins. Raises OutputRewoundError if it must not follow.
-        """
-        if cut is None or cut.line < self._line:
-            return False
-        if (back := taken_back(cut, self._line, self._step)) is None:
-            return False
-        region, sink = self._output.region, self._output.sink
-        if self._output.on_rewind == "fail" or not back.to:
-            first, read, remedy = back.step + 1, self._step, _REWIND_REMEDY
-            raise OutputRewoundError(
-                region, sink, line=cut.line, checkpoint=back.to, step=first, read=read, remedy=remedy
-            )
-        logger.warning(
-            "%s: output %r of region %r was taken back from step %d on, and had been read up to step %d here;"
-            " what follows is read from checkpoint %d on",
-            self._split,
-            sink,
-            region,
-            back.step + 1,
-            self._step,
-            back.to,
-        )
-        self._go_to(self._size_in(back.outputs, 0))
-        self._step, self._line, self._chain_begun = back.step, cut.line, self._chain.at > 0
-        self._skipped = 0
-        return True
-
-    async def end(self) -> int:
-        """Return up to which position the log is visible; with publish="step", up to which it was written.
-
-        Raises QuorumUnavailableError, CorruptDataError.
-        """
-        if self._publish is Publish.STEP:
-            return await size_seen(self._store, self._directory, output_chain(self._output.sink))
-        end = await self._output.position(self._split)
-        return 0 if end is None else end.size
-
-    async def rests(self) -> bool:
-        """Return whether the region does not have this worker now, and all of its log was read."""
-        cut, worker = await self._output.last_checkpoint(), int(self._split[1:])
-        if cut is None or worker in cut.workers:
-            return False
-        end = await self._output.position(self._split)
-        return end is None or self._chain.at >= end.size
-
-    async def wait(self, timeout_s: float) -> None:
-        """Wait until more may be visible, at most `timeout_s` seconds; with publish="step" until the log has
-        grown.
-        """
-        if self._publish is Publish.STEP:
-            await self._watch.wait(timeout_s)
-        else:
-            await trio.sleep(timeout_s)
-
-    def close(self) -> None:
-        """End all waits."""
-        self._watch.close()
-
-    def _check_follows(self, output: Output, end: int) -> None:
-        if self._chain_begun and output.step != self._step + 1 and not output.head.begins:
-            expected = f"the output of step {self._step + 1}"
-            raise CorruptDataError(self._directory, end, expected, f"that of step {output.step}")
-        self._chain_begun, self._step = True, output.step
-
-    async def _publish_mode(self) -> Publish | None:
-        """Return how the log is published, according to its first record; None if it has no record."""
-        begin = await self._output.begin(self._split)
-        first = ChainFollower(self._store, self._directory, output_chain(self._output.sink), at=begin)
-        proved = await self._output.position(self._split)
-        async with aclosing(first.poll(proved=proved)) as records:
-            async for end, record in records:
-                if record.op is Op.OUTPUT:
-                    output = decode_output(record.ints, record.strings, where=self._directory, at=end)
-                    return output.head.publish
-        return None

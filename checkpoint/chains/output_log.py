@@ -20,6 +20,7 @@ from checkpoint.core.outputs import (
     OutputDecision,
     OutputHead,
     OutputSequence,
+    OutputTime,
     Publish,
     decode_output,
     encode_output,
@@ -49,12 +50,14 @@ class OutputLog(ChainStore):
         segments: KeptSegments,
         below: Position | None,
         history: int,
+        workers: tuple[int, ...],
     ) -> None:
         super().__init__(restored, writer)
         self._sequence = sequence
         self._publish = publish
         self._chain = chain
         self._history = history or msgspec.UNSET
+        self._workers = workers
         self._segments = segments
         self._below = below
         """The position below whose segment the take-over did not go: `trim` reads what is there. None: all of
@@ -80,11 +83,14 @@ class OutputLog(ChainStore):
         released: Floor = NO_FLOOR,
         line: int = 0,
         rewound: bool = False,
+        workers: tuple[int, ...] = (),
     ) -> "OutputLog":
         """Open a segment where the log continues. after_step: the step of the restored checkpoint; at: the
         end of the log in that checkpoint, None if it has no such log. released: the floor that the manifest
         has released; nothing below is read. line: the line of history of what follows; rewound: it begins
-        here, so the log goes back to `at` even if later steps are visible.
+        here, or the region did not have the worker in the checkpoint, so the log goes back to `at` even if
+        later steps are visible. workers: all workers of the
+        region, for the records of a sink that names the time of its rows.
 
         Raises what `journal.take_over` and `ChainWriter.open` raise, CorruptDataError.
         """
@@ -110,7 +116,7 @@ class OutputLog(ChainStore):
                     sequence.add(output.step, output.digest, end)
         writer = await taken.open()
         segments = KeptSegments(taken.state, writer)
-        return cls(restored, writer, sequence, publish, chain_name, segments, at, line)
+        return cls(restored, writer, sequence, publish, chain_name, segments, at, line, workers)
 
     @property
     def last_step(self) -> int:
@@ -122,7 +128,14 @@ class OutputLog(ChainStore):
         return self._sequence.judge(step, digest if self._publish is Publish.STEP else 0)
 
     async def append(
-        self, sink: str, step: int, rows: int, digest: int, data: bytes, inputs: dict[str, dict[str, int]]
+        self,
+        sink: str,
+        step: int,
+        rows: int,
+        digest: int,
+        data: bytes,
+        inputs: dict[str, dict[str, int]],
+        time: OutputTime | None = None,
     ) -> None:
         """Append the output of the next step; returns when there is room for more, before it is synced. With
         publish="step", call it only after the division of the step is durable at every worker: a replay of
@@ -131,15 +144,18 @@ class OutputLog(ChainStore):
         Raises FencedError. If cancelled, the step may be in the log: the next opening finds out.
         """
         head = OutputHead(sink=sink, publish=self._publish, inputs=inputs, line=self._history)
-        await self._append(step, rows, digest, head, data)
+        await self._append(step, rows, digest, self._timed(head, time), data)
 
-    async def begin_after(self, sink: str, step: int) -> None:
+    async def begin_after(self, sink: str, step: int, time: OutputTime | None = None) -> None:
         """Append that this worker joins the region after a step: the log continues with the next one.
 
         Raises FencedError.
         """
         head = OutputHead(sink=sink, publish=self._publish, begins=True, line=self._history)
-        await self._append(step, 0, 0, head, b"")
+        await self._append(step, 0, 0, self._timed(head, time), b"")
+
+    def _timed(self, head: OutputHead, time: OutputTime | None) -> OutputHead:
+        return head if time is None else msgspec.structs.replace(head, time=time, workers=self._workers)
 
     async def _append(self, step: int, rows: int, digest: int, head: OutputHead, data: bytes) -> None:
         async with self._appending:

@@ -43,7 +43,7 @@ from journal import (
 )
 
 _READ_BYTES = 256 * 1024
-_CLOCKS = {Op.INPUT: 5, Op.OUTPUT: 1}
+_CLOCKS = {Op.INPUT: 5, Op.OUTPUT: 1, Op.INPUT_MARK: 6}
 """Operation -> the index of the int that is the wall clock of its rows."""
 
 

@@ -9,10 +9,9 @@ from typing import Any, Protocol
 import trio
 
 from checkpoint.runtime import wall_time_ms
-from dos_client import Store
-from dos_client import randomness as rng
 from dos_protocol.errors import FencedError
 from dos_protocol.store_record import StoreRecord
+from journal import StoreStateHost
 from journal.ports import ClaimPort, DirectoryViewPort
 
 
@@ -68,29 +67,8 @@ class ManifestHost(Protocol):
     def wall_time_ms(self) -> int: ...
 
 
-class StoreHost:
+class StoreHost(StoreStateHost):
     """A host on a real store, under trio."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    @property
-    def record(self) -> StoreRecord:
-        return self._store.record
-
-    async def inspect(self, directory: str) -> ManifestHead:
-        return await self._store.inspect(directory)
-
-    async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaimPort | None:
-        with trio.move_on_after(patience_s):
-            return await self._store.claim(directory, epoch, rng.fresh_id())
-        return None
-
-    async def sleep(self, seconds: float) -> None:
-        await trio.sleep(seconds)
-
-    def rng(self) -> float:
-        return rng.jitter()
 
     def now(self) -> float:
         return trio.current_time()

@@ -30,6 +30,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from checkpoint.core.entry import EntryOrigins
 from checkpoint.core.inputs import check_input_name
 from checkpoint.core.manifest import Cut
 from checkpoint.core.outputs import output_chain
@@ -42,6 +43,8 @@ from journal import NO_FLOOR, Floor
 REGISTER_VERSION: Final = 1
 QUERIES_VERSION: Final = 2
 """Of a register with queries. A program of an older version refuses it, and trims nothing."""
+ENTRY_VERSION: Final = 3
+"""Of a register with the origins of entry points, with or without queries."""
 QUERY_PREFIX: Final = "query:"
 """Distinguishes queries from regions where a person names one. No name of a region contains a colon."""
 
@@ -111,8 +114,8 @@ class RetentionRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class Register(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a register. Each record of its chain has all of it; the last one counts.
 
-    version: QUERIES_VERSION if there are queries, otherwise REGISTER_VERSION, with the same bytes as before
-    there were any.
+    version: ENTRY_VERSION if there are entry points, otherwise QUERIES_VERSION if there are queries,
+    otherwise REGISTER_VERSION, with the same bytes as before there were any.
     """
 
     version: int = REGISTER_VERSION
@@ -124,6 +127,8 @@ class Register(msgspec.Struct, frozen=True, kw_only=True):
     """
     queries: dict[str, RegisteredQuery] = {}
     """Name -> the streaming query of another engine."""
+    entry: EntryOrigins | None = None
+    """Of an input that entry points serve: their settings and its origins."""
 
 
 _decoder: "msgspec.json.Decoder[Register]" = msgspec.json.Decoder(Register)
@@ -134,6 +139,8 @@ def encode_register(register: Register) -> bytes:
     content = msgspec.to_builtins(register)
     if not register.queries:
         del content["queries"]
+    if register.entry is None:
+        del content["entry"]
     return msgspec.json.encode(content)
 
 
@@ -147,8 +154,8 @@ def decode_register(strings: Sequence[bytes], *, where: str, at: int) -> Registe
         register = _decoder.decode(strings[0])
     except (IndexError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise CorruptDataError(where, at, "the JSON of a register of consumers", str(error)) from error
-    if register.version not in (REGISTER_VERSION, QUERIES_VERSION):
-        expected = f"a register of version {REGISTER_VERSION} or {QUERIES_VERSION}"
+    if not REGISTER_VERSION <= register.version <= ENTRY_VERSION:
+        expected = f"a register of version {REGISTER_VERSION} to {ENTRY_VERSION}"
         raise CorruptDataError(where, at, expected, str(register.version))
     return register
 
@@ -184,8 +191,19 @@ def with_query(register: Register, name: str, query: RegisteredQuery | None) -> 
     queries = {known: one for known, one in register.queries.items() if known != name}
     if query is not None:
         queries[name] = query
-    version = QUERIES_VERSION if queries else REGISTER_VERSION
-    return msgspec.structs.replace(register, queries=queries, version=version)
+    return _versioned(msgspec.structs.replace(register, queries=queries))
+
+
+def with_entry(register: Register, entry: EntryOrigins) -> Register:
+    """Return the register with these origins of entry points."""
+    return _versioned(msgspec.structs.replace(register, entry=entry))
+
+
+def _versioned(register: Register) -> Register:
+    version = QUERIES_VERSION if register.queries else REGISTER_VERSION
+    if register.entry is not None:
+        version = ENTRY_VERSION
+    return msgspec.structs.replace(register, version=version)
 
 
 def names_of(register: Register) -> list[str]:

@@ -20,7 +20,12 @@ Records:
 | op | ints | strings |
 |---|---|---|
 | INPUT, one part | [batch, part, 1 if it is the last, rows, digest before, wall clock ms] | [data, mark] |
+| INPUT, recorded by an entry point | the same, [..., time of its rows] | [data, mark, late rows] |
 | INPUT_CLOSED, closes the handle | [wall clock ms] | [JSON of InputEnds] |
+| INPUT_MARK | [mark, version, origin, last time, batch, digest before, wall clock ms] | [mark of the batch] |
+
+`core/entry.py` has the meaning of the records of entry points. INPUT_MARK lies between batches. It repeats
+the number, the digest and the producer's mark of the last batch, so no reader needs what precedes it.
 """
 
 import re
@@ -34,6 +39,7 @@ from checkpoint import limits
 from dos_protocol.digests import digest64
 from dos_protocol.errors import BadNameError, CorruptDataError, LocalProtocolError
 from dos_protocol.names import check_name
+from journal import Op, Record
 
 INPUT_CHAIN: Final = "input"
 CLOSED_CHAIN: Final = "closed"
@@ -87,11 +93,37 @@ class InputPart(NamedTuple):
     data: bytes
     mark: bytes = b""
     """The producer's own bytes, returned when it resumes. Only the last part of a batch has them."""
+    time_us: int = 0
+    """The time that an entry point gave the rows, in microseconds since 1970; 0: none."""
+    late: bytes = b""
+    """Rows that an entry point found late. No other rows have this: they are only for readers that ask."""
 
     @property
     def digest(self) -> int:
         """The digest of everything up to the end of this part."""
-        return digest64(self.data, self.before)
+        digest = digest64(self.data, self.before)
+        return digest64(self.late, digest) if self.late else digest
+
+
+class OriginMark(NamedTuple):
+    """A promise of an entry point about one origin, in its chain: all later rows have times above `mark`.
+
+    Times are microseconds since 1970. `batch` to `note` repeat the state after the last complete batch.
+    """
+
+    mark: int
+    version: int
+    """Of the origin list, as its writer knew it: the number of origins."""
+    origin: int
+    """The number of the origin in that list, from 1."""
+    last_time: int
+    """The largest time that rows of this origin were given."""
+    batch: int = 0
+    before: int = 0
+    """The digest of all counting parts before it."""
+    time_ms: int = 0
+    note: bytes = b""
+    """The producer's own mark of the last batch."""
 
 
 class InputEnds(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,8 +135,8 @@ class InputEnds(msgspec.Struct, frozen=True, kw_only=True):
 class InputRecord(NamedTuple):
     """The arguments of the journal record of a part, whose op is INPUT."""
 
-    ints: tuple[int, int, int, int, int, int]
-    strings: tuple[bytes, bytes]
+    ints: tuple[int, ...]
+    strings: tuple[bytes, ...]
 
 
 _ends_decoder: "msgspec.json.Decoder[InputEnds]" = msgspec.json.Decoder(InputEnds)
@@ -113,6 +145,8 @@ _ends_decoder: "msgspec.json.Decoder[InputEnds]" = msgspec.json.Decoder(InputEnd
 def encode_part(part: InputPart) -> InputRecord:
     """Return the record of a part."""
     ints = (part.batch, part.part, int(part.last), part.rows, part.before, part.time_ms)
+    if part.time_us or part.late:
+        return InputRecord((*ints, part.time_us), (part.data, part.mark, part.late))
     return InputRecord(ints, (part.data, part.mark))
 
 
@@ -122,14 +156,44 @@ def decode_part(ints: Iterable[int], strings: Sequence[bytes], *, where: str, at
     Raises CorruptDataError for an invalid one: it passed its checksum, so its writer had a bug.
     """
     numbers = tuple(ints)
-    if len(numbers) != 6 or len(strings) != 2:
+    if (len(numbers), len(strings)) not in ((6, 2), (7, 3)):
         raise CorruptDataError(
-            where, at, "a part of 6 ints and 2 strings", f"{len(numbers)} and {len(strings)}"
+            where, at, "a part of 6 ints and 2 strings, or 7 and 3", f"{len(numbers)} and {len(strings)}"
         )
-    batch, part, last, rows, before, time_ms = numbers
+    batch, part, last, rows, before, time_ms = numbers[:6]
     if batch < 1 or last not in (0, 1):
         raise CorruptDataError(where, at, "a batch from 1, and 0 or 1 for its last part", str(numbers))
-    return InputPart(batch, part, bool(last), rows, before, time_ms, strings[0], strings[1])
+    found = InputPart(batch, part, bool(last), rows, before, time_ms, strings[0], strings[1])
+    return found if len(numbers) == 6 else found._replace(time_us=numbers[6], late=strings[2])
+
+
+def encode_mark(mark: OriginMark) -> InputRecord:
+    """Return the arguments of the record of a mark, whose op is INPUT_MARK."""
+    return InputRecord(tuple(mark[:-1]), (mark.note,))
+
+
+def decode_mark(ints: Iterable[int], strings: Sequence[bytes], *, where: str, at: int) -> OriginMark:
+    """Return the mark in the record that ends at byte `at` of the chain `where`. Raises CorruptDataError."""
+    numbers = tuple(ints)
+    if len(numbers) != 7 or len(strings) != 1 or not 1 <= numbers[2] <= numbers[1]:
+        raise CorruptDataError(
+            where,
+            at,
+            "a mark of 7 ints and 1 string, of an origin in its list",
+            f"{numbers} and {len(strings)} strings",
+        )
+    return OriginMark(*numbers, strings[0])
+
+
+def decode_input(record: Record, *, where: str, at: int) -> InputPart | OriginMark | None:
+    """Return the part or the mark in a record of a producer's chain that ends at byte `at`; None for a record
+    of another kind. Raises CorruptDataError.
+    """
+    if record.op is Op.INPUT:
+        return decode_part(record.ints, record.strings, where=where, at=at)
+    if record.op is Op.INPUT_MARK:
+        return decode_mark(record.ints, record.strings, where=where, at=at)
+    return None
 
 
 def encode_ends(ends: InputEnds) -> bytes:
@@ -160,6 +224,15 @@ class InputPiece(NamedTuple):
     """Whether it ends its batch. The rows within one batch are in no order of event time."""
     line: int = 0
     """Of an output log: the line of history. A piece of a later line may begin below the piece before it."""
+    mark: OriginMark | None = None
+    """A mark of an entry point. Such a piece has no rows."""
+    late: bytes = b""
+    """The rows that an entry point found late."""
+
+
+def piece_of(split: str, part: InputPart, begin: int, end: int) -> InputPiece:
+    """Return a part as a piece at `begin` to `end` of its chain."""
+    return InputPiece(split, begin, end, part.digest, part.rows, part.data, part.last, late=part.late)
 
 
 class BatchNotKept(NamedTuple):
@@ -200,6 +273,10 @@ class InputSequence:
         self.mark = b""
         self.batches = 0
         """The number of complete batches seen."""
+        self.newest_mark: OriginMark | None = None
+        """Of an entry point's chain: the newest mark seen."""
+        self.last_time = 0
+        """The largest time that an entry point gave to rows of complete batches; 0: none."""
         self._split = split
         self._where = where
         self._bytes_max = bytes_max
@@ -214,11 +291,14 @@ class InputSequence:
         """Its number."""
         self._running = self.digest
 
-    def add(self, part: InputPart, begin: int, end: int) -> list[InputPiece] | BatchNotKept:
+    def add(self, part: InputPart | OriginMark, begin: int, end: int) -> list[InputPiece] | BatchNotKept:
         """Take the next record, at `begin` to `end`. Return the parts that count because of it, in order.
 
-        Raises CorruptDataError if the record cannot follow the ones before it.
+        A mark is a piece without rows. Raises CorruptDataError if the record cannot follow the ones before
+        it.
         """
+        if isinstance(part, OriginMark):
+            return self._add_mark(part, begin, end)
         if self._anywhere:
             if part.part:
                 return []  # the rest of a batch that began before `at`
@@ -233,10 +313,23 @@ class InputSequence:
             self._begin = begin
         self._pending_batch, self._count = part.batch, part.part + 1
         self._running = part.digest
-        self._hold(InputPiece(self._split, begin, end, part.digest, part.rows, part.data, part.last))
+        self._hold(piece_of(self._split, part, begin, end))
         if not part.last:
             return []
         return self._complete(part, end)
+
+    def _add_mark(self, mark: OriginMark, begin: int, end: int) -> list[InputPiece]:
+        if self._anywhere or not self._batch_known:
+            self._anywhere, self._batch_known = False, True
+            self.batch, self.digest = mark.batch, mark.before
+        if (mark.batch, mark.before) != (self.batch, self.digest):
+            text = "a mark after batch {} and digest {:016x}"
+            expected, found = text.format(self.batch, self.digest), text.format(mark.batch, mark.before)
+            raise CorruptDataError(self._where, end, expected, found)
+        self._drop(end)
+        self.mark, self.end, self.newest_mark = mark.note, end, mark
+        self.last_time = max(self.last_time, mark.last_time)
+        return [InputPiece(self._split, begin, end, self.digest, 0, b"", mark=mark)]
 
     def _check(self, part: InputPart, end: int) -> None:
         wanted = (self.batch + 1, self._count, self._running)
@@ -259,6 +352,7 @@ class InputSequence:
         pending, size = self._pending, self._pending_bytes
         again = BatchNotKept(self._begin, self.digest, end)
         self.batches += 1
+        self.last_time = max(self.last_time, part.time_us)
         self.batch, self.mark, self.end, self.digest = part.batch, part.mark, end, part.digest
         self._drop(end)
         return again if size > self._bytes_max else pending

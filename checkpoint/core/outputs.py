@@ -48,6 +48,20 @@ def output_chain(sink: str) -> str:
     return f"{OUTPUT_CHAIN_PREFIX}{sink}"
 
 
+BEFORE_ALL: Final = -(1 << 63)
+"""A time before that of any row."""
+
+
+class OutputTime(msgspec.Struct, frozen=True):
+    """How far event time is on one worker's log just after a step, in microseconds since 1970.
+
+    mark: all later rows of this log have later times. high: no row of the log so far has a later time.
+    """
+
+    mark: int = BEFORE_ALL
+    high: int = BEFORE_ALL
+
+
 class OutputHead(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a record that describes its rows."""
 
@@ -64,6 +78,10 @@ class OutputHead(msgspec.Struct, frozen=True, kw_only=True):
     """
     line: int | msgspec.UnsetType = msgspec.UNSET
     """The line of history to which the step belongs (`core/lines.py`); not set for line 0."""
+    time: OutputTime | msgspec.UnsetType = msgspec.UNSET
+    """Set if the sink names the time of its rows. Every record has it, so trimming loses none."""
+    workers: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The workers that made this step, set with `time`: the rows of a step are on the logs of all of them."""
 
     @property
     def of_line(self) -> int:

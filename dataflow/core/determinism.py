@@ -1,9 +1,26 @@
-"""Find the operators that may return other rows when they run again. Pure."""
+"""Operators that may return other rows when they run again, or when they run at another site. Pure.
+
+    deterministic        the same rows in the same order and steps give the same rows: a replay does
+    replica consistent   the same rows with the same times, in any order and division into steps, and with
+                         watermarks that advance in any steps, give the same multiset of rows: replicas do
+
+Replica consistency is definition 2 of replication-transparency. It implies the first.
+"""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from dataflow.core.plan import NodeSpec
 from dataflow.core.regions import consumers_of
+
+
+class ReplicaProblem(NamedTuple):
+    """Why two replicas of an operator may return other rows, as text after the operator's name, and what to
+    write instead.
+    """
+
+    reason: str
+    remedy: str
 
 
 def not_deterministic(nodes: Sequence[NodeSpec], starts: Iterable[int]) -> dict[int, str]:

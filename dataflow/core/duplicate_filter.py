@@ -176,6 +176,10 @@ class DuplicateFilter:
         """Return whether a stream has, or has given, all rows above M."""
         return self._streams[stream].base <= self.mark
 
+    def mark_of(self, stream: str) -> int | None:
+        """Return the mark of a stream: the least of all its logs, None before each has one."""
+        return self._streams[stream].mark
+
     def passed_by(self) -> Mapping[str, int]:
         """Return stream -> how many rows it gave first since it joined."""
         return {name: stream.passed for name, stream in self._streams.items()}

@@ -84,6 +84,8 @@ class SourceTime(NamedTuple):
     """Splits without waiting rows -> for how many seconds."""
     caught_up_holds: bool = True
     """Whether such splits hold the watermark back even without `idle_after`."""
+    is_read_here: bool = True
+    """Whether this worker reads any split of the source, now or later."""
 
 
 class SplitWatermarks:
@@ -166,3 +168,37 @@ class SplitWatermarks:
                 self._watermarks.setdefault(source, {})[split] = watermarks
             else:
                 self._newest[source] = watermarks[0]
+
+
+class InputMarks(SplitWatermarks):
+    """The watermark of sources that entry points mark (`checkpoint/core/entry.py`), instead of one that
+    follows from rows: a split is an origin, and the pair that it stores is its mark and its number.
+
+    The watermark is the least mark of the origins 1 to N, where N is the newest version of the origin list in
+    any mark that was read. While one of them has no mark, the watermark does not advance.
+    """
+
+    def marked(self, source: str, split: str, mark: Watermark, *, origin: int, version: int) -> None:
+        """Note a mark that was read: all rows of its split that are read later are above it."""
+        self._watermarks.setdefault(source, {})[split] = mark, origin
+        self._newest[source] = max(version, self._newest.get(source, 0))
+
+    def saw(self, source: str, split: str, watermark: Watermark) -> None:
+        """Do nothing: times of rows promise nothing here."""
+
+    def unit_ended(self, source: str, split: str) -> None:
+        """Do nothing: a mark lies between batches."""
+
+    def of_source(self, source: str, now: SourceTime, idle_after_s: float | None) -> Watermark:
+        """Return the input mark of a source; UNKNOWN while it does not advance."""
+        del idle_after_s
+        if now.at_end:
+            self._watermarks.pop(source, None)
+            return END
+        if not now.is_read_here:  # another worker reads all of it: what a former layout left here is old
+            self._watermarks.pop(source, None)
+            self._newest.pop(source, None)
+            return IDLE
+        version = self._newest.get(source, 0)
+        marks = [mark for mark, origin in self._watermarks.get(source, {}).values() if origin <= version]
+        return min(marks) if version and len(marks) == version else UNKNOWN

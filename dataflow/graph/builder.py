@@ -36,6 +36,7 @@ from dataflow.graph.explaining import explain
 from dataflow.graph.operator_schemas import find_schemas
 from dataflow.graph.parts import logs_between, parts_of
 from dataflow.graph.plan import GraphPlan
+from dataflow.graph.replica_checks import check_replica, is_replica
 from dataflow.graph.stream import BroadcastTable, Node, Stream
 from dataflow.graph.watermark_lags import find_lags
 from dataflow.operators.apply import apply_spec
@@ -218,6 +219,8 @@ class Graph:
     def plan(self) -> GraphPlan:
         """Check the graph and return its plan. Starts nothing. Raises GraphError with all problems found.
 
+        A graph with a `LogSink(time=...)` is that of a replica, and must be replica consistent: ReplicaError.
+
         Example:
 
             columns = graph.plan().schemas["orders"]
@@ -230,10 +233,13 @@ class Graph:
         if choice.problems:
             raise GraphError(self.name, choice.problems)
         described = [node.spec for node in self._nodes]
-        unfit = publish_by_step_problems(specs, described) + time_problems(specs, described)
+        by_name = {node.name: node.spec for node in self._nodes}
+        replica = is_replica(by_name)  # `check_replica` refuses operators that are not deterministic
+        unfit = [] if replica else publish_by_step_problems(specs, described)
+        unfit += time_problems(specs, described)
         reads = reads_of_sinks(specs, described)
         unfit += update_problems(specs, reads)
-        unfit += region_problems(choice, {node.name: node.spec for node in self._nodes})
+        unfit += region_problems(choice, by_name)
         if unfit:
             raise GraphError(self.name, tuple(unfit))
         schemas = find_schemas(self.name, specs, described)
@@ -246,7 +252,6 @@ class Graph:
             inputs, schema = [specs[i].name for i in spec.inputs], schemas[node.name]
             operators[node.name] = node.spec.describe(inputs, schema)
             older[node.name] = tuple(past.describe(inputs, schema) for past in node.spec.earlier())
-        by_name = {node.name: node.spec for node in self._nodes}
         graph_plan = GraphPlan(
             self.name,
             plan,
@@ -258,9 +263,12 @@ class Graph:
             choice,
             carries_updates(specs, reads),
             find_lags(specs, described),
+            replica,
         )
         if unfit := complete_first_problems(graph_plan):
             raise GraphError(self.name, tuple(unfit))
+        if replica:
+            check_replica(graph_plan)
         return graph_plan
 
     def _annotated(self, specs: Sequence[NodeSpec]) -> dict[int, Annotation]:

@@ -17,6 +17,7 @@ from dataflow.errors import DeliveryError, SchemaError
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.broadcast_state import BroadcastStateSpec
+from dataflow.operators.event_time import EventTimeSpec
 from dataflow.operators.key_by import KeyBySpec, check_keyed_alike
 from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.log import LogSink
@@ -47,6 +48,7 @@ def time_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> l
                 " and lateness is promised for each split; put event_time between the source and it, or read"
                 " the rows from a LogSink in a separate region"
             )
+        problems += _mark_problems(nodes, specs, index)
         untimed = next((name for above in node.inputs if (name := without[above])), None)
         if node.kind is OperatorKind.SOURCE:
             untimed = node.name
@@ -57,6 +59,25 @@ def time_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec]) -> l
             problems.append(
                 f"{node.kind.value} {node.name!r} needs event time, and gets none from source"
                 f" {untimed!r}; put stream.event_time(name, column, lateness=...) between them"
+            )
+    return problems
+
+
+def _mark_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec], index: int) -> list[str]:
+    """Check that the sources above an `event_time` by marks are marked, and by which column."""
+    spec = specs[index]
+    if not isinstance(spec, EventTimeSpec) or not spec.marks:
+        return []
+    todo, problems = list(nodes[index].inputs), []
+    while todo:
+        above = todo.pop()
+        source = specs[above]
+        todo += nodes[above].inputs
+        if nodes[above].kind is OperatorKind.SOURCE and getattr(source, "time", None) != spec.column:
+            problems.append(
+                f"event_time {nodes[index].name!r} takes its watermark from marks, and source"
+                f" {nodes[above].name!r} has none for column {spec.column!r}; read it with"
+                f" InputSource(..., entry='dos://...', time={spec.column!r}), or pass lateness instead"
             )
     return problems
 

@@ -40,6 +40,9 @@ class GraphPlan:
     The operator's watermark is held back by that.
     """
 
+    is_replica: bool = False
+    """Whether its region may run at several sites, so that it must not depend on the order of its rows."""
+
     def stored(self) -> dict[str, Any]:
         """Return the fields of a `RegionSpec` about the graph: the state that it writes and that it can
         restore.

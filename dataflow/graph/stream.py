@@ -72,6 +72,7 @@ class Stream:
         schema: "str | pa.Schema | None" = None,
         takes: Takes = "row",
         deterministic: bool = True,
+        replica_consistent: bool | None = None,
         threads: int = 1,
         broadcast: "BroadcastTable | None" = None,
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
@@ -89,6 +90,9 @@ class Stream:
         deterministic=False: the function may return other rows for the same input, because it reads a clock,
         calls a service or uses random numbers. State and output stay exactly-once, but no sink below it may
         publish by step.
+
+        replica_consistent: for a region with replicas at several sites, whether what the function returns for
+        a row depends on that row alone, not on others in its batch. None: True if takes="row".
 
         threads: how many threads call the function at once, for a function that waits or releases the GIL. It
         must be thread-safe. The results keep the order of the rows.
@@ -113,6 +117,7 @@ class Stream:
             takes,
             columns,
             deterministic=deterministic,
+            replica_consistent=replica_consistent,
             threads=threads,
             broadcast=self._table(broadcast),
             side_outputs=declared_side_outputs(side_outputs),
@@ -127,6 +132,7 @@ class Stream:
         schema: "str | pa.Schema",
         takes: Takes = "row",
         deterministic: bool = True,
+        replica_consistent: bool | None = None,
         threads: int = 1,
         broadcast: "BroadcastTable | None" = None,
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
@@ -143,6 +149,7 @@ class Stream:
             takes,
             columns,
             deterministic=deterministic,
+            replica_consistent=replica_consistent,
             threads=threads,
             broadcast=self._table(broadcast),
             side_outputs=declared_side_outputs(side_outputs),
@@ -156,6 +163,7 @@ class Stream:
         *,
         takes: Takes = "row",
         deterministic: bool = True,
+        replica_consistent: bool | None = None,
         threads: int = 1,
         broadcast: "BroadcastTable | None" = None,
         side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
@@ -173,6 +181,7 @@ class Stream:
                 function,
                 takes,
                 deterministic=deterministic,
+                replica_consistent=replica_consistent,
                 threads=threads,
                 broadcast=self._table(broadcast),
                 side_outputs=declared_side_outputs(side_outputs),
@@ -210,6 +219,7 @@ class Stream:
         punctuation: str | None = None,
         idle_after: timedelta | None = None,
         on_null: OnNullTime = "error",
+        marks: bool = False,
     ) -> "Stream":
         """Declare the timestamp `column` as the event time of the rows, and generate watermarks from it.
 
@@ -220,6 +230,8 @@ class Stream:
         of its split have larger times. A row that breaks either promise is late.
         idle_after: a split that has been read completely and yields no rows for this long is ignored until it
         yields rows again, which may be late. None: an idle split holds the watermark back.
+        marks: the watermark is what the entry points promise that gave the rows their times
+        (`InputSource(..., entry=...)`); it does not follow from rows.
         on_null: how rows with a null in `column` are handled. "error": the region stops. "drop": they are
         dropped and counted. "side": they go to the side output "null".
 
@@ -227,7 +239,7 @@ class Stream:
             sent.event_time("by_promise", "at", lateness=timedelta(minutes=1))
             sent.event_time("by_rows", "at", punctuation="all_before")
         """
-        return self._then(name, EventTimeSpec(column, lateness, punctuation, idle_after, on_null))
+        return self._then(name, EventTimeSpec(column, lateness, punctuation, idle_after, on_null, marks))
 
     def sort(self, name: str, time: str) -> "Stream":
         """Emit rows in event-time order as the watermark passes them; equal times in the order of all

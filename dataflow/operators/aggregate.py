@@ -22,7 +22,7 @@ from dataflow.operators.aggregate_functions import (
     open_all,
     result_fields,
 )
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.state.accumulators import Accumulator
 from dataflow.state.keyed_table import KeyedTable
 from dataflow.worker.partitioning import hashes_of
@@ -55,6 +55,13 @@ class AggregateSpec(OperatorSpec):
     def detail(self) -> str:
         results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
         return f"key ({', '.join(self.keys)}) results ({results})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
+        del inputs
+        return ReplicaProblem(
+            "has no window, and emits a row for each key in each step",
+            "give it a window, Tumbling or Sliding",
+        )
 
     def open(self, context: OperatorContext) -> "AggregateOperator":
         assert context.output is not None

@@ -36,6 +36,8 @@ PRECISION_MAX: Final = 20
 class Aggregate(ABC):
     """The base of all aggregates. They are immutable and travel with the graph."""
 
+    order_independent: ClassVar[bool] = False
+    """Whether the result is the same, to the last bit, for every order and division of the rows."""
     column: str | None
 
     @abstractmethod
@@ -59,6 +61,7 @@ class Count(Aggregate):
         by_item.aggregate("counted", orders=Count(), priced=Count("price"))
     """
 
+    order_independent: ClassVar[bool] = True
     column: str | None = None
 
     def result_type(self, column: pa.DataType | None) -> pa.DataType:
@@ -83,6 +86,7 @@ class Sum(Aggregate):
         by_item.aggregate("sold", income=Sum("price"))
     """
 
+    order_independent: ClassVar[bool] = True
     column: str
 
     def result_type(self, column: pa.DataType | None) -> pa.DataType:
@@ -105,6 +109,7 @@ class Mean(Aggregate):
         by_item.aggregate("hourly", Tumbling("at", timedelta(hours=1)), price=Mean("price"))
     """
 
+    order_independent: ClassVar[bool] = True
     column: str
 
     def result_type(self, column: pa.DataType | None) -> pa.DataType:
@@ -118,6 +123,7 @@ class Mean(Aggregate):
 class _Extreme(Aggregate):
     """The smallest or the largest value of a column."""
 
+    order_independent: ClassVar[bool] = True
     largest: ClassVar[bool]
 
     def result_type(self, column: pa.DataType | None) -> pa.DataType:
@@ -164,6 +170,7 @@ class ApproxDistinct(Aggregate):
         by_item.aggregate("different", prices=ApproxDistinct("price", precision=14))
     """
 
+    order_independent: ClassVar[bool] = True
     column: str
     precision: int = 12
 

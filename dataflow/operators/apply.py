@@ -20,8 +20,9 @@ from checkpoint.chains.state_blocks import block_schema
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import DirectoryError, OperatorError, SchemaError, UserFault
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.operators.emitting import Emitter, side_outputs_of
+from dataflow.operators.functions import NOT_DETERMINISTIC
 from dataflow.operators.multiple_inputs import (
     BufferedRows,
     CombinedWatermark,
@@ -127,6 +128,19 @@ class ApplySpec(OperatorSpec):
     def earlier(self) -> "Sequence[ApplySpec]":
         history = self.history()
         return [replace(self, as_of=version) for version in history.versions[:-1]] if history else ()
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        del inputs
+        if not self.deterministic:
+            return NOT_DETERMINISTIC
+        if self.operator.replica_consistent:
+            return None
+        name = type(self.operator).__name__
+        return ReplicaProblem(
+            f"runs {name}, which does not declare that its rows do not depend on the order of its input",
+            "use the operators for windows, joins and states; or write replica_consistent = True in its"
+            " class, if the same rows in any order, steps and batches give the same rows",
+        )
 
     def open(self, context: OperatorContext) -> "ApplyOperator":
         return ApplyOperator(self, context)

@@ -36,6 +36,7 @@ from checkpoint import OutputIdentity, TakenPart
 from checkpoint.chains.state_blocks import DELETED_COLUMN, slices
 from checkpoint.key_hash import HASH_COLUMN
 from dataflow.core.delivery import Delivery
+from dataflow.core.determinism import ReplicaProblem
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import OperatorError
@@ -140,6 +141,12 @@ class Operator:
         """Finish the step: all of its batches have arrived. The returned batches still belong to it."""
         return ()
 
+    def forbid_late_rows(self) -> None:
+        """Raise UserFault from now on for a row whose time is not above the watermark of its input.
+
+        Called once, before the first row, in a replica: another replica may have counted the row.
+        """
+
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
         """Advance event time, after `end_step`: all later rows of input `index` are above the watermark
         `watermark`. The returned batches still belong to the step. The same watermark may be given twice, and
@@ -240,8 +247,10 @@ class OperatorSpec(ABC):
     `needed_columns`).
     """
 
-    needs_time: ClassVar[bool] = False
-    """Whether it waits for event time: every path from a source must then contain an `event_time`."""
+    @property
+    def needs_time(self) -> bool:
+        """Whether it waits for event time: every path from a source must then contain an `event_time`."""
+        return False
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         """Return its side outputs: port -> columns."""
@@ -252,6 +261,12 @@ class OperatorSpec(ABC):
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema | None:
         """Return the output columns for these inputs, None for a sink. Raises SchemaError if the inputs do
         not fit.
+        """
+
+    @abstractmethod
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        """Return why replicas of this operator at several sites may emit other rows (`core/determinism.py`);
+        None if it is replica consistent. Also covers `deterministic`. inputs: as for `output_schema`.
         """
 
     @abstractmethod
@@ -318,6 +333,7 @@ __all__ = [
     "Operator",
     "OperatorContext",
     "OperatorSpec",
+    "ReplicaProblem",
     "StateTable",
     "StatefulOperator",
 ]

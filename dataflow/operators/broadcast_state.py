@@ -31,7 +31,7 @@ from checkpoint.key_hash import hash_keys
 from dataflow import limits
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StatefulOperator
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StatefulOperator
 from dataflow.state.moving import Share
 
 Key: TypeAlias = Any
@@ -47,6 +47,9 @@ class BroadcastSpec(OperatorSpec):
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         return inputs[0]
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # its table is refused
 
     def open(self, context: OperatorContext) -> Operator:
         raise AssertionError(f"exchange {context.operator!r} is run by the circuit, not as an operator")
@@ -78,6 +81,13 @@ class BroadcastStateSpec(OperatorSpec):
 
     def detail(self) -> str:
         return f"key ({', '.join(self.keys)})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
+        del inputs
+        return ReplicaProblem(
+            "is a broadcast table, and which rows its readers process before it changes depends on the steps",
+            "join the rows by key and time instead",
+        )
 
     def open(self, context: OperatorContext) -> "BroadcastStateOperator":
         return BroadcastStateOperator(self.keys, context.inputs[0])

@@ -19,6 +19,7 @@ from dataflow.operators.base import (
     DELETED_COLUMN,
     OperatorContext,
     OperatorSpec,
+    ReplicaProblem,
     StatefulOperator,
 )
 from dataflow.state.columns import Slots
@@ -47,6 +48,13 @@ class CountSpec(OperatorSpec):
 
     def detail(self) -> str:
         return f"key ({', '.join(self.keys)})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
+        del inputs
+        return ReplicaProblem(
+            "has no window, and emits a row for each key in each step",
+            "use aggregate with a window, Tumbling or Sliding, and Count()",
+        )
 
     def open(self, context: OperatorContext) -> "CountOperator":
         assert context.output is not None

@@ -25,7 +25,7 @@ from dataflow.operators.aggregate_functions import (
     open_all,
     result_fields,
 )
-from dataflow.operators.base import OperatorContext, StateTable
+from dataflow.operators.base import OperatorContext, ReplicaProblem, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
 from dataflow.operators.late import TimedOperator, TimedSpec
 from dataflow.state.accumulators import CountAccumulator
@@ -98,6 +98,13 @@ class CountWindowSpec(TimedSpec):
     def detail(self) -> str:
         results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
         return f"key ({', '.join(self.keys)}) window ({self.window}) results ({results})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
+        del inputs
+        return ReplicaProblem(
+            "emits results that have no time",
+            "use a window of time, Tumbling or Sliding, whose rows have the time window_end",
+        )
 
     def open(self, context: OperatorContext) -> "CountWindowOperator":
         assert context.output is not None

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
 from dataflow.operators.late import TimedOperator, TimedSpec
 from dataflow.operators.window_assignment import START, Tumbling, WindowKeys
@@ -24,6 +24,16 @@ from dataflow.state.columns import Slots
 from dataflow.state.key_index import SlotArray
 from dataflow.state.keyed_table import KeyedTable, SlotValues
 from dataflow.worker.partitioning import hashes_of
+
+
+def _replica_problem(keys: Sequence[str], columns: pa.Schema) -> ReplicaProblem | None:
+    others = [name for name in columns.names if name not in keys]
+    if not others:
+        return None
+    return ReplicaProblem(
+        f"emits the first row of each key, and rows of one key may differ in {', '.join(map(repr, others))}",
+        "add these columns to its key_by, or remove them in a map before",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,9 @@ class DedupSpec(OperatorSpec):
 
     def detail(self) -> str:
         return f"key ({', '.join(self.keys)})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        return _replica_problem(self.keys, inputs[0])
 
     def open(self, context: OperatorContext) -> Operator:
         return DedupOperator(self.keys, context.inputs[0])
@@ -63,6 +76,9 @@ class WindowDedupSpec(TimedSpec):
 
     def detail(self) -> str:
         return f"key ({', '.join(self.keys)}) window ({self.window})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        return _replica_problem(self.keys, inputs[0])
 
     def open(self, context: OperatorContext) -> Operator:
         return WindowDedupOperator(self, context.inputs[0])
@@ -143,6 +159,7 @@ class WindowDedupOperator(TimedOperator):
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         times = times_of(batch.column(self._time_name), self._time_name)
+        self.check_times(times)
         starts = self._keys.newest(times)
         closed = self._keys.are_closed(starts, self.watermark())
         if closed.any():

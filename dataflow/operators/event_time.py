@@ -27,10 +27,10 @@ import pyarrow.compute as pc
 from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
-from dataflow.core.event_time import UNKNOWN, SplitWatermarks, Watermark, behind, further, is_time
+from dataflow.core.event_time import UNKNOWN, InputMarks, SplitWatermarks, Watermark, behind, further, is_time
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
-from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
+from dataflow.operators.base import OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.operators.nulls import NullRule, OnNullTime, check_choice, null_side_outputs
 from dataflow.operators.step_values import StepValues
 from dataflow.schema import type_text
@@ -83,9 +83,15 @@ def times_of(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
     return times
 
 
+def latest_times(batch: pa.RecordBatch, names: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the time of each row in microseconds: the latest of these columns. Raises as `times_of`."""
+    times: npt.NDArray[np.int64] = np.maximum.reduce([times_of(batch.column(name), name) for name in names])
+    return times
+
+
 @dataclass(frozen=True, slots=True)
 class EventTimeSpec(OperatorSpec):
-    """The time column, and the source of watermarks: either `lateness` or the column `punctuation`."""
+    """The time column, and the source of watermarks: `lateness`, the column `punctuation`, or `marks`."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.EVENT_TIME
     column: str
@@ -93,14 +99,17 @@ class EventTimeSpec(OperatorSpec):
     punctuation: str | None
     idle_after: timedelta | None = None
     on_null: OnNullTime = "error"
+    marks: bool = False
 
     def __post_init__(self) -> None:
         check_choice(self.on_null, get_args(OnNullTime))
-        if (self.lateness is None) == (self.punctuation is None):
+        if (self.lateness is not None) + (self.punctuation is not None) + self.marks != 1:
             raise SchemaError(
                 "event_time needs exactly one of lateness=timedelta(...), how far rows may be behind others,"
-                " and punctuation='column', a column with watermarks"
+                " punctuation='column', a column with watermarks, and marks=True, the marks of entry points"
             )
+        if self.marks and self.idle_after is not None:
+            raise SchemaError("idle_after is not for marks: entry points mark silent producers too")
         if self.lateness is not None:
             micros_of(self.lateness, "lateness")
         if self.idle_after is not None and not micros_of(self.idle_after, "idle_after"):
@@ -114,6 +123,20 @@ class EventTimeSpec(OperatorSpec):
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         return null_side_outputs(self.on_null, inputs[0])
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        del inputs
+        if self.lateness:
+            return ReplicaProblem(
+                f"has lateness={self.lateness}, and which rows are later than that depends on the steps",
+                "let the entry point, which is the same for all replicas, decide which rows are late",
+            )
+        if self.idle_after is not None:
+            return ReplicaProblem(
+                f"has idle_after={self.idle_after}, so its watermark depends on a clock",
+                "leave it out, and close producers that end",
+            )
+        return None
 
     def open(self, context: OperatorContext) -> "EventTimeOperator":
         del context
@@ -192,7 +215,7 @@ class EventTimeOperator(NullRule):
         self._punctuation = spec.punctuation
         self._lateness = 0 if spec.lateness is None else micros_of(spec.lateness, "lateness")
         self._state = _RememberedWatermark()
-        self.splits = SplitWatermarks()
+        self.splits = InputMarks() if spec.marks else SplitWatermarks()
         self.idle_after_s = None if spec.idle_after is None else spec.idle_after.total_seconds()
         self.rows_of = ("", "")
         """Source and split of the rows of the next `process` call."""
@@ -259,6 +282,7 @@ __all__ = [
     "EventTimeSpec",
     "WatermarkTable",
     "check_time_column",
+    "latest_times",
     "micros_of",
     "times_of",
 ]

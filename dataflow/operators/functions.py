@@ -20,7 +20,7 @@ argument of every function; with side outputs, the last argument is `emit(port, 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from dataflow import limits
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem
 from dataflow.operators.emitting import Emitter
 from dataflow.operators.frames import OnFrames
 from dataflow.operators.python_rows import rows_of
@@ -36,6 +36,10 @@ from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, e
 from dataflow.operators.threads import ThreadedOperator
 from dataflow.schema import check_schema
 
+NOT_DETERMINISTIC: Final = ReplicaProblem(
+    "is not deterministic: it may return other rows for the same rows",
+    "use clocks, services and random numbers before the entry of the rows, or after the exit",
+)
 Takes: TypeAlias = Literal["row", "batch", "pandas"]
 UserFunction: TypeAlias = Callable[..., Any]
 
@@ -49,6 +53,8 @@ class FunctionSpec(OperatorSpec):
     takes: Takes = "row"
     _: KW_ONLY
     deterministic: bool = True
+    replica_consistent: bool | None = None
+    """Whether the rows that the function returns for a row depend on that row alone. None: if takes="row"."""
     threads: int = 1
     broadcast: str | None = None
     side_outputs: tuple[tuple[str, pa.Schema], ...] = ()
@@ -61,6 +67,18 @@ class FunctionSpec(OperatorSpec):
             raise SchemaError(f"takes must be 'row', 'batch' or 'pandas', not {self.takes!r}")
         if not 1 <= self.threads <= limits.operator_threads_max:
             raise SchemaError(f"threads must be 1 to {limits.operator_threads_max}, not {self.threads}")
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        del inputs
+        if not self.deterministic:
+            return NOT_DETERMINISTIC
+        if self.replica_consistent or (self.replica_consistent is None and self.takes == "row"):
+            return None
+        return ReplicaProblem(
+            "has a function of batches, which may depend on which rows are in one batch",
+            'use takes="row"; or declare replica_consistent=True, if what it returns for a row depends on'
+            " that row alone",
+        )
 
     def open(self, context: OperatorContext) -> Operator:
         function = OnFrames(self.function) if self.takes == "pandas" else self.function

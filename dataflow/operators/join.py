@@ -78,6 +78,9 @@ class JoinSpec(OperatorSpec):
         described = " with ".join(f"key ({', '.join(keys)}) time ({time})" for keys, time in sides)
         return f"{described} within ({self.within})"
 
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # each pair once, whichever row came first
+
     def open(self, context: OperatorContext) -> "JoinOperator":
         assert context.output is not None
         return JoinOperator(self, context.inputs, context.output)
@@ -123,6 +126,7 @@ class JoinOperator(TimedOperator):
     def process_of(self, index: int, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         side = self._sides[index]
         times = times_of(batch.column(side.time), side.time)
+        self.check_times(times, index)
         late = times <= self.watermark(index)
         if late.any():
             self._add_late_rows(index, batch, np.flatnonzero(late), times)

@@ -49,6 +49,9 @@ class KeyBySpec(OperatorSpec):
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
         return null_side_outputs(self.on_null, inputs[0])
 
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # every row once, or by its own nulls not at all
+
     def open(self, context: OperatorContext) -> NullRule:
         """Return the operator that rows pass before they are sent. The circuit runs the exchange itself."""
         del context

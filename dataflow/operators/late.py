@@ -17,6 +17,7 @@ from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
 from dataflow.core.event_time import Watermark
+from dataflow.errors import UserFault
 from dataflow.operators.base import Operator, OperatorSpec, StateTable
 from dataflow.operators.event_time import WatermarkTable
 from dataflow.state.columns import Slots
@@ -105,6 +106,7 @@ class TimedOperator(Operator, ABC):
         self._time = WatermarkTable(inputs)
         self._late: list[pa.RecordBatch] = []
         self._lateness = LateTable()
+        self._forbids_late_rows = False
 
     @property
     def late_rows(self) -> int:
@@ -115,10 +117,27 @@ class TimedOperator(Operator, ABC):
         """Return the watermark at the end of the previous step."""
         return self._time.watermarks[index]
 
+    def forbid_late_rows(self) -> None:
+        self._forbids_late_rows = True
+
+    def check_times(self, times: npt.NDArray[np.int64], index: int = 0) -> None:
+        """Raise UserFault for a time that is not above the watermark of its input, where these are forbidden.
+
+        Called for all rows, because a row at or below the watermark may also belong to windows that are open.
+        """
+        if self._forbids_late_rows and len(times) and times.min() <= self.watermark(index):
+            raise UserFault(
+                f"a row has time {int(times.min())}, and the watermark is {self.watermark(index)}, in"
+                " microseconds: another replica, whose watermark was behind, may have counted this row",
+                row=int(times.argmin()),
+                remedy="correct the function above it that sets the time, or the watermarks of its source",
+            )
+
     def in_time(
         self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], index: int = 0
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
         """Return the rows that are not late, and their times. The late rows go to the side output."""
+        self.check_times(times, index)
         late = times <= self.watermark(index)
         if not late.any():
             return batch, times

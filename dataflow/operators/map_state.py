@@ -143,6 +143,9 @@ class MapStateSpec(OperatorSpec):
         del columns
         return Calls(self.on_row, self.on_timer)
 
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # calls are in the order of time, equal times by all columns
+
     def open(self, context: OperatorContext) -> "MapStateOperator":
         return MapStateOperator(self, context.inputs[0], context.scratch)
 

@@ -25,6 +25,9 @@ class SideOutputSpec(OperatorSpec):
     def detail(self) -> str:
         return f"port ({self.port})"
 
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # the operator above it decides what it emits
+
     def open(self, context: OperatorContext) -> "SideOutputOperator":
         del context
         return SideOutputOperator()

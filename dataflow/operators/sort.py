@@ -34,6 +34,9 @@ class SortSpec(TimedSpec):
     def detail(self) -> str:
         return f"time ({self.time})"
 
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # every row once
+
     def open(self, context: OperatorContext) -> "SortOperator":
         return SortOperator(self.time, context.inputs[0])
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.operators.base import OperatorContext, StateTable
+from dataflow.operators.base import OperatorContext, ReplicaProblem, StateTable
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.late import TimedOperator, TimedSpec
 from dataflow.operators.window_assignment import Tumbling
@@ -58,6 +58,13 @@ class TopKSpec(TimedSpec):
 
     def detail(self) -> str:
         return f"key ({', '.join(self.keys)}) window ({self.window}) {self.k} by ({self.by})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
+        del inputs
+        return ReplicaProblem(
+            "emits rows of a window after it is over, when watermarks above their times are published",
+            "use aggregate with a window, whose rows have the time window_end",
+        )
 
     def open(self, context: OperatorContext) -> "TopKOperator":
         return TopKOperator(self, context.inputs[0])

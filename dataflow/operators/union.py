@@ -33,6 +33,9 @@ class UnionSpec(OperatorSpec):
                 )
         return inputs[0]
 
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # every row of every input once
+
     def open(self, context: OperatorContext) -> Operator:
         del context
         return Operator()

@@ -163,6 +163,12 @@ class UserOperator:
     their division into batches and of checkpoints. If not (it uses a clock, a service or random numbers),
     state and output are still exactly-once, but no sink downstream may publish output per step.
     """
+    replica_consistent: ClassVar[bool] = False
+    """Whether the same rows in any order, division into steps and among copies, and with any calls of
+    `on_punctuation` in between that keep what they promise, make it return the same rows. Such an operator
+    returns rows for one row alone, or for all rows up to the time of `on_punctuation`, never for "the rows so
+    far". An operator in a region with replicas at several sites must declare it.
+    """
     _emit_to_port: "Callable[[str, Any], None] | None" = None
 
     def open(self, ctx: RuntimeContext) -> None:

@@ -27,7 +27,7 @@ from dataflow.operators.aggregate_functions import (
     open_all,
     result_fields,
 )
-from dataflow.operators.base import OperatorContext, StateTable
+from dataflow.operators.base import OperatorContext, ReplicaProblem, StateTable
 from dataflow.operators.event_time import check_time_column, times_of
 from dataflow.operators.late import TimedOperator, TimedSpec
 from dataflow.operators.window_assignment import START, STOP, Sliding, Tumbling, Window, WindowKeys
@@ -74,6 +74,16 @@ class WindowSpec(TimedSpec):
         results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
         return f"key ({', '.join(self.keys)}) window ({self.window}) results ({results})"
 
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        del inputs
+        ordered = [name for name, aggregate in self.aggregates if not aggregate.order_independent]
+        if not ordered:
+            return None
+        return ReplicaProblem(
+            f"has the result {ordered[0]!r}, whose aggregate may depend on the order of the rows",
+            "use another aggregate; or set order_independent = True in its class, if it does not",
+        )
+
     def open(self, context: OperatorContext) -> "WindowOperator":
         assert context.output is not None
         return WindowOperator(self, context.inputs[0], context.output)
@@ -92,6 +102,7 @@ class WindowOperator(TimedOperator):
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         times = times_of(batch.column(self._time_name), self._time_name)
+        self.check_times(times)
         in_open_window = np.zeros(len(times), np.bool_)
         for rows, starts in self._keys.open_for(times, self.watermark()):
             in_open_window[rows] = True

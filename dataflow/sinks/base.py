@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from dataflow.core.delivery import Delivery
 from dataflow.core.plan import OperatorKind
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem
 from dos_protocol.digests import digest64
 
 exactly_once_remedy: Final = (
@@ -142,6 +142,14 @@ class SinkSpec(OperatorSpec):
         """
         delivered = self.delivers(wanted)
         return "" if delivered == "exactly-once" else f"its rows are visible at once ({delivered})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        """Return why it cannot be in a replica. Default: its output would have each row once per replica."""
+        del inputs
+        return ReplicaProblem(
+            f"is a {type(self).__name__}, to which every replica would write its own copy of each row",
+            "write a LogSink with a time, and use this sink in a region that reads the merged log",
+        )
 
     @abstractmethod
     def open(self, context: OperatorContext) -> SinkWriter:

@@ -9,14 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 
-from checkpoint import Publish, RetentionRule
+from checkpoint import OutputTime, Publish, RetentionRule
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, kind_of
 from dataflow.core.delivery import Delivery
-from dataflow.errors import DeliveryError, SchemaError
+from dataflow.core.event_time import Watermark, further
+from dataflow.errors import BehindMarkError, DeliveryError, SchemaError
 from dataflow.operators.base import OperatorContext
+from dataflow.operators.event_time import latest_times
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dos_protocol.digests import digest64
 
@@ -41,11 +45,16 @@ class LogSink(SinkSpec):
     keep the newest bytes, and rows younger than this many seconds; what exceeds a limit is deleted even if a
     consumer needs it. `dos output retain` replaces all three.
 
+    time: the column with the event time of the rows; of several columns, the later one counts. Readers then
+    learn how far the output is (its *mark*), and several replicas of the region can be merged. A row must be
+    later than every mark that was given before it; otherwise the region stops with BehindMarkError.
+
     Raises SchemaError.
     """
 
     publish: Publish
     rule: RetentionRule
+    time: tuple[str, ...]
 
     @property
     def shows_steps(self) -> bool:
@@ -62,7 +71,9 @@ class LogSink(SinkSpec):
         retain: str = "all",
         max_bytes: int | None = None,
         max_age: float | None = None,
+        time: str | Sequence[str] = (),
     ) -> None:
+        object.__setattr__(self, "time", (time,) if isinstance(time, str) else tuple(time))
         if publish not in _PUBLISH:
             known = " or ".join(map(repr, _PUBLISH))
             raise SchemaError(f"publish must be {known}, not {publish!r}")
@@ -88,6 +99,9 @@ class LogSink(SinkSpec):
                     ' publish="checkpoint", or convert the column to a plain type'
                 ) from error
 
+    def detail(self) -> str:
+        return f"time {', '.join(self.time)}" if self.time else ""
+
     def delivers(self, wanted: Delivery | None) -> Delivery:
         """Raise DeliveryError for at-most-once if publish="step".
 
@@ -98,8 +112,19 @@ class LogSink(SinkSpec):
             raise DeliveryError(text, remedy='use LogSink(publish="checkpoint")')
         return SinkSpec.delivers(self, wanted)
 
+    def time_in(self, prepared: Any | None) -> OutputTime | None:
+        """Return how far event time is, according to what a checkpoint stores of this sink; None if it does
+        not name the time of its rows.
+        """
+        if not self.time:
+            return None
+        return OutputTime() if prepared is None else msgspec.convert(prepared, OutputTime)
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # readers merge the logs of all replicas
+
     def open(self, context: OperatorContext) -> "LogWriter":
-        return LogWriter(context.inputs[0], compared=self.publish is Publish.STEP)
+        return LogWriter(self, context.inputs[0])
 
 
 class StepOutput(NamedTuple):
@@ -108,25 +133,53 @@ class StepOutput(NamedTuple):
     rows: int
     digest: int
     data: bytes
+    time: OutputTime | None = None
 
 
 class LogWriter(SinkWriter):
     """Collects the rows of a step. `take_step` returns the ended steps, in order."""
 
-    def __init__(self, schema: pa.Schema, *, compared: bool) -> None:
+    def __init__(self, spec: LogSink, schema: pa.Schema) -> None:
+        self._spec = spec
         self._schema = schema
-        self._compared = compared
+        self._time = spec.time_in(None)
         self._batches: list[pa.RecordBatch] = []
         self._ended: deque[StepOutput] = deque()
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        if self._time is not None:
+            self._time = self._after(batch, self._time)
         self._batches.append(batch)
+        return ()
+
+    def _after(self, batch: pa.RecordBatch, time: OutputTime) -> OutputTime:
+        """Return how far event time is after rows. Raises BehindMarkError for one that is not later than the
+        last mark.
+        """
+        times = latest_times(batch, self._spec.time)
+        if (first := int(times.min())) <= time.mark:
+            named = " and ".join(map(repr, self._spec.time))
+            raise BehindMarkError(
+                f"the time of a row, in column {named}, is {np.datetime64(first, 'us')}, and the sink has"
+                f" promised that all rows after {np.datetime64(time.mark, 'us')} are later",
+                row=int(times.argmin()),
+                remedy="name a column that is never before the watermark of its rows: of a window the"
+                " column with its end, of a join both times, time=('a', 'b')",
+            )
+        return OutputTime(time.mark, max(time.high, int(times.max())))
+
+    def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
+        del index
+        if self._time is not None:
+            self._time = OutputTime(further(self._time.mark, watermark), self._time.high)
+            self._ended[-1] = self._ended[-1]._replace(time=self._time)
         return ()
 
     def end_step(self) -> Sequence[pa.RecordBatch]:
         table = pa.Table.from_batches(self._batches, self._schema)
         self._batches = []
-        self._ended.append(self._output(table) if table.num_rows else StepOutput(0, 0, b""))
+        made = self._output(table) if table.num_rows else StepOutput(0, 0, b"")
+        self._ended.append(made._replace(time=self._time))
         return ()
 
     def take_step(self) -> StepOutput:
@@ -135,7 +188,7 @@ class LogWriter(SinkWriter):
 
     def _output(self, table: pa.Table) -> StepOutput:
         digest = 0
-        if self._compared:
+        if self._spec.publish is Publish.STEP:  # compared with what a replay makes
             digest = digest64(hash_keys(table.columns).astype(">u8").tobytes())
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self._schema) as writer:
@@ -143,14 +196,15 @@ class LogWriter(SinkWriter):
         return StepOutput(table.num_rows, digest, sink.getvalue().to_pybytes())
 
     def prepare(self, checkpoint: int) -> Any:
-        """Return nothing: the link thread records the end of the log."""
+        """Return how far event time is. The link thread adds the end of the log."""
         del checkpoint
+        return msgspec.to_builtins(self._time)
 
     def sync(self) -> None:
         """Do nothing: the link thread waits for the log."""
 
     def reset_to(self, prepared: Any | None) -> None:
         """Discard pending rows; the link thread opens the log at the position in the checkpoint."""
-        del prepared
+        self._time = self._spec.time_in(prepared)
         self._batches = []
         self._ended.clear()

@@ -13,11 +13,11 @@ from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint import SplitPosition
+from checkpoint import OriginMark, SplitPosition
 from dataflow.core.event_time import SourceTime, Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import OperatorError, SchemaError
-from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem
 
 Positions: TypeAlias = dict[str, SplitPosition]
 
@@ -60,6 +60,8 @@ class SourceBatch:
     """The input bytes of the rows, for sources that need them to describe the position of a row."""
     ends_unit: bool = True
     """Whether the last row ends a unit of its split. Rows within a unit are not ordered by time."""
+    marks: "tuple[tuple[str, OriginMark], ...]" = ()
+    """Marks of entry points that were read with these rows, with the split of each."""
 
     @property
     def split(self) -> str:
@@ -177,6 +179,8 @@ class SourceSpec(OperatorSpec):
     kind: ClassVar[OperatorKind] = OperatorKind.SOURCE
     runs_outside: ClassVar[bool] = False
     """Whether it can start at the present position of its input, outside of a consistent region."""
+    times_rise: ClassVar[bool] = False
+    """Whether rows of a split come in the order of their times, so that the latest of them is a watermark."""
 
     def check_access(self) -> None:
         """Raise an error if the input cannot be read from anywhere, such as a bucket that does not exist.
@@ -193,6 +197,14 @@ class SourceSpec(OperatorSpec):
                 f"{type(self).__name__} does not say how its splits are dealt to other workers",
                 remedy="define redeal in its class, or keep the number of workers",
             )
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
+        """Return why replicas at several sites would read other rows. Default: they do."""
+        del inputs
+        return ReplicaProblem(
+            f"is a {type(self).__name__}, and replicas at other sites would not read the same rows",
+            "let a producer write the rows into an input handle, which InputSource reads at every site",
+        )
 
     @abstractmethod
     def open(self, context: OperatorContext) -> SourceReader:

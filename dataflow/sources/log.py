@@ -8,13 +8,16 @@ processed all of its input. Two regions connected in this way stay independent: 
 and is reset alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
 
 from checkpoint import output_chain
-from checkpoint.chains.output_following import OnRewind, PublishedOutput
+from checkpoint.chains.output_follower import OnRewind
+from checkpoint.chains.output_following import PublishedOutput
+from dataflow.core.determinism import ReplicaProblem
 from dataflow.errors import SchemaError
 from dataflow.schema import parse_schema
 from dataflow.sources.prefetched import PrefetchedSource, check_begin
@@ -82,6 +85,13 @@ class LogSource(PrefetchedSource):
 
     def owner(self, split: str, workers: int) -> int:
         return int(split[1:]) % workers
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
+        del inputs
+        return ReplicaProblem(
+            "is a LogSource, which reads one replica of a region and has no rows while that one fails",
+            "use MergedLogSource, which reads all of them",
+        )
 
     def detail(self) -> str:
         return f"log {self.sink}"

@@ -91,6 +91,8 @@ class PrefetchedSource(base.SourceSpec):
     runs_outside: ClassVar[bool] = True
     what: ClassVar[str]
     """What a split is, for messages."""
+    store_url: ClassVar[str] = ""
+    """The store that it is read from; "": the store of the region."""
     schema: pa.Schema
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
@@ -129,9 +131,16 @@ def owner_by_name(split: str, workers: int) -> int:
 class PrefetchedReader(base.SourceReader):
     """Reads a worker's splits in turns."""
 
-    def __init__(self, schema: pa.Schema, label: str) -> None:
+    def __init__(
+        self, schema: pa.Schema, label: str, *, is_read_here: bool = True, late: bool = False
+    ) -> None:
+        """is_read_here: whether this worker may have splits. late: read the rows that entry points found
+        late, instead of all others.
+        """
         self._schema = schema
         self._label = label
+        self._is_read_here = is_read_here
+        self._late = late
         self._buffer = PrefetchBuffer()
         self._clear()
 
@@ -169,7 +178,7 @@ class PrefetchedReader(base.SourceReader):
         return self._buffer.is_over
 
     def time_now(self) -> SourceTime:
-        return self._buffer.time_now()
+        return self._buffer.time_now()._replace(is_read_here=self._is_read_here)
 
     def read(self, bytes_max: int) -> base.SourceBatch | None:
         pieces: list[InputPiece] = []
@@ -263,12 +272,18 @@ class PrefetchedReader(base.SourceReader):
         rows = table.to_batches()
         batch = rows[0] if rows else pa.RecordBatch.from_pylist([], self._schema)
         origins = tuple(base.BatchPiece(piece.split, piece.begin, piece.end, 0) for piece in pieces)
-        size = sum(len(piece.data) for piece in pieces)
-        return base.SourceBatch(batch, origins, size, ends_unit=pieces[-1].last)
+        size = sum(
+            len(piece.data) or 1 for piece in pieces
+        )  # a mark counts too: 0 would end the step's reading
+        marks = tuple((piece.split, piece.mark) for piece in pieces if piece.mark is not None)
+        return base.SourceBatch(batch, origins, size, ends_unit=pieces[-1].last, marks=marks)
 
     def _rows_of(self, piece: InputPiece) -> list[pa.RecordBatch]:
+        data = piece.late if self._late else piece.data
+        if piece.mark is not None or (self._late and not data):
+            return []
         try:
-            with pa.ipc.open_stream(piece.data) as reader:
+            with pa.ipc.open_stream(data) as reader:
                 found = reader.schema
                 batches = list(reader)
         except (pa.ArrowInvalid, OSError) as error:  # OSError: compressed data cannot be decompressed

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoint import SplitPosition
+from dataflow.core.event_time import UNKNOWN, Watermark, further
 from dataflow.operators.base import OperatorContext, OperatorSpec
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sources.base import Positions, SourceBatch, SourceDivision, SourceReader, SourceSpec
@@ -73,9 +74,16 @@ class TrialSink(SinkSpec):
 @dataclass(slots=True)
 class TrialWriter(SinkWriter):
     batches: list[pa.RecordBatch] = field(default_factory=list)
+    watermark: Watermark = UNKNOWN
+    """The watermark of its rows after the newest step."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         self.batches.append(batch)
+        return ()
+
+    def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
+        del index
+        self.watermark = further(self.watermark, watermark)
         return ()
 
     def take(self) -> list[pa.RecordBatch]:

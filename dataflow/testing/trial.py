@@ -123,9 +123,7 @@ class Trial:
         self._run(checkpoint=checkpoint, taken=taken, end=end)
         for circuit in self._circuits:
             for name, batches in self._sink_batches.items():
-                sink = circuit.sinks[name]
-                assert isinstance(sink, TrialWriter)
-                batches += [(self._step, batch) for batch in sink.take()]
+                batches += [(self._step, batch) for batch in self._writer(circuit, name).take()]
         if checkpoint:
             self._commit(taken)
 
@@ -259,6 +257,17 @@ class Trial:
         """Return the rows of a sink as dicts."""
         rows: list[dict[str, Any]] = self.table(sink).to_pylist()
         return rows
+
+    def watermark(self, sink: str) -> int:
+        """Return the watermark of the rows of a sink, the least of all workers, in microseconds since 1970:
+        later rows have larger times. A crash opens the sinks without one.
+        """
+        return min(self._writer(circuit, sink).watermark for circuit in self._circuits)
+
+    def _writer(self, circuit: Circuit, sink: str) -> TrialWriter:
+        writer = circuit.sinks[sink]
+        assert isinstance(writer, TrialWriter)
+        return writer
 
     def files(self, operator: str, worker: int = 0) -> dict[str, bytes]:
         """Return the files of an operator on one worker: name -> content."""

@@ -392,7 +392,8 @@ class CircuitIncarnation:
         self._shared.operators = self._circuit.counters()
         for name, writer in self._circuit.sinks.items():
             if isinstance(writer, LogWriter):
-                self._post(OutputMade(self.number, step, name, *writer.take_step(), positions))
+                rows, digest, data, time = writer.take_step()
+                self._post(OutputMade(self.number, step, name, rows, digest, data, positions, time))
         if barrier.cut:
             self._cut_taken(step)
             self._post(self._checkpoints.finish(step, barrier, positions | split_times))

@@ -15,8 +15,18 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from checkpoint import Division, Sources, SplitPosition
-from dataflow.core.event_time import END, IDLE, UNKNOWN, SourceTime, Watermark, combined, further, held_back
+from checkpoint import Division, OriginMark, Sources, SplitPosition
+from dataflow.core.event_time import (
+    END,
+    IDLE,
+    UNKNOWN,
+    InputMarks,
+    SourceTime,
+    Watermark,
+    combined,
+    further,
+    held_back,
+)
 from dataflow.core.plan import NodePlan, OperatorKind
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import Operator
@@ -54,6 +64,8 @@ class CircuitTime:
         self.flows = graph.has_event_time or bool(self._incomplete)
         """Whether watermarks are sent and received at all."""
         self._operators = operators
+        for operator in operators.values() if graph.is_replica else ():
+            operator.forbid_late_rows()
         self._lags = graph.lags
         self._timing = {
             node.name: one
@@ -102,9 +114,16 @@ class CircuitTime:
     def fed(self, source: str, batch: SourceBatch) -> None:
         """Note that a batch of a source passed stage 0. A union holds its rows until the end of the step."""
         if self.flows:
+            for split, mark in batch.marks:
+                self._marked(source, split, mark)
             self._fed[source, batch.split] = batch.ends_unit
             if batch.ends_unit:
                 self._units_ended(source, batch.split)
+
+    def _marked(self, source: str, split: str, mark: OriginMark) -> None:
+        for name, timing in self._timing.items():
+            if source in self._sources[name] and isinstance(timing.splits, InputMarks):
+                timing.splits.marked(source, split, mark.mark, origin=mark.origin, version=mark.version)
 
     def _units_ended(self, source: str, split: str) -> None:
         for name, timing in self._timing.items():

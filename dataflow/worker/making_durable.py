@@ -22,7 +22,7 @@ async def made_durable(
         for writer in taken.writers.values():
             nursery.start_soon(runtime().in_thread, writer.sync)  # fsync may block
         positions = await journals.prepare(taken)
-        shown = await outputs.synced(taken.step)
+        shown = await outputs.synced(taken.step, taken.sinks)
         files = await directories.synced(taken.barrier.cut)
     return msgspec.structs.replace(
         positions,

@@ -21,6 +21,7 @@ from checkpoint import (
     FailureKind,
     Layout,
     OutputIdentity,
+    OutputTime,
     Sources,
     SplitPosition,
     TakenPart,
@@ -236,8 +237,8 @@ class SourceWaits:
 class OutputMade:
     """The output of one step for one sink that writes to the store.
 
-    One is sent for each such sink and step, in order, even without rows; for a step with a checkpoint before
-    its `CutTaken`.
+    One for each such sink and step, in order, even without rows, and before the `CutTaken` of the step.
+    inputs: the positions of the sources at its end. time: None if the sink does not name the time of rows.
     """
 
     incarnation: int
@@ -247,7 +248,7 @@ class OutputMade:
     digest: int
     data: bytes
     inputs: dict[str, dict[str, SplitPosition]]
-    """The positions of the sources at the end of the step."""
+    time: OutputTime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,10 +88,11 @@ class Outputs:
         joins: bool = False,
         line: int = 0,
         rewound: bool = False,
+        workers: tuple[int, ...] = (),
     ) -> None:
         """Open every log at its position. floors: what the manifest has released of each chain. joins: the
         region did not have this worker in the checkpoint. line: the line of history of the checkpoint;
-        rewound: it begins with it.
+        rewound: it begins with it. workers: all workers of the region.
 
         Raises what `OutputLog.open` raises; call `aclose` then too.
         """
@@ -107,10 +108,12 @@ class Outputs:
                 scratch=scratch,
                 released=floors.get(output_chain(name), NO_FLOOR),
                 line=line,
-                rewound=rewound,
+                rewound=rewound or joins,  # it may have steps of a line that was left before this worker was
+                workers=workers,
             )
             if joins:
-                await log.begin_after(name, after_step)
+                prepared = None if part is None else part.sinks.get(name)
+                await log.begin_after(name, after_step, spec.time_in(prepared))
             self._logs[name] = log
             self._handled[name] = after_step
 
@@ -178,7 +181,10 @@ class Outputs:
                     # Visible at once, so it must be the same after a reset: all inputs are durable first.
                     while self._durable.everywhere < made.step:
                         await self._changed.wait()
-                await log.append(made.sink, made.step, made.rows, made.digest, made.data, _ends(made.inputs))
+                ends = _ends(made.inputs)
+                await log.append(
+                    made.sink, made.step, made.rows, made.digest, made.data, ends, time=made.time
+                )
             self._handled[made.sink] = made.step
             self._wake()
 
@@ -209,14 +215,21 @@ class Outputs:
         """Return chain -> the lowest segment that the checkpoint of the last `synced` keeps."""
         return {output_chain(name): log.vote_floor for name, log in self._logs.items()}
 
-    async def synced(self, step: int) -> dict[str, Any]:
-        """Wait until the output up to a step is synced on the quorum; return sink -> its position."""
-        positions = {}
+    async def synced(self, step: int, prepared: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait until the output up to a step is synced on the quorum; return sink -> what the checkpoint
+        stores of it. prepared: what the sinks prepared for the checkpoint.
+        """
+        parts = {}
         for name, log in self._logs.items():
             while self._handled[name] < step:
                 await self._changed.wait()
-            positions[name] = msgspec.to_builtins(await log.synced(step))
-        return positions
+            parts[name] = log_part(await log.synced(step), prepared[name])
+        return parts
+
+
+def log_part(position: Position, prepared: Any) -> dict[str, Any]:
+    """Return what a checkpoint stores of an output log: its position, and what its writer prepared."""
+    return {**(prepared or {}), **msgspec.to_builtins(position)}
 
 
 def log_position(sink: str, prepared: Any) -> Position | None:

@@ -21,14 +21,14 @@ from dataflow.sources.log import LogSource
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.sources.prefetched import Follower, PrefetchedSource
 from dataflow.worker.spec import WorkerSpec
-from dos_client import QuorumUnavailableError, Store
+from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, TokenRefusedError, open_store
 from dos_protocol.errors import BrokenConnectionError, CorruptDataError
 from journal import LostBytesError
 
 T = TypeVar("T")
 logger = logging.getLogger("dos.dataflow")
 
-_UNAVAILABLE = (QuorumUnavailableError, BrokenConnectionError)
+_UNAVAILABLE = (QuorumUnavailableError, BrokenConnectionError, StoreNotReadyError)
 """Too few members are available: the request is retried."""
 
 
@@ -51,24 +51,30 @@ class Prefetcher:
         woken: Callable[[], None],
         consumer: str = "",
         at_present: bool = False,
+        token: bytes = b"",
     ) -> None:
         """positions: where the checkpoint continues. consumer: the region to register as a consumer, "" for
         none, because no checkpoint says what it needs. at_present: existing splits are read from their
         current end, because earlier input may have been processed already and must not be processed twice.
+        token: for the store of the source, if that is another one.
         """
         self._name = name
         self._source = source
+        self._application = application
+        self._token = token
         self._origin = source.origin(store, application)
         self._worker, self._workers = worker, workers
         self._positions = dict(positions)
         self._present = at_present
-        self._consumer = consumer
+        # Regions of one name in several stores are different consumers of an entry store.
+        here = f".{store.record.store_id.hex()[:8]}" if consumer and source.store_url else ""
+        self._consumer = consumer + here
         self._room = trio.Event()
-        token = trio.lowlevel.current_trio_token()
+        loop = trio.lowlevel.current_trio_token()
 
         def roomy() -> None:
             with suppress(trio.RunFinishedError):
-                token.run_sync_soon(self._wake, idempotent=True)
+                loop.run_sync_soon(self._wake, idempotent=True)
 
         self.buffer = PrefetchBuffer(woken=woken, roomy=roomy)
         self._ends: dict[str, int] | None = None
@@ -86,6 +92,23 @@ class Prefetcher:
 
         Raises CorruptDataError and other read errors, but waits while too few members are available.
         """
+        if not self._source.store_url:
+            await self._run()
+            return
+        while True:
+            try:
+                url, client = self._source.store_url, f"{self._consumer}.{self._name}"
+                async with open_store(url, token=self._token, client=client) as store:
+                    self._origin = self._source.origin(store, self._application)
+                    await self._run()
+                    return
+            except TokenRefusedError:
+                raise
+            except _UNAVAILABLE as error:
+                logger.warning("%s waits for its entry store: %s", self._name, error)
+            await trio.sleep(limits.inputs_poll_s)
+
+    async def _run(self) -> None:
         if self._consumer:  # before anything is read: from here on nothing that it needs is trimmed
             await _patiently(partial(self._origin.register, self._consumer, self._name))
         async with trio.open_nursery() as nursery:
@@ -209,6 +232,7 @@ def feeds_of(
             woken=woken,
             consumer="" if spec.without_checkpoints else spec.region,
             at_present=spec.without_checkpoints and again,
+            token=spec.token,
         )
         for name, source in sources.items()
     }

@@ -39,6 +39,16 @@ class LostBytesError(DosError):
     remedy = "if another writer took over meanwhile, retry; otherwise bring the missing members back"
 
 
+class UnsettledStateError(DosError):
+    """A state cannot be read: a process that was changing it has died, or needs longer than usual."""
+
+    remedy = "try again; the next change settles it"
+
+    def __init__(self, directory: str, reason: str) -> None:
+        super().__init__(f"the state in {directory} cannot be read now: {reason}")
+        self.reason = reason
+
+
 class TrimmedBytesError(LostBytesError):
     """The bytes from `begin` to `end` of the chain were released and deleted: its first byte is now at `end`.
     Nothing that the chain still holds is affected.

@@ -14,7 +14,17 @@ from journal.core.segment import parse_segment_name
 from journal.limits import timeline_stretches_max
 from journal.ops import Op
 
-CLOCKS = {Op.MARK: 0, Op.DIVISION: 1, Op.OUTPUT: 1, Op.INPUT: 5, Op.INPUT_CLOSED: 0, Op.CONSUMERS: 0}
+CLOCKS = {
+    Op.MARK: 0,
+    Op.DIVISION: 1,
+    Op.OUTPUT: 1,
+    Op.INPUT: 5,
+    Op.INPUT_CLOSED: 0,
+    Op.CONSUMERS: 0,
+    Op.INPUT_MARK: 6,
+    Op.DEPLOYMENT: 0,
+    Op.REPORT: 0,
+}
 """Operation -> the index of the int that holds the wall clock, in ms since 1970."""
 EVENTS = {
     Op.SEGMENT_START: "segments",

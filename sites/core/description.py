@@ -39,23 +39,30 @@
 import tomllib
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from dos_protocol.names import is_name
 from sites.errors import DescriptionError
 
 _Kind = TypeVar("_Kind")
+NAME_CHARS_MAX: Final = 32
+"""Of an application, site, source, region or exit that is deployed."""
 HERE_MS: Final = 0.0
 """The latency within a site."""
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A place that runs regions. load: of what runs there beside this application."""
+    """A place that runs regions. load: of what runs there beside this application. store: the URL of the
+    store of the site. runs: how regions run there.
+    """
 
     name: str
     capacity: float
     load: float = 0.0
+    store: str | None = None
+    runs: Literal["local", "spark"] = "local"
 
 
 class SiteLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,10 +81,13 @@ class FixedPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplicatedRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the application that is replicated as a whole. load: of one replica."""
+    """A part of the application that is replicated as a whole. load: of one replica. graph: the function that
+    returns the graph of a replica, as `module:function`.
+    """
 
     name: str
     load: float = 0.0
+    graph: str | None = None
 
 
 class ReplicatedStream(
@@ -94,7 +104,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An application over sites. Every method assumes that `check` has passed.
 
     theta: the aim for the cost, in bytes under way; None for no aim. late_s: a port is late if all of its
-    streams are later than this, in seconds.
+    streams are later than this, in seconds. application: its name in the entry store. entry_store: the URL of
+    the store that holds the deployment. A plan needs neither.
     """
 
     sites: tuple[Site, ...]
@@ -109,6 +120,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alpha: float = 0.8
     theta: float | None = None
     late_s: float = 10.0
+    application: str = ""
+    entry_store: str | None = None
 
     def latencies(self) -> dict[tuple[str, str], float]:
         """Return (site, site) -> the mean latency in milliseconds."""
@@ -245,6 +258,8 @@ def check(description: Description) -> None:
         raise DescriptionError(f"no stream leads to {name!r}")
     for name in sorted(regions - {stream.sender for stream in one.streams}):
         raise DescriptionError(f"no stream leads from region {name!r}")
+    if one.entry_store is not None:
+        _check_names([one.application, *sites, *sources, *exits, *regions])
     _check_numbers(one)
     _check_links(one, sites)
     try:
@@ -260,6 +275,16 @@ def _unique(what: str, names: list[str]) -> set[str]:
         if not name or names.count(name) > 1:
             raise DescriptionError(f"{what} {name!r} needs a name of its own")
     return set(names)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """They are parts of names of directories, between dots."""
+    for name in sorted(names):
+        if not is_name(name) or "." in name or len(name) > NAME_CHARS_MAX:
+            raise DescriptionError(
+                f"{name!r}: the names of the application, and of what is deployed, have at most"
+                f" {NAME_CHARS_MAX} letters, digits, `-` and `_`, the first of which is a letter or a digit"
+            )
 
 
 def _check_numbers(one: Description) -> None:

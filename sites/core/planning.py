@@ -12,7 +12,7 @@ streams, from every replica of the sender to every replica of the reader.
    was observed: near sites fail together.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,8 +55,8 @@ class Plan:
         return Deployment(description, self.replicas).loads()
 
 
-def make_plan(description: Description) -> Plan:
-    """Return the plan of a description that was checked.
+def make_plan(description: Description, without: Collection[str] = ()) -> Plan:
+    """Return the plan of a description that was checked. without: sites that get no replicas.
 
     Raises PlanRefusedError if a region gets fewer than `kmin` replicas.
     """
@@ -64,16 +64,18 @@ def make_plan(description: Description) -> Plan:
     placed, left_out = Deployment(description, {}), list[LeftOut]()
     for number in range(1, description.kmax + 1):
         for region in order:
-            site = placed.cheapest(region)
+            site = placed.cheapest(region, without)
             if site is not None:
                 placed.replicas[region] = (*placed.at(region), site)
                 continue
-            missing = LeftOut(region, number, placed.unfit(region))
+            missing = LeftOut(
+                region, number, {**placed.unfit(region), **dict.fromkeys(without, "it was forgotten")}
+            )
             if number <= description.kmin:
                 raise PlanRefusedError(f"{missing}, and kmin is {description.kmin}")
             left_out.append(missing)
         if number == 1:
-            _relax(placed, order)
+            _relax(placed, order, without)
     return Plan(
         replicas=dict(placed.replicas),
         left_out=tuple(left_out),
@@ -84,14 +86,14 @@ def make_plan(description: Description) -> Plan:
     )
 
 
-def _relax(placed: Deployment, order: list[str]) -> None:
+def _relax(placed: Deployment, order: list[str], without: Collection[str]) -> None:
     """Move one region at a time to a cheaper site, until none moves. Each has one replica."""
     moved = True
     while moved:
         moved = False
         for region in order:
             (now,) = placed.replicas.pop(region)
-            site = placed.cheapest(region)
+            site = placed.cheapest(region, without)
             assert site is not None, "it fits where it was"
             cheaper = placed.cost_of(region, site) < placed.cost_of(region, now) * (1 - _GAIN_MIN)
             placed.replicas[region] = (site,) if cheaper else (now,)

@@ -71,6 +71,15 @@ def find_revivals(
     return _Repair(deployment, streams, observed).all(only)
 
 
+def find_revival_of(
+    deployment: Deployment, streams: Streams, observed: Observation, replica: RegionReplica
+) -> Revival | None:
+    """Return how a collected replica starts, with streams to all replicas that read it; None if it runs, is
+    not known, or has nothing to read.
+    """
+    return _Repair(deployment, streams, observed).start_for_all(replica)
+
+
 def apply_revivals(streams: Streams, revivals: Iterable[Revival]) -> frozenset[StreamReplica]:
     """Return the streams after them."""
     found = set(streams)
@@ -119,6 +128,22 @@ class _Repair:
             if made and self._deployment.cost(self._streams.union(made.added)) <= theta:
                 found.append(self._done(made))
         return found
+
+    def start_for_all(self, replica: RegionReplica) -> Revival | None:
+        if replica in self._present or replica.site not in self._deployment.replicas.get(replica.node, ()):
+            return None
+        readers = [
+            reader
+            for reader in sorted(self._present)
+            if replica.node in self._deployment.senders.get(reader.node, ())
+        ]
+        made = [self._start(replica, reader) for reader in readers]
+        additions = _Additions()
+        for one in made:
+            if one is None:
+                return None
+            additions = additions.plus(one)
+        return Revival(readers[0], replica.node, 2, *additions) if readers else None
 
     def _alive(self, only: RegionReplica | None) -> list[tuple[RegionReplica, str]]:
         """Return the ports of what is alive, in the order of the streams."""

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint import limits
-from checkpoint.chains import consumer_register
 from checkpoint.chains.consumer_register import change_register, read_register
 from checkpoint.chains.trimming import TrimPlanner
 from checkpoint.core.consumers import (
@@ -26,7 +24,7 @@ from checkpoint.core.consumers import (
 )
 from checkpoint.errors import ConsumerRefusedError, RegisterUnsettledError
 from dos_protocol.errors import CorruptDataError
-from journal import NO_FLOOR
+from journal import NO_FLOOR, limits, whole_state
 from journal.core.decoder import decode_all
 from tests.checkpoint.trim_model import REGISTER, PatientHost, TrimModel
 
@@ -85,7 +83,7 @@ def test_registers_are_read_as_they_were_written_and_refused_if_a_newer_version_
     assert without_consumer(register, "shop") == Register()
     with pytest.raises(ConsumerRefusedError, match="region 'other' is not registered; registered are: shop"):
         without_consumer(register, "other")
-    for bad in (b"", b"{", b'{"version":3}', b'{"rule":{"bytes_max":"x"}}'):
+    for bad in (b"", b"{", b'{"version":4}', b'{"rule":{"bytes_max":"x"}}'):
         with pytest.raises(CorruptDataError):
             decode_register([bad], where="d", at=9)
 
@@ -126,7 +124,7 @@ async def test_a_register_whose_change_was_interrupted_is_not_read_as_it_was_bef
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A trimmer that saw the older state would delete what the consumer `late` needs."""
-    monkeypatch.setattr(limits, "register_poll_s", 0.0)
+    monkeypatch.setattr(limits, "state_poll_s", 0.0)
     model = TrimModel()
     host, away = PatientHost(model.store), model.store.servers[2]
 
@@ -160,9 +158,9 @@ async def test_a_register_that_is_replaced_while_it_is_read_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between the listing of the directory and the read, a change deletes the segment that was listed."""
-    monkeypatch.setattr(limits, "register_poll_s", 0.0)
+    monkeypatch.setattr(limits, "state_poll_s", 0.0)
     model = TrimModel()
-    host, inspect = PatientHost(model.store), consumer_register.inspect_chain
+    host, inspect = PatientHost(model.store), whole_state.inspect_chain
     await change_register(host, REGISTER, lambda old: with_consumer(old, "early", "s", 1))
     changes = ["late"]
 
@@ -173,5 +171,5 @@ async def test_a_register_that_is_replaced_while_it_is_read_is_read_again(
             await change_register(host, REGISTER, lambda old: with_consumer(old, name, "s", 1))
         return found
 
-    monkeypatch.setattr(consumer_register, "inspect_chain", inspect_and_change)
+    monkeypatch.setattr(whole_state, "inspect_chain", inspect_and_change)
     assert sorted((await read_register(model.store, REGISTER)).consumers) == ["early", "late"]

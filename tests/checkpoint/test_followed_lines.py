@@ -11,8 +11,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from checkpoint.chains import output_following
-from checkpoint.chains.output_following import OnRewind, OutputFollower, PublishedOutput
+from checkpoint.chains import output_follower
+from checkpoint.chains.output_follower import OnRewind, OutputFollower
+from checkpoint.chains.output_following import PublishedOutput
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.core.outputs import Publish
 from checkpoint.errors import OutputRewoundError
@@ -100,7 +101,7 @@ def test_a_follower_of_a_region_that_is_restored_at_random_never_has_a_mix(
 
 
 def lines_are_not_compared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(output_following, "taken_back", lambda *_: None)
+    patch.setattr(output_follower, "taken_back", lambda *_: None)
 
 
 def records_of_any_line_count(patch: pytest.MonkeyPatch) -> None:

@@ -40,10 +40,11 @@ def a_piece(split: str, number: int, rows: list[dict[str, Any]], *, last: bool =
 class FedCircuit:
     """One worker's circuit that reads an input handle, a step at a time, as the runtime has it do."""
 
-    def __init__(self, idle_after: timedelta | None = None) -> None:
+    def __init__(self, idle_after: timedelta | None = None, entry: str = "") -> None:
         graph = Graph("g")
-        rows = graph.source("rows", InputSource("rows", SCHEMA))
-        timed = rows.event_time("timed", "at", lateness=timedelta(0), idle_after=idle_after)
+        rows = graph.source("rows", InputSource("rows", SCHEMA, entry=entry))
+        lateness = None if entry else timedelta(0)
+        timed = rows.event_time("timed", "at", lateness=lateness, idle_after=idle_after, marks=bool(entry))
         timed.key_by("by_key", "key").aggregate(
             "counts", Tumbling("at", timedelta(seconds=SIZE)), n=Count()
         ).sink("out", CallSink(print))

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.chains.output_following import OutputFollower, PublishedOutput
+from checkpoint.chains.output_follower import OutputFollower
+from checkpoint.chains.output_following import PublishedOutput
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.cli.region import _print_manifest, _status_json
 from checkpoint.coordinator.manifest_log import CHAIN, cut_record

@@ -218,7 +218,7 @@ def test_a_log_that_shows_steps_tells_rows_apart_by_every_column(changed: str) -
     }[changed]
 
     def digest_of(rows: list[dict[str, object]]) -> int:
-        writer = LogWriter(schema, compared=True)
+        writer = LogWriter(LogSink(publish="step"), schema)
         writer.process(pa.RecordBatch.from_pylist(rows, schema))
         writer.end_step()
         return writer.take_step().digest

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from checkpoint.chains.state_blocks import newest_rows
 from dataflow import limits
-from dataflow.state.row_table import RowTable
+from dataflow.state.row_table import RowTable, in_order
 
 COLUMNS = pa.schema([("name", pa.string()), ("tags", pa.list_(pa.int64()))])
 
@@ -68,3 +68,14 @@ def test_a_table_is_a_dict_and_so_is_what_returns_from_its_blocks(actions: list[
             assert content(loaded([newest_rows(blocks)])) == content(table)
         assert content(table) == sorted((number, *row) for number, row in model.items())
         assert len(table) == len(model)
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
+def test_zeros_of_one_time_are_ordered_by_their_sign_and_not_by_their_arrival(kind: pa.DataType) -> None:
+    values = [1.0, 0.0, -0.0, None, float("nan"), -0.0, -1.0]
+    orders = []
+    for arrived in (values, values[::-1]):
+        batch = pa.RecordBatch.from_arrays([pa.array(arrived, kind)], names=["x"])
+        order = in_order(batch, np.zeros(len(arrived), np.int64))
+        orders.append([repr(arrived[index]) for index in order])
+    assert orders[0] == orders[1] == ["-1.0", "-0.0", "-0.0", "0.0", "1.0", "nan", "None"]

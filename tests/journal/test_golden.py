@@ -3,7 +3,7 @@ wrong.
 
 `v0-example.journal` is the original's, entry by entry from its published dump; `v1-every-op.journal` has one
 record of each operation there was then, `v1-inputs.journal` those of input handles, `v1-consumers.journal`
-those of their consumers. To add a file for a new
+those of their consumers, `v1-entry.journal` those of entry points. To add a file for a new
 version: write it once with that version, and keep it for ever.
 """
 
@@ -72,11 +72,53 @@ V1_CONSUMERS = [
     ),
 ]
 
+V1_ENTRY = [
+    Record(Op.INPUT_MARK, ints=(1_732_147_199_999_999, 2, 1, 0, 0, 0, 1_732_147_200_000), strings=(b"",)),
+    Record(
+        Op.INPUT,
+        ints=(1, 0, 1, 2, 0, 1_732_147_200_001, 1_732_147_200_001_000),
+        strings=(b"rows", b"17", b"late rows"),
+    ),
+    Record(
+        Op.INPUT_MARK,
+        ints=(
+            1_732_147_200_999_999,
+            3,
+            1,
+            1_732_147_200_001_000,
+            1,
+            0x7FC1E4A75B2C9D10,
+            1_732_147_201_000,
+        ),
+        strings=(b"17",),
+    ),
+]
+
+_DEPLOYED = (
+    b'{"version":1,"number":3,"replicas":{"joined":["purdue","osu"]},"streams":[[["joined","osu"],'
+    b'["board","osu"]],[["loads","purdue"],["joined","osu"]]],"starts":{"joined@osu":"joined@purdue"},'
+    b'"forgotten":["wisc"],"revived_ms":1732147200000,"young":[[[["loads","purdue"],["joined","osu"]],'
+    b'1732147200000]],"decisions":[{"at_ms":1732147200000,"text":"revived","cost":420.5}]}'
+)
+_READER = (
+    b'{"version":1,"reader":["board","osu"],"at_ms":1732147200123,"streams":[{"sender":["joined","osu"],'
+    b'"ranks":[40,2],"mark":1732147199000000,"moved_s":0.5,"late_s":1.25,"whole":true},'
+    b'{"sender":["joined","purdue"]}],"mark":1732147199000000,"moved_s":0.5,"restorable":true}'
+)
+_SITE = b'{"version":1,"site":"osu","at_ms":1732147200456,"number":3,"regions":{"joined":"RUNNING"}}'
+V1_SITES = [
+    Record(Op.DEPLOYMENT, ints=(1_732_147_200_000,), strings=(_DEPLOYED,)),
+    Record(Op.REPORT, ints=(1_732_147_200_123,), strings=(_READER,)),
+    Record(Op.REPORT, ints=(1_732_147_200_456,), strings=(_SITE,)),
+]
+
 FILES = [
     ("v0-example.journal", 0, V0_EXAMPLE),
     ("v1-every-op.journal", 1, V1_EVERY_OP),
     ("v1-inputs.journal", 1, V1_INPUTS),
     ("v1-consumers.journal", 1, V1_CONSUMERS),
+    ("v1-entry.journal", 1, V1_ENTRY),
+    ("v1-sites.journal", 1, V1_SITES),
 ]
 
 
@@ -101,6 +143,8 @@ def test_the_golden_files_themselves_have_not_changed() -> None:
         "v1-every-op.journal": (1036, 0x191337EE5DCBEB5F),
         "v1-inputs.journal": (285, 0x69726897C341A971),
         "v1-consumers.journal": (330, 0x143E7C4E8488260D),
+        "v1-entry.journal": (321, 0x601F0B8C2281E922),
+        "v1-sites.journal": (869, 0xA9FD1C893198CB0E),
     }
 
 

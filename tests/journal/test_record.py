@@ -132,5 +132,8 @@ def test_ops_are_numbered_for_ever() -> None:
         (11, "INPUT"),
         (12, "INPUT_CLOSED"),
         (13, "CONSUMERS"),
+        (14, "INPUT_MARK"),
+        (15, "DEPLOYMENT"),
+        (16, "REPORT"),
     ]
     assert FILE_ARITY == {Op.TRUNCATE: (1, 1), Op.WRITE: (1, 2), Op.REMOVE: (0, 1)}

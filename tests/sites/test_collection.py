@@ -55,6 +55,15 @@ def a_situation(
     )
 
 
+def healthy(streams: Streams, rng: random.Random) -> Observation:
+    """All is alive and whole."""
+    return Observation(
+        weights={one: rng.random() for one in sorted(streams)},
+        alive=frozenset(end for stream in streams for end in stream),
+        whole=streams,
+    )
+
+
 def a_deployment(seed: int) -> tuple[random.Random, Description, Deployment] | None:
     rng = random.Random(seed)
     description = msgspec.structs.replace(an_application(seed), distance_ms=0.0)
@@ -231,13 +240,9 @@ def test_a_healthy_deployment_survives_the_loss_of_any_kmin_minus_1_sites_after_
     description = msgspec.structs.replace(description, theta=0.0)
     placed = Deployment(description, placed.replicas)
     streams, cost = frozenset(placed.streams()), inf
-    healthy = Observation(
-        weights={one: rng.random() for one in sorted(streams)},
-        alive=frozenset(end for stream in streams for end in stream),
-        whole=streams,
-    )
+    well = healthy(streams, rng)
     while True:
-        found = find_collection(placed, streams, healthy)
+        found = find_collection(placed, streams, well)
         if isinstance(found, Kept):
             break
         streams -= set(found.streams)
@@ -245,7 +250,7 @@ def test_a_healthy_deployment_survives_the_loss_of_any_kmin_minus_1_sites_after_
         cost = placed.cost(streams)
     for region in description.regions:
         assert number(streams, region.name) >= description.kmin
-    one = Situation(placed, streams, healthy)
+    one = Situation(placed, streams, well)
     for lost in itertools.combinations([site.name for site in description.sites], description.kmin - 1):
         assert all(gets_rows(one, streams, end, lost) for end in placed.exits())
 

@@ -167,7 +167,7 @@ def test_the_papers_query_gets_replicas_far_from_each_other() -> None:
 
 BUGS = {
     "fewer than kmin": ("if number <= description.kmin:", "if number < description.kmin:"),
-    "nothing is moved": ("        _relax(placed, order)", "        pass"),
+    "nothing is moved": ("        _relax(placed, order, without)", "        pass"),
     "a loss too many": ("len(sites) - 1", "len(sites)"),
 }
 BUGS_OF_DEPLOYMENTS = {

@@ -89,7 +89,7 @@ def test_too_few_sites_are_refused_with_the_reason_at_each_one(application: Path
             '[[streams]]\nfrom = "loads"\nto = "joined"\nbytes_per_s = 1.0\n[[streams]]\nfrom = "joined"',
             "there are two streams from 'loads' to 'joined'",
         ),
-        ("kmax = 2", "theta = -1.0", "theta is -1.0"),
+        ("theta = 30.0", "theta = -1.0", "theta is -1.0"),
         ("latency_ms = 21.0", "latency_ms = -1.0", "0 <= least_ms <= latency_ms"),
         ("least_ms = 11.0", "least_ms = 13.0", "0 <= least_ms <= latency_ms"),
         ('["wisc", "osu"]', '["wisc", "purdue"]', "there are two links between 'wisc' and 'purdue'"),

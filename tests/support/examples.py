@@ -23,7 +23,11 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
         "tests/spark_integration/test_through.py": ("through", "tables"),
     },
     "docs/cookbook.md": {EDITED: ("edit",)},
-    "docs/inputs.md": {ON_SPARK: ("input", "producer"), ROWS: ("retained",)},
+    "docs/inputs.md": {
+        ON_SPARK: ("input", "producer"),
+        ROWS: ("retained",),
+        "tests/dataflow/test_entry_points.py": ("entry", "entry_producer"),
+    },
     "docs/journaled-files.md": {
         "tests/journal/test_journaled_files_manual.py": (
             *("change", "restore", "trim", "local", "damaged", "blocking", "mirror", "archive"),
@@ -85,6 +89,8 @@ PLACEHOLDERS = {
     "data": ("/data/",),
     "bucket": ("s3://backups/dos", "s3://sales/sold", "s3://sales/lines"),
     "port": ("9400",),
+    "entry": ("dos://e1,e2,e3",),
+    "points": ("10.0.1.5:7777,10.0.2.5:7777,10.0.3.5:7777",),
 }
 """What a page writes in place of the reader's own servers and folder."""
 

@@ -5,7 +5,7 @@ appended as soon as it is made. A region whose sinks are all files has none.
 """
 
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from checkpoint.core.region import worker_directory
 from dataflow.sinks.log import LogSink
 from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.messages import OutputMade
+from dataflow.worker.outputs import log_part
 from dos_protocol.errors import ClosedError, DosError, FencedError
 from journal import NO_FLOOR, Floor, Position
 from tests.sim.engine.environment import Process, Signal
@@ -92,11 +93,12 @@ class LogOutputs:
                 generation=worker.region.store.generation,
                 released=order.floors.get(output_chain(name), NO_FLOOR),
                 line=0 if order.restore is None else order.restore.line,
-                rewound=order.restore is not None and order.restore.rewound,
+                rewound=joins or (order.restore is not None and order.restore.rewound),
+                workers=order.layout.workers,
             )
             log._appending = SimLock(worker)  # type: ignore[assignment]
             if joins:
-                await log.begin_after(name, after)
+                await log.begin_after(name, after, spec.time_in(prepared))
             self._handled[name] = after
             planner = TrimPlanner(
                 worker.region.store_for(worker), output_register(worker.region.spec.name, name), spec.rule
@@ -124,7 +126,9 @@ class LogOutputs:
                     name: {split: at.position for split, at in splits.items()}
                     for name, splits in made.inputs.items()
                 }
-                await log.append(made.sink, made.step, made.rows, made.digest, made.data, ends)
+                await log.append(
+                    made.sink, made.step, made.rows, made.digest, made.data, ends, time=made.time
+                )
             self._handled[made.sink] = made.step
             self._changed.set()
 
@@ -142,11 +146,11 @@ class LogOutputs:
                 except DosError:  # what is needed is unknown now, so nothing more is deleted
                     worker.region.saw("an output is not trimmed now")
 
-    async def synced(self, step: int) -> tuple[dict[str, Any], dict[str, Floor]]:
+    async def synced(self, step: int, prepared: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Floor]]:
         """Wait until the output up to a step is synced; return the positions and floors of a vote."""
         positions = {}
         for name, log in self._logs.items():
             while self._handled[name] < step:
                 await self._worker.wait(self._changed)
-            positions[name] = msgspec.to_builtins(await log.synced(step))
+            positions[name] = log_part(await log.synced(step), prepared[name])
         return positions, {output_chain(name): log.vote_floor for name, log in self._logs.items()}

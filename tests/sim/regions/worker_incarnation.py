@@ -316,7 +316,7 @@ class WorkerIncarnation:
                 await worker.sleep(worker.region.sync_s(worker.rng))
                 writer.sync()
             positions = await journals.prepare(taken)
-            outputs, floors = await self._outputs.synced(taken.step)
+            outputs, floors = await self._outputs.synced(taken.step, taken.sinks)
             positions = msgspec.structs.replace(
                 positions, sinks={**taken.voted(), **outputs}, floors={**positions.floors, **floors}
             )

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
-from checkpoint.chains import consumer_register
 from checkpoint.chains.input_log import InputLog
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.steps_log import StepsLog
@@ -19,6 +18,7 @@ from checkpoint.requests import queue
 from dataflow.worker.collecting import FloorCollector
 from dos_server.core.removals import Removals
 from dos_server.open_files import OpenFiles
+from journal import whole_state
 from tests.sim.soak.region import SoakDriver
 from tests.sim.store.member import Link
 
@@ -46,7 +46,7 @@ def _requests_stay() -> Any:
 
 
 def _register_stays() -> Any:
-    return mock.patch.object(consumer_register, "below", return_value=lambda _: False)
+    return mock.patch.object(whole_state, "below", return_value=lambda _: False)
 
 
 def _input_stays() -> Any:

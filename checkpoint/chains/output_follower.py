@@ -1,0 +1,306 @@
+"""Reads one worker's output log from a position on, as far as it is visible, and follows restores.
+
+`output_following.py` reads the manifest, which says what is visible; `core/lines.py` explains lines.
+"""
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+
+import trio
+
+from checkpoint.core.inputs import InputPiece
+from checkpoint.core.lines import parting, taken_back
+from checkpoint.core.manifest import Cut, SplitPosition
+from checkpoint.core.outputs import Output, Publish, decode_output, output_chain
+from checkpoint.errors import InputTrimmedError, OutputRewoundError
+from dos_client import Store
+from dos_protocol.errors import CorruptDataError
+from journal import ChainFollower, ChainWatch, LostBytesError, Op, Position, inspect_chain, size_seen
+
+logger = logging.getLogger("dos.checkpoint")
+
+_REWIND_REMEDY: Final = (
+    "restore this region as well, to a checkpoint from before (`dos region restore`), or read with"
+    ' on_rewind="follow" to keep what was made of those rows'
+)
+
+
+OnRewind: TypeAlias = Literal["fail", "follow"]
+"""What a reader does if output that it has read was taken back: it fails, or continues with what replaces it.
+"""
+
+
+class VisibleOutput(Protocol):
+    """What the manifest says of the output of a sink; see `PublishedOutput`."""
+
+    region: str
+    sink: str
+    on_rewind: OnRewind
+
+    async def last_checkpoint(self, *, fresh: bool = False) -> Cut | None:
+        """Return the last committed checkpoint."""
+        ...
+
+    async def position(self, split: str) -> Position | None:
+        """Return the position of a worker's log in it."""
+        ...
+
+    async def begin(self, split: str) -> int:
+        """Return the offset from which on it retains the log."""
+        ...
+
+    async def trimmed(self, split: str, begin: int, end: int) -> InputTrimmedError:
+        """Return the error of a reader that needs what was trimmed."""
+        ...
+
+
+class FollowedOutput(NamedTuple):
+    """The output of one step on one log, from `begin` to `end` in its chain."""
+
+    begin: int
+    end: int
+    output: Output
+
+
+class OutputFollower:
+    """Reads one worker's log from a position on. Not for several tasks at once."""
+
+    def __init__(
+        self,
+        store: Store,
+        published: VisibleOutput,
+        split: str,
+        *,
+        at: SplitPosition,
+        from_retained: bool = False,
+    ) -> None:
+        self._may_move = from_retained and at.position == 0
+        self._output = published
+        self._split = split
+        self._directory = f"{published.region}.{split}"
+        self._store = store
+        self._go_to(at.position)
+        self._step, self._line = at.digest, at.of_line
+        """The last step that was read, and its line of history."""
+        self._chain_begun = at.position > 0
+        self._skipped = 0
+        """Steps up to here may have been yielded to other readers, and are not yielded here."""
+        self._publish: Publish | None = None
+
+    def _go_to(self, at: int) -> None:
+        self._read_to = at
+        """The end of the last output that was read."""
+        self._chain = ChainFollower(self._store, self._directory, output_chain(self._output.sink), at=at)
+        self._watch = ChainWatch(self._store, self._chain)
+
+    @property
+    def seen(self) -> int:
+        """The position up to which it was read."""
+        return self._chain.at
+
+    async def skip(self) -> None:
+        """Skip what is visible now."""
+        self._publish = await self._publish_mode()
+        if self._publish is Publish.STEP:
+            proved = await self._output.position(self._split)
+            log = await inspect_chain(
+                self._store,
+                self._directory,
+                output_chain(self._output.sink),
+                proved=proved,
+                floor=await self._output.begin(self._split),
+            )
+            end = log.end
+            size = 0 if end is None else end.size
+        else:
+            upto = await self._output.position(self._split)
+            size = 0 if upto is None else upto.size
+        self._go_to(size)
+        cut = await self._output.last_checkpoint()
+        self._line = 0 if cut is None else cut.line
+        self._skipped = await size_seen(self._store, self._directory, output_chain(self._output.sink))
+
+    def begin_at(self, position: int) -> None:
+        """Begin at a position whose step is not known, such as the oldest one that is retained."""
+        self._may_move = False
+        self._go_to(position)
+        self._chain_begun = False
+
+    async def poll(self) -> AsyncGenerator[InputPiece]:
+        """Yield the visible steps that were not yielded before, then end. Steps without rows are skipped. The
+        caller must iterate to the end. Raises as `outputs`.
+        """
+        async with aclosing(self.outputs()) as outputs:
+            async for begin, end, output in outputs:
+                if output.rows and end > self._skipped:
+                    line = output.head.of_line
+                    yield InputPiece(
+                        self._split, begin, end, output.step, output.rows, output.data, line=line
+                    )
+
+    async def outputs(self) -> AsyncGenerator[FollowedOutput]:
+        """Yield the visible steps that were not yielded before, also those without rows, then end. The caller
+        must iterate to the end.
+
+        Raises CorruptDataError if the log does not continue what was read, InputTrimmedError if the next
+        steps were trimmed, OutputRewoundError if output that was read was taken back (on_rewind="fail").
+        """
+        await self._notice_restore(await self._output.last_checkpoint())
+        if self._publish is None:
+            self._publish = await self._publish_mode()
+        if self._publish is None:
+            return
+        cut, in_cut = await self._output.last_checkpoint(), await self._output.position(self._split)
+        # Before the first checkpoint of a line, a log may be opened again and again at the same place.
+        by_cut = self._publish is Publish.CUT or (cut is not None and cut.rewound)
+        if by_cut and in_cut is None:
+            return
+        if self._may_move:
+            self._may_move = False
+            if (base := await self._output.begin(self._split)) > 0:
+                self._go_to(base)
+        try:
+            async with aclosing(self._poll(in_cut, by_cut=by_cut)) as outputs:
+                async for followed in outputs:
+                    yield followed
+        except (LostBytesError, CorruptDataError) as error:
+            # The log may have branched off below what was read, since the manifest was read.
+            if await self._goes_back(await self._output.last_checkpoint(fresh=True)):
+                return
+            if not isinstance(error, LostBytesError):
+                raise
+            # Only what a committed checkpoint has released was trimmed; what else is missing is lost.
+            base = await self._output.begin(self._split)
+            if base <= self._chain.at:
+                raise
+            raise await self._output.trimmed(self._split, self._chain.at, base) from error
+
+    async def _poll(self, in_cut: Position | None, *, by_cut: bool) -> AsyncGenerator[FollowedOutput]:
+        begin = self._chain.at
+        polled = self._chain.poll(in_cut) if by_cut else self._chain.poll(proved=in_cut)
+        async with aclosing(polled) as records:
+            async for end, record in records:
+                if record.op is Op.OUTPUT:
+                    output = decode_output(record.ints, record.strings, where=self._directory, at=end)
+                    if not await self._belongs(output):
+                        return
+                    self._check_follows(output, end)
+                    self._read_to = end
+                    yield FollowedOutput(begin, end, output)
+                begin = end
+
+    async def _belongs(self, output: Output) -> bool:
+        """Return whether an output that was read belongs to the present line of history, as far as it is
+        known. If not, it is read again, or what replaces it, by a later poll.
+        """
+        cut = await self._output.last_checkpoint(fresh=output.head.of_line > self._line)
+        if await self._notice_restore(cut):
+            return False
+        line = 0 if cut is None else cut.line
+        if output.head.of_line > line or (cut and taken_back(cut, output.head.of_line, output.step)):
+            # The reader does not know of the line yet, or the worker has not opened its log on it.
+            self._go_to(self._read_to)
+            return False
+        self._line = output.head.of_line
+        return True
+
+    async def _goes_back(self, cut: Cut | None) -> bool:
+        """Return whether a restore explains that the log does not continue what was read; then this reader is
+        where it does. Raises as `_notice_restore`.
+        """
+        if await self._notice_restore(cut):
+            return True
+        if cut is None or cut.line <= self._line or (parted := parting(cut, self._line)) is None:
+            return False
+        # What lies between the last output and here may be of an opening that is void.
+        at = min(self._size_in(parted.outputs, self._read_to), self._read_to)
+        if at >= self._chain.at:
+            return False
+        self._go_to(at)
+        return True
+
+    def _size_in(self, outputs: dict[int, dict[str, int]], default: int) -> int:
+        return outputs.get(int(self._split[1:]), {}).get(self._output.sink, default)
+
+    async def _notice_restore(self, cut: Cut | None) -> bool:
+        """Return whether output that was read was taken back; then this reader is where the new line of
+        history begins. Raises OutputRewoundError if it must not follow.
+        """
+        if cut is None or cut.line < self._line:
+            return False
+        if (back := taken_back(cut, self._line, self._step)) is None:
+            return False
+        region, sink = self._output.region, self._output.sink
+        if self._output.on_rewind == "fail" or not back.to:
+            first, read, remedy = back.step + 1, self._step, _REWIND_REMEDY
+            raise OutputRewoundError(
+                region, sink, line=cut.line, checkpoint=back.to, step=first, read=read, remedy=remedy
+            )
+        logger.warning(
+            "%s: output %r of region %r was taken back from step %d on, and had been read up to step %d here;"
+            " what follows is read from checkpoint %d on",
+            self._split,
+            sink,
+            region,
+            back.step + 1,
+            self._step,
+            back.to,
+        )
+        self._go_to(self._size_in(back.outputs, 0))
+        self._step, self._line, self._chain_begun = back.step, cut.line, self._chain.at > 0
+        self._skipped = 0
+        return True
+
+    async def end(self) -> int:
+        """Return up to which position the log is visible; with publish="step", up to which it was written.
+
+        Raises QuorumUnavailableError, CorruptDataError.
+        """
+        if self._publish is Publish.STEP:
+            return await size_seen(self._store, self._directory, output_chain(self._output.sink))
+        end = await self._output.position(self._split)
+        return 0 if end is None else end.size
+
+    async def rests(self) -> bool:
+        """Return whether the region does not have this worker now, and all of its log was read."""
+        cut, worker = await self._output.last_checkpoint(), int(self._split[1:])
+        if cut is None or worker in cut.workers:
+            return False
+        end = await self._output.position(self._split)
+        return end is None or self._chain.at >= end.size
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until more may be visible, at most `timeout_s` seconds; with publish="step" until the log has
+        grown.
+        """
+        if self._publish is Publish.STEP:
+            await self._watch.wait(timeout_s)
+        else:
+            await trio.sleep(timeout_s)
+
+    def close(self) -> None:
+        """End all waits."""
+        self._watch.close()
+
+    def _check_follows(self, output: Output, end: int) -> None:
+        if self._chain_begun and output.step != self._step + 1 and not output.head.begins:
+            expected = f"the output of step {self._step + 1}"
+            raise CorruptDataError(self._directory, end, expected, f"that of step {output.step}")
+        self._chain_begun, self._step = True, output.step
+
+    async def _publish_mode(self) -> Publish | None:
+        """Return how the log is published, according to its first record; None if it has no record."""
+        first = await self.first(await self._output.begin(self._split))
+        return None if first is None else first.head.publish
+
+    async def first(self, begin: int) -> Output | None:
+        """Return the first record from a position on, None if there is none, visible or not."""
+        log = ChainFollower(self._store, self._directory, output_chain(self._output.sink), at=begin)
+        proved = await self._output.position(self._split)
+        async with aclosing(log.poll(proved=proved)) as records:
+            async for end, record in records:
+                if record.op is Op.OUTPUT:
+                    return decode_output(record.ints, record.strings, where=self._directory, at=end)
+        return None

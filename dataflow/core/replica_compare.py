@@ -1,0 +1,171 @@
+"""Compare what the replicas of a stream give, second by second of event time. Pure.
+
+Replicas must give the same rows with the same times. For each second that lies wholly above the base of a
+stream, the number of its rows and the sum of their digests are kept. Once the marks of two streams have
+passed the second, both must be equal.
+
+Only one of `every` seconds is compared, and only the rows of these seconds are kept, up to `rows_max` over
+all: they name the first row that one replica lacks.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+SECOND: Final = 1_000_000
+"""In units of time, microseconds."""
+_MODULUS: Final = 1 << 128
+_SECONDS_MAX: Final = 10_000
+_ROWS_OF_SECONDS: Final = 64
+"""Of so many seconds of a stream the rows are kept, so that a difference can be shown."""
+
+
+class Difference(NamedTuple):
+    """Two replicas differ in a second of event time. row: one that `lacking` does not have, as text."""
+
+    second: int
+    having: str
+    lacking: str
+    row: str
+
+
+@dataclass(slots=True)
+class _Second:
+    """What a stream gave in a second. rows: digest -> copies, and how to show one; None if too many."""
+
+    rows: int = 0
+    total: int = 0
+    kept: "Counter[bytes] | None" = field(default_factory=Counter)
+    shown: dict[bytes, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Compared:
+    base: int
+    mark: int
+    seconds: dict[int, _Second] = field(default_factory=dict)
+
+
+class ReplicaComparison:
+    """Compares the streams of one input. every: 1 compares each second, n each n-th, 0 none."""
+
+    def __init__(self, every: int, rows_max: int = 100_000) -> None:
+        self._every = every
+        self._rows_max = rows_max
+        self._rows = 0
+        self._streams: dict[str, _Compared] = {}
+        self.compared = 0
+        """How many times a second of two streams was found equal."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is compared: all rows must be given then, also those of the past."""
+        return self._every > 0
+
+    def join(self, stream: str, base: int) -> None:
+        """Begin with a stream, or anew: its rows above `base` are given from now on."""
+        self.leave(stream)
+        self._streams[stream] = _Compared(base, base)
+
+    def leave(self, stream: str) -> None:
+        """Compare a stream no more."""
+        one = self._streams.pop(stream, None)
+        if one is not None:
+            for second in one.seconds.values():
+                self._forget(second)
+
+    def give(
+        self,
+        stream: str,
+        digests: npt.NDArray[Any],
+        times: npt.NDArray[np.int64],
+        show: Callable[[int], str],
+    ) -> None:
+        """Note rows of a stream. show: returns the text of the row with an index."""
+        if not self._every or not len(times):
+            return
+        one = self._streams[stream]
+        seconds = times // SECOND
+        chosen = (seconds % self._every == 0) & (seconds * SECOND > one.base)
+        for number in np.unique(seconds[chosen]).tolist():
+            (rows,) = np.nonzero(chosen & (seconds == number))
+            self._add(one.seconds.setdefault(number, _Second()), digests, rows.tolist(), show)
+
+    def _add(
+        self, second: _Second, digests: npt.NDArray[Any], rows: Sequence[int], show: Callable[[int], str]
+    ) -> None:
+        second.rows += len(rows)
+        for row in rows:
+            digest = digests[row].tobytes()
+            second.total = (second.total + int.from_bytes(digest, "big")) % _MODULUS
+            if second.kept is None:
+                continue
+            if self._rows >= self._rows_max:
+                self._forget(second)
+                second.kept = None
+                continue
+            self._rows += 1
+            second.kept[digest] += 1
+            second.shown.setdefault(digest, show(row))
+
+    def _forget(self, second: _Second) -> None:
+        if second.kept is not None:
+            self._rows -= second.kept.total()
+        second.shown = {}
+
+    def set_mark(self, stream: str, mark: int) -> Difference | None:
+        """Take the mark of a stream, after the rows before it. Return the first difference from another
+        stream, None if there is none.
+        """
+        one = self._streams[stream]
+        if not self._every or mark <= one.mark:
+            return None
+        before, one.mark = one.mark, mark
+        for name, other in sorted(self._streams.items()):
+            base, upto = max(one.base, other.base), min(mark, other.mark)
+            for number in sorted(one.seconds.keys() | other.seconds.keys()):
+                known = number * SECOND > base and before < (number + 1) * SECOND - 1 <= upto
+                if name != stream and known and (found := self._compare(number, stream, name)):
+                    return found
+        self._drop()
+        return None
+
+    def _compare(self, number: int, first: str, other: str) -> Difference | None:
+        one = self._streams[first].seconds.get(number, _Second())
+        two = self._streams[other].seconds.get(number, _Second())
+        if (one.rows, one.total) == (two.rows, two.total):
+            self.compared += 1
+            return None
+        if one.kept is None or two.kept is None:
+            if one.rows < two.rows:
+                first, other, one, two = other, first, two, one
+            return Difference(number, first, other, f"{one.rows} rows at {first}, {two.rows} at {other}")
+        for having, lacking, rows, others in ((first, other, one, two.kept), (other, first, two, one.kept)):
+            assert rows.kept is not None
+            missing = min((rows.shown[digest] for digest in rows.kept - others), default=None)
+            if missing is not None:
+                return Difference(number, having, lacking, missing)
+        raise AssertionError("sums differ, and no row does")
+
+    def _drop(self) -> None:
+        """Forget the seconds that all marks have passed. Of streams that are far ahead of another, forget the
+        rows of their oldest seconds, and then these seconds too: they are not compared then.
+        """
+        least = min(one.mark for one in self._streams.values())
+        for one in self._streams.values():
+            numbers = sorted(one.seconds)
+            if len(numbers) > _SECONDS_MAX:
+                least = max(least, (numbers[-_SECONDS_MAX] + 1) * SECOND - 1)
+            for number in numbers:
+                if (number + 1) * SECOND - 1 <= least:
+                    self._forget(one.seconds.pop(number))
+            dropped = (min(least, one.mark) + 1) // SECOND * SECOND - 1
+            one.base = max(one.base, dropped)
+            for number in sorted(one.seconds)[:-_ROWS_OF_SECONDS]:
+                second = one.seconds[number]
+                self._forget(second)
+                second.kept = None

@@ -1,0 +1,222 @@
+"""The producer's side of entry points: batches are kept until they are recorded, and sent again to another
+entry point if one fails.
+
+`EntryLog` has the methods of `InputLog` that a `Producer` uses. One task talks to one entry point at a time.
+"""
+
+import logging
+from itertools import cycle
+
+import trio
+
+from checkpoint import BatchDecision, judge_batch
+from checkpoint.errors import (
+    ChannelFrameError,
+    ControlMessageError,
+    EntryRefusedError,
+    HandshakeError,
+    InputClosedError,
+    LinkClosedError,
+)
+from dataflow import limits
+from dataflow.core.entry_messages import (
+    BatchRecorded,
+    EntryMessage,
+    EntryRefusal,
+    OpenOrigin,
+    OriginOpened,
+    SendBatch,
+    UnrecordedBatch,
+    UnrecordedBatches,
+)
+from dataflow.entry.asking import EntryLink
+from dos_client import backoff_s, randomness
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    DosError,
+    FencedError,
+    LocalProtocolError,
+    errors_in,
+)
+from journal import LostBytesError
+
+logger = logging.getLogger("dos.dataflow")
+
+_MOVES = (BrokenConnectionError, LinkClosedError, ChannelFrameError, ControlMessageError, HandshakeError)
+"""Another entry point may serve the producer."""
+
+
+class EntryLog:
+    """One producer name, served by entry points. Start `run` in a task; only the waits may be called from
+    several tasks at once.
+    """
+
+    def __init__(
+        self, addresses: tuple[str, ...], token: bytes, application: str, handle: str, producer: str
+    ) -> None:
+        self._addresses = addresses
+        self._token = token
+        self._application, self._handle, self._producer = application, handle, producer
+        self._session = randomness.fresh_id()
+        self._first = True
+        self._recorded = 0, 0
+        self._unrecorded = UnrecordedBatches()
+        self._changed = trio.Event()
+        self._failure: DosError | None = None
+        self.last = 0
+        """The last batch that was sent; it is recorded when `recorded` returns."""
+        self.last_mark = b""
+
+    @property
+    def last_end(self) -> int:
+        """The position after the last batch that is recorded."""
+        return self._recorded[1]
+
+    async def append(
+        self, parts: list[tuple[int, bytes]], *, number: int, mark: bytes = b""
+    ) -> BatchDecision:
+        """Send a batch, as `InputLog.append`. Also raises EntryRefusedError for a batch above
+        `entry_batch_bytes_max`, and what no entry point accepts.
+        """
+        decision = judge_batch(number, self.last)
+        if decision is BatchDecision.DISCARD:
+            return decision
+        batch = UnrecordedBatch(parts, mark)
+        if batch.bytes > limits.entry_batch_bytes_max:
+            raise EntryRefusedError(
+                f"a batch for an entry point has at most {limits.entry_batch_bytes_max} bytes,"
+                f" got {batch.bytes}",
+                remedy="send several smaller batches",
+            )
+        while self._unrecorded.batches and (
+            self._unrecorded.bytes + batch.bytes > limits.entry_batch_bytes_max
+        ):
+            await self._wait_change()
+        self._check()
+        self._unrecorded.add(number, batch)
+        self.last, self.last_mark = number, mark
+        self._change()
+        return decision
+
+    async def recorded(self, number: int) -> int:
+        """Wait until a batch is recorded by a majority of the entry store, and return the position after the
+        last one that is. Raises as `InputLog.recorded`, and EntryRefusedError if no entry point accepts it.
+        """
+        if number > self.last:
+            raise LocalProtocolError(f"batch {number} was not sent; the last one sent is {self.last}")
+        while self._recorded[0] < number:
+            await self._wait_change()
+        return self._recorded[1]
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _wait_change(self) -> None:
+        self._check()
+        await self._changed.wait()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # --- the link -----------------------------------------------------------------------------------------
+
+    async def run(self, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+        """Talk to entry points, one after the other, until none can serve this producer.
+
+        task_status: called once the producer is open. Raises before that what refuses it; afterwards the
+        other methods raise it.
+        """
+        attempt = 0
+        for address in cycle(self._addresses):
+            before = self._recorded
+            try:
+                await self._talk(address, task_status)
+            except (DosError, ExceptionGroup) as error:
+                found = _first(error)
+                if not isinstance(found, _MOVES):
+                    self._failure = found
+                    self._change()
+                    if self._first:
+                        raise found from None
+                    return
+                attempt = 0 if self._recorded != before else attempt + 1
+                logger.info("producer %s moves from %s: %s", self._producer, address, found)
+            await trio.sleep(backoff_s(attempt, randomness.jitter()) if attempt else 0)
+
+    async def _talk(self, address: str, task_status: "trio.TaskStatus[None]") -> None:
+        async with EntryLink.opened(address, self._application, self._handle, self._token) as link:
+            opening = OpenOrigin(producer=self._producer, session=self._session, first=self._first)
+            await link.send(opening)
+            opened = None
+            with trio.move_on_after(2 * limits.entry_silence_s):
+                opened = self._accepted(await link.receive())
+            if not isinstance(opened, OriginOpened):
+                raise BrokenConnectionError(f"{address} answered {opened}, not OriginOpened")
+            self._opened(opened)
+            if self._first:
+                self._first = False
+                task_status.started()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send_all, link, opened.batch)
+                nursery.start_soon(self._hear_all, link)
+
+    def _accepted(self, message: EntryMessage) -> EntryMessage:
+        """Return a message. Raises what a refusal means."""
+        if not isinstance(message, EntryRefusal):
+            return message
+        if message.kind == "closed":
+            raise InputClosedError(self._handle)
+        if message.kind == "refused":
+            raise EntryRefusedError(message.reason, remedy=message.remedy)
+        if message.kind == "fenced":
+            raise FencedError(message.reason)
+        raise BrokenConnectionError(message.reason)
+
+    def _opened(self, opened: OriginOpened) -> None:
+        if self._first:
+            self.last, self.last_mark = opened.batch, opened.mark
+        elif not self._recorded[0] <= opened.batch <= self.last:
+            raise LostBytesError(
+                f"producer {self._producer!r} sent batches up to {self.last}, of which {self._recorded[0]}"
+                f" were recorded, and the entry store has {opened.batch}"
+            )
+        self._note_recorded(opened.batch, opened.position)
+
+    def _note_recorded(self, batch: int, position: int) -> None:
+        self._recorded = batch, position
+        self._unrecorded.recorded(batch)
+        self._change()
+
+    async def _send_all(self, link: EntryLink, sent: int) -> None:
+        while True:
+            number = self._unrecorded.after(sent)
+            if number is None:
+                await self._changed.wait()
+                continue
+            batch = self._unrecorded.batches[number]
+            rows = tuple(count for count, _ in batch.parts)
+            await link.send(SendBatch(batch=number, mark=batch.mark, rows=rows), batch.parts)
+            sent = number
+
+    async def _hear_all(self, link: EntryLink) -> None:
+        while True:
+            waiting = min(self._unrecorded.batches, default=None)
+            with trio.move_on_after(limits.entry_silence_s) as waited:
+                message = self._accepted(await link.receive())
+                if not isinstance(message, BatchRecorded):
+                    raise ControlMessageError(f"expected BatchRecorded, got {type(message).__name__}")
+                self._note_recorded(message.batch, message.position)
+            if waited.cancelled_caught and waiting in self._unrecorded.batches:
+                raise BrokenConnectionError(
+                    f"batch {waiting} is not recorded after {limits.entry_silence_s:g} s"
+                )
+
+
+def _first(error: Exception) -> DosError:
+    """Return the error, or the first one of a group. Raises one that is a bug."""
+    found = errors_in(error)[0]
+    if not isinstance(found, DosError):
+        raise found
+    return found

@@ -1,0 +1,191 @@
+"""Read the output of one replica for a merge: all logs of its sink, as far as they are visible.
+
+A reader *joins* a stream where it begins to read it, and again whenever the logs that it knows may not be
+all, or may not continue what was read: a new layout of workers, a restore of the replica to an older
+checkpoint, rows that were trimmed before they were read. It reads from the oldest record that is retained.
+What lies below had times up to the `high` of that record, at most: this is its base (F3 in
+`core/duplicate_filter.py`), unless the merge has passed all of these times already.
+
+Each stream is read by tasks of its own. An unavailable store delays only this stream. Any other error
+detaches it from the merge, and no other stream; after a while it joins again.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, aclosing, closing
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+import trio
+
+from checkpoint import Output, OutputTime, SplitPosition, limits
+from checkpoint.chains.output_follower import FollowedOutput, OutputFollower
+from checkpoint.chains.output_following import PublishedOutput, split_of
+from checkpoint.errors import InputTrimmedError, OutputRewoundError
+from dataflow.core.event_time import END
+from dataflow.errors import NoMarksError, ReplicasDifferError, UserFault
+from dataflow.limits import replica_retry_s
+from dataflow.merging.merge import Merge
+from dos_client import QuorumUnavailableError, Store, StoreNotReadyError
+from dos_protocol.errors import BrokenConnectionError, DosError, errors_in
+
+_UNAVAILABLE: Final = (QuorumUnavailableError, BrokenConnectionError)
+
+
+Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[Store]]
+
+
+class ReplicaPlace(NamedTuple):
+    """Where a replica is: the name of its site, the URL of the store there, and its region and sink."""
+
+    site: str
+    url: str
+    region: str
+    sink: str
+
+
+class _JoinsAnewError(Exception):
+    """What was read of a stream does not suffice to continue."""
+
+
+_MISFIT: Final = (ReplicasDifferError, NoMarksError, UserFault)
+"""Reading again would find the same."""
+_ANEW: Final = (_JoinsAnewError, InputTrimmedError, OutputRewoundError)
+
+
+@dataclass(slots=True)
+class _Log:
+    """One worker's log of a stream. above: (high, end) of each record that the merge has not passed."""
+
+    follower: OutputFollower
+    above: deque[tuple[int, int]] = field(default_factory=deque)
+    passed: int = 0
+    """The position just after the last record whose rows were all passed."""
+
+
+class ReplicaStream:
+    """The stream of one replica. Run `run` in a task, beside the other streams of the merge."""
+
+    def __init__(self, place: ReplicaPlace, merge: Merge, connect: Connect) -> None:
+        """connect: opens the store of the site, as `open_store` does."""
+        self._place = place
+        self._merge = merge
+        self._connect = connect
+        self._logs: dict[str, _Log] = {}
+        self._rested: dict[str, int] = {}
+        """Log of a former worker that was read to its end -> the step of the checkpoint that has its end."""
+        self._line = 0
+        """The line of history of the replica when the stream joined."""
+        self._workers: tuple[int, ...] = ()
+        """Of the record because of which the stream joins anew."""
+
+    def passed_positions(self, mark: int) -> dict[str, int]:
+        """Return log -> the position up to which nothing is needed, if all rows up to `mark` are safe."""
+        for log in self._logs.values():
+            while log.above and log.above[0][0] <= mark:
+                log.passed = log.above.popleft()[1]
+        return {split: log.passed for split, log in self._logs.items()}
+
+    async def run(self) -> None:
+        """Read until it is cancelled, or the replica is found not to fit. Raises nothing that concerns only
+        this stream.
+        """
+        site, misfit = self._place.site, False
+        while not misfit:
+            try:
+                async with self._connect() as store:
+                    await self._read_all(store)
+            except (DosError, UserFault, ExceptionGroup) as error:
+                first = errors_in(error)[0]
+                if not isinstance(first, (DosError, UserFault)):
+                    raise
+                misfit = isinstance(first, _MISFIT)
+                unreachable = isinstance(first, StoreNotReadyError)
+                self._merge.leave(site, "connecting" if unreachable else "detached", str(first))
+            await trio.sleep(replica_retry_s)
+
+    async def _read_all(self, store: Store) -> None:
+        while True:
+            try:
+                await self._join_and_read(store)
+            except (DosError, _JoinsAnewError, ExceptionGroup) as error:
+                first = errors_in(error)[0]
+                if not isinstance(first, (*_UNAVAILABLE, *_ANEW)):
+                    raise
+                self._merge.leave(self._place.site, "joining", str(first))
+                await trio.sleep(limits.input_poll_s if isinstance(first, _ANEW) else replica_retry_s)
+
+    async def _join_and_read(self, store: Store) -> None:
+        published = PublishedOutput(store, self._place.region, self._place.sink)
+        splits = await self._wait_for_logs(published)
+        cut = await published.last_checkpoint(fresh=True)
+        self._line = 0 if cut is None else cut.line
+        self._logs, base = {}, self._merge.mark
+        for split in splits:
+            begin = await published.begin(split)
+            follower = published.follower(split, SplitPosition(0))
+            self._logs[split] = _Log(follower, passed=begin)
+            if begin:
+                follower.begin_at(begin)
+                if (first := await follower.first(begin)) is None:
+                    raise _JoinsAnewError("the first records are not there yet")
+                base = max(base, self._time_of(first).high)
+        self._rested = {}
+        self._merge.join(self._place.site, splits, base)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_workers, published)
+            for split, log in self._logs.items():
+                nursery.start_soon(self._follow, split, log, published)
+
+    async def _wait_for_logs(self, published: PublishedOutput) -> list[str]:
+        """Return the logs of all workers that the region has or had, when there are any."""
+        while True:
+            found = {*await published.splits(), *map(split_of, self._workers)}
+            if found:
+                return sorted(found)
+            why = f"region {self._place.region!r} has written nothing there yet"
+            self._merge.leave(self._place.site, "joining", why)
+            await trio.sleep(replica_retry_s)
+
+    async def _watch_workers(self, published: PublishedOutput) -> None:
+        """Join anew when there is another log. If nothing is visible before a checkpoint covers it, no record
+        tells of a new worker.
+        """
+        while True:
+            if not self._logs.keys() >= {*await published.splits()}:
+                raise _JoinsAnewError("the replica has other workers")
+            await trio.sleep(limits.inputs_poll_s)
+
+    async def _follow(self, split: str, log: _Log, published: PublishedOutput) -> None:
+        pause_s = limits.input_poll_s
+        with closing(log.follower):
+            while True:
+                quiet = True
+                async with aclosing(log.follower.outputs()) as outputs:
+                    async for followed in outputs:
+                        await self._take(split, log, followed)
+                        quiet = False
+                cut = await published.last_checkpoint()
+                if cut is not None and split not in self._rested and await log.follower.rests():
+                    self._rested[split] = cut.step
+                    self._merge.set_mark(self._place.site, split, END)
+                pause_s = min(2 * pause_s, limits.input_poll_max_s) if quiet else limits.input_poll_s
+                await log.follower.wait(pause_s)
+
+    async def _take(self, split: str, log: _Log, followed: FollowedOutput) -> None:
+        output, head = followed.output, followed.output.head
+        time = self._time_of(output)
+        assert head.workers, "it is set with the time"
+        shared = {*map(split_of, head.workers)}
+        back = any(output.step > self._rested.get(other, output.step) for other in shared)
+        if head.of_line > self._line or back or not shared <= self._logs.keys():
+            self._workers = head.workers
+            raise _JoinsAnewError("the replica has other workers, or was restored")
+        await self._merge.take(self._place.site, split, output)
+        log.above.append((time.high, followed.end))
+
+    def _time_of(self, output: Output) -> OutputTime:
+        if output.head.time is msgspec.UNSET:
+            raise NoMarksError(self._place.region, self._place.sink, self._place.site)
+        return output.head.time

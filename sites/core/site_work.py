@@ -1,0 +1,105 @@
+"""What the process at one site does: which replicas run there, what each reads, and what is started or
+stopped now. Pure.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from sites.core.deployed import Deployed
+from sites.core.deployment import RegionReplica
+from sites.core.description import Description
+
+RETRY_S: Final = 30.0
+"""A region that has failed is started again after this time."""
+
+
+class PortStream(NamedTuple):
+    """One stream on a port. region: the name of the sending region in its store, None for a source. store:
+    the URL of the store of the sender's site; of a source, of the entry store.
+    """
+
+    sender: RegionReplica
+    region: str | None
+    store: str | None
+
+
+class ReplicaContext(NamedTuple):
+    """What a graph function receives: where the replica runs, and the streams on each of its ports. name: of
+    the region in the store of its site.
+    """
+
+    application: str
+    replica: RegionReplica
+    name: str
+    store: str
+    entry_store: str
+    ports: dict[str, tuple[PortStream, ...]]
+
+
+class SiteSteps(NamedTuple):
+    """Regions to stop, and then regions to start."""
+
+    stop: tuple[str, ...]
+    start: tuple[str, ...]
+
+
+class StartedReplica(NamedTuple):
+    """A region that was started. state: as of its handle. ended_s: for how long it has ended, None if it has
+    not.
+    """
+
+    context: ReplicaContext
+    state: str
+    ended_s: float | None
+
+
+def region_name(application: str, region: str) -> str:
+    """Return the name of a replica in the store of its site."""
+    return f"{application}.{region}"
+
+
+def contexts_at(description: Description, deployed: Deployed, site: str) -> dict[str, ReplicaContext]:
+    """Return region -> what its replica at a site needs, of those that run there. The site has a store."""
+    stores = {one.name: one.store for one in description.sites}
+    sources = {place.name for place in description.sources}
+    own, entry = stores[site], description.entry_store
+    assert own is not None
+    assert entry is not None
+    found = {}
+    for region, streams in deployed.at_site(site).items():
+        ports = dict[str, tuple[PortStream, ...]]()
+        for one in streams:
+            node = one.sender.node
+            if node in sources:
+                stream = PortStream(one.sender, None, entry)
+            else:
+                stream = PortStream(
+                    one.sender, region_name(description.application, node), stores[one.sender.site]
+                )
+            ports[node] = (*ports.get(node, ()), stream)
+        found[region] = ReplicaContext(
+            description.application,
+            RegionReplica(region, site),
+            region_name(description.application, region),
+            own,
+            entry,
+            ports,
+        )
+    return found
+
+
+def steps(wanted: Mapping[str, ReplicaContext], running: Mapping[str, StartedReplica]) -> SiteSteps:
+    """Return what is done now. A region whose streams have changed is stopped and started again: it continues
+    from its last checkpoint.
+
+    A region that has failed is started again after `RETRY_S`. One that a person has stopped, that another
+    process has taken over, or that has read all of its input stays as it is, until its streams change.
+    """
+    stop = [region for region, one in running.items() if wanted.get(region) != one.context]
+    stop += [region for region, one in running.items() if region not in stop and _is_due(one)]
+    gone = {*running} - {*stop}
+    return SiteSteps(tuple(sorted(stop)), tuple(sorted({*wanted} - gone)))
+
+
+def _is_due(one: StartedReplica) -> bool:
+    return one.state == "FAILED" and one.ended_s is not None and one.ended_s >= RETRY_S

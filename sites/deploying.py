@@ -1,0 +1,151 @@
+"""Deploy an application over sites, and change what is deployed: `dos sites`, from Python.
+
+    async with open_store(description.entry_store) as store:
+        change = await apply(store, description)
+
+Every function reads the deployment and the reports, decides by a core, and records the decision if there is
+one. The decision is made again from what is there when the claim is granted. With `dry_run`, nothing is
+recorded. All raise BadNameError, CorruptDataError, QuorumUnavailableError, and UnsettledStateError while
+another decision is being recorded.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from dos_client import Store
+from sites.core.applying import DeploymentChange, Forgotten, apply_plan, fitting, forget_site
+from sites.core.collection import Collected, Kept, find_collection
+from sites.core.deployed import Deployed, Situation, check_deployed, collected, decided, revived, situation
+from sites.core.deployment import RegionReplica
+from sites.core.description import Description
+from sites.core.observed import ReaderReport, SiteReport
+from sites.core.planning import make_plan
+from sites.core.revival import Revival, find_revival_of, find_revivals
+from sites.errors import CannotReviveError, NotDeployedError
+from sites.records import change_deployed, now_ms, read_deployed, read_reports
+
+T = TypeVar("T")
+
+
+async def apply(store: Store, description: Description, *, dry_run: bool = False) -> DeploymentChange:
+    """Make the plan, and deploy it. Raises PlanRefusedError, with nothing recorded."""
+
+    def decide(now: Situation) -> tuple[Deployed, DeploymentChange]:
+        plan = make_plan(description, now.deployed.forgotten)
+        change = apply_plan(now, plan.replicas, now_ms())
+        return change.deployed, change
+
+    return await _decided(store, description, decide, dry_run=dry_run, begins=True)
+
+
+async def collect(store: Store, description: Description, *, dry_run: bool = False) -> Collected | Kept:
+    """Make one collection, if there is one to make. Raises NotDeployedError."""
+
+    def decide(now: Situation) -> tuple[Deployed, Collected | Kept]:
+        found = find_collection(now.deployment, now.streams, now.observed)
+        if isinstance(found, Kept):
+            return now.deployed, found
+        return collected(now, found, now_ms()), found
+
+    return await _decided(store, description, decide, dry_run=dry_run)
+
+
+async def revive(
+    store: Store, description: Description, replica: RegionReplica | None = None, *, dry_run: bool = False
+) -> list[Revival]:
+    """Repair every port that is late; those of one replica or exit if it is named. A collected replica that
+    is named starts, whatever is late. Revivals with way 0 could not be made.
+
+    Raises NotDeployedError; CannotReviveError for a replica that is neither running nor able to start.
+    """
+
+    def decide(now: Situation) -> tuple[Deployed, list[Revival]]:
+        found = _revivals(now, replica)
+        return (revived(now, found, now_ms()) if any(one.way for one in found) else now.deployed), found
+
+    return await _decided(store, description, decide, dry_run=dry_run)
+
+
+def _revivals(now: Situation, replica: RegionReplica | None) -> list[Revival]:
+    running = now.deployed.running() | set(now.deployment.exits())
+    if replica is None or replica in running:
+        return find_revivals(now.deployment, now.streams, now.observed, replica)
+    if replica.site not in now.deployed.replicas.get(replica.node, ()):
+        raise CannotReviveError(f"there is no replica {replica}")
+    made = find_revival_of(now.deployment, now.streams, now.observed, replica)
+    if made is None:
+        raise CannotReviveError(f"{replica} has nothing to read, or no reader, or its site does not answer")
+    return [made]
+
+
+async def forget(store: Store, description: Description, site: str, *, dry_run: bool = False) -> Forgotten:
+    """Remove the replicas of a site that is gone, and place no more there. Raises NotDeployedError."""
+    if site not in {one.name for one in description.sites}:
+        raise NotDeployedError(f"site {site!r} is not described", remedy="name a site of the description")
+
+    def decide(now: Situation) -> tuple[Deployed, Forgotten]:
+        found = forget_site(now, site, now_ms())
+        return found.deployed, found
+
+    return await _decided(store, description, decide, dry_run=dry_run)
+
+
+async def remember(store: Store, description: Description, site: str) -> None:
+    """Let `apply` place replicas at a forgotten site again."""
+
+    def change(present: Deployed) -> Deployed:
+        if site not in present.forgotten:
+            return present
+        kept = tuple(one for one in present.forgotten if one != site)
+        return msgspec.structs.replace(present, number=present.number + 1, forgotten=kept)
+
+    await change_deployed(store, description.application, change)
+
+
+async def look(
+    store: Store, description: Description
+) -> tuple[Situation, list[ReaderReport], list[SiteReport]]:
+    """Return the deployment, and the reports about it. Raises NotDeployedError."""
+    deployed = await read_deployed(store, description.application)
+    check_deployed(description, deployed)
+    readers, sites = await read_reports(store, description, deployed)
+    return situation(description, deployed, readers, sites, now_ms()), readers, sites
+
+
+async def _decided(
+    store: Store,
+    description: Description,
+    decide: Callable[[Situation], tuple[Deployed, T]],
+    *,
+    dry_run: bool,
+    begins: bool = False,
+) -> T:
+    """Decide for the present state; if that changes it, do so under the claim. begins: the application need
+    not be deployed, nor as it is described.
+    """
+    deployed = await read_deployed(store, description.application)
+    readers, sites = await read_reports(store, description, deployed)
+
+    def decide_on(present: Deployed) -> tuple[Deployed, T]:
+        fits = fitting(description, present) if begins else present
+        if not begins:
+            check_deployed(description, present)
+        now = situation(description, fits, readers, sites, now_ms())
+        after, result = decide(now)
+        if after is fits:
+            text = "applied: removed what is not described any more"
+            after = present if fits == present else decided(now, fits.streams, text, now_ms())
+        return after, result
+
+    results = [decide_on(deployed)]
+    if results[0][0] is deployed or dry_run:
+        return results[0][1]
+
+    def change(present: Deployed) -> Deployed:
+        results.append(decide_on(present))
+        return results[-1][0]
+
+    await change_deployed(store, description.application, change)
+    return results[-1][1]

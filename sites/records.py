@@ -1,0 +1,191 @@
+"""The records of an application in its entry store: the deployment, and the reports of readers and sites.
+
+Each is a chain with one state (`journal/whole_state.py`). The deployment is replaced under a claim that a
+majority of the entry store grants, so two coordinators never decide on the same state. This file does the
+I/O; `core/deployed.py` and `core/observed.py` have the meaning.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+import trio
+
+from dos_client import QuorumUnavailableError, Store
+from dos_protocol.errors import DosError
+from journal import (
+    Op,
+    Record,
+    StatePlace,
+    StateRecord,
+    StoreStateHost,
+    UnsettledStateError,
+    change_state,
+    read_state,
+)
+from sites.core.deployed import CHAIN, Deployed, decode_deployed, deployment_directory, encode_deployed
+from sites.core.deployment import RegionReplica
+from sites.core.description import Description
+from sites.core.observed import (
+    REPORT_S,
+    REPORTS_CHAIN,
+    Ranks,
+    ReaderReport,
+    Report,
+    SiteReport,
+    StreamReport,
+    decode_report,
+    encode_report,
+    reader_directory,
+    site_directory,
+)
+
+logger: Final = logging.getLogger("dos.sites")
+PATIENCE_S: Final = 30.0
+"""How long a change waits for a majority of the entry store."""
+
+
+def now_ms() -> int:
+    """Return the wall clock, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+async def read_deployed(store: Store, application: str) -> Deployed:
+    """Return what is deployed; `number` is 0 if nothing is.
+
+    Raises BadNameError, CorruptDataError, UnsettledStateError while another decision is being recorded, and
+    what reading a chain raises.
+    """
+    place = StatePlace(deployment_directory(application), CHAIN, Op.DEPLOYMENT)
+    return _decoded(await read_state(store, place), place)
+
+
+def _decoded(found: StateRecord | None, place: StatePlace) -> Deployed:
+    if found is None:
+        return Deployed()
+    return decode_deployed(found.record.strings, where=place.directory, at=found.end)
+
+
+async def change_deployed(
+    store: Store,
+    application: str,
+    change: Callable[[Deployed], Deployed],
+    *,
+    patience_s: float = PATIENCE_S,
+) -> Deployed:
+    """Record what `change` returns for the present state, and return it when a majority holds it. `change`
+    may be called several times; if it returns its argument, nothing is recorded.
+
+    Raises what `change` raises, with nothing recorded, and QuorumUnavailableError if no majority has granted
+    the claim in `patience_s`: the decision may be recorded or not then, and the next change finds out.
+    """
+    place = StatePlace(deployment_directory(application), CHAIN, Op.DEPLOYMENT)
+    result = Deployed()
+
+    def changed(before: StateRecord | None) -> Record | None:
+        nonlocal result
+        present = _decoded(before, place)
+        result = change(present)
+        if result is present:
+            return None
+        return Record(Op.DEPLOYMENT, ints=(now_ms(),), strings=(encode_deployed(result),))
+
+    await _replaced(store, place, changed, patience_s)
+    return result
+
+
+async def _replaced(
+    store: Store, place: StatePlace, change: Callable[[StateRecord | None], Record | None], patience_s: float
+) -> None:
+    with trio.move_on_after(patience_s) as scope:
+        await change_state(StoreStateHost(store), place, change)
+    if scope.cancelled_caught:
+        raise QuorumUnavailableError(
+            f"no majority of the entry store has recorded a change of {place.directory} in {patience_s:.0f} s"
+        )
+
+
+# --- reports --------------------------------------------------------------------------------------------
+
+
+async def write_report(
+    store: Store, application: str, report: ReaderReport | SiteReport, *, patience_s: float = PATIENCE_S
+) -> None:
+    """Replace the report of a reader or a site. Raises QuorumUnavailableError as `change_deployed` does, and
+    what taking a chain over raises.
+    """
+    record = Record(Op.REPORT, ints=(now_ms(),), strings=(encode_report(report),))
+    await _replaced(store, _place(application, report), lambda _: record, patience_s)
+
+
+def _place(application: str, report: ReaderReport | SiteReport) -> StatePlace:
+    if isinstance(report, ReaderReport):
+        return StatePlace(reader_directory(application, report.reader), REPORTS_CHAIN, Op.REPORT)
+    return StatePlace(site_directory(application, report.site), REPORTS_CHAIN, Op.REPORT)
+
+
+async def read_reports(
+    store: Store, description: Description, deployed: Deployed
+) -> tuple[list[ReaderReport], list[SiteReport]]:
+    """Return the last report of each replica and exit, and of each site. One that cannot be read is left out,
+    like one that was never written.
+    """
+    readers = {RegionReplica(region, site) for region, sites in deployed.replicas.items() for site in sites}
+    readers |= {RegionReplica(place.name, place.site) for place in description.exits}
+    application = description.application
+    found_readers, found_sites = list[ReaderReport](), list[SiteReport]()
+    async with trio.open_nursery() as nursery:
+        for reader in sorted(readers):
+            directory = reader_directory(application, reader)
+            nursery.start_soon(_read_one, store, directory, ReaderReport, found_readers)
+        for site in description.sites:
+            nursery.start_soon(
+                _read_one, store, site_directory(application, site.name), SiteReport, found_sites
+            )
+    return sorted(found_readers, key=lambda one: one.reader), sorted(found_sites, key=lambda one: one.site)
+
+
+async def _read_one(store: Store, directory: str, kind: type[Report], found: list[Report]) -> None:
+    try:
+        state = await read_state(store, StatePlace(directory, REPORTS_CHAIN, Op.REPORT))
+        if state is not None:
+            found.append(decode_report(kind, state.record.strings, where=directory, at=state.end))
+    except (UnsettledStateError, QuorumUnavailableError) as error:
+        logger.warning("a report is not used: %s", error)
+
+
+class ReaderReporter:
+    """Writes the reports of one reader. Call `write` every `REPORT_S`."""
+
+    def __init__(self, store: Store, application: str, reader: RegionReplica) -> None:
+        self._store, self._application, self._reader = store, application, reader
+        self._ranks = Ranks()
+
+    async def write(
+        self,
+        streams: Iterable[StreamReport],
+        *,
+        mark: int | None,
+        moved_s: float | None,
+        restorable: bool = False,
+    ) -> None:
+        """Write a report. streams: `ranks` is what each gave since the call before; see `ReaderReport`.
+
+        A report that cannot be written is logged and left out: reading continues without it.
+        """
+        listed = sorted(streams, key=lambda one: one.sender)
+        ranks = self._ranks.add({one.sender: one.ranks for one in listed})
+        report = ReaderReport(
+            reader=self._reader,
+            at_ms=now_ms(),
+            mark=mark,
+            moved_s=moved_s,
+            restorable=restorable,
+            streams=tuple(msgspec.structs.replace(one, ranks=ranks[one.sender]) for one in listed),
+        )
+        try:
+            await write_report(self._store, self._application, report, patience_s=REPORT_S)
+        except DosError as error:
+            logger.warning("the report of %s was not written: %s", self._reader, error)

@@ -1,0 +1,222 @@
+"""The process at one site: starts and stops the replicas that the deployment places there.
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_site, description, "wisc")
+
+It reads the deployment from the entry store every second, and reports every 30 s. While the entry store does
+not answer, everything continues as it was. When it is cancelled, it stops its regions, each with a last
+checkpoint.
+
+A region runs as local processes, or as `start` runs it. On Spark, in the driver:
+
+    run_site(description, "wisc", start=partial(dos.run, spark))
+
+This is the only file of the package that imports `dataflow` and `checkpoint`.
+"""
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+import trio
+
+from checkpoint.maintenance.region_copying import copy_region
+from dataflow.graph.builder import Graph
+from dataflow.graph.parts import parts_of
+from dataflow.local import run_local
+from dos_client import Store, open_store
+from dos_protocol.errors import DosError
+from sites.core.deployed import Deployed
+from sites.core.description import Description
+from sites.core.observed import REPORT_S, SiteReport
+from sites.core.site_work import ReplicaContext, StartedReplica, contexts_at, steps
+from sites.errors import GraphRefusedError
+from sites.records import now_ms, read_deployed, write_report
+
+logger: Final = logging.getLogger("dos.sites")
+POLL_S: Final = 1.0
+"""How often the deployment is read."""
+
+
+class StartedRegion(Protocol):
+    """The handle of a region, as `run_local` and `spark_integration.run` return it."""
+
+    @property
+    def status(self) -> Any: ...
+
+    def stop(self) -> None: ...
+
+
+StartRegion = Callable[..., Any]
+"""Called with a graph, and `name`, `store` and `token` by keyword; returns a `StartedRegion`."""
+
+
+@dataclass(slots=True)
+class _Region:
+    context: ReplicaContext
+    handle: StartedRegion | None
+    failure: str = ""
+    ended_at: float | None = None
+
+    @property
+    def state(self) -> str:
+        return "FAILED" if self.handle is None else str(self.handle.status.state.value)
+
+
+async def run_site(
+    description: Description,
+    site: str,
+    *,
+    token: bytes = b"",
+    start: StartRegion = run_local,
+    changed: Callable[[dict[str, str]], None] = lambda _: None,
+) -> None:
+    """Run the replicas of a site until cancelled. token: of the entry store and of the site's store. changed:
+    called with region -> state when that has changed.
+
+    Raises GraphRefusedError if the site has no store, and what opening the entry store raises. A replica that
+    cannot be started is reported as FAILED, and tried again every 30 s.
+    """
+    places = {one.name: one for one in description.sites}
+    if site not in places or places[site].store is None:
+        raise GraphRefusedError(f"site {site!r} has no store", remedy="add `store` to the site")
+    async with open_store(description.entry_store or "", token=token, client="dos sites") as store:
+        await _Site(store, description, site, start, token, changed).run()
+
+
+class _Site:
+    """The regions that run."""
+
+    def __init__(
+        self,
+        store: Store,
+        description: Description,
+        site: str,
+        start: StartRegion,
+        token: bytes,
+        changed: Callable[[dict[str, str]], None],
+    ) -> None:
+        self._store, self._description, self._site = store, description, site
+        self._start, self._token, self._changed = start, token, changed
+        self._regions: dict[str, _Region] = {}
+        self._deployed = Deployed()
+        self._shown: dict[str, str] | None = None
+        self._report_now = trio.Event()
+
+    async def run(self) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._report)
+                while True:
+                    await self._read()
+                    await self._act()
+                    self._show()
+                    await trio.sleep(POLL_S)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._stop(tuple(self._regions))
+
+    async def _read(self) -> None:
+        try:
+            self._deployed = await read_deployed(self._store, self._description.application)
+        except DosError as error:
+            logger.warning("the deployment cannot be read now, everything continues as it was: %s", error)
+
+    async def _act(self) -> None:
+        wanted = contexts_at(self._description, self._deployed, self._site)
+        todo = steps(wanted, {region: self._running(one) for region, one in self._regions.items()})
+        await self._stop(todo.stop)
+        for region in todo.start:
+            self._regions[region] = await self._started(wanted[region])
+
+    def _running(self, one: _Region) -> StartedReplica:
+        if one.ended_at is None and (one.handle is None or one.handle.status.state.is_end):
+            one.ended_at = trio.current_time()
+        ended_s = None if one.ended_at is None else trio.current_time() - one.ended_at
+        return StartedReplica(one.context, one.state, ended_s)
+
+    async def _started(self, context: ReplicaContext) -> _Region:
+        region = context.replica.node
+        try:
+            graph = graph_of(self._description, context)
+            await self._copy_checkpoint(context)
+            start = partial(self._start, graph, name=context.name, store=context.store, token=self._token)
+            return _Region(context, await trio.to_thread.run_sync(start))
+        except Exception as error:  # of the user's function, or of the region: others run
+            logger.exception("region %s cannot be started", region)
+            return _Region(context, None, str(error))
+
+    async def _copy_checkpoint(self, context: ReplicaContext) -> None:
+        """Begin a new replica with the checkpoint that the deployment names, if one is named."""
+        source = self._deployed.starts.get(str(context.replica))
+        if source is None:
+            return
+        site = source.partition("@")[2]
+        store = next((one.store for one in self._description.sites if one.name == site), None)
+        if store is None:
+            raise GraphRefusedError(
+                f"{context.replica} starts with a checkpoint of {source}, whose site has no store",
+                remedy="add `store` to the site",
+            )
+        directory = f"{context.application}.copies"
+        if await copy_region(store, context.store, context.name, directory, token=self._token):
+            logger.info("%s begins with a checkpoint of %s", context.replica, source)
+
+    async def _stop(self, regions: tuple[str, ...]) -> None:
+        """Stop regions, each with a last checkpoint, at the same time."""
+
+        async def stop(one: _Region) -> None:
+            if one.handle is not None:
+                await trio.to_thread.run_sync(one.handle.stop)
+
+        async with trio.open_nursery() as nursery:
+            for region in regions:
+                nursery.start_soon(stop, self._regions.pop(region))
+
+    # --- reports --------------------------------------------------------------------------------------------
+
+    def _show(self) -> None:
+        states = {region: one.state for region, one in sorted(self._regions.items())}
+        if states != self._shown:
+            self._shown = states
+            self._report_now.set()
+            self._changed(states)
+
+    async def _report(self) -> None:
+        while True:
+            with trio.move_on_after(REPORT_S):
+                await self._report_now.wait()
+            self._report_now = trio.Event()
+            report = SiteReport(
+                site=self._site,
+                at_ms=now_ms(),
+                number=self._deployed.number,
+                regions={region: one.state for region, one in sorted(self._regions.items())},
+            )
+            try:
+                await write_report(self._store, self._description.application, report, patience_s=REPORT_S)
+            except DosError as error:
+                logger.warning("the report of site %s was not written: %s", self._site, error)
+
+
+def graph_of(description: Description, context: ReplicaContext) -> Graph:
+    """Return the graph of a replica. Raises GraphRefusedError, and what the function raises."""
+    (region,) = (one for one in description.regions if one.name == context.replica.node)
+    if region.graph is None:
+        raise GraphRefusedError(f"region {region.name!r} names no graph")
+    module, _, name = region.graph.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise GraphRefusedError(f"graph {region.graph!r} of region {region.name!r}: {error}") from error
+    graph = function(context)
+    if not isinstance(graph, Graph):
+        raise GraphRefusedError(f"{region.graph} returned {type(graph).__name__}, not a graph")
+    if len(parts_of(graph, context.name)) != 1:
+        raise GraphRefusedError(
+            f"{region.graph} returned a graph of several regions; describe each as a region"
+        )
+    return graph

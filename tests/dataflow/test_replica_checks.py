@@ -1,0 +1,323 @@
+"""What a replica must not contain: each operator that is refused gives other rows in an example, or rows
+behind a watermark that was published before them. What is accepted: `test_replica_consistency.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dataflow import (
+    CallSink,
+    Count,
+    DirectorySource,
+    FileSource,
+    Graph,
+    GraphError,
+    InputSource,
+    IteratorSource,
+    LogSink,
+    LogSource,
+    OperatorError,
+    ParquetSink,
+    RateSource,
+    Sliding,
+    Stream,
+    Sum,
+    Tumbling,
+    autonomous,
+    consistent,
+)
+from dataflow.core.plan import OperatorKind
+from dataflow.errors import ReplicaError
+from dataflow.sinks.base import SinkSpec
+from dataflow.sources.base import SourceSpec
+from dataflow.sources.rate import RateReader
+from dataflow.testing import Trial
+from tests.dataflow.fed_circuit import FedCircuit, a_piece
+from tests.dataflow.fed_circuit import row as row_of_second
+from tests.dataflow.refused_in_replicas import BEHIND, DIFFER, SIZE, step_of
+from tests.dataflow.replica_arrangements import (
+    SCHEMA,
+    behind_watermarks,
+    canonical,
+    mark,
+    micro,
+    play,
+    row,
+    timed,
+    timed_log,
+)
+from tests.dataflow.test_replica_consistency import ACCEPTED, keyed
+
+
+@pytest.mark.parametrize("name", [*DIFFER, *BEHIND])
+def test_a_refusal_names_the_operator_the_reason_and_the_remedy(name: str) -> None:
+    refused = (DIFFER | BEHIND)[name]
+    with pytest.raises(ReplicaError, match=refused.problem) as raised:
+        refused.case.graph().plan()
+    assert len(raised.value.problems) == 1, "what follows from a problem is not reported"
+    assert refused.remedy.replace("\\", "") in raised.value.problems[0]
+    assert str(raised.value).startswith("graph 'g' cannot run as replicas at several sites: ")
+
+
+@pytest.mark.parametrize("name", DIFFER)
+def test_a_refused_operator_gives_other_rows_at_another_replica(name: str) -> None:
+    refused = DIFFER[name]
+    graph = refused.case.graph(CallSink(print))
+    one, other = (canonical(play(graph, steps)) for steps in refused.replicas)
+    assert one != other
+
+
+@pytest.mark.parametrize("name", [name for name, refused in BEHIND.items() if refused.replicas])
+def test_a_refused_output_has_rows_behind_a_watermark_that_was_published_before(name: str) -> None:
+    refused = BEHIND[name]
+    times = refused.case.times
+    assert behind_watermarks(refused.case.graph(CallSink(print)), refused.replicas[0], times)
+
+
+def test_every_kind_of_operator_is_accepted_or_refused_here() -> None:
+    graphs = [case.graph(CallSink(print)) for case in [*ACCEPTED.values()]]
+    graphs += [refused.case.graph(CallSink(print)) for refused in [*DIFFER.values(), *BEHIND.values()]]
+    kinds = {node.kind for graph in graphs for node in graph.plan().plan.nodes}
+    assert kinds == set(OperatorKind)
+
+
+def test_all_problems_are_reported_together() -> None:
+    graph = Graph("g")
+    stream = graph.source("lines", FileSource("lines.txt"))
+    stream.key_by("by", "line").count("counts").sink("files", ParquetSink("out"))
+    stream.sink("out", timed_log("line"))
+    with pytest.raises(ReplicaError) as raised:
+        graph.plan()
+    named = [problem.split(" ")[1] for problem in raised.value.problems]
+    assert sorted(named) == ["'counts'", "'files'", "'lines'"]
+    assert isinstance(raised.value, GraphError)
+
+
+# --- sources and time ---------------------------------------------------------------------------------
+
+
+def reading(source: SourceSpec, sink: SinkSpec | None = None, **options: Any) -> Graph:
+    graph = Graph("g")
+    stream = graph.source("a", source)
+    if options:
+        stream = stream.event_time("timed", "t", **options)
+        stream = stream.key_by("by", "k").aggregate("w", Tumbling("t", SIZE), n=Count())
+    stream.sink("out", sink or timed_log("window_end" if options else "t"))
+    return graph
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        FileSource("lines.txt"),
+        DirectorySource("lines"),
+        IteratorSource(lambda split, position: iter([]), SCHEMA),
+        RateSource(10),
+        LogSource("out", SCHEMA, region="other"),
+        InputSource("a", SCHEMA, begin="retained"),
+    ],
+    ids=lambda source: type(source).__name__,
+)
+def test_a_source_that_other_sites_do_not_read_alike_is_refused(source: SourceSpec) -> None:
+    with pytest.raises(ReplicaError, match=r"source 'a' (is a|has begin='retained')"):
+        reading(source).plan()
+
+
+def test_two_readers_of_a_rate_give_rows_of_other_times() -> None:
+    batches = [RateReader(RateSource(10, rows=1), 0, 1, lambda now=now: now).read(100) for now in (5, 6)]
+    assert batches[0] is not None
+    assert batches[1] is not None
+    assert batches[0].batch.to_pylist() != batches[1].batch.to_pylist()
+
+
+def late_by_steps(graph: Graph) -> bool:
+    """Whether a row that is behind an earlier one counts if both come in one step, and not if in two."""
+    rows = [row(6), row(2)]
+    one, other = (play(graph, steps) for steps in ([step_of(*rows)], [step_of(one) for one in rows]))
+    return canonical(one) != canonical(other)
+
+
+def test_lateness_is_refused_because_what_is_late_depends_on_the_steps() -> None:
+    source = InputSource("a", SCHEMA)
+    with pytest.raises(ReplicaError, match=r"event_time 'timed' has lateness=0:00:00.000001, .*entry point"):
+        reading(source, lateness=micro(1)).plan()
+    assert late_by_steps(reading(source, CallSink(print), lateness=micro(1)))
+
+
+class Merged(InputSource):
+    """A source whose rows are in no order, as those of merged logs."""
+
+    times_rise = False
+
+
+def test_watermarks_are_taken_from_rows_only_where_these_are_in_the_order_of_their_times() -> None:
+    with pytest.raises(
+        ReplicaError, match=r"event_time 'timed' takes watermarks from rows of 'a', .*punctuation="
+    ):
+        reading(Merged("a", SCHEMA), lateness=micro(0)).plan()
+    assert late_by_steps(reading(Merged("a", SCHEMA), CallSink(print), lateness=micro(0)))
+    assert reading(Merged("a", SCHEMA), punctuation="mark").plan().is_replica
+    assert reading(InputSource("a", SCHEMA), lateness=micro(0)).plan().is_replica, (
+        "entry points stamp the rows"
+    )
+
+
+def test_idle_after_is_refused_because_it_depends_on_a_clock() -> None:
+    options: dict[str, Any] = {"punctuation": "mark", "idle_after": micro(60_000_000)}
+    with pytest.raises(
+        ReplicaError, match=r"event_time 'timed' has idle_after=0:01:00, .*depends on a clock"
+    ):
+        reading(InputSource("a", SCHEMA), **options).plan()
+    watermarks = []
+    for now in (59.0, 61.0):
+        fed = FedCircuit(idle_after=options["idle_after"])
+        fed.buffer.known(["p", "q"])
+        for split, second in (("p", 50), ("q", 3)):
+            fed.buffer.put(a_piece(split, 1, [row_of_second(second)]))
+            fed.buffer.polled(split, caught_up=True)
+        fed.step()
+        fed.now = now
+        fed.buffer.put(a_piece("p", 2, [row_of_second(51)]))
+        watermarks.append(fed.step()[0])
+    assert watermarks == [3, 51]
+
+
+@pytest.mark.parametrize("form", ["no event_time", "rows without a time"])
+def test_an_output_without_event_time_is_refused(form: str) -> None:
+    graph = Graph("g")
+    stream = graph.source("a", InputSource("a", SCHEMA))
+    if form == "rows without a time":
+        timed_rows = stream.event_time("timed", "t", punctuation="mark", on_null="side")
+        stream = timed_rows.side_output("nulls", "null").map("same", lambda one: one)
+        timed_rows.sink("rows", LogSink())
+    stream.sink("out", timed_log("t"))
+    with pytest.raises(
+        ReplicaError, match=r"sink 'out' has the time 't', and its rows have no event time; put"
+    ):
+        graph.plan()
+
+
+def test_the_time_of_a_union_must_be_one_of_each_input() -> None:
+    def united(*times: str) -> Graph:
+        graph = Graph("g")
+        other = graph.source("b", InputSource("b", SCHEMA)).event_time("by_mark", "mark", lateness=micro(0))
+        timed(graph, "a").union("both", other).sink("out", timed_log(*times))
+        return graph
+
+    for times in [("t",), ("mark",)]:
+        with pytest.raises(ReplicaError, match=r"may be behind .* use time=\['mark', 't'\]"):
+            united(*times).plan()
+    assert united("t", "mark").plan().is_replica
+    assert united("t", "mark", "x").plan().is_replica, "more columns make the time later"
+
+
+def test_the_time_of_a_side_output_of_a_function_is_checked_when_its_rows_arrive() -> None:
+    graph = Graph("g")
+    options: dict[str, Any] = {"side_outputs": {"odd": "at timestamp"}}
+    kept = timed(graph, "a").filter("f", lambda one, emit: True, **options)
+    kept.sink("kept", timed_log("t"))
+    kept.side_output("odd", "odd").sink("odd_out", timed_log("at"))
+    assert graph.plan().is_replica
+
+
+# --- the region ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_a_region_that_is_not_exactly_once_is_refused(delivery: Any) -> None:
+    graph = Graph("g")
+    timed(graph, "a").sink("out", LogSink())
+    graph.annotate("a", consistent(delivery=delivery))
+    assert not graph.plan().is_replica
+    graph = Graph("g")
+    timed(graph, "a").sink("out", timed_log("t"))
+    graph.annotate("a", consistent(delivery=delivery))
+    with pytest.raises((ReplicaError, GraphError), match=rf"delivery='{delivery}'"):
+        graph.plan()
+
+
+def test_a_replica_is_one_region() -> None:
+    graph = Graph("g")
+    timed(graph, "a").sink("out", timed_log("t"))
+    timed(graph, "b").sink("more", LogSink())
+    graph.annotate("a", consistent())
+    graph.annotate("b", consistent())
+    with pytest.raises(
+        ReplicaError, match="a replica is one consistent region, and the graph has 2, with 0 "
+    ):
+        graph.plan()
+    outside = Graph("g")
+    timed(outside, "a").sink("out", timed_log("t"))
+    outside.annotate("a", autonomous)
+    with pytest.raises(GraphError):
+        outside.plan()
+
+
+def test_a_sink_that_every_replica_would_write_is_refused() -> None:
+    graph = Graph("g")
+    stream = timed(graph, "a")
+    stream.sink("out", timed_log("t"))
+    stream.sink("files", ParquetSink("out"))
+    with pytest.raises(
+        ReplicaError, match=r"sink 'files' is a ParquetSink, to which every replica .*LogSink with"
+    ):
+        graph.plan()
+
+
+# --- late rows ----------------------------------------------------------------------------------------
+
+
+def moved_back(sink: SinkSpec, added: Callable[[Any], Stream]) -> Trial:
+    """A function sets times that are behind a watermark."""
+    graph = Graph("g")
+    back = timed(graph, "a").map("back", lambda one: {**one, "t": one["t"] - micro(5)})
+    added(back).sink("out", sink)
+    trial = Trial(graph, splits={"a": ["s0"]})
+    trial.step(step_of(row(6), mark(7)))
+    trial.step(step_of(row(8)))
+    return trial
+
+
+LATE: dict[str, Callable[[Any], Stream]] = {
+    "tumbling window": lambda s: s.key_by("by", "k").aggregate("op", Tumbling("t", SIZE), n=Count()),
+    "sliding window that is open": lambda s: s.key_by("by", "k").aggregate(
+        "op", Sliding("t", micro(20), micro(10)), n=Sum("n")
+    ),
+    "sort": lambda s: s.sort("op", "t"),
+    "map_state": lambda s: s.key_by("by", "k").map_state(
+        "op", lambda one, state: None, time="t", state="n bigint", schema="t timestamp"
+    ),
+    "join": lambda s: s.key_by("by", "k").join("op", s.key_by("by2", "k"), times=("t", "t"), within=SIZE),
+    "dedup": lambda s: (
+        s.map("keys", lambda one: (one["t"], one["k"]), schema="t timestamp, k string")
+        .key_by("by", "k", "t")
+        .dedup("op", Tumbling("t", micro(20)))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_row_behind_the_watermark_stops_a_replica_and_no_other_region(name: str) -> None:
+    moved_back(CallSink(print), LATE[name])
+    sink = timed_log("t", "window_end", "t_right")
+    with pytest.raises(
+        OperatorError, match=r"operator 'op' failed .* another replica, whose watermark"
+    ) as raised:
+        moved_back(sink, LATE[name])
+    assert "correct the function above it that sets the time" in str(raised.value)
+
+
+# --- fingerprints -------------------------------------------------------------------------------------
+
+
+def test_replicas_of_one_graph_have_one_fingerprint_wherever_they_run() -> None:
+    """It names neither region nor store. Functions, and what has no state, are not part of it."""
+    one, same = (ACCEPTED["tumbling windows"].graph().plan() for _ in range(2))
+    assert one.fingerprint == same.fingerprint
+    other = keyed(lambda s: s.aggregate("w", Tumbling("t", SIZE), n=Count()), "window_end").graph().plan()
+    assert one.fingerprint != other.fingerprint
+    forms: list[dict[str, Any]] = [{"lateness": micro(0)}, {"punctuation": "mark"}]
+    times = {reading(InputSource("a", SCHEMA), **form).plan().fingerprint for form in forms}
+    assert len(times) == 1, "it does not show that watermarks differ"

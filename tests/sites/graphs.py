@@ -1,0 +1,32 @@
+"""Graphs of replicas, as a description names them."""
+
+import dos
+from sites.core.site_work import ReplicaContext
+
+SCHEMA = "word string"
+
+
+def words(context: ReplicaContext) -> dos.Graph:
+    """Counts words of the input handle that is named as its source is. The context is as the test expects."""
+    (stream,) = context.ports["loads"]
+    assert (str(stream.sender), stream.region) == ("loads@purdue", None)
+    graph = dos.Graph(context.name)
+    read = graph.source("read", dos.InputSource("loads", SCHEMA))
+    read.key_by("by_word", "word").count("counted").sink("shown", dos.LogSink(publish="step"))
+    return graph
+
+
+def broken(context: ReplicaContext) -> dos.Graph:
+    raise ValueError(f"no graph for {context.replica}")
+
+
+def no_graph(context: ReplicaContext) -> str:
+    return str(context)
+
+
+def two_regions(context: ReplicaContext) -> dos.Graph:
+    graph = dos.Graph(context.name)
+    for name in ("one", "other"):
+        read = graph.source(name, dos.InputSource(name, SCHEMA)).annotate(dos.consistent())
+        read.sink(f"{name}_shown", dos.LogSink())
+    return graph
