@@ -38,6 +38,7 @@ PAPER_COST: Final = {
 }
 SHARES: Final = (0.6, 0.4)
 """Of the cost of the plan: what collection aims at. The lowest is taken that is not later."""
+DISTANCES_MS: Final = (0.0, 15.0, 30.0)
 LATER: Final = 0.0005
 """So large a share of rows may be later than 1 s, in addition, before a run counts as later."""
 
@@ -62,6 +63,7 @@ def measure_replication(effort: Effort) -> list[Row]:
             *figure_2(),
             *figure_3(network),
             *figure_4(network),
+            *distances(network),
             *figure_5(network, effort.managed_h),
             *table_1(effort.pairs),
         ]
@@ -146,6 +148,19 @@ def figure_4(network: Network) -> list[Row]:
                     drawn,
                 )
             )
+    return rows
+
+
+def distances(network: Network) -> list[Row]:
+    """Return the share of rows later than 1 s by the minimum distance of the replicas of a region."""
+    rows: list[Row] = []
+    for kmax in (2, 3, 4):
+        cells = []
+        for distance in DISTANCES_MS:
+            run = simulate(network, describe(network, SEED, kmax, distance_ms=distance), Options(SEED))
+            cells.append(f"{figures(run)['late']:.4%} | {run.cost:,.0f}")
+            say(f"k = {kmax}, {distance:g} ms: {cells[-1]}")
+        rows.append(ReplicationRow(str(kmax), cells[0], cells[1], cells[2], "distances"))
     return rows
 
 

@@ -5,7 +5,7 @@ has the streams from all replicas of one sender. Pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from math import inf
+from math import fsum, inf
 from typing import NamedTuple
 
 from sites.core.description import Description
@@ -81,7 +81,8 @@ class Deployment:
         return self.rate_of(stream) * self.latency[stream.sender.site, stream.reader.site] / 1000
 
     def cost(self, streams: Streams | None = None) -> float:
-        return sum(map(self.stream_cost, self.streams() if streams is None else sorted(streams)))
+        """Return the bytes under way, rounded once: equal costs are equal in every order of the streams."""
+        return fsum(map(self.stream_cost, self.streams() if streams is None else streams))
 
     def streams(self) -> list[StreamReplica]:
         """Return the streams from every replica of a sender to every replica of its reader."""
@@ -94,13 +95,13 @@ class Deployment:
 
     def cost_of(self, region: str, site: str) -> float:
         """Return the cost of the streams of one replica, from and to all that is placed."""
-        own, cost = RegionReplica(region, site), 0.0
+        own, streams = RegionReplica(region, site), list[StreamReplica]()
         for stream in self.description.streams:
             if stream.reader == region:
-                cost += self.cost([StreamReplica(one, own) for one in self.replicas_of(stream.sender)])
+                streams += [StreamReplica(one, own) for one in self.replicas_of(stream.sender)]
             if stream.sender == region:
-                cost += self.cost([StreamReplica(own, one) for one in self.replicas_of(stream.reader)])
-        return cost
+                streams += [StreamReplica(own, one) for one in self.replicas_of(stream.reader)]
+        return self.cost(streams)
 
     # --- sites for another replica --------------------------------------------------------------------------
 

@@ -34,6 +34,8 @@ EFFORT = Effort(
     checkpoint_scale=1.0,
     recoveries=1,
     latency_s=1.0,
+    trace_days=1,
+    managed_h=1.0,
 )
 
 

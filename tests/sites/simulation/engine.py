@@ -79,9 +79,9 @@ def simulate(
     progress: called with the share that is done.
     """
     plan = make_plan(description)
-    replicas = plan.replicas
+    replicas, left_out = plan.replicas, len(plan.left_out)
     if options.random:
-        replicas = random_replicas(description, options.seed)
+        replicas, left_out = random_replicas(description, options.seed), 0
     deployment = Deployment(description, replicas)
     cost, rate = deployment.cost(), sum(map(deployment.rate_of, deployment.streams()))
     if options.collect is not None:
@@ -89,7 +89,7 @@ def simulate(
         deployment = Deployment(description, replicas)
     hours = options.hours or network.trace.header.days * 24.0
     rounds = np.arange(0.0, hours * 3600, INTERVAL_S)
-    run = Run(description, replicas, len(plan.left_out), cost, rate, cost, np.empty(0), rounds)
+    run = Run(description, replicas, left_out, cost, rate, cost, np.empty(0), rounds)
     network.load(0)
     if options.collect is None and not options.revive:
         parts = _static(network, deployment, rounds, options)
