@@ -33,6 +33,8 @@ merged_bytes_max: Final = 16 * MIB
 """Rows that were passed by the filter of duplicates and not taken yet: more are not read."""
 merged_bytes_min: Final = 1 * MIB
 """Rows that are recorded, at least, until the state of the filter is recorded again."""
+replica_report_s: Final = 1.0
+"""How often the streams of a merge are reported."""
 replica_retry_s: Final = 1.0
 """How long the reader of a stream waits after its store was unavailable, or before it looks again whether
 there is an output to read.

@@ -26,7 +26,7 @@ and about twenty operations on whole arrays.
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +37,8 @@ from dataflow.core.event_time import IDLE
 
 DIGEST: Final = np.dtype("V16")
 """The digest of a row, as an element of an array."""
+RANKED_EVERY: Final = 16
+"""The ranks of rows, which say what a stream is worth, are counted in one of so many batches of it."""
 BEFORE_ALL: Final = -(1 << 63)
 """The mark before any row: no time is at or below it."""
 
@@ -75,6 +77,8 @@ class _Stream:
     base: int
     marks: dict[str, int | None]
     passed: int = 0
+    taken: int = 0
+    ranks: _Counts = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def mark(self) -> int | None:
@@ -106,8 +110,11 @@ class _Bucket:
             number_of = self.numbers.setdefault
             return np.array([number_of(row, len(self.numbers)) for row in rows], np.int64)
 
-    def take(self, stream: str, digests: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Count rows of a stream, and return which of them are to be passed on (F1).
+    def take(
+        self, stream: str, digests: npt.NDArray[Any], ranks: _Counts | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Count rows of a stream, and return which of them are to be passed on (F1). ranks: element n gets
+        the number of rows added that n other streams have given before.
 
         The copies of one row in this batch are put beside each other, in their order: then the first copy of
         a run has the count of the stream so far plus 1, the second one plus 2.
@@ -121,6 +128,14 @@ class _Bucket:
         begins[1:][rows[1:] == rows[:-1]] = 0
         given = counts[rows] + 1 + places - np.maximum.accumulate(begins)
         before = self.passed[rows]
+        if ranks is not None:
+            others = [
+                _grown(other, len(self.passed)) for name, other in self.counts.items() if name != stream
+            ]
+            earlier = np.zeros(len(rows), np.int64)
+            for other in others:
+                earlier += other[rows] >= given
+            ranks += np.bincount(earlier, minlength=len(ranks))[: len(ranks)]
         passes = np.empty(len(rows), np.bool_)
         passes[order] = given > before
         counts[rows] = given  # of the copies of one row, the last one is stored
@@ -213,6 +228,11 @@ class DuplicateFilter:
     ) -> npt.NDArray[np.bool_]:
         """Return which of these rows of a stream are to be passed on (F1)."""
         one = self._streams[stream]
+        one.taken += 1
+        ranks = None
+        if one.taken % RANKED_EVERY == 1:
+            one.ranks = ranks = _grown(one.ranks, len(self._streams))
+            self._rank_passed(stream, times, ranks)
         passes = np.zeros(len(times), np.bool_)
         (rows,) = np.nonzero(times > self.mark)
         if not len(rows):
@@ -223,9 +243,27 @@ class DuplicateFilter:
         changes = np.flatnonzero(buckets[1:] != buckets[:-1]) + 1
         for begin, end in pairwise([0, *changes.tolist(), len(rows)]):
             part = rows[begin:end]
-            passes[part] = self._buckets[int(buckets[begin])].take(stream, digests[part])
+            passes[part] = self._buckets[int(buckets[begin])].take(stream, digests[part], ranks)
         one.passed += int(np.count_nonzero(passes))
         return passes
+
+    def _rank_passed(self, stream: str, times: npt.NDArray[np.int64], ranks: _Counts) -> None:
+        """Rank the rows up to M: a stream whose mark has passed a row has given it before."""
+        passed = times[times <= self.mark]
+        earlier = np.zeros(len(passed), np.int64)
+        for name, other in self._streams.items():
+            if name != stream and other.mark is not None:
+                earlier += passed <= other.mark
+        ranks += np.bincount(earlier, minlength=len(ranks))[: len(ranks)]
+
+    def take_ranks(self) -> dict[str, tuple[int, ...]]:
+        """Return stream -> how many of the rows that were looked at it gave first, second, and so on, since
+        the last call.
+        """
+        found = {name: tuple(one.ranks.tolist()) for name, one in self._streams.items()}
+        for one in self._streams.values():
+            one.ranks = np.zeros(0, np.int64)
+        return found
 
     def set_mark(self, stream: str, log: str, mark: int) -> bool:
         """Take the mark of a log, after all rows before it. Return whether M has risen (F2).

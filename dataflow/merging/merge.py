@@ -9,6 +9,7 @@ takes the rows. It runs on one trio loop.
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -50,6 +51,8 @@ class StreamStatus:
     """What is known of one stream. mark: up to which time it is complete; BEFORE_ALL: not known.
 
     first: how many rows it gave before all others. whole: whether it has all rows that were not passed yet.
+    ranks: of the rows that were looked at, how many it gave first, second, and so on. moved_at: when its mark
+    has risen last, on the clock of the loop.
     """
 
     site: str
@@ -58,6 +61,17 @@ class StreamStatus:
     mark: int = BEFORE_ALL
     first: int = 0
     whole: bool = False
+    ranks: tuple[int, ...] = ()
+    moved_at: float | None = None
+
+    def counters(self, now: float) -> dict[str, int]:
+        """Return the status as numbers, for the counters of a source. now: on the clock of the loop."""
+        moved = {} if self.moved_at is None else {"moved_ms_ago": round(1000 * (now - self.moved_at))}
+        mark = {} if self.mark == BEFORE_ALL else {"mark_us": self.mark}
+        ranks = {f"rank_{number}": rows for number, rows in enumerate(self.ranks, 1)}
+        states = {"reading": self.state == "reading", "whole": self.whole}
+        found = {"first": self.first, **states, **mark, **moved, **ranks}
+        return {f"{self.site}.{name}": int(value) for name, value in found.items()}
 
 
 class Merge:
@@ -163,15 +177,17 @@ class Merge:
             self._wake()
         one = self.status[site]
         if (of_stream := self._filter.mark_of(site)) is not None and of_stream > one.mark:
-            one.mark = of_stream
+            one.mark, one.moved_at = of_stream, trio.current_time()
             if (difference := self._comparison.set_mark(site, of_stream)) is not None:
                 self._error = _differ(difference)
                 self._wake()
 
     def observe(self) -> list[StreamStatus]:
         """Return the status of each stream."""
+        ranks = self._filter.take_ranks()
         for site, one in self.status.items():
             one.whole = one.state == "reading" and self._filter.is_whole(site)
+            one.ranks = _sums(one.ranks, ranks.get(site, ()))
         return [*self.status.values()]
 
     def missing(self) -> Missing | None:
@@ -212,6 +228,10 @@ class Merge:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
+
+
+def _sums(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sum(pair) for pair in zip_longest(one, other, fillvalue=0))
 
 
 def _differ(found: Difference) -> ReplicasDifferError:

@@ -10,9 +10,10 @@ above M are the rows above M in the chain. Each batch notes from which position 
 that lies before has times up to M, so a new process reads the chain from there, and the chain keeps it.
 """
 
+import logging
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -26,14 +27,17 @@ from checkpoint.chains.input_log import InputLog, close_input
 from checkpoint.chains.input_reading import InputFollower
 from checkpoint.errors import InputClosedError
 from checkpoint.key_hash import hash_rows
+from dataflow import limits
 from dataflow.core.duplicate_filter import BEFORE_ALL, DuplicateFilter, FilterState
 from dataflow.core.event_time import END
-from dataflow.merging.merge import BUCKET_US, Merge, StreamStatus
+from dataflow.merging.merge import BUCKET_US, Merge
 from dataflow.merging.replica_stream import ReplicaPlace, ReplicaStream
 from dataflow.operators.event_time import latest_times
 from dataflow.producing import parts_of
 from dos_client import Store
 from dos_protocol.errors import CorruptDataError
+
+logger = logging.getLogger("dos.dataflow")
 
 PRODUCER: Final = "merged"
 _NOTE: Final = struct.Struct(">BqQQ")
@@ -83,7 +87,8 @@ class MergeRecorder:
     """Merges the replicas for one source. Run `run` in a task.
 
     region, handle: the input handle that it writes, in `store`. consumer: the name under which it is
-    registered in the stores of the replicas. connect: opens the store of a replica.
+    registered in the stores of the replicas. connect: opens the store of a replica. report: gets the status
+    of the streams as counters, every second.
     """
 
     def __init__(
@@ -95,16 +100,17 @@ class MergeRecorder:
         *,
         consumer: str,
         connect: Callable[[ReplicaPlace], AbstractAsyncContextManager[Store]],
+        report: Callable[[Mapping[str, int]], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._region, self._handle = region, handle
         self._order = order
         self._consumer, self._connect = consumer, connect
+        self._report = report
         self._above: deque[tuple[int, int, int]] = deque()
         """(latest time so far, end, digest at the end) of each batch that may have rows above M."""
         self._high = BEFORE_ALL
         self._low = Note(BEFORE_ALL, 0, 0)
-        self.status: list[StreamStatus] = []
 
     async def run(self) -> None:
         """Record until all streams are at their end; then close the handle.
@@ -124,12 +130,12 @@ class MergeRecorder:
                 state=await self._restored(log),
                 compare=self._order.compare,
             )
-            self.status = merge.observe()
             async with trio.open_nursery() as nursery:
                 for place in self._order.places:
                     connect = partial(self._connect, place)
                     stream = ReplicaStream(place, merge, connect, consumer=self._consumer)
                     nursery.start_soon(stream.run)
+                nursery.start_soon(self._report_all, merge)
                 await self._record_all(log, merge)
                 nursery.cancel_scope.cancel()
         await close_input(self._store, self._region, self._handle)
@@ -144,9 +150,24 @@ class MergeRecorder:
                 await log.append_mark(OriginMark(mark, 1, 1, max(self._high, 0)))
             await log.all_synced()
             merge.recorded(mark)
-            self.status = merge.observe()
-            if self._order.accept_loss:
+
+    async def _report_all(self, merge: Merge) -> None:
+        """Report the streams every second; go on without what is missing, if that was asked for."""
+        while True:
+            now, mark = trio.current_time(), merge.mark
+            counters = {} if mark == BEFORE_ALL else {"mark_us": mark}
+            for one in merge.observe():
+                counters |= one.counters(now)
+            missing = merge.missing()
+            if missing is not None and self._order.accept_loss:
+                logger.warning(
+                    "%s: rows up to %d us are missing and not waited for", self._handle, missing.upto
+                )
                 merge.accept_loss()
+            elif missing is not None:
+                counters["missing_up_to_us"] = missing.upto
+            self._report(counters)
+            await trio.sleep(limits.replica_report_s)
 
     async def _append(self, log: InputLog, rows: pa.Table) -> None:
         parts = parts_of(rows, self._order.schema)

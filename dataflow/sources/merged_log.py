@@ -4,7 +4,7 @@ This file contains the description only. `dataflow/merging` reads the replicas, 
 records it in the region's own store, as an input with marks; `sources/prefetched.py` reads that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -103,8 +103,10 @@ class MergedLogSource(PrefetchedSource):
     def origin(self, store: Store, reader: Reading) -> InputHandle:
         return InputHandle(store, reader.region, handle_of(reader.name))
 
-    def recorder(self, store: Store, reader: Reading, token: bytes) -> MergeRecorder:
-        """Return what records the rows that `origin` reads."""
+    def recorder(
+        self, store: Store, reader: Reading, token: bytes, report: Callable[[Mapping[str, int]], None]
+    ) -> MergeRecorder:
+        """Return what records the rows that `origin` reads. report: see `MergeRecorder`."""
         places = tuple(ReplicaPlace(site, url, self.region, self.sink) for site, url in self.sites)
         order = MergeOrder(places, self.schema, self.times, self.compare, self.on_missing == "accept")
         here = store.record.store_id.hex()[:8]
@@ -114,7 +116,9 @@ class MergedLogSource(PrefetchedSource):
             return open_store(place.url, token=token, client=consumer)
 
         handle = handle_of(reader.name)
-        return MergeRecorder(store, reader.region, handle, order, consumer=consumer, connect=connect)
+        return MergeRecorder(
+            store, reader.region, handle, order, consumer=consumer, connect=connect, report=report
+        )
 
     def owner(self, split: str, workers: int) -> int:
         del split

@@ -6,7 +6,7 @@ the circuit thread takes them and never waits.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from checkpoint import InputPiece
 from dataflow import limits
@@ -23,6 +23,8 @@ class PrefetchBuffer:
     def __init__(
         self, *, woken: Callable[[], None] = lambda: None, roomy: Callable[[], None] = lambda: None
     ) -> None:
+        self.counters: Mapping[str, int] = {}
+        """What the link thread reports of the source; replaced as a whole."""
         self._woken = woken
         self._roomy = roomy
         self._lock = threading.Lock()

@@ -314,7 +314,7 @@ class PrefetchedReader(base.SourceReader):
         return f"{self._of(first.split)}, from {first.begin}, to {self._of(last.split)}, {last.end}"
 
     def counters(self) -> dict[str, int]:
-        return {"splits": len(self._at)}
+        return {"splits": len(self._at), **self._buffer.counters}
 
     def _of(self, split: str) -> str:
         return f"{self._label}, {split}"

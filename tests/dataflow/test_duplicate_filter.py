@@ -180,8 +180,8 @@ BUGS = {
     ),
     "a joiner counts at once": ("if one.base <= self.mark]", "]"),
     "one log speaks for its stream": (
-        "return min(found) if found and len(found)",
-        "return max(found) if found or len(found)",
+        "return min((mark for mark in found if mark != IDLE), default=None)",
+        "return max((mark for mark in found if mark != IDLE), default=None)",
     ),
     "a state has only its mark": (
         "sorted(self._buckets.items())",
@@ -218,3 +218,17 @@ def test_without_a_whole_stream_the_missing_range_is_named_and_can_be_given_up()
     assert (filtering.mark, filtering.missing()) == (7, None)
     assert filtering.set_mark("b", "w0", 11)
     assert filtering.mark == 30, "b makes a whole, whose mark counts at once"
+
+
+def test_ranks_say_which_stream_was_first_second_and_third() -> None:
+    one = DuplicateFilter(10)
+    rows = np.frombuffer(b"a" * 16 + b"b" * 16 + b"a" * 16, DIGEST)
+    times = np.array([3, 4, 3])
+    for name in "xyz":
+        one.join(name, ["log"])
+    one.take("x", rows[:2], times[:2])
+    one.take("y", rows, times)
+    assert one.take_ranks() == {"x": (2, 0, 0), "y": (1, 2, 0), "z": ()}
+    one.set_mark("x", "log", 4)
+    one.take("z", rows[:1], times[:1])
+    assert one.take_ranks() == {"x": (), "y": (), "z": (0, 1, 0)}, "up to M, who has passed the row counts"
