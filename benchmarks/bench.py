@@ -19,8 +19,8 @@ simulates 30 days instead of 7.
 
 Duration: `server`, one server compared with a plain copy and Redis, takes a few minutes. `journal`, which
 measures records, replays, restores and archives of journaled files, takes about five. `dadstorm`, the
-delivery of single tuples beside that of steps, takes two. `dataflow` takes about two hours and `spark` ten
-minutes; each of the two has its own options and its own section of the file.
+delivery of single tuples beside that of steps, takes two, `replication` ten. `dataflow` takes about two hours
+and `spark` ten minutes; each of the two has its own options and its own section of the file.
 """
 
 import argparse
@@ -335,7 +335,7 @@ def main() -> int:
         recoveries=3,
         latency_s=10.0,
         trace_days=30 if options.long else 7,
-        managed_h=48.0 if options.long else 8.0,
+        managed_h=48.0 if options.long else 6.0,
     )
     if options.quick:
         effort = Effort(
