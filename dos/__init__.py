@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from dataflow import LogSource as LogSource
     from dataflow import Max as Max
     from dataflow import Mean as Mean
+    from dataflow import MergedLogSource as MergedLogSource
     from dataflow import Migration as Migration
     from dataflow import Min as Min
     from dataflow import OperatorError as OperatorError

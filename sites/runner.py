@@ -17,7 +17,7 @@ This is the only file of the package that imports `dataflow` and `checkpoint`.
 import importlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -27,14 +27,17 @@ from checkpoint.maintenance.region_copying import copy_region
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import parts_of
 from dataflow.local import run_local
+from dataflow.merging.replica_stream import ReplicaPlace, withdraw
+from dataflow.sources.merged_log import MergedLogSource
 from dos_client import Store, open_store
 from dos_protocol.errors import DosError
 from sites.core.deployed import Deployed
-from sites.core.description import Description, ReplicatedRegion
+from sites.core.description import Description, FixedPlace, ReplicatedRegion
 from sites.core.observed import REPORT_S, SiteReport
+from sites.core.reader_reports import ReaderMeter, SourceCounters, passed_mark
 from sites.core.site_work import ReplicaContext, StartedReplica, contexts_at, steps
 from sites.errors import GraphRefusedError
-from sites.records import now_ms, read_deployed, write_report
+from sites.records import ReaderReporter, now_ms, read_deployed, write_report
 
 logger: Final = logging.getLogger("dos.sites")
 POLL_S: Final = 1.0
@@ -58,12 +61,26 @@ StartRegion = Callable[..., Any]
 class _Region:
     context: ReplicaContext
     handle: StartedRegion | None
+    merged: dict[str, MergedLogSource]
+    """Source -> what it merges."""
+    meter: ReaderMeter = field(default_factory=ReaderMeter)
     failure: str = ""
     ended_at: float | None = None
 
     @property
     def state(self) -> str:
         return "FAILED" if self.handle is None else str(self.handle.status.state.value)
+
+    def counters(self) -> tuple[SourceCounters, ...]:
+        """Return what its merged sources count."""
+        workers = () if self.handle is None else self.handle.status.workers
+        nodes = {port[0].region: node for node, port in self.context.ports.items()}
+        return tuple(
+            SourceCounters(nodes[source.region], found)
+            for name, source in sorted(self.merged.items())
+            for worker in workers
+            if "mark_us" in (found := worker.counters.operators.get(name, {})) and source.region in nodes
+        )
 
 
 async def run_site(
@@ -105,6 +122,7 @@ class _Site:
         self._deployed = Deployed()
         self._shown: dict[str, str] | None = None
         self._report_now = trio.Event()
+        self._reporters: dict[str, ReaderReporter] = {}
 
     async def run(self) -> None:
         try:
@@ -128,7 +146,10 @@ class _Site:
     async def _act(self) -> None:
         wanted = contexts_at(self._description, self._deployed, self._site)
         todo = steps(wanted, {region: self._running(one) for region, one in self._regions.items()})
+        stopped = [self._regions[region] for region in todo.stop]
         await self._stop(todo.stop)
+        for one in stopped:
+            await self._withdraw(one, wanted.get(one.context.replica.node))
         for region in todo.start:
             self._regions[region] = await self._started(wanted[region])
 
@@ -147,10 +168,12 @@ class _Site:
             start = partial(
                 self._start, graph, name=context.name, store=context.store, token=self._token, workers=workers
             )
-            return _Region(context, await trio.to_thread.run_sync(start))
+            specs = graph.plan().specs
+            merged = {name: one for name, one in specs.items() if isinstance(one, MergedLogSource)}
+            return _Region(context, await trio.to_thread.run_sync(start), merged)
         except Exception as error:  # of the user's function, or of the region: others run
             logger.exception("region %s cannot be started", region)
-            return _Region(context, None, str(error))
+            return _Region(context, None, {}, failure=str(error))
 
     async def _copy_checkpoint(self, context: ReplicaContext) -> None:
         """Begin a new replica with the checkpoint that the deployment names, if one is named."""
@@ -179,6 +202,27 @@ class _Site:
             for region in regions:
                 nursery.start_soon(stop, self._regions.pop(region))
 
+    async def _withdraw(self, one: _Region, continues: ReplicaContext | None) -> None:
+        """Withdraw from the logs that a replica reads no more: nothing is kept there for it."""
+        ports = {} if continues is None else continues.ports
+        left = {stream for port in ports.values() for stream in port}
+        gone = {stream for port in one.context.ports.values() for stream in port} - left
+        for name, source in one.merged.items():
+            for stream in gone:
+                if stream.region != source.region or stream.store is None:
+                    continue
+                place = ReplicaPlace(stream.sender.site, stream.store, source.region, source.sink)
+                try:
+                    await withdraw(place, one.context.name, name, one.context.store, token=self._token)
+                except DosError as error:
+                    logger.warning(
+                        "%s reads the output of %s no more, and is still registered there: %s; remove it with"
+                        " `dos output forget`, or its log is not trimmed",
+                        one.context.replica,
+                        stream.sender,
+                        error,
+                    )
+
     # --- reports --------------------------------------------------------------------------------------------
 
     def _show(self) -> None:
@@ -203,11 +247,25 @@ class _Site:
                 await write_report(self._store, self._description.application, report, patience_s=REPORT_S)
             except DosError as error:
                 logger.warning("the report of site %s was not written: %s", self._site, error)
+            for one in [*self._regions.values()]:
+                await self._report_reader(one)
+
+    async def _report_reader(self, one: _Region) -> None:
+        sources = one.counters()
+        if not sources:
+            return
+        name = str(one.context.replica)
+        if name not in self._reporters:
+            self._reporters[name] = ReaderReporter(self._store, one.context.application, one.context.replica)
+        mark, moved_s = passed_mark(sources)
+        streams = one.meter.streams(sources, 1000 * now_ms())
+        await self._reporters[name].write(streams, mark=mark, moved_s=moved_s)
 
 
-def region_of(description: Description, context: ReplicaContext) -> ReplicatedRegion:
-    """Return the region of a replica."""
-    return next(one for one in description.regions if one.name == context.replica.node)
+def region_of(description: Description, context: ReplicaContext) -> ReplicatedRegion | FixedPlace:
+    """Return the region of a replica, or the exit."""
+    every: tuple[ReplicatedRegion | FixedPlace, ...] = (*description.regions, *description.exits)
+    return next(one for one in every if one.name == context.replica.node)
 
 
 def graph_of(description: Description, context: ReplicaContext) -> Graph:

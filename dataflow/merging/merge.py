@@ -32,8 +32,8 @@ StreamState: TypeAlias = Literal["connecting", "joining", "reading", "detached",
 """What the reader of a stream does: it reaches for the store, looks where to begin, reads, has given up
 because of an error, or has read all.
 """
-BUCKET_US: Final = 100_000
-"""The width of a bucket of the filter: a tenth of a second."""
+BUCKET_US: Final = 500_000
+"""The width of a bucket of the filter: half of the time between two marks of an entry point."""
 
 
 class MergedRows(NamedTuple):

@@ -21,16 +21,18 @@ import msgspec
 import trio
 
 from checkpoint import Output, OutputTime, SplitPosition, limits, output_register
+from checkpoint.chains.consumer_register import change_register
 from checkpoint.chains.output_follower import FollowedOutput, OutputFollower
 from checkpoint.chains.output_following import PublishedOutput, split_of
 from checkpoint.chains.query_registration import QueryRegistration
 from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.core.consumers import Register, with_query
 from checkpoint.errors import InputTrimmedError, OutputRewoundError
 from dataflow.core.event_time import IDLE
 from dataflow.errors import NoMarksError, ReplicasDifferError, UserFault
 from dataflow.limits import replica_retry_s
 from dataflow.merging.merge import Merge
-from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, randomness
+from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, open_store, randomness
 from dos_protocol.errors import BrokenConnectionError, DosError, errors_in
 
 _UNAVAILABLE: Final = (QuorumUnavailableError, BrokenConnectionError)
@@ -220,3 +222,22 @@ class ReplicaStream:
         if output.head.time is msgspec.UNSET:
             raise NoMarksError(self._place.region, self._place.sink, self._place.site)
         return output.head.time
+
+
+def consumer_name(region: str, source: str, store_id: bytes) -> str:
+    """Return the name under which a merged source is registered as a consumer in the stores of replicas."""
+    return f"{region}.{source}.{store_id.hex()[:8]}"
+
+
+async def withdraw(place: ReplicaPlace, region: str, source: str, here: str, *, token: bytes = b"") -> None:
+    """Remove a merged source from the consumers of a replica: what it has not read may be deleted there.
+
+    region, source, here: the reader, and the URL of its store. Raises DosError if a store does not answer.
+    """
+    async with open_store(here, token=token) as own, open_store(place.url, token=token) as store:
+        name = consumer_name(region, source, own.record.store_id)
+
+        def without(register: Register) -> Register:
+            return with_query(register, name, None)
+
+        await change_register(StoreHost(store), output_register(place.region, place.sink), without)

@@ -150,6 +150,10 @@ class SourceReader(Operator):
         """
         return None
 
+    def take_report(self) -> bool:
+        """Return whether its counters have changed without a step, since the last call."""
+        return False
+
     def can_replay(self, division: SourceDivision) -> bool:
         """Return whether `replay` has all of its input at hand. If not, the input is being fetched, and the
         circuit is woken when it has arrived.

@@ -46,6 +46,7 @@ class InputSource(PrefetchedSource):
     entry: the URL of the entry store, if entry points record the rows (`dos input serve --site`). One worker
     then reads all of them. time: the column with the times that the entry points gave or checked; use
     `event_time(..., time, marks=True)` below. late: read the rows that were late, instead of all others.
+    application: of the handle, if it is not that of the reader.
 
     Raises BadNameError, SchemaError.
     """
@@ -58,6 +59,7 @@ class InputSource(PrefetchedSource):
     store_url: str  # type: ignore[misc]
     time: str | None
     late: bool
+    application: str
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class InputSource(PrefetchedSource):
         entry: str = "",
         time: str = "at",
         late: bool = False,
+        application: str = "",
     ) -> None:
         object.__setattr__(self, "begin", check_begin(begin))
         object.__setattr__(self, "name", check_input_name("an input handle", name))
@@ -75,6 +78,7 @@ class InputSource(PrefetchedSource):
         object.__setattr__(self, "store_url", entry)
         object.__setattr__(self, "time", time if entry and not late else None)
         object.__setattr__(self, "late", late)
+        object.__setattr__(self, "application", application)
         if late and not entry:
             raise SchemaError("only entry points find rows late: pass entry='dos://...' too")
         if entry:
@@ -88,7 +92,8 @@ class InputSource(PrefetchedSource):
 
     def origin(self, store: Store, reader: Reading) -> InputHandle:
         retained = self.begin == "retained"
-        return InputHandle(store, reader.application, self.name, from_retained=retained, time=self.time or "")
+        application, time = self.application or reader.application, self.time or ""
+        return InputHandle(store, application, self.name, from_retained=retained, time=time)
 
     def owner(self, split: str, workers: int) -> int:
         return owner_by_name(self.name if self.store_url else split, workers)

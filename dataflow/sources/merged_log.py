@@ -15,7 +15,7 @@ from checkpoint import check_input_name, output_chain
 from checkpoint.chains.input_reading import InputHandle
 from dataflow.errors import SchemaError
 from dataflow.merging.recording import MergeOrder, MergeRecorder
-from dataflow.merging.replica_stream import ReplicaPlace
+from dataflow.merging.replica_stream import ReplicaPlace, consumer_name
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.event_time import check_time_column
 from dataflow.schema import parse_schema
@@ -109,8 +109,7 @@ class MergedLogSource(PrefetchedSource):
         """Return what records the rows that `origin` reads. report: see `MergeRecorder`."""
         places = tuple(ReplicaPlace(site, url, self.region, self.sink) for site, url in self.sites)
         order = MergeOrder(places, self.schema, self.times, self.compare, self.on_missing == "accept")
-        here = store.record.store_id.hex()[:8]
-        consumer = f"{reader.region}.{reader.name}.{here}"
+        consumer = consumer_name(reader.region, reader.name, store.record.store_id)
 
         def connect(place: ReplicaPlace) -> AbstractAsyncContextManager[Store]:
             return open_store(place.url, token=token, client=consumer)

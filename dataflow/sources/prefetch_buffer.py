@@ -24,7 +24,8 @@ class PrefetchBuffer:
         self, *, woken: Callable[[], None] = lambda: None, roomy: Callable[[], None] = lambda: None
     ) -> None:
         self.counters: Mapping[str, int] = {}
-        """What the link thread reports of the source; replaced as a whole."""
+        """What the link thread has reported of the source."""
+        self._reported = False
         self._woken = woken
         self._roomy = roomy
         self._lock = threading.Lock()
@@ -95,7 +96,17 @@ class PrefetchBuffer:
             self._complete = True
         self._woken()
 
+    def report(self, counters: Mapping[str, int]) -> None:
+        """Replace the counters of the source."""
+        self.counters, self._reported = counters, True
+        self._woken()
+
     # --- the circuit ----------------------------------------------------------------------------------------
+
+    def take_report(self) -> bool:
+        """Return whether the counters were replaced since the last call."""
+        reported, self._reported = self._reported, False
+        return reported
 
     def splits(self) -> list[str]:
         """Return the names of the splits with pieces, sorted."""

@@ -313,6 +313,9 @@ class PrefetchedReader(base.SourceReader):
             return f"{self._of(first.split)}, from {first.begin} to {last.end}"
         return f"{self._of(first.split)}, from {first.begin}, to {self._of(last.split)}, {last.end}"
 
+    def take_report(self) -> bool:
+        return self._buffer.take_report()
+
     def counters(self) -> dict[str, int]:
         return {"splits": len(self._at), **self._buffer.counters}
 

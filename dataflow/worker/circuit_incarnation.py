@@ -260,6 +260,8 @@ class CircuitIncarnation:
             self._run_stage(action)
         else:
             self._note_exhausted()  # an idle input may have been closed meanwhile
+            if [one for one in self._circuit.sources.values() if one.take_report()]:
+                self._shared.operators = self._circuit.counters()
             self._reading.note_backlog(begin)
             return False
         end = self._clock.seconds()
@@ -392,8 +394,7 @@ class CircuitIncarnation:
         self._shared.operators = self._circuit.counters()
         for name, writer in self._circuit.sinks.items():
             if isinstance(writer, LogWriter):
-                rows, digest, data, time = writer.take_step()
-                self._post(OutputMade(self.number, step, name, rows, digest, data, positions, time))
+                self._post(OutputMade(self.number, step, name, positions, *writer.take_step()))
         if barrier.cut:
             self._cut_taken(step)
             self._post(self._checkpoints.finish(step, barrier, positions | split_times))

@@ -244,10 +244,10 @@ class OutputMade:
     incarnation: int
     step: int
     sink: str
+    inputs: dict[str, dict[str, SplitPosition]]
     rows: int
     digest: int
     data: bytes
-    inputs: dict[str, dict[str, SplitPosition]]
     time: OutputTime | None = None
 
 

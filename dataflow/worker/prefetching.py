@@ -116,12 +116,9 @@ class Prefetcher:
             is_read_here = source.owner("", self._workers) == self._worker
             # a fork reads what its original records
             if isinstance(source, MergedLogSource) and is_read_here and not self._reader.is_fork:
-                recorder = source.recorder(self._store, self._reader, self._token, self._report)
+                recorder = source.recorder(self._store, self._reader, self._token, self.buffer.report)
                 nursery.start_soon(recorder.run)
             await self._read_origin()
-
-    def _report(self, counters: Mapping[str, int]) -> None:
-        self.buffer.counters = counters
 
     async def _read_origin(self) -> None:
         if self._consumer:  # before anything is read: from here on nothing that it needs is trimmed

@@ -74,10 +74,14 @@ class SiteLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FixedPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A source of rows, or an exit, which is where it is."""
+    """A source of rows, or an exit, which is where it is. graph, workers: of an exit that is a region, as in
+    `ReplicatedRegion`.
+    """
 
     name: str
     site: str
+    graph: str | None = None
+    workers: int | None = None
 
 
 class ReplicatedRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

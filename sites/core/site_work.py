@@ -3,7 +3,7 @@ stopped now. Pure.
 """
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sites.core.deployed import Deployed
 from sites.core.deployment import RegionReplica
@@ -34,6 +34,11 @@ class ReplicaContext(NamedTuple):
     store: str
     entry_store: str
     ports: dict[str, tuple[PortStream, ...]]
+
+    def merged(self, sender: str) -> dict[str, Any]:
+        """Return the parameters `region` and `sites` of the `MergedLogSource` that reads a region."""
+        streams = self.ports[sender]
+        return {"region": streams[0].region, "sites": {one.sender.site: str(one.store) for one in streams}}
 
 
 class SiteSteps(NamedTuple):
@@ -66,7 +71,13 @@ def contexts_at(description: Description, deployed: Deployed, site: str) -> dict
     assert own is not None
     assert entry is not None
     found = {}
-    for region, streams in deployed.at_site(site).items():
+    there = deployed.at_site(site)
+    for place in description.exits:
+        if place.site == site and place.graph is not None:
+            exit_there = RegionReplica(place.name, site)
+            streams = sorted(one for one in deployed.streams if one.reader == exit_there)
+            there |= {place.name: streams} if streams else {}
+    for region, streams in there.items():
         ports = dict[str, tuple[PortStream, ...]]()
         for one in streams:
             node = one.sender.node

@@ -30,3 +30,26 @@ def two_regions(context: ReplicaContext) -> dos.Graph:
         read = graph.source(name, dos.InputSource(name, SCHEMA)).annotate(dos.consistent())
         read.sink(f"{name}_shown", dos.LogSink())
     return graph
+
+
+TIMED = "at timestamp, word string"
+
+
+def passed(context: ReplicaContext) -> dos.Graph:
+    """The rows of an input that entry points record, by word."""
+    graph = dos.Graph(context.name)
+    source = dos.InputSource("loads", TIMED, entry=context.entry_store, application=context.application)
+    rows = graph.source("read", source).event_time("timed", "at", marks=True).key_by("by_word", "word")
+    rows.map("same", lambda row: row, schema=TIMED).sink(
+        "shown", dos.LogSink(publish="step", time="at", retain="unread")
+    )
+    return graph
+
+
+def board(context: ReplicaContext) -> dos.Graph:
+    """The exit: what the replicas of `joined` give, merged."""
+    graph = dos.Graph(context.name)
+    source = dos.MergedLogSource("shown", TIMED, **context.merged("joined"), compare="all")
+    rows = graph.source("merged", source).event_time("timed", "at", marks=True)
+    rows.sink("shown", dos.LogSink(publish="step", time="at"))
+    return graph

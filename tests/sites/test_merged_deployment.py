@@ -1,0 +1,162 @@
+"""An application with two replicas and an exit that merges them: deployed, reported, collected."""
+
+from collections import Counter
+from contextlib import ExitStack, aclosing
+from datetime import UTC, datetime
+from functools import partial
+
+import msgspec
+import pytest
+import trio
+
+import dos
+from checkpoint import OriginMark, output_register
+from checkpoint.chains.consumer_register import read_register
+from checkpoint.chains.input_log import InputLog
+from dataflow.errors import NoOutputError
+from dataflow.producing import parts_of
+from dataflow.schema import parse_schema
+from dos_client import Store, open_store
+from dos_server.testing import threaded_store
+from sites import deploying, runner
+from sites.core.deployed import Deployed
+from sites.core.deployment import RegionReplica
+from sites.core.description import Description, FixedPlace, ReplicatedRegion
+from sites.core.observed import ReaderReport
+from sites.core.reader_reports import ReaderMeter, SourceCounters, passed_mark
+from sites.records import change_deployed, read_deployed, read_reports
+from sites.runner import run_site
+from tests.sites.graphs import TIMED
+from tests.sites.test_runner import described
+from tests.support.polling import POLL_S
+
+WAIT_S = 60.0
+
+
+def application(entry: str, **stores: str) -> Description:
+    """Replicas of `joined` at two sites, and the exit `board` at osu."""
+    one = described(entry, **stores)
+    return msgspec.structs.replace(
+        one,
+        kmax=2,
+        kmin=1,
+        distance_ms=0.0,
+        regions=(ReplicatedRegion("joined", 0.4, "tests.sites.graphs:passed", workers=1),),
+        exits=(FixedPlace("board", "osu", "tests.sites.graphs:board", 1),),
+    )
+
+
+async def record(store: Store, first: int, count: int) -> None:
+    """Rows of one entry point, a second apart, and its mark."""
+    schema = parse_schema(TIMED)
+    async with await InputLog.open(store, "board", "loads", "p") as log:
+        rows = [
+            {"at": datetime.fromtimestamp(second, UTC), "word": "ab"[second % 2]}
+            for second in range(first, first + count)
+        ]
+        await log.append(parts_of(rows, schema), number=log.last + 1)
+        await log.append_mark(OriginMark(1_000_000 * (first + count) - 1, 1, 1, 0))
+        await log.all_synced()
+
+
+async def shown(store: Store) -> "Counter[tuple[int, str]]":
+    found: Counter[tuple[int, str]] = Counter()
+    try:
+        async with aclosing(dos.read_output(store, "board.board", "shown")) as steps_read:
+            async for step in steps_read:
+                for row in step.table.to_pylist() if step.table is not None else ():
+                    found[int(row["at"].timestamp()), row["word"]] += 1
+    except NoOutputError:
+        pass
+    return found
+
+
+async def until_shown(store: Store, seconds: range) -> None:
+    expected = Counter({(second, "ab"[second % 2]): 1 for second in seconds})
+    with trio.fail_after(WAIT_S):
+        while await shown(store) != expected:  # noqa: ASYNC110 - of another process
+            await trio.sleep(POLL_S)
+
+
+async def until_reported(store: Store, description: Description) -> ReaderReport:
+    """Wait until the exit has reported that both replicas are whole, and have its own mark."""
+    with trio.fail_after(WAIT_S):
+        while True:
+            readers, _ = await read_reports(store, description, await read_deployed(store, "board"))
+            for report in readers:
+                if sum(one.whole and one.mark == report.mark for one in report.streams) == 2:
+                    return report
+            await trio.sleep(POLL_S)
+
+
+async def consumers(url: str) -> list[str]:
+    async with open_store(url) as store:
+        return sorted((await read_register(store, output_register("board.joined", "shown"))).queries)
+
+
+@pytest.mark.process
+def test_an_exit_merges_the_replicas_reports_on_them_and_withdraws_from_one_that_is_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "REPORT_S", 3.0)
+    with ExitStack() as stack:
+        entry, *urls = (stack.enter_context(threaded_store(1)).url for _ in range(4))
+        trio.run(follow, application(entry, **dict(zip(("purdue", "wisc", "osu"), urls, strict=True))))
+
+
+async def follow(description: Description) -> None:
+    urls = {site.name: str(site.store) for site in description.sites}
+    start = partial(dos.run_local, standby=0)
+    async with (
+        open_store(str(description.entry_store)) as entry,
+        open_store(urls["osu"]) as osu,
+        trio.open_nursery() as nursery,
+    ):
+        for site in urls:
+            nursery.start_soon(partial(run_site, description, site, start=start))
+        await deploying.apply(entry, description)
+        replicas = (await read_deployed(entry, "board")).replicas["joined"]
+        await record(entry, 1000, 50)
+        await until_shown(osu, range(1000, 1050))
+        report = await until_reported(entry, description)
+        assert report.reader == RegionReplica("board", "osu")
+        assert report.mark == 1_050_000_000 - 1
+        assert {one.sender.site for one in report.streams} == set(replicas)
+        assert sum(one.ranks[0] for one in report.streams if one.ranks) > 0, "one of them was first"
+        gone = next(site for site in replicas if site != "osu")
+        assert len(await consumers(urls[gone])) == 1
+
+        def without(one: Deployed) -> Deployed:
+            kept = tuple(stream for stream in one.streams if RegionReplica("joined", gone) not in stream)
+            return msgspec.structs.replace(one, streams=kept)
+
+        await change_deployed(entry, "board", without)
+        await record(entry, 1050, 50)
+        await until_shown(osu, range(1000, 1100))
+        with trio.fail_after(WAIT_S):
+            while await consumers(urls[gone]):  # noqa: ASYNC110 - of another task
+                await trio.sleep(POLL_S)
+        nursery.cancel_scope.cancel()
+
+
+def test_a_report_counts_since_the_last_one_and_begins_anew_with_the_reader() -> None:
+    meter = ReaderMeter()
+
+    def ranks(**counters: int) -> list[tuple[int, ...]]:
+        named = {name.replace("_at_", "."): value for name, value in counters.items()}
+        return [one.ranks for one in meter.streams((SourceCounters("joined", named),), 5_000_000)]
+
+    assert ranks(a_at_rank_1=4, a_at_rank_2=1, b_at_rank_1=2) == [(4, 1), (2,)]
+    assert ranks(a_at_rank_1=6, a_at_rank_2=1, b_at_rank_1=2, b_at_rank_2=7) == [(2, 0), (0, 7)]
+    assert ranks(a_at_rank_1=1, b_at_rank_1=3, b_at_rank_2=7) == [(1,), (1, 0)]
+
+
+def test_a_reader_has_passed_what_all_its_ports_have_passed() -> None:
+    one = SourceCounters("x", {"mark_us": 7, "a.moved_ms_ago": 9000, "b.moved_ms_ago": 2000})
+    other = SourceCounters("y", {"mark_us": 5, "a.moved_ms_ago": 4000})
+    assert passed_mark((one, other)) == (5, 4.0)
+    assert passed_mark((one, SourceCounters("y", {"splits": 1}))) == (None, None)
+    (stream, _) = ReaderMeter().streams(
+        (SourceCounters("x", {"a.mark_us": 3_000_000, "b.whole": 1}),), 5_000_000
+    )
+    assert (stream.late_s, stream.whole) == (2.0, False)
