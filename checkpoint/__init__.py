@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from checkpoint.core.channel_frames import FrameType as FrameType
     from checkpoint.core.checkpoint_views import checkpoint_full as checkpoint_full
     from checkpoint.core.checkpoint_views import checkpoint_row as checkpoint_row
+    from checkpoint.core.consumers import Register as Register
     from checkpoint.core.consumers import RetentionRule as RetentionRule
     from checkpoint.core.consumers import input_register as input_register
     from checkpoint.core.consumers import output_register as output_register
     from checkpoint.core.consumers import with_entry as with_entry
+    from checkpoint.core.consumers import with_query as with_query
     from checkpoint.core.control_frames import job_digest as job_digest
     from checkpoint.core.damaged import OnDamaged as OnDamaged
     from checkpoint.core.divisions import NO_MARK as NO_MARK

@@ -12,7 +12,7 @@ Opening a producer, in this order:
 """
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self
@@ -81,8 +81,7 @@ class InputLog(ChainStore):
         self._appending = trio.Lock()
         self._trimmer = Trimmer(planner, writer, self._collect, self._appending)
         self._trimming = trio.CancelScope()
-        self.keeps_from: Callable[[], int] | None = None
-        """The lowest position that its writer may read again; nothing above is trimmed. None: no such."""
+        self.keeps_from = 1 << 63  # nothing from there on is trimmed: its writer may read it again
         self._digest = line.digest
         self.last = line.batch
         """The last batch that was appended; it is recorded when `recorded` returns."""
@@ -268,9 +267,7 @@ class InputLog(ChainStore):
     def chain(self) -> RowsChain:
         """The chain now. Its segments begin with the lowest that was not released when it was opened."""
         synced = [end for end in (*self._ends.values(), self.last_end) if end <= self._writer.synced]
-        last_end = max(synced, default=self._recorded[1])
-        if self.keeps_from is not None:
-            last_end = min(last_end, self.keeps_from())
+        last_end = min(max(synced, default=self._recorded[1]), self.keeps_from)
         return RowsChain(
             self._claim.directory,
             INPUT_CHAIN,

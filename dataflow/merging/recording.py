@@ -146,6 +146,7 @@ class MergeRecorder:
             if rows is not None:
                 await self._append(log, rows)
             self._rise(mark)
+            log.keeps_from = self._low.at
             if _BEGUN <= mark < END and (log.origin_mark is None or mark > log.origin_mark.mark):
                 await log.append_mark(OriginMark(mark, 1, 1, max(self._high, 0)))
             await log.all_synced()
@@ -193,7 +194,7 @@ class MergeRecorder:
             self._low = decode_note(log.last_mark, where=where)
         if log.origin_mark is not None:
             self._low = self._low._replace(mark=max(self._low.mark, log.origin_mark.mark))
-        log.keeps_from = lambda: self._low.at
+        log.keeps_from = self._low.at
         if not log.last and log.origin_mark is None:
             return None
         passed = DuplicateFilter(BUCKET_US, FilterState.at(self._low.mark))
@@ -207,6 +208,7 @@ class MergeRecorder:
                     self._fold(passed, piece)
         follower.close()
         self._rise(self._low.mark)
+        log.keeps_from = self._low.at
         return passed.state()
 
     def _fold(self, passed: DuplicateFilter, piece: InputPiece) -> None:

@@ -20,13 +20,12 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 import trio
 
-from checkpoint import Output, OutputTime, SplitPosition, limits, output_register
+from checkpoint import Output, OutputTime, Register, SplitPosition, limits, output_register, with_query
 from checkpoint.chains.consumer_register import change_register
 from checkpoint.chains.output_follower import FollowedOutput, OutputFollower
 from checkpoint.chains.output_following import PublishedOutput, split_of
 from checkpoint.chains.query_registration import QueryRegistration
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.core.consumers import Register, with_query
 from checkpoint.errors import InputTrimmedError, OutputRewoundError
 from dataflow.core.event_time import IDLE
 from dataflow.errors import NoMarksError, ReplicasDifferError, UserFault
