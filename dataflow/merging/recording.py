@@ -111,6 +111,9 @@ class MergeRecorder:
         """(latest time so far, end, digest at the end) of each batch that may have rows above M."""
         self._high = BEFORE_ALL
         self._low = Note(BEFORE_ALL, 0, 0)
+        self.log: InputLog | None = None
+        self._noted_at = 0
+        """The position in the note of the last batch."""
 
     async def run(self) -> None:
         """Record until all streams are at their end; then close the handle.
@@ -123,6 +126,7 @@ class MergeRecorder:
         except InputClosedError:
             return  # all was recorded
         async with log:
+            self.log = log
             self.merge = merge = Merge(
                 [place.site for place in self._order.places],
                 self._order.schema,
@@ -146,10 +150,10 @@ class MergeRecorder:
             if rows is not None:
                 await self._append(log, rows)
             self._rise(mark)
-            log.keeps_from = self._low.at
             if _BEGUN <= mark < END and (log.origin_mark is None or mark > log.origin_mark.mark):
                 await log.append_mark(OriginMark(mark, 1, 1, max(self._high, 0)))
             await log.all_synced()
+            log.keeps_from = self._noted_at  # what the next process reads; the note of before needed more
             merge.recorded(mark)
 
     async def _report_all(self, merge: Merge) -> None:
@@ -173,6 +177,7 @@ class MergeRecorder:
     async def _append(self, log: InputLog, rows: pa.Table) -> None:
         parts = parts_of(rows, self._order.schema)
         await log.append(parts, number=log.last + 1, mark=encode_note(self._low))
+        self._noted_at = self._low.at
         self._note(rows, log.last_end, log.last_digest)
 
     def _note(self, rows: pa.Table, end: int, digest: int) -> None:
@@ -194,7 +199,7 @@ class MergeRecorder:
             self._low = decode_note(log.last_mark, where=where)
         if log.origin_mark is not None:
             self._low = self._low._replace(mark=max(self._low.mark, log.origin_mark.mark))
-        log.keeps_from = self._low.at
+        self._noted_at = log.keeps_from = self._low.at
         if not log.last and log.origin_mark is None:
             return None
         passed = DuplicateFilter(BUCKET_US, FilterState.at(self._low.mark))
@@ -208,7 +213,6 @@ class MergeRecorder:
                     self._fold(passed, piece)
         follower.close()
         self._rise(self._low.mark)
-        log.keeps_from = self._low.at
         return passed.state()
 
     def _fold(self, passed: DuplicateFilter, piece: InputPiece) -> None:
