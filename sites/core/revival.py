@@ -99,6 +99,8 @@ class _Repair:
         self._sources = {place.name for place in self._description.sources}
         self._helped = set[tuple[RegionReplica, str]]()
         self._started = set[RegionReplica]()
+        self._left = set[RegionReplica]()
+        """What repairs before have stopped, which is not started again by the same decision."""
         self._set(streams)
 
     def _set(self, streams: Streams) -> None:
@@ -195,7 +197,9 @@ class _Repair:
             sites = self._deployment.at(replica.node)
             if replica.site not in sites:
                 self._deployment.replicas[replica.node] = (*sites, replica.site)
+        before = self._present
         self._set(apply_revivals(self._streams, [made]))
+        self._left |= before - self._present
         return made
 
     # --- the four ways --------------------------------------------------------------------------------------
@@ -241,7 +245,7 @@ class _Repair:
 
     def _start(self, replica: RegionReplica, reader: RegionReplica) -> _Additions | None:
         """Return the streams to its reader and on its ports, and what starts: what it needs before itself."""
-        if replica.site in self._observed.lost:
+        if replica.site in self._observed.lost or replica in self._left:
             return None
         made = _Additions((StreamReplica(replica, reader),))
         for node in self._deployment.senders[replica.node]:
