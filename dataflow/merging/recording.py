@@ -14,7 +14,6 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -29,7 +28,8 @@ from checkpoint.key_hash import hash_rows
 from dataflow.core.duplicate_filter import BEFORE_ALL, DuplicateFilter, FilterState
 from dataflow.core.event_time import END
 from dataflow.merging.merge import BUCKET_US, Merge, StreamStatus
-from dataflow.merging.replica_stream import ReplicaPlace, ReplicaStream
+from dataflow.merging.order import MergeOrder, ReplicaPlace
+from dataflow.merging.replica_stream import ReplicaStream
 from dataflow.operators.event_time import latest_times
 from dataflow.producing import parts_of
 from dos_client import Store
@@ -66,17 +66,6 @@ def decode_note(data: bytes, *, where: str) -> Note:
         )
     _, mark, at, digest = _NOTE.unpack(data)
     return Note(mark, at, digest)
-
-
-@dataclass(frozen=True, slots=True)
-class MergeOrder:
-    """What is merged: the replicas, the columns of their rows, those with the time; see `MergedLogSource`."""
-
-    places: tuple[ReplicaPlace, ...]
-    schema: pa.Schema
-    time: tuple[str, ...]
-    compare: int = 0
-    accept_loss: bool = False
 
 
 class MergeRecorder:
@@ -117,13 +106,7 @@ class MergeRecorder:
         except InputClosedError:
             return  # all was recorded
         async with log:
-            self.merge = merge = Merge(
-                [place.site for place in self._order.places],
-                self._order.schema,
-                self._order.time,
-                state=await self._restored(log),
-                compare=self._order.compare,
-            )
+            self.merge = merge = Merge(self._order, state=await self._restored(log))
             self.status = merge.observe()
             async with trio.open_nursery() as nursery:
                 for place in self._order.places:
@@ -145,8 +128,6 @@ class MergeRecorder:
             await log.all_synced()
             merge.recorded(mark)
             self.status = merge.observe()
-            if self._order.accept_loss:
-                merge.accept_loss()
 
     async def _append(self, log: InputLog, rows: pa.Table) -> None:
         parts = parts_of(rows, self._order.schema)

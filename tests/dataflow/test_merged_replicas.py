@@ -21,8 +21,8 @@ from checkpoint.chains.input_reading import InputFollower
 from checkpoint.core.outputs import Publish
 from dataflow.merging import merge as merge_module
 from dataflow.merging import recording, replica_stream
-from dataflow.merging.recording import PRODUCER, MergeOrder, MergeRecorder
-from dataflow.merging.replica_stream import ReplicaPlace
+from dataflow.merging.order import MergeOrder, ReplicaPlace
+from dataflow.merging.recording import PRODUCER, MergeRecorder
 from dos_protocol.errors import DosError, errors_in
 from tests.dataflow.replica_model import COLUMNS, REGION, SINK, ModelRow, ReplicaModel, ReplicaStore
 from tests.support.planted_source import planted

@@ -92,9 +92,15 @@ def test_without_memory_for_rows_a_difference_is_still_found() -> None:
 
 
 BUGS = {
-    "a second that a stream joined within is compared": ("number * SECOND > base", "number * SECOND > -1"),
+    "a second that a stream joined within is compared": (
+        "number * SECOND > one.base]",
+        "number * SECOND > -1]",
+    ),
     "what was dropped is compared": ("one.base = max(one.base, dropped)", "pass"),
-    "a second is compared before its end": ("- 1 <= upto", "- SECOND <= upto"),
+    "a second is compared before its end": (
+        "if _end(number) <= self._streams",
+        "if _end(number - 1) <= self._streams",
+    ),
 }
 
 
