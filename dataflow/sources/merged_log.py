@@ -38,9 +38,9 @@ class MergedLogSource(PrefetchedSource):
     site -> URL of its store. time: the column with the event time, or several, of which the latest counts, as
     in `LogSink(time=...)`; use `event_time(..., marks=True)` below. compare: compares the rows of replicas,
     "all", or one second of event time in n; "off" compares none. on_missing: what follows if no replica that
-    can be reached has all rows: "wait", or "accept", which continues without them. on_difference: what follows
-    if replicas give different rows, or run different graphs: "stop", which fails the region, or "detach",
-    which continues with those that agree, if they are more than half of at least three.
+    can be reached has all rows: "wait", or "accept", which continues without them. on_difference: what
+    follows if replicas give different rows, or run different graphs: "stop", which fails the region, or
+    "detach", which continues with those that agree, if they are more than half of at least three.
 
     Raises BadNameError, SchemaError.
     """

@@ -282,8 +282,10 @@ OF_THE_RECORD = {
     ),
     "a mark is recorded before its rows": (
         "            if rows is not None:\n                await self._append(log, rows)\n",
-        "            await log.append_mark(OriginMark(max(1, min(mark, END - 1)), 1, 1, 0))\n"
-        "            if rows is not None:\n                await self._append(log, rows)\n",
+        (
+            "            await log.append_mark(OriginMark(max(1, min(mark, END - 1)), 1, 1, 0))\n"
+            "            if rows is not None:\n                await self._append(log, rows)\n"
+        ),
     ),
 }
 

@@ -231,11 +231,12 @@ def test_replicas_of_different_graphs_are_named_with_their_operators(tmp_path: P
     ):
         for site in (one, two):
             site.send(rows_of(60), mark_ms=3000)
-        with pytest.raises(ReplicasDifferError, match="run different graphs") as found:
-            with blocking.read_merged(
-                urls([one, two]), REGION, "out", SCHEMA, on_difference=policy
-            ) as output:
-                list(output)
+        places = urls([one, two])
+        with (
+            pytest.raises(ReplicasDifferError, match="run different graphs") as found,
+            blocking.read_merged(places, REGION, "out", SCHEMA, on_difference=policy) as output,
+        ):
+            list(output)
     assert "'other' is not in the graph at a" in str(found.value)
 
 
