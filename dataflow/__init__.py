@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from dataflow.graph.builder import GraphPlan as GraphPlan
     from dataflow.graph.stream import KeyedStream as KeyedStream
     from dataflow.graph.stream import Stream as Stream
+    from dataflow.merged import MergedBatch as MergedBatch
+    from dataflow.merged import MergedOutput as MergedOutput
+    from dataflow.merged import read_merged as read_merged
     from dataflow.operators.aggregate_functions import ApproxDistinct as ApproxDistinct
     from dataflow.operators.aggregate_functions import Count as Count
     from dataflow.operators.aggregate_functions import Max as Max

@@ -238,6 +238,14 @@ class NoMarksError(DosError):
         super().__init__(f"sink {sink!r} of region {region!r} at {site} does not say how far its output is")
 
 
+class TokenMismatchError(DosError):
+    """A token of a merged output is not of the output that is read. Nothing was read."""
+
+    remedy = (
+        "continue with the token that the last batch of this output had, or from the beginning without one"
+    )
+
+
 class SpecError(DosError):
     """A worker got a specification that it cannot run."""
 
@@ -293,5 +301,6 @@ __all__ = [
     "SpecError",
     "StepDiffersError",
     "StepsMissingError",
+    "TokenMismatchError",
     "nearest",
 ]

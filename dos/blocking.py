@@ -7,6 +7,7 @@ from dos_protocol.lazy_names import lazy_names
 if TYPE_CHECKING:
     from dataflow.blocking import close_input as close_input
     from dataflow.blocking import open_producer as open_producer
+    from dataflow.blocking import read_merged as read_merged
     from dos_client.blocking import BlockingClaim as BlockingClaim
     from dos_client.blocking import BlockingObjectWriter as BlockingObjectWriter
     from dos_client.blocking import BlockingStore as BlockingStore

@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Show and compare the committed checkpoints of a region.",
     ),
     "input": ("dataflow.cli", "Receive lines as an input of an application; close, trim or sweep it."),
-    "output": ("checkpoint.cli.retention", "Show who reads the output of a region, and what is deleted."),
+    "output": ("dataflow.merging.cli", "Read the merged output of replicas; show who reads an output."),
     "journal": ("journal.cli", "Dump, search, verify or replay a journal."),
     "sites": ("sites.cli", "Plan, deploy and run the replicas of an application's regions at several sites."),
     "files": ("journal.files.mirror_cli", "Mirror the journal of a local directory of files to a store."),

@@ -27,7 +27,8 @@ from checkpoint.maintenance.region_copying import copy_region
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import parts_of
 from dataflow.local import run_local
-from dataflow.merging.replica_stream import ReplicaPlace, withdraw
+from dataflow.merging.order import ReplicaPlace
+from dataflow.merging.replica_stream import withdraw
 from dataflow.sources.merged_log import MergedLogSource
 from dos_client import Store, open_store
 from dos_protocol.errors import DosError

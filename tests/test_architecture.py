@@ -42,8 +42,9 @@ EXCEPTIONS = {("spark_integration", "dos_server.embedded")}
 
 FILE_EXCEPTIONS = {
     ("dos_server/testing.py", "dos_client.runtime"),
-    *(("sites/runner.py", f"dataflow.{name}") for name in ("graph.builder", "graph.parts", "local")),
-    *(("sites/runner.py", f"dataflow.{name}") for name in ("merging.replica_stream", "sources.merged_log")),
+    *(("sites/runner.py", f"dataflow.graph.{name}") for name in ("builder", "parts")),
+    *(("sites/runner.py", f"dataflow.{name}") for name in ("local", "sources.merged_log")),
+    *(("sites/runner.py", f"dataflow.merging.{name}") for name in ("order", "replica_stream")),
     ("sites/runner.py", "checkpoint.maintenance.region_copying"),
 }
 """(file, module): servers in memory register for the clients of their trio run; a site runs regions."""

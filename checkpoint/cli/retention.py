@@ -34,7 +34,6 @@ from dos_client.cli.kit import (
     TokenFile,
     count_text,
     fail,
-    fill_help,
     print_json,
     print_result,
 )
@@ -279,13 +278,3 @@ def _trim(kind: Kind) -> Callable[..., None]:
             fail("some segments are not deleted yet: a member is slow", NEGATIVE)
 
     return command
-
-
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Show who reads the output log of a region, and set what is deleted of it."
-    "\n\nExample: dos output consumers dos://h1,h2,h3 shop sold",
-)
-add_retention_commands(app, KINDS["output"])
-fill_help(app)

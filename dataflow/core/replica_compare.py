@@ -6,6 +6,10 @@ passed the second, both must be equal.
 
 Only one of `every` seconds is compared, and only the rows of these seconds are kept, up to `rows_max` over
 all: they name the first row that one replica lacks.
+
+If streams differ, nothing shows which of them is right. Of three or more streams, more than half may agree:
+`by_majority`, the others are the minority, which the reader detaches. The streams that count are those that
+have read the whole second, or will. While one of them could still make a majority, the second is undecided.
 """
 
 from collections import Counter
@@ -25,12 +29,22 @@ _ROWS_OF_SECONDS: Final = 64
 
 
 class Difference(NamedTuple):
-    """Two replicas differ in a second of event time. row: one that `lacking` does not have, as text."""
+    """Two replicas differ in a second of event time. row: one that `lacking` does not have, as text.
+
+    minority: the streams to be detached, because more than half of all give other rows; empty: it is not
+    known which ones are right.
+    """
 
     second: int
     having: str
     lacking: str
     row: str
+    minority: tuple[str, ...] = ()
+
+
+def _end(second: int) -> int:
+    """Return the last time in a second."""
+    return (second + 1) * SECOND - 1
 
 
 @dataclass(slots=True)
@@ -51,10 +65,14 @@ class _Compared:
 
 
 class ReplicaComparison:
-    """Compares the streams of one input. every: 1 compares each second, n each n-th, 0 none."""
+    """Compares the streams of one input. every: 1 compares each second, n each n-th, 0 none. by_majority:
+    whether a minority is named, if there is one.
+    """
 
-    def __init__(self, every: int, rows_max: int = 100_000) -> None:
+    def __init__(self, every: int, rows_max: int = 100_000, *, by_majority: bool = False) -> None:
         self._every = every
+        self._by_majority = by_majority
+        self._undecided: set[int] = set()
         self._rows_max = rows_max
         self._rows = 0
         self._streams: dict[str, _Compared] = {}
@@ -119,27 +137,46 @@ class ReplicaComparison:
 
     def set_mark(self, stream: str, mark: int) -> Difference | None:
         """Take the mark of a stream, after the rows before it. Return the first difference from another
-        stream, None if there is none.
+        stream, None if there is none. After one with a minority, call `leave` for each stream of it.
         """
         one = self._streams[stream]
         if not self._every or mark <= one.mark:
             return None
         before, one.mark = one.mark, mark
-        for name, other in sorted(self._streams.items()):
-            base, upto = max(one.base, other.base), min(mark, other.mark)
-            for number in sorted(one.seconds.keys() | other.seconds.keys()):
-                known = number * SECOND > base and before < (number + 1) * SECOND - 1 <= upto
-                if name != stream and known and (found := self._compare(number, stream, name)):
-                    return found
+        numbers = {number for two in self._streams.values() for number in two.seconds}
+        open_now = {*self._undecided, *(number for number in numbers if before < _end(number) <= mark)}
+        self._undecided = set(open_now)  # of those after a difference, the next call decides
+        for number in sorted(open_now):
+            if (found := self._judge(number)) is not None:
+                return found
         self._drop()
         return None
 
-    def _compare(self, number: int, first: str, other: str) -> Difference | None:
+    def _judge(self, number: int) -> Difference | None:
+        """Compare a second of all streams that have passed it."""
+        voters = [name for name, one in sorted(self._streams.items()) if number * SECOND > one.base]
+        passed = [name for name in voters if _end(number) <= self._streams[name].mark]
+        groups: dict[tuple[int, int], list[str]] = {}
+        for name in passed:
+            second = self._streams[name].seconds.get(number, _Second())
+            groups.setdefault((second.rows, second.total), []).append(name)
+        if len(groups) < 2:
+            self._undecided.discard(number)
+            self.compared += max(0, len(passed) - 1)
+            return None
+        largest = max(groups.values(), key=len)
+        others = tuple(name for name in passed if name not in largest)
+        most = len(largest) + len(voters) - len(passed)
+        votes = self._by_majority and len(voters) > 2
+        if votes and 2 * len(largest) <= len(voters) < 2 * most:
+            return None
+        wins = votes and 2 * len(largest) > len(voters)
+        found = self._difference(number, largest[0], others[0])
+        return found._replace(minority=others) if wins else found
+
+    def _difference(self, number: int, first: str, other: str) -> Difference:
         one = self._streams[first].seconds.get(number, _Second())
         two = self._streams[other].seconds.get(number, _Second())
-        if (one.rows, one.total) == (two.rows, two.total):
-            self.compared += 1
-            return None
         if one.kept is None or two.kept is None:
             if one.rows < two.rows:
                 first, other, one, two = other, first, two, one
@@ -159,9 +196,9 @@ class ReplicaComparison:
         for one in self._streams.values():
             numbers = sorted(one.seconds)
             if len(numbers) > _SECONDS_MAX:
-                least = max(least, (numbers[-_SECONDS_MAX] + 1) * SECOND - 1)
+                least = max(least, _end(numbers[-_SECONDS_MAX]))
             for number in numbers:
-                if (number + 1) * SECOND - 1 <= least:
+                if _end(number) <= least:
                     self._forget(one.seconds.pop(number))
             dropped = (min(least, one.mark) + 1) // SECOND * SECOND - 1
             one.base = max(one.base, dropped)

@@ -7,7 +7,7 @@ takes the rows. It runs on one trio loop.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -22,9 +22,11 @@ from dataflow import limits
 from dataflow.core.duplicate_filter import BEFORE_ALL, DuplicateFilter, FilterState, Missing
 from dataflow.core.event_time import END
 from dataflow.core.replica_compare import Difference, ReplicaComparison
-from dataflow.errors import ReplicasDifferError
+from dataflow.errors import ReplicasDifferError, UserFault
+from dataflow.merging.order import MergeOrder
 from dataflow.operators.event_time import latest_times
 from dataflow.schema import schema_text
+from dos_protocol.errors import DosError
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -34,6 +36,10 @@ because of an error, or has read all.
 """
 BUCKET_US: Final = 500_000
 """The width of a bucket of the filter: half of the time between two marks of an entry point."""
+
+
+class StreamExcludedError(Exception):
+    """The stream was excluded from the merge; its status has the reason."""
 
 
 class MergedRows(NamedTuple):
@@ -75,31 +81,31 @@ class StreamStatus:
 
 
 class Merge:
-    """The merge of one input. schema, time: the columns of the rows, and those with their time; of several,
-    the later one counts. compare: 1 compares the rows of each second of event time, n of each n-th, 0 none.
+    """The merge of one input. order: what is merged, and how. state: what was passed before.
 
     A row of one stream is taken after the other (`take`). If the streams differ, `next` raises
-    ReplicasDifferError.
+    ReplicasDifferError; with on_difference="detach", only if no majority of the streams agrees.
     """
 
     def __init__(
         self,
-        sites: Collection[str],
-        schema: pa.Schema,
-        time: Sequence[str],
+        order: MergeOrder,
         *,
         state: FilterState | None = None,
-        compare: int = 0,
     ) -> None:
-        self._schema, self._time = schema, tuple(time)
+        self._schema, self._time = order.schema, order.time
+        self._accept_loss = order.on_missing == "accept"
+        self._by_majority = order.on_difference == "detach"
         self._filter = DuplicateFilter(BUCKET_US, state)
-        self._comparison = ReplicaComparison(compare)
-        self.status = {site: StreamStatus(site) for site in sites}
+        self._comparison = ReplicaComparison(order.compare, by_majority=self._by_majority)
+        self.status = {place.site: StreamStatus(place.site) for place in order.places}
+        self._excluded: dict[str, DosError | UserFault] = {}
+        self._graphs: dict[str, Mapping[str, str]] = {}
         self._queued: list[pa.RecordBatch] = []
         self._queued_bytes = 0
         self._passed_mark = self.safe_mark = self._filter.mark
         """safe_mark: nothing up to there will be asked for again; streams acknowledge it."""
-        self._error: ReplicasDifferError | None = None
+        self._error: DosError | UserFault | None = None
         self._changed = trio.Event()
         self._room = trio.Event()
 
@@ -111,16 +117,76 @@ class Merge:
         return self._filter.mark
 
     def join(self, site: str, logs: Collection[str], base: int) -> None:
-        """Begin to read a stream, or begin anew; see `DuplicateFilter.join`."""
+        """Begin to read a stream, or begin anew; see `DuplicateFilter.join`. Raises StreamExcludedError."""
+        self._check(site)
         self._filter.join(site, logs, base)
         self._comparison.join(site, base)
         self._note(site, "reading")
 
     def leave(self, site: str, state: StreamState, reason: str = "") -> None:
-        """Read a stream no more, at least for now."""
+        """Read a stream no more, at least for now. Does nothing if it is excluded."""
+        if site in self._excluded:
+            return
+        self._graphs.pop(site, None)
         self._filter.leave(site)
         self._comparison.leave(site)
         self._note(site, state, reason)
+
+    def exclude(self, site: str, error: DosError | UserFault) -> None:
+        """Read a stream no more, because it is not one of what is merged. Without any other stream, `next`
+        raises the error.
+        """
+        self.leave(site, "detached", str(error))
+        self._excluded[site] = error
+        if len(self._excluded) == len(self.status):
+            self._fail(error)
+
+    def _check(self, site: str) -> None:
+        if site in self._excluded:
+            raise StreamExcludedError(site)
+
+    def set_graph(self, site: str, operators: Mapping[str, str]) -> None:
+        """Take operator -> description of the graph of a replica, from its manifest.
+
+        Raises StreamExcludedError if it is excluded, also because of this graph.
+        """
+        self._check(site)
+        if self._graphs.get(site) != operators:
+            self._compare_graphs(site, operators)
+            self._check(site)
+
+    def _compare_graphs(self, site: str, operators: Mapping[str, str]) -> None:
+        self._graphs[site] = operators
+        groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+        for one in sorted(self._graphs):
+            groups.setdefault(tuple(sorted(self._graphs[one].items())), []).append(one)
+        if len(groups) < 2:
+            return
+        largest = max(groups.values(), key=len)
+        others = [one for one in sorted(self._graphs) if one not in largest]
+        candidates = len(self.status) - len(self._excluded)
+        if self._by_majority and candidates > 2:
+            if 2 * len(largest) > candidates:
+                for other, error in [(other, self._other_graph(largest[0], other)) for other in others]:
+                    self.exclude(other, error)
+                return
+            if 2 * (len(largest) + candidates - len(self._graphs)) > candidates:
+                return  # those that are not known yet decide
+        self._fail(self._other_graph(largest[0], others[0]))
+
+    def _other_graph(self, site: str, other: str) -> ReplicasDifferError:
+        one, two = self._graphs[site], self._graphs[other]
+        names = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
+        lines = "; ".join(
+            f"operator {name!r} is {one.get(name, 'not in the graph')} at {site}, and"
+            f" {two.get(name, 'not in the graph')} at {other}"
+            for name in names
+        )
+        return ReplicasDifferError(f"the replicas at {site} and {other} run different graphs: {lines}")
+
+    def _fail(self, error: DosError | UserFault) -> None:
+        self._error = self._error or error
+        self._wake()
 
     def _note(self, site: str, state: StreamState, reason: str = "") -> None:
         one = self.status[site]
@@ -138,10 +204,11 @@ class Merge:
     async def take(self, site: str, log: str, output: Output) -> None:
         """Take the output of a step of one log of a stream, when there is room.
 
-        Raises ReplicasDifferError if its columns are others.
+        Raises ReplicasDifferError if its columns are others, StreamExcludedError.
         """
         while self._queued_bytes > limits.merged_bytes_max:
             await self._room.wait()
+        self._check(site)
         assert output.head.time, "the stream has checked it"
         if not self.skips(output):
             self._take_rows(site, output.data)
@@ -172,15 +239,22 @@ class Merge:
             self._wake()
 
     def set_mark(self, site: str, log: str, mark: int) -> None:
-        """Take the mark of a log, after its rows."""
+        """Take the mark of a log, after its rows. Raises StreamExcludedError."""
+        self._check(site)
         if self._filter.set_mark(site, log, mark):
             self._wake()
         one = self.status[site]
         if (of_stream := self._filter.mark_of(site)) is not None and of_stream > one.mark:
             one.mark, one.moved_at = of_stream, trio.current_time()
             if (difference := self._comparison.set_mark(site, of_stream)) is not None:
-                self._error = _differ(difference)
-                self._wake()
+                self._difference(difference)
+
+    def _difference(self, found: Difference) -> None:
+        error = _differ(found)
+        if not found.minority:
+            self._fail(error)
+        for site in found.minority:
+            self.exclude(site, error)
 
     def observe(self) -> list[StreamStatus]:
         """Return the status of each stream."""
@@ -194,11 +268,13 @@ class Merge:
         """Return the range of time of which no stream has all rows (F4); None if there is none."""
         return self._filter.missing()
 
-    def accept_loss(self) -> Missing | None:
-        """Go on without the rows that are missing, and return their range."""
-        missing = self._filter.accept_loss()
-        self._wake()
-        return missing
+    def _go_on(self) -> None:
+        """Go on without the rows that are missing, once it is known of every stream that it lacks them, or
+        why it cannot be read.
+        """
+        known = all(one.reason or one.state not in ("connecting", "joining") for one in self.status.values())
+        if known and (missing := self._filter.accept_loss()) is not None:
+            logger.warning("rows from %d to %d are on no stream: accepted as lost", *missing)
 
     # --- who takes the rows ---------------------------------------------------------------------------------
 
@@ -209,13 +285,23 @@ class Merge:
 
     def recorded(self, mark: int) -> None:
         """Note that everything up to `mark`, which `next` returned, is recorded."""
-        self.safe_mark = mark
+        self.safe_mark = max(self.safe_mark, mark)
+
+    def state(self) -> FilterState:
+        """Return what was passed. Just after `next`, it is exactly what `next` has returned until then."""
+        assert not self._queued, "rows that were not taken would be lost"
+        return self._filter.state()
 
     async def next(self) -> MergedRows:
-        """Wait for rows, or for a higher mark, and take all that there is. Raises ReplicasDifferError."""
-        while not self._queued and self._filter.mark <= self._passed_mark:
-            if self._error is not None:
-                raise self._error
+        """Wait for rows, or for a higher mark, and take all that there is.
+
+        Raises ReplicasDifferError, and if no stream can be merged, the reason.
+        """
+        while True:
+            if self._accept_loss:
+                self._go_on()
+            if self._queued or self._filter.mark > self._passed_mark or self._error is not None:
+                break
             await self._changed.wait()
         if self._error is not None:
             raise self._error

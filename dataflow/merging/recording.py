@@ -10,12 +10,10 @@ above M are the rows above M in the chain. Each batch notes from which position 
 that lies before has times up to M, so a new process reads the chain from there, and the chain keeps it.
 """
 
-import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -31,13 +29,12 @@ from dataflow import limits
 from dataflow.core.duplicate_filter import BEFORE_ALL, DuplicateFilter, FilterState
 from dataflow.core.event_time import END
 from dataflow.merging.merge import BUCKET_US, Merge
-from dataflow.merging.replica_stream import ReplicaPlace, ReplicaStream
+from dataflow.merging.order import MergeOrder, ReplicaPlace
+from dataflow.merging.replica_stream import ReplicaStream
 from dataflow.operators.event_time import latest_times
 from dataflow.producing import parts_of
 from dos_client import Store
 from dos_protocol.errors import CorruptDataError
-
-logger = logging.getLogger("dos.dataflow")
 
 PRODUCER: Final = "merged"
 _NOTE: Final = struct.Struct(">BqQQ")
@@ -70,17 +67,6 @@ def decode_note(data: bytes, *, where: str) -> Note:
         )
     _, mark, at, digest = _NOTE.unpack(data)
     return Note(mark, at, digest)
-
-
-@dataclass(frozen=True, slots=True)
-class MergeOrder:
-    """What is merged: the replicas, the columns of their rows, those with the time; see `MergedLogSource`."""
-
-    places: tuple[ReplicaPlace, ...]
-    schema: pa.Schema
-    time: tuple[str, ...]
-    compare: int = 0
-    accept_loss: bool = False
 
 
 class MergeRecorder:
@@ -127,13 +113,7 @@ class MergeRecorder:
             return  # all was recorded
         async with log:
             self.log = log
-            self.merge = merge = Merge(
-                [place.site for place in self._order.places],
-                self._order.schema,
-                self._order.time,
-                state=await self._restored(log),
-                compare=self._order.compare,
-            )
+            self.merge = merge = Merge(self._order, state=await self._restored(log))
             async with trio.open_nursery() as nursery:
                 for place in self._order.places:
                     connect = partial(self._connect, place)
@@ -157,19 +137,13 @@ class MergeRecorder:
             merge.recorded(mark)
 
     async def _report_all(self, merge: Merge) -> None:
-        """Report the streams every second; go on without what is missing, if that was asked for."""
+        """Report the streams every second."""
         while True:
             now, mark = trio.current_time(), merge.mark
             counters = {} if mark == BEFORE_ALL else {"mark_us": mark}
             for one in merge.observe():
                 counters |= one.counters(now)
-            missing = merge.missing()
-            if missing is not None and self._order.accept_loss:
-                logger.warning(
-                    "%s: rows up to %d us are missing and not waited for", self._handle, missing.upto
-                )
-                merge.accept_loss()
-            elif missing is not None:
+            if (missing := merge.missing()) is not None:
                 counters["missing_up_to_us"] = missing.upto
             self._report(counters)
             await trio.sleep(limits.replica_report_s)

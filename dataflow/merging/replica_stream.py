@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 import trio
@@ -30,7 +30,8 @@ from checkpoint.errors import InputTrimmedError, OutputRewoundError
 from dataflow.core.event_time import IDLE
 from dataflow.errors import NoMarksError, ReplicasDifferError, UserFault
 from dataflow.limits import replica_retry_s
-from dataflow.merging.merge import Merge
+from dataflow.merging.merge import Merge, StreamExcludedError
+from dataflow.merging.order import ReplicaPlace
 from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, open_store, randomness
 from dos_protocol.errors import BrokenConnectionError, DosError, errors_in
 
@@ -38,15 +39,6 @@ _UNAVAILABLE: Final = (QuorumUnavailableError, BrokenConnectionError)
 
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[Store]]
-
-
-class ReplicaPlace(NamedTuple):
-    """Where a replica is: the name of its site, the URL of the store there, and its region and sink."""
-
-    site: str
-    url: str
-    region: str
-    sink: str
 
 
 class _JoinsAnewError(Exception):
@@ -121,18 +113,22 @@ class ReplicaStream:
         """Read until it is cancelled, or the replica is found not to fit. Raises nothing that concerns only
         this stream.
         """
-        site, misfit = self._place.site, False
-        while not misfit:
+        site = self._place.site
+        while True:
             try:
                 async with self._connect() as store, trio.open_nursery() as nursery:
                     if self._consumer:
                         await nursery.start(self._acknowledge, store)
                     await self._read_all(store)
-            except (DosError, UserFault, ExceptionGroup) as error:
+            except (DosError, UserFault, StreamExcludedError, ExceptionGroup) as error:
                 first = errors_in(error)[0]
+                if isinstance(first, StreamExcludedError):
+                    return
                 if not isinstance(first, (DosError, UserFault)):
                     raise
-                misfit = isinstance(first, _MISFIT)
+                if isinstance(first, _MISFIT):
+                    self._merge.exclude(site, first)
+                    return
                 unreachable = isinstance(first, StoreNotReadyError)
                 self._merge.leave(site, "connecting" if unreachable else "detached", str(first))
             await trio.sleep(replica_retry_s)
@@ -165,6 +161,8 @@ class ReplicaStream:
                 base = max(base, self._time_of(first).high)
         self._rested = {}
         self._merge.join(self._place.site, splits, base)
+        if cut is not None:
+            self._merge.set_graph(self._place.site, cut.operators)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_workers, published)
             for split, log in self._logs.items():
@@ -199,6 +197,8 @@ class ReplicaStream:
                         await self._take(split, log, followed)
                         quiet = False
                 cut = await published.last_checkpoint()
+                if cut is not None:
+                    self._merge.set_graph(self._place.site, cut.operators)
                 if cut is not None and split not in self._rested and await log.follower.rests():
                     self._rested[split] = cut.step
                     self._merge.set_mark(self._place.site, split, IDLE)

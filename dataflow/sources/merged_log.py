@@ -11,17 +11,13 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from checkpoint import check_input_name, output_chain
 from checkpoint.chains.input_reading import InputHandle
-from dataflow.errors import SchemaError
-from dataflow.merging.recording import MergeOrder, MergeRecorder
-from dataflow.merging.replica_stream import ReplicaPlace, consumer_name
+from dataflow.merging.order import MergeOrder, ReplicaPlace, merge_order
+from dataflow.merging.recording import MergeRecorder
+from dataflow.merging.replica_stream import consumer_name
 from dataflow.operators.base import OperatorContext
-from dataflow.operators.event_time import check_time_column
-from dataflow.schema import parse_schema
 from dataflow.sources.prefetched import PrefetchedReader, PrefetchedSource, Reading, owner_by_name
-from dos_client import Store, open_store, parse_url
-from dos_protocol.names import check_name
+from dos_client import Store, open_store
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -43,7 +39,9 @@ class MergedLogSource(PrefetchedSource):
     site -> URL of its store. time: the column with the event time, or several, of which the latest counts, as
     in `LogSink(time=...)`; use `event_time(..., marks=True)` below. compare: compares the rows of replicas,
     "all", or one second of event time in n; "off" compares none. on_missing: what follows if no replica that
-    can be reached has all rows: "wait", or "accept", which continues without them.
+    can be reached has all rows: "wait", or "accept", which continues without them. on_difference: what
+    follows if replicas give different rows, or run different graphs: "stop", which fails the region, or
+    "detach", which continues with those that agree, if they are more than half of at least three.
 
     Raises BadNameError, SchemaError.
     """
@@ -52,10 +50,7 @@ class MergedLogSource(PrefetchedSource):
     sink: str
     schema: pa.Schema
     region: str
-    sites: tuple[tuple[str, str], ...]
-    times: tuple[str, ...]
-    compare: int
-    on_missing: str
+    order: MergeOrder
 
     def __init__(
         self,
@@ -67,34 +62,27 @@ class MergedLogSource(PrefetchedSource):
         time: "str | Sequence[str]" = "at",
         compare: "str | int" = 16,
         on_missing: str = "wait",
+        on_difference: str = "stop",
     ) -> None:
-        check_name(output_chain(sink))
-        check_name(region)
-        times = (time,) if isinstance(time, str) else tuple(time)
-        every = {"all": 1, "off": 0}.get(compare, compare) if isinstance(compare, str) else compare
-        if not isinstance(every, int) or every < 0:
-            raise SchemaError(f"compare must be 'all', 'off' or a number above 0, not {compare!r}")
-        if on_missing not in ("wait", "accept"):
-            raise SchemaError(f"on_missing must be 'wait' or 'accept', not {on_missing!r}")
-        if not sites:
-            raise SchemaError("a merged log needs at least one site: sites={'purdue': 'dos://...'}")
-        for site, url in sites.items():
-            check_input_name("a site", site)
-            parse_url(url)
+        order = merge_order(
+            sites,
+            region,
+            sink,
+            schema,
+            time=time,
+            compare=compare,
+            on_missing=on_missing,
+            on_difference=on_difference,
+        )
         object.__setattr__(self, "sink", sink)
-        object.__setattr__(self, "schema", parse_schema(schema))
+        object.__setattr__(self, "schema", order.schema)
         object.__setattr__(self, "region", region)
-        object.__setattr__(self, "sites", tuple(sorted(sites.items())))
-        object.__setattr__(self, "times", times)
-        object.__setattr__(self, "compare", every)
-        object.__setattr__(self, "on_missing", on_missing)
-        for column in times:
-            check_time_column(column, self.schema)
+        object.__setattr__(self, "order", order)
 
     @property
     def time(self) -> str:
         """The column for `event_time(..., marks=True)`."""
-        return self.times[0]
+        return self.order.time[0]
 
     def open(self, context: OperatorContext) -> PrefetchedReader:
         here = self.owner("", context.workers) == context.worker
@@ -107,8 +95,6 @@ class MergedLogSource(PrefetchedSource):
         self, store: Store, reader: Reading, token: bytes, report: Callable[[Mapping[str, int]], None]
     ) -> MergeRecorder:
         """Return what records the rows that `origin` reads. report: see `MergeRecorder`."""
-        places = tuple(ReplicaPlace(site, url, self.region, self.sink) for site, url in self.sites)
-        order = MergeOrder(places, self.schema, self.times, self.compare, self.on_missing == "accept")
         consumer = consumer_name(reader.region, reader.name, store.record.store_id)
 
         def connect(place: ReplicaPlace) -> AbstractAsyncContextManager[Store]:
@@ -116,7 +102,7 @@ class MergedLogSource(PrefetchedSource):
 
         handle = handle_of(reader.name)
         return MergeRecorder(
-            store, reader.region, handle, order, consumer=consumer, connect=connect, report=report
+            store, reader.region, handle, self.order, consumer=consumer, connect=connect, report=report
         )
 
     def owner(self, split: str, workers: int) -> int:

@@ -23,6 +23,7 @@ from dataflow.errors import (
     OperatorError,
     OperatorFailure,
     PeerLostError,
+    ReplicasDifferError,
     StepDiffersError,
     StepsMissingError,
     UserFault,
@@ -38,6 +39,7 @@ _FOR_A_PERSON: Final = (
     EntryRefusedError,
     OutputRewoundError,
     EpochUsedTwiceError,
+    ReplicasDifferError,
 )
 """A retry would find the same, so the region ends."""
 

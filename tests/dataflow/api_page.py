@@ -37,8 +37,14 @@ name has a docstring that explains its arguments: `help(dos.Stream.map)`.
 """
 _MACHINERY: Final = ("dataflow.operators.base", "dataflow.sources.base", "dataflow.sinks.base")
 """Modules with the methods of sources and sinks that workers call, and users do not."""
-_LEFT_OUT: Final = {GraphPlan, dataflow.Producer, dataflow.StepRows}
-"""Classes that users receive and do not create; docs/inputs.md and docs/operators.md describe them."""
+_LEFT_OUT: Final = {
+    GraphPlan,
+    dataflow.MergedBatch,
+    dataflow.MergedOutput,
+    dataflow.Producer,
+    dataflow.StepRows,
+}
+"""Classes that users receive and do not create; docs/inputs.md, operators.md and sites.md describe them."""
 
 
 def api_page() -> str:

@@ -21,16 +21,21 @@ from checkpoint.chains.consumer_register import change_register
 from checkpoint.chains.input_reading import InputFollower
 from checkpoint.core.consumers import with_rule
 from checkpoint.core.outputs import Publish
+from dataflow import merged
+from dataflow.merged import open_merged
 from dataflow.merging import merge as merge_module
 from dataflow.merging import recording, replica_stream
-from dataflow.merging.recording import PRODUCER, MergeOrder, MergeRecorder
-from dataflow.merging.replica_stream import ReplicaPlace
+from dataflow.merging.merge import StreamStatus
+from dataflow.merging.order import MergeOrder, ReplicaPlace
+from dataflow.merging.recording import PRODUCER, MergeRecorder
 from dos_protocol.errors import ClosedError, DosError, FencedError, errors_in
 from tests.checkpoint.trim_model import PatientHost
 from tests.dataflow.replica_model import COLUMNS, REGION, SINK, ModelRow, ReplicaModel, ReplicaStore
+from tests.shells.trio_run import run_deterministic
 from tests.support.planted_source import planted
 
 SEEDS = 12
+TOKEN_SEEDS = range(6, 14)
 ACTIONS = 60
 
 
@@ -59,18 +64,20 @@ class Reader:
         rule = RetentionRule(by_consumers=False, bytes_max=self.rng.choice([1, 400]))
         place = input_register("board", "merged")
         await change_register(PatientHost(self.store), place, lambda register: with_rule(register, rule))
-        places = tuple(ReplicaPlace(site, "", REGION, SINK) for site in self.models)
-        order = MergeOrder(places, COLUMNS, ("at",), compare=self.rng.choice([0, 1]))
         self.recorder = MergeRecorder(
             self.store,  # type: ignore[arg-type]
             "board",
             "merged",
-            order,
+            self._order(),
             consumer="",
             connect=self._connect_to,
         )
         await self.recorder.run()
         self.over = True
+
+    def _order(self) -> MergeOrder:
+        places = tuple(ReplicaPlace(site, "", REGION, SINK) for site in self.models)
+        return MergeOrder(places, COLUMNS, ("at",), compare=self.rng.choice([0, 1]))
 
     @asynccontextmanager
     async def _connect_to(self, place: ReplicaPlace) -> AsyncIterator[Any]:
@@ -102,12 +109,18 @@ class Reader:
 
     def _take(self, data: bytes) -> None:
         with pa.ipc.open_stream(data) as reader:
-            rows = reader.read_all().to_pylist()
-        for row in rows:
+            self._take_rows(reader.read_all())
+
+    def _take_rows(self, table: pa.Table) -> None:
+        for row in table.to_pylist():
             at = round(row["at"].timestamp() * 1_000_000)
             assert at > self.mark, "a row comes after the mark that promised that it would not"
             self.recorded[ModelRow(at, row["n"])] += 1
         assert not self.recorded - self.truth, "a row was passed twice"
+
+    def status(self) -> list[StreamStatus]:
+        """Return the status of the streams."""
+        return self.recorder.merge.observe()
 
     @property
     def waits(self) -> bool:
@@ -115,13 +128,44 @@ class Reader:
         return self.recorder is not None and self.recorder.merge.missing() is not None
 
 
-async def play(rng: random.Random, often: str) -> Counter[str]:
+class TokenReader(Reader):
+    """An application outside of any region. It commits some of its batches with their tokens, and dies."""
+
+    def __init__(self, models: dict[str, ReplicaModel], rows: list[ModelRow], rng: random.Random) -> None:
+        super().__init__(models, rows, rng)
+        self.token: bytes | None = None
+
+    async def read(self) -> None:
+        """Read until it is cancelled, which may be between a batch and its commit."""
+        async with open_merged(self._order(), self._connect_to, after=self.token) as self.output:
+            async for batch in self.output:
+                await trio.sleep(self.rng.choice([0, 0, 0.05]))
+                if batch.table is not None:
+                    self._take_rows(batch.table)
+                self.token, self.mark = batch.token, batch.mark_us
+                self.output.acknowledge(batch.token)
+        self.over = True
+
+    async def check(self) -> None:
+        """Check what was committed."""
+        missing = {row for row in self.truth - self.recorded if row.at <= self.mark}
+        assert not missing, f"rows were not passed: {missing}"
+
+    @property
+    def waits(self) -> bool:
+        return self.output.missing() is not None
+
+    def status(self) -> list[StreamStatus]:
+        return self.output.status()
+
+
+async def play(rng: random.Random, often: str, kind: type[Reader] = Reader) -> Counter[str]:
     rows = [ModelRow(rng.randrange(3000), rng.randrange(4)) for _ in range(rng.choice([20, 60]))]
     publish = rng.choice([Publish.STEP, Publish.STEP, Publish.CUT])
     models = {name: ReplicaModel(rows, rng, publish) for name in "abc"[: rng.choice([1, 2, 3])]}
     for model in models.values():
         await model.open()
-    reader, counts = Reader(models, rows, rng), Counter[str]()
+    reader, counts = kind(models, rows, rng), Counter[str]()
     async with trio.open_nursery() as nursery:
         scope = trio.CancelScope()
 
@@ -153,16 +197,19 @@ async def play(rng: random.Random, often: str) -> Counter[str]:
         if reader.over:
             assert reader.recorded == reader.truth
         else:
-            assert reader.waits
+            assert reader.waits, [str(one) for one in reader.status()]
         nursery.cancel_scope.cancel()
     counts["restores"] = sum(model.restores for model in models.values())
     counts["changes"] = sum(model.changes for model in models.values())
     return counts
 
 
-def run(seed: int, often: str) -> "Counter[str]":
-    async def life() -> Counter[str]:
-        return await play(random.Random(seed), often)
+def run(seed: int, often: str, kind: type[Reader] = Reader) -> "Counter[str]":
+    async def life(_: object = None) -> Counter[str]:
+        return await play(random.Random(seed), often, kind)
+
+    if kind is TokenReader:
+        return run_deterministic(life, seed)[0]
 
     return trio.run(life, clock=MockClock(autojump_threshold=0))
 
@@ -174,6 +221,45 @@ def test_each_row_is_passed_once_whatever_happens_to_replicas_and_reader(often: 
         counts += run(seed, often)
     assert counts["over"] >= SEEDS / 2
     assert min(counts["reader died"], counts["restores"], counts["changes"]) >= SEEDS / 4
+
+
+@pytest.mark.parametrize("often", ["trim", "workers", "restore"])
+def test_an_application_that_continues_after_its_token_gets_each_row_once(often: str) -> None:
+    counts = Counter[str]()
+    for seed in TOKEN_SEEDS:
+        counts += run(seed, often, TokenReader)
+    assert counts["over"] >= len(TOKEN_SEEDS) / 2
+    assert counts["reader died"] >= len(TOKEN_SEEDS) / 2
+
+
+OF_TOKENS = {
+    "the token is of before the batch": (
+        """        table, mark = await self._merge.next()
+        return MergedBatch(table, mark, _OF.pack(self._of) + encode_filter(self._merge.state()))""",
+        """        before = self._merge._filter.state()
+        table, mark = await self._merge.next()
+        return MergedBatch(table, mark, _OF.pack(self._of) + encode_filter(before))""",
+    ),
+    "the token has only the mark": (
+        "encode_filter(self._merge.state())",
+        "encode_filter(FilterState.at(mark))",
+    ),
+    "the token is not read": ("merge = Merge(order, state=state)", "merge = Merge(order)"),
+}
+
+
+@pytest.mark.parametrize("bug", OF_TOKENS)
+def test_planted_bugs_of_tokens_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = planted(merged, *OF_TOKENS[bug])
+    monkeypatch.setattr(sys.modules[__name__], "open_merged", broken["open_merged"])
+    for seed in range(20):
+        try:
+            run(seed, ("trim", "workers", "restore")[seed % 3], TokenReader)
+        except (AssertionError, ExceptionGroup) as error:
+            if isinstance(errors_in(error)[0], AssertionError):
+                return
+            raise
+    pytest.fail(f"not found: {bug}")
 
 
 OF_STREAMS = {

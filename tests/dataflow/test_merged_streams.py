@@ -12,6 +12,7 @@ import trio
 from dataflow import Graph, LogSink, MergedLogSource, collect_output
 from dataflow.core.event_time import END
 from dataflow.merging.merge import Merge
+from dataflow.merging.order import MergeOrder
 from dataflow.merging.replica_stream import ReplicaStream
 from dataflow.schema import parse_schema
 from dos_client import open_store
@@ -34,7 +35,7 @@ def merged(
     found: Counter[Key] = Counter()
 
     async def read() -> Merge:
-        merge = Merge([site.name for site in sites], parse_schema(SCHEMA), ["at"], compare=compare)
+        merge = Merge(MergeOrder(tuple(site.place for site in sites), parse_schema(SCHEMA), ("at",), compare))
         async with trio.open_nursery() as nursery:
             for site in sites:
                 connect = partial(open_store, site.server.url)

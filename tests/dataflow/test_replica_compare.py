@@ -91,10 +91,121 @@ def test_without_memory_for_rows_a_difference_is_still_found() -> None:
     assert comparison.set_mark("b", SECOND) == Difference(0, "a", "b", "2 rows at a, 0 at b")
 
 
+def judged(random: Random, make: Make, versions: dict[str, int]) -> list[Difference]:
+    """Replicas of the same version give the same row in each second. Those that are named leave. Return the
+    differences, up to one that names nobody.
+    """
+    comparison, found = make(1), list[Difference]()
+    for name in versions:
+        comparison.join(name, BEFORE_ALL)
+    at = dict.fromkeys(versions, 0)
+    while running := [name for name in at if at[name] < 5]:
+        name = random.choice(running)
+        begin, at[name] = at[name], at[name] + random.randrange(1, 3)
+        texts = [f"{second} {versions[name]}" for second in range(begin, at[name])]
+        digests = np.frombuffer(b"".join(text.ljust(16).encode() for text in texts), DIGEST)
+        times = np.array([second * SECOND + 1 for second in range(begin, at[name])])
+        comparison.give(name, digests, times, texts.__getitem__)
+        difference = comparison.set_mark(name, at[name] * SECOND)
+        if difference is not None:
+            found.append(difference)
+            if not difference.minority:
+                break
+            for one in difference.minority:
+                comparison.leave(one)
+                del at[one]
+    return found
+
+
+def by_majority(every: int) -> ReplicaComparison:
+    return ReplicaComparison(every, by_majority=True)
+
+
+def check_minority(random: Random, make: Make) -> None:
+    """Three to five replicas, of which less than half give rows of their own."""
+    names = "abcde"[: random.choice([3, 4, 5])]
+    wrong = sorted(random.sample(names, random.randrange((len(names) - 1) // 2 + 1)))
+    found = judged(random, make, {name: name in wrong and names.index(name) + 1 for name in names})
+    assert sorted(name for difference in found for name in difference.minority) == wrong, found
+    assert all(difference.minority for difference in found), found
+
+
+def check_no_majority(random: Random, make: Make) -> None:
+    """No version has more than half of the replicas."""
+    versions = random.choice([[0, 1, 2], [0, 0, 1, 1], [0, 0, 1, 2], [0, 0, 1, 1, 2], [0, 1]])
+    random.shuffle(versions)
+    (found,) = judged(random, make, dict(zip("abcde", versions, strict=False)))
+    assert (found.second, found.minority) == (0, ())
+
+
+def check_left(make: Make) -> None:
+    """Two of three streams differ, and the third leaves before it decides."""
+    comparison = make(1)
+    for name in "abc":
+        comparison.join(name, BEFORE_ALL)
+    comparison.give("a", np.frombuffer(b"x" * 16, DIGEST), np.array([1]), lambda _: "the row")
+    assert comparison.set_mark("a", SECOND) is None
+    assert comparison.set_mark("b", SECOND) is None
+    comparison.leave("c")
+    assert comparison.set_mark("b", 2 * SECOND) == Difference(0, "a", "b", "the row")
+
+
+@given(st.randoms(use_true_random=False))
+def test_the_minority_is_named_and_nobody_else(random: Random) -> None:
+    check_minority(random, by_majority)
+
+
+@given(st.randoms(use_true_random=False))
+def test_without_a_majority_nobody_is_named(random: Random) -> None:
+    check_no_majority(random, by_majority)
+
+
+def test_an_undecided_second_is_decided_when_the_third_stream_leaves() -> None:
+    check_left(by_majority)
+
+
+MAJORITY_BUGS = {
+    "half is a majority": (
+        "wins = votes and 2 * len(largest) > len(voters)",
+        "wins = votes and 2 * len(largest) >= len(voters)",
+    ),
+    "those that are to come do not count": ("<= len(voters) < 2 * most", "<= len(voters) < 0"),
+    "an undecided second is forgotten": ("{*self._undecided, *(", "{*("),
+    "the largest group is named": (
+        "largest = max(groups.values(), key=len)",
+        "largest = min(groups.values(), key=len)",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", MAJORITY_BUGS)
+def test_planted_bugs_of_the_majority_are_found(bug: str) -> None:
+    broken = planted(replica_compare, *MAJORITY_BUGS[bug])["ReplicaComparison"]
+
+    def make(every: int) -> ReplicaComparison:
+        made: ReplicaComparison = broken(every, by_majority=True)
+        return made
+
+    for seed in range(100):
+        try:
+            check_minority(Random(seed), make)
+            check_no_majority(Random(seed), make)
+            check_left(make)
+        except (AssertionError, ValueError):
+            return
+    pytest.fail(f"not found: {bug}")
+
+
 BUGS = {
-    "a second that a stream joined within is compared": ("number * SECOND > base", "number * SECOND > -1"),
+    "a second that a stream joined within is compared": (
+        "number * SECOND > one.base]",
+        "number * SECOND > -1]",
+    ),
     "what was dropped is compared": ("one.base = max(one.base, dropped)", "pass"),
-    "a second is compared before its end": ("- 1 <= upto", "- SECOND <= upto"),
+    "a second is compared before its end": (
+        "if _end(number) <= self._streams",
+        "if _end(number - 1) <= self._streams",
+    ),
 }
 
 
