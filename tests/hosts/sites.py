@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,7 +18,7 @@ import msgspec
 
 from tests.hosts.cluster import END_S_MAX, Process
 from tests.hosts.network import Host, Network, open_network
-from tests.hosts.site_process import ProducerOrder, RegionOrder
+from tests.hosts.site_process import PointOrder, ProducerOrder, RegionOrder, SiteOrder
 from tests.hosts.site_query import JOINED, LATENCIES, LOADS
 from tests.support.polling import until
 
@@ -28,6 +28,7 @@ STORE_PORT, ENTRY_PORT = 9000, 9999
 POINT_PORTS = {LOADS: 7701, LATENCIES: 7702}
 SERVERS, INTERVAL_S = 3, 0.1
 """Servers that are measured, and the time between two readings of each."""
+ALL = tuple(f"s{number}" for number in range(SERVERS))
 ARRIVE_S_MAX = 60.0
 DOS = (sys.executable, "-m", "dos_cli")
 PROGRAM = (sys.executable, "-m", "tests.hosts.site_process")
@@ -97,9 +98,7 @@ class Sites:
         self.entry = "dos://" + ",".join(f"{host.address}:{ENTRY_PORT}" for host in self.sites)
         self.stores = {host.name: f"dos://{host.address}:{STORE_PORT}" for host in self.sites}
         self.processes: list[Process] = []
-        self.sent: Counter[tuple[str, int]] = Counter()
-        """The readings of both kinds that were sent, by (server, round)."""
-        self._rounds = 0
+        self._shown: dict[str, list[Pair]] = {}
         self._programs: list[Program] = []
 
     @property
@@ -122,6 +121,7 @@ class Sites:
             for started in [pool.submit(self.start_site, host) for host in self.sites]:
                 started.result()
             self.reader = reader.result()
+        self.start_producers()
 
     def start_servers(self, host: Host) -> None:
         """Start both servers of a site, on their disks if they have been there before."""
@@ -132,24 +132,26 @@ class Sites:
 
     def start_site(self, host: Host) -> None:
         """Start the entry points and the regions of a site, whose servers run."""
-        for handle, port in POINT_PORTS.items():
-            peers = ",".join(f"{other.address}:{port}" for other in self.sites if other is not host)
-            where = ("--site", host.name, "--listen", f"{host.address}:{port}", "--insecure")
-            serve = (*DOS, "input", "serve", self.entry, handle, handle, *where, "--peers", peers)
-            self._start(host, f"{handle}-point", "records input", *serve, "--marks-every", "0.1")
-        if orders := self.orders(host):
-            order = msgspec.json.encode(orders).decode()
-            self._start(host, "regions", '"started"', *PROGRAM, "regions", order)
+        points = [
+            PointOrder(
+                handle,
+                host.address,
+                port,
+                [f"{other.address}:{port}" for other in self.sites if other is not host],
+            )
+            for handle, port in POINT_PORTS.items()
+        ]
+        order = SiteOrder(host.name, self.entry, points, self.regions(host))
+        self._start(host, "site", '"started"', *PROGRAM, "site", msgspec.json.encode(order).decode())
 
-    def orders(self, host: Host) -> list[RegionOrder]:
+    def regions(self, host: Host) -> list[RegionOrder]:
         """Replicas are at a and b; at c is the exit, and one that reads only the replica at a."""
         stores = {name: url for name, url in self.stores.items() if name != self.exit.name}
         if host is not self.exit:
             found = [(name, stores) for name in (LOADS, LATENCIES, JOINED)]
         else:
             found = [("board", stores), ("alone", {"a": stores["a"]})]
-        own = self.stores[host.name]
-        return [RegionOrder(name, own, self.entry, sites) for name, sites in found]
+        return [RegionOrder(name, self.stores[host.name], sites) for name, sites in found]
 
     def _start(self, host: Host, name: str, ready: str, *arguments: str) -> None:
         self.processes.append(Process(host, self.folder / f"{name}-{host.name}.log", ready, *arguments))
@@ -161,24 +163,16 @@ class Sites:
 
     # --- rows ---------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def sending(self) -> Iterator[None]:
-        """Send readings during the block. All are recorded after it."""
+    def start_producers(self) -> None:
         points = {
             handle: [f"{host.address}:{port}" for host in self.sites] for handle, port in POINT_PORTS.items()
         }
-        order = ProducerOrder(SERVERS, points, self._rounds, INTERVAL_S)
-        program = self._program(self.meters, "producers", msgspec.json.encode(order).decode())
-        yield
-        ends = program.finish()["ends"]
-        for server in range(SERVERS):
-            rounds = min(ends[f"{handle}-{server}"] for handle in POINT_PORTS)
-            self.sent.update((f"s{server}", number) for number in range(self._rounds, rounds))
-        self._rounds = max(ends.values())
+        order = msgspec.json.encode(ProducerOrder(SERVERS, points, INTERVAL_S)).decode()
+        self.producers = self._program(self.meters, "producers", order)
 
     def shown(self, region: str = "board") -> list[Pair]:
-        """Return the rows of an exit."""
-        found = []
+        """Return the rows of an exit so far."""
+        found = self._shown.setdefault(region, [])
         for step_ms, *values in self.reader.ask(region)["rows"]:
             at = dict(zip(COLUMNS, values, strict=True))
             sent_us = max(int(at["sent_us"]), int(at["sent_us_right"]))
@@ -186,18 +180,20 @@ class Sites:
             found.append(pair)
         return found
 
-    def all_arrive(self, region: str = "board") -> list[Pair]:
-        """Wait until an exit has all pairs that were sent; return its rows, which are no others."""
+    def reach(self, round: int, servers: Sequence[str] = ALL, region: str = "board") -> list[Pair]:
+        """Wait until an exit has all rounds below `round` of these servers, each once. Return its rows."""
 
-        def complete() -> bool:
-            nonlocal found
-            found = self.shown(region)
-            return len(found) >= self.sent.total()
+        def reached() -> bool:
+            found = Counter((pair.server, pair.round) for pair in self.shown(region))
+            assert not found or max(found.values()) == 1, f"doubled: {found.most_common(3)}"
+            return all(found[server, number] for server in servers for number in range(round))
 
-        found: list[Pair] = []
-        until(complete, f"{self.sent.total()} pairs at {region}", ARRIVE_S_MAX)
-        assert Counter((pair.server, pair.round) for pair in found) == self.sent, "lost or doubled rows"
-        return found
+        until(reached, f"{region} has {round} rounds of {servers}", ARRIVE_S_MAX)
+        return self.shown(region)
+
+    def next_round(self, region: str = "board") -> int:
+        """Return the round after the last one of an exit."""
+        return max((pair.round for pair in self.shown(region)), default=-1) + 1
 
     def close(self) -> None:
         for host in self.network.hosts.values():
