@@ -29,7 +29,7 @@ from dos_client import Store, open_store
 from tests.hosts.site_query import GRAPHS, READING
 
 CHECKPOINT_INTERVAL_S = 1.0
-MARKS_EVERY_US = 500_000
+MARKS_EVERY_US = 1_000_000
 
 
 class RegionOrder(msgspec.Struct, frozen=True):

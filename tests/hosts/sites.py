@@ -26,7 +26,7 @@ DELAY_S = 0.005
 ROUND_TRIP_S = 4 * DELAY_S
 STORE_PORT, ENTRY_PORT = 9000, 9999
 POINT_PORTS = {LOADS: 7701, LATENCIES: 7702}
-SERVERS, INTERVAL_S = 3, 0.1
+SERVERS, INTERVAL_S = 3, 0.25
 """Servers that are measured, and the time between two readings of each."""
 ALL = tuple(f"s{number}" for number in range(SERVERS))
 ARRIVE_S_MAX = 60.0
@@ -180,20 +180,45 @@ class Sites:
             found.append(pair)
         return found
 
-    def reach(self, round: int, servers: Sequence[str] = ALL, region: str = "board") -> list[Pair]:
-        """Wait until an exit has all rounds below `round` of these servers, each once. Return its rows."""
+    def reach(self, sent_s: float, servers: Sequence[str] = ALL, region: str = "board") -> list[Pair]:
+        """Wait until an exit has rows of these servers that were sent at `sent_s` or later, and all before
+        them. Return its rows, of which none is there twice.
+        """
 
         def reached() -> bool:
-            found = Counter((pair.server, pair.round) for pair in self.shown(region))
+            rows = self.shown(region)
+            found = Counter((pair.server, pair.round) for pair in rows)
             assert not found or max(found.values()) == 1, f"doubled: {found.most_common(3)}"
-            return all(found[server, number] for server in servers for number in range(round))
+            last = {name: max((row for row in rows if row.server == name), default=None) for name in servers}
+            return all(
+                row is not None
+                and row.sent_s >= sent_s
+                and all(found[name, number] for number in range(row.round))
+                for name, row in last.items()
+            )
 
-        until(reached, f"{region} has {round} rounds of {servers}", ARRIVE_S_MAX)
+        until(reached, f"{region} has what {servers} have sent", ARRIVE_S_MAX)
         return self.shown(region)
 
-    def next_round(self, region: str = "board") -> int:
-        """Return the round after the last one of an exit."""
-        return max((pair.round for pair in self.shown(region)), default=-1) + 1
+    def finish(self) -> int:
+        """Let the producers end. Return the number of rounds that each has sent."""
+        rounds: int = self.producers.finish()["rounds"]
+        return rounds
+
+    def kill(self, host: Host) -> None:
+        """Kill all processes of a site."""
+        host.signal_all("KILL")
+
+    def restart(self, host: Host) -> None:
+        """Start a site again, on its disks."""
+        self.start_servers(host)
+        self.start_site(host)
+
+    def run_whole(self) -> None:
+        """Run the query without replicas, over the same rows, in the store of the exit."""
+        region = RegionOrder("whole", self.stores[self.exit.name], {})
+        order = msgspec.json.encode(SiteOrder("exit", self.entry, [], [region])).decode()
+        self._start(self.exit, "whole", '"started"', *PROGRAM, "site", order)
 
     def close(self) -> None:
         for host in self.network.hosts.values():
