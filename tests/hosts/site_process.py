@@ -26,22 +26,23 @@ from dataflow.handle import RegionHandle
 from dataflow.local import run_local
 from dataflow.outputs import read_output
 from dos_client import Store, open_store
-from tests.hosts.site_query import GRAPHS, READING
+from tests.hosts.site_query import GRAPHS, READING, READINGS
 
 CHECKPOINT_INTERVAL_S = 1.0
 MARKS_EVERY_US = 1_000_000
 
 
 class RegionOrder(msgspec.Struct, frozen=True):
-    """A region to run. sites: site -> URL of the stores that it reads."""
+    """A region to run. graph: a name in `GRAPHS`. sites: site -> URL of the stores that it reads."""
 
     name: str
+    graph: str
     store: str
     sites: dict[str, str]
 
 
 class PointOrder(msgspec.Struct, frozen=True):
-    """The entry point of a handle, whose application has its name."""
+    """The entry point of a handle."""
 
     handle: str
     host: str
@@ -79,7 +80,7 @@ async def run_site(order: SiteOrder) -> None:
         for point in order.points:
             serve = partial(serve_entry, host=point.host, port=point.port)
             options = EntryOptions(order.name, point.peers, settings)
-            await nursery.start(serve, store, point.handle, point.handle, options)
+            await nursery.start(serve, store, READINGS, point.handle, options)
         for region in order.regions:
             handle = await trio.to_thread.run_sync(start_region, region, order.entry)
             nursery.start_soon(report_end, region.name, handle)
@@ -88,7 +89,7 @@ async def run_site(order: SiteOrder) -> None:
 
 def start_region(order: RegionOrder, entry: str) -> RegionHandle:
     handle = run_local(
-        GRAPHS[order.name](order.name, entry, order.sites),
+        GRAPHS[order.graph](entry, order.sites),
         name=order.name,
         workers=1,
         store=order.store,
@@ -118,7 +119,7 @@ async def send_readings(order: ProducerOrder) -> None:
         addresses = order.points[handle]
         near = server % len(addresses)
         points = EntryPoints(",".join(addresses[near:] + addresses[:near]))
-        async with open_producer(points, handle, handle, f"{handle}-{server}", READING) as producer:
+        async with open_producer(points, READINGS, handle, f"{handle}-{server}", READING) as producer:
             opened += 1
             if opened == order.servers * len(order.points):
                 start.set()

@@ -10,7 +10,10 @@ from typing import Final
 
 from dataflow import Graph, InputSource, LogSink, MergedLogSource, Stream
 
-LOADS, LATENCIES, JOINED = "loads", "latencies", "joined"
+READINGS, JOINED = "readings", "joined"
+"""The regions. The handles belong to the first one, so entry points serve its name as the application."""
+BOARD, WHOLE = "board", "whole"
+HANDLES = ("loads", "latencies")
 READING: Final = "server string, round bigint, sent_us bigint, value double"
 """What a producer sends; entry points add the time."""
 ROWS: Final = f"at timestamp, {READING}"
@@ -23,30 +26,29 @@ Stores = Mapping[str, str]
 """Site -> URL of its store."""
 
 
-def readings(handle: str, entry: str, _: Stores) -> Graph:
-    """The rows of all producers of a handle."""
-    graph = Graph(handle)
-    rows = _union(_entered(graph, handle, entry))
-    rows.sink("out", LogSink(publish="step", time="at"))
+def readings(entry: str, _: Stores) -> Graph:
+    """All rows of each handle: its union, with the rows of all producers in the order of their marks."""
+    graph = Graph(READINGS)
+    for handle, rows in _entered(graph, entry).items():
+        rows.sink(f"{handle}_out", LogSink(publish="step", time="at"))
     return graph
 
 
-def _entered(graph: Graph, handle: str, entry: str) -> Stream:
-    source = graph.source(handle, InputSource(handle, ROWS, entry=entry))
-    return source.event_time(f"{handle}_timed", "at", marks=True)
+def _entered(graph: Graph, entry: str) -> dict[str, Stream]:
+    found = {}
+    for handle in HANDLES:
+        source = graph.source(handle, InputSource(handle, ROWS, entry=entry))
+        found[handle] = source.event_time(f"{handle}_timed", "at", marks=True)
+    return found
 
 
-def _union(rows: Stream) -> Stream:
-    return rows
-
-
-def joined(_: str, __: str, sites: Stores) -> Graph:
-    """Pairs of readings, from the replicas of both regions."""
+def joined(_: str, sites: Stores) -> Graph:
+    """Pairs of readings, from the replicas of both unions."""
     graph = Graph(JOINED)
     both = []
-    for region in (LOADS, LATENCIES):
-        source = graph.source(region, MergedLogSource("out", ROWS, region=region, sites=sites))
-        both.append(source.event_time(f"{region}_timed", "at", marks=True))
+    for handle in HANDLES:
+        source = graph.source(handle, MergedLogSource(f"{handle}_out", ROWS, region=READINGS, sites=sites))
+        both.append(source.event_time(f"{handle}_timed", "at", marks=True))
     _join(*both).sink("out", LogSink(publish="step", time=TIMES))
     return graph
 
@@ -57,30 +59,27 @@ def _join(loads: Stream, latencies: Stream) -> Stream:
     return left.join("pairs", right, times=("at", "at"), within=WITHIN)
 
 
-def board(_: str, __: str, sites: Stores) -> Graph:
+def board(_: str, sites: Stores) -> Graph:
     """The exit: each pair once."""
-    graph = Graph("board")
+    graph = Graph(BOARD)
     source = MergedLogSource("out", PAIRS, region=JOINED, sites=sites, time=TIMES, compare="all")
     graph.source("merged", source).sink("out", LogSink(publish="step"))
     return graph
 
 
-def whole_query(_: str, entry: str, __: Stores) -> Graph:
+def whole_query(entry: str, _: Stores) -> Graph:
     """The query without replicas."""
-    graph = Graph("whole")
-    loads, latencies = (_union(_entered(graph, handle, entry)) for handle in (LOADS, LATENCIES))
-    _join(loads, latencies).sink("out", LogSink(publish="step"))
+    graph = Graph(WHOLE)
+    _join(*_entered(graph, entry).values()).sink("out", LogSink(publish="step"))
     return graph
 
 
-GRAPHS: Final[dict[str, Callable[[str, str, Stores], Graph]]] = {
-    LOADS: readings,
-    LATENCIES: readings,
+GRAPHS: Final[dict[str, Callable[[str, Stores], Graph]]] = {
+    READINGS: readings,
     JOINED: joined,
-    "board": board,
-    "alone": board,
-    "whole": whole_query,
+    BOARD: board,
+    WHOLE: whole_query,
 }
-"""Region -> the function that returns its graph, from its name, the entry store and the stores of the sites
-that it reads.
+"""Name -> the function that returns the graph, from the entry store and the stores of the sites that it
+reads.
 """

@@ -19,13 +19,13 @@ import msgspec
 from tests.hosts.cluster import END_S_MAX, Process
 from tests.hosts.network import Host, Network, open_network
 from tests.hosts.site_process import PointOrder, ProducerOrder, RegionOrder, SiteOrder
-from tests.hosts.site_query import JOINED, LATENCIES, LOADS
+from tests.hosts.site_query import BOARD, HANDLES, JOINED, READINGS, WHOLE
 from tests.support.polling import until
 
 DELAY_S = 0.005
 ROUND_TRIP_S = 4 * DELAY_S
 STORE_PORT, ENTRY_PORT = 9000, 9999
-POINT_PORTS = {LOADS: 7701, LATENCIES: 7702}
+POINT_PORTS = dict(zip(HANDLES, (7701, 7702), strict=True))
 SERVERS, INTERVAL_S = 3, 0.25
 """Servers that are measured, and the time between two readings of each."""
 ALL = tuple(f"s{number}" for number in range(SERVERS))
@@ -148,10 +148,10 @@ class Sites:
         """Replicas are at a and b; at c is the exit, and one that reads only the replica at a."""
         stores = {name: url for name, url in self.stores.items() if name != self.exit.name}
         if host is not self.exit:
-            found = [(name, stores) for name in (LOADS, LATENCIES, JOINED)]
+            found = [(name, name, stores) for name in (READINGS, JOINED)]
         else:
-            found = [("board", stores), ("alone", {"a": stores["a"]})]
-        return [RegionOrder(name, self.stores[host.name], sites) for name, sites in found]
+            found = [("board", BOARD, stores), ("alone", BOARD, {"a": stores["a"]})]
+        return [RegionOrder(name, graph, self.stores[host.name], sites) for name, graph, sites in found]
 
     def _start(self, host: Host, name: str, ready: str, *arguments: str) -> None:
         self.processes.append(Process(host, self.folder / f"{name}-{host.name}.log", ready, *arguments))
@@ -205,18 +205,14 @@ class Sites:
         rounds: int = self.producers.finish()["rounds"]
         return rounds
 
-    def kill(self, host: Host) -> None:
-        """Kill all processes of a site."""
-        host.signal_all("KILL")
-
     def restart(self, host: Host) -> None:
         """Start a site again, on its disks."""
         self.start_servers(host)
         self.start_site(host)
 
     def run_whole(self) -> None:
-        """Run the query without replicas, over the same rows, in the store of the exit."""
-        region = RegionOrder("whole", self.stores[self.exit.name], {})
+        """Run the query without replicas, over the same rows, as region READINGS of the exit's store."""
+        region = RegionOrder(READINGS, WHOLE, self.stores[self.exit.name], {})
         order = msgspec.json.encode(SiteOrder("exit", self.entry, [], [region])).decode()
         self._start(self.exit, "whole", '"started"', *PROGRAM, "site", order)
 
