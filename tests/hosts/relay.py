@@ -4,7 +4,8 @@ python -m tests.hosts.relay DEVICE DEVICE DELAY_S LOSS
 
 Creates both devices in its network namespace, prints a line, and passes each Ethernet frame that one of them
 sends to the other, DELAY_S seconds later; a fraction LOSS of them is lost. A line "DELAY_S LOSS" on standard
-input changes both. The devices vanish with the process. The kernel has a queue that does this (netem), but not every kernel is built with it.
+input changes both. The devices vanish with the process. The kernel has a queue that does this (netem), but
+not every kernel is built with it.
 """
 
 import fcntl

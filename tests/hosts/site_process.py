@@ -154,7 +154,9 @@ async def answer_reads(url: str) -> None:
 
 
 async def new_rows(store: Store, region: str, steps: dict[str, int]) -> AsyncIterator[list[Any]]:
-    """Yield the rows of the steps after the one in `steps`, each after the time of its step in milliseconds."""
+    """Yield the rows of the steps after the one in `steps`. The first value is the time of the step in
+    milliseconds.
+    """
     with suppress(NoOutputError):
         async for step in read_output(store, region, "out", after_step=steps.get(region, 0)):
             steps[region] = step.step

@@ -17,9 +17,7 @@ HANDLES = ("loads", "latencies")
 READING: Final = "server string, round bigint, sent_us bigint, value double"
 """What a producer sends; entry points add the time."""
 ROWS: Final = f"at timestamp, {READING}"
-PAIRS: Final = (
-    f"{ROWS}, at_right timestamp, sent_us_right bigint, value_right double"  # the join's columns
-)
+PAIRS: Final = f"{ROWS}, at_right timestamp, sent_us_right bigint, value_right double"  # the join's columns
 TIMES: Final = ("at", "at_right")
 WITHIN = timedelta(minutes=1)
 Stores = Mapping[str, str]
