@@ -77,7 +77,9 @@ def _mark_problems(nodes: Sequence[NodeSpec], specs: Sequence[OperatorSpec], ind
             problems.append(
                 f"event_time {nodes[index].name!r} takes its watermark from marks, and source"
                 f" {nodes[above].name!r} has none for column {spec.column!r}; read it with"
-                f" InputSource(..., entry='dos://...', time={spec.column!r}), or pass lateness instead"
+                f" InputSource(..., entry='dos://...', time={spec.column!r}), or pass lateness instead; a"
+                " merged log has marks for a time of one column: before the sink of its replicas, compute the"
+                " latest of several"
             )
     return problems
 

@@ -9,7 +9,7 @@ import pytest
 from checkpoint.core.divisions import Division
 from checkpoint.core.inputs import InputPiece, OriginMark
 from checkpoint.errors import EntryRefusedError
-from dataflow import CallSink, Graph, GraphError, InputSource, SchemaError
+from dataflow import CallSink, Graph, GraphError, InputSource, MergedLogSource, SchemaError
 from dataflow.core.event_time import END, IDLE, UNKNOWN, InputMarks, SourceTime
 from dataflow.worker.failures import failure_of
 from tests.dataflow.fed_circuit import EPOCH, FedCircuit, a_piece, row
@@ -80,6 +80,12 @@ def test_marks_need_a_source_that_is_marked() -> None:
     rows.event_time("timed", "at", marks=True).sink("out", CallSink(print))
     with pytest.raises(GraphError, match="source 'rows' has none for column 'at'"):
         graph.plan()
+    two_times = f"{SCHEMA}, at_right timestamp"
+    latest = MergedLogSource("out", two_times, region="r", sites={"a": ENTRY}, time=("at", "at_right"))
+    graph = Graph("g")
+    graph.source("pairs", latest).event_time("timed", "at", marks=True).sink("out", CallSink(print))
+    with pytest.raises(GraphError, match="'pairs' has none for column 'at'"):
+        graph.plan()  # otherwise a pair whose first time is below the mark would be late
     with pytest.raises(SchemaError, match="time column 'when' does not exist"):
         InputSource("rows", SCHEMA, entry=ENTRY, time="when")
     with pytest.raises(SchemaError, match="exactly one of"):

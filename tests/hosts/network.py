@@ -205,13 +205,17 @@ class Network:
 
     def unplug(self, host: Host) -> None:
         """Pull the cables of a host: nothing arrives there or leaves, and no connection is reset."""
-        for port in host.ports:
+        for port in self._cables(host):
             self._switch.ip("link", "set", port, "down")
 
     def plug(self, host: Host) -> None:
         """Put the cables of a host back."""
-        for port in host.ports:
+        for port in self._cables(host):
             self._switch.ip("link", "set", port, "up")
+
+    def _cables(self, host: Host) -> list[str]:
+        slow = [near for near in self._relays if near.endswith(f"-{host.name}")]
+        return [*host.ports, *slow]
 
     def drop(self, sources: Sequence[Host], target: Host) -> None:
         """Lose every packet from `sources` to `target`: a partition in one direction."""
@@ -259,16 +263,22 @@ class Network:
     def slow_down(self, host: Host, *, delay_s: float, loss: float) -> None:
         """Delay every packet between a host and the others, in each direction, and lose a fraction.
 
-        The addresses of the host move to slow interfaces (`relay.py`), so its connections survive.
+        The addresses of the host move to slow interfaces (`relay.py`), so its connections survive. A host
+        that is slow already gets the new values.
         """
         for number, bridge in enumerate(BRIDGES):
             near, far = f"q{number}-{host.name}", f"slow{number}"
             if near in self._relays:
-                return
+                stdin = self._relays[near].stdin
+                assert stdin is not None
+                stdin.write(f"{delay_s} {loss}\n")
+                stdin.flush()
+                continue
             relay = subprocess.Popen(
                 self._switch.command(
                     sys.executable, "-m", "tests.hosts.relay", near, far, str(delay_s), str(loss)
                 ),
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -286,9 +296,8 @@ class Network:
                 host.ip("address", "replace", f"{host.address6}/64", "dev", far, "nodad")
 
     def _end_relays(self) -> None:
-        for near, relay in self._relays.items():
-            self._switch.run("pkill", "--full", f"tests.hosts.relay {near} ")
-            relay.communicate(timeout=COMMAND_S_MAX)
+        for relay in self._relays.values():
+            relay.communicate(timeout=COMMAND_S_MAX)  # closes its standard input, so it ends
         if self._relays:
             for host in self.hosts.values():
                 if not host.ended:

@@ -3,8 +3,9 @@
 python -m tests.hosts.relay DEVICE DEVICE DELAY_S LOSS
 
 Creates both devices in its network namespace, prints a line, and passes each Ethernet frame that one of them
-sends to the other, DELAY_S seconds later; a fraction LOSS of them is lost. The devices vanish with the
-process. The kernel has a queue that does this (netem), but not every kernel is built with it.
+sends to the other, DELAY_S seconds later; a fraction LOSS of them is lost. A line "DELAY_S LOSS" on standard
+input changes both. The devices vanish with the process. The kernel has a queue that does this (netem), but
+not every kernel is built with it.
 """
 
 import fcntl
@@ -31,16 +32,25 @@ def open_tap(name: str) -> int:
 
 
 def relay(ends: tuple[int, int], delay_s: float, loss: float) -> None:
-    """Pass frames between two devices until the process is ended."""
+    """Pass frames between two devices until standard input is closed."""
     waiting: list[tuple[float, int, int, bytes]] = []
     count = 0
     with selectors.DefaultSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
         for end, other in (ends, ends[::-1]):
             selector.register(end, selectors.EVENT_READ, other)
         while True:
             timeout = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
             for key, _ in selector.select(timeout):
-                frame = os.read(key.fd, FRAME_BYTES_MAX)
+                if key.fileobj is sys.stdin:
+                    if not (line := sys.stdin.readline()):
+                        return
+                    delay_s, loss = map(float, line.split())
+                    continue
+                try:
+                    frame = os.read(key.fd, FRAME_BYTES_MAX)
+                except OSError:
+                    return  # the host has ended, and the device with it
                 count += 1
                 if random.random() >= loss and len(waiting) < WAITING_FRAMES_MAX:
                     heapq.heappush(waiting, (time.monotonic() + delay_s, count, key.data, frame))
