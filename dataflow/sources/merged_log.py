@@ -37,7 +37,7 @@ class MergedLogSource(PrefetchedSource):
 
     schema: the columns of its rows. region: the region of the sink, which has this name at each site. sites:
     site -> URL of its store. time: the column with the event time, or several, of which the latest counts, as
-    in `LogSink(time=...)`; with one, use `event_time(..., marks=True)`. compare: compares the rows of replicas,
+    in `LogSink(time=...)`; with one, use `event_time(..., marks=True)`. compare: compares rows of replicas,
     "all", or one second of event time in n; "off" compares none. on_missing: what follows if no replica that
     can be reached has all rows: "wait", or "accept", which continues without them. on_difference: what
     follows if replicas give different rows, or run different graphs: "stop", which fails the region, or
