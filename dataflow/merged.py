@@ -41,7 +41,7 @@ class MergedBatch:
     """Rows that were passed, and what to commit with them. table: None without rows.
 
     mark_us: every later row has a later time, in microseconds since 1970; 2^63 - 1 after the last row, and
-    -2^63 before anything is known. token: where a reader continues after this batch. It has about 100 bytes,
+    -2^63 before anything is known. token: where a reader continues after this batch. It has about 40 bytes,
     and 32 bytes for each different row above the mark.
     """
 
