@@ -43,7 +43,7 @@ class MergedLogSource(PrefetchedSource):
     site -> URL of its store. time: the column with the event time, or several, of which the latest counts, as
     in `LogSink(time=...)`; with one, use `event_time(..., marks=True)` below. compare: compares the rows of
     replicas, "all", or one second of event time in n; "off" compares none. on_missing: what follows if no
-    replica that can be reached has all rows: "wait", or "accept", which goes on without them.
+    replica that can be reached has all rows: "wait", or "accept", which continues without them.
 
     Raises BadNameError, SchemaError.
     """
