@@ -12,8 +12,10 @@ from dataflow.core import duplicate_filter
 from sites.core.deployment import Deployment, RegionReplica, StreamReplica
 from sites.core.planning import make_plan
 from tests.sites.simulation import engine
+from tests.sites.simulation import entry as entry_module
 from tests.sites.simulation.__main__ import app
 from tests.sites.simulation.engine import Options, simulate
+from tests.sites.simulation.entry import EntryStore, entry_members
 from tests.sites.simulation.flow import Activity, FilterError, Flow, by_arithmetic, by_filter
 from tests.sites.simulation.generator import Generator
 from tests.sites.simulation.network import Network
@@ -57,6 +59,50 @@ def test_filters_pass_each_row_once_when_the_first_replica_has_it(network: Netwo
     for one in deployment.exits():
         assert np.isfinite(passed.ready[one]).all(), "no row is lost"
         assert passed.ready[one].shape == (12, len(rows_of(one.node, SERVERS)) + 1)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_entry_points_record_passes_the_filters_once(network: Network, seed: int) -> None:
+    description = describe(network, seed, 2, distance_ms=5.0)
+    deployment = Deployment(description, make_plan(description).replicas)
+    entry = EntryStore(network, entry_members(description, 3), seed)
+    flow = Flow(network, deployment, entry)
+    rounds = np.arange(12) * INTERVAL_S
+    passed = flow.run(rounds, {one: Activity() for one in deployment.streams()}, by_filter)
+    for one in deployment.exits():
+        rows, marks = passed.ready[one][:, :-1], passed.ready[one][:, -1]
+        assert np.isfinite(passed.ready[one]).all(), "no row is lost"
+        assert (rows.max(axis=1) <= marks).all(), "a mark comes after its rows"
+
+
+def test_a_reader_sees_what_a_majority_of_the_entry_store_has_told_it(network: Network) -> None:
+    entry = EntryStore(network, entry_members(describe(network, 1, 2), 3), 1)
+    assert len({*entry.members}) == 3
+    source, reader = network.servers[0], network.servers[-1]
+    told = []
+    for member in entry.members:
+        there = network.arrive(network.links([source], member), np.array([50.0]))
+        told += network.arrive(network.links([member], reader), there).tolist()
+    seen = entry.visible([source], reader, np.array([[50.0]]))
+    assert seen.item() == sorted(told)[1]
+
+
+def test_a_row_that_is_seen_before_a_majority_has_it_is_found(network: Network) -> None:
+    broken = planted(entry_module, "[self._majority - 1]", "[0]")["EntryStore"]
+    entry = EntryStore(network, network.servers[:3], 1)
+    early = broken(network, network.servers[:3], 1)
+    sent, reader = np.array([[50.0]]), network.servers[-1]
+    assert early.visible(network.servers[5:6], reader, sent) < entry.visible(
+        network.servers[5:6], reader, sent
+    )
+
+
+def test_an_entry_point_marks_each_row_within_its_interval_and_never_before_it(network: Network) -> None:
+    entry = EntryStore(network, network.servers[:3], 1)
+    rounds = np.arange(20) * INTERVAL_S + 0.4
+    marked = entry.marked(network.servers, rounds) - rounds[:, None]
+    assert (marked > 0).all()
+    assert (marked <= 1.0 + 1e-6).all()
 
 
 BUGS = {

@@ -60,19 +60,26 @@ def main(
     filter_minutes: Annotated[
         float, typer.Option(min=0, help="So long, real filters decide which rows are passed.")
     ] = 5.0,
+    entry_servers: Annotated[
+        int,
+        typer.Option(min=0, max=9, help="Servers of an entry store for the sources; 0: none."),
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each run.")] = False,
 ) -> None:
     """Simulate the paper's application over the network of a trace, and print latencies and costs.
 
     The replicas are placed by the planner of `dos sites plan`, with the delays of the first day as its
     measurements. Rows pass the real filters in the first minutes, and as these would pass them afterwards.
-    Collection and revival are decided by the code that decides them for real replicas.
+    Collection and revival are decided by the code that decides them for real replicas. With --entry-servers,
+    entry points give times and marks with their own code, and readers see what a majority of servers has.
 
     Example: ./run sites-sim --trace month.trace --generate --days 30
 
     Example: ./run sites-sim --trace month.trace --kmax 1,2,3,4 --hours 24
 
     Example: ./run sites-sim --trace month.trace --kmax 3 --collect 0.5 --revive --json
+
+    Example: ./run sites-sim --trace month.trace --hours 24 --entry-servers 3
 
     Exit codes: 0 done; 1 the planner refused a run; 2 usage, or a trace that is invalid.
     """
@@ -88,6 +95,7 @@ def main(
             collect=collect,
             revive=revive,
             filter_s=filter_minutes * 60,
+            entry_servers=entry_servers,
         )
         found = [_run(network, options, count, min(kmin, count), distance_ms) for count in counts]
     except PlanRefusedError as error:

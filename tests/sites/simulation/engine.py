@@ -24,6 +24,7 @@ from sites.core.description import Description
 from sites.core.observed import Observation
 from sites.core.planning import make_plan
 from sites.core.revival import YOUNG_S, apply_revivals, find_revivals
+from tests.sites.simulation.entry import EntryStore, entry_members
 from tests.sites.simulation.flow import Activity, Flow, Flowed, by_arithmetic, by_filter
 from tests.sites.simulation.network import DAY_S, Network, Times
 from tests.sites.simulation.query import INTERVAL_S
@@ -38,7 +39,8 @@ WEIGHTS_KEPT: Final = 0.9
 class Options:
     """hours: None for the whole trace. random: replicas beside the first are at random servers. collect: the
     share of the plan's cost that is theta, None for no collection. filter_s: rows of the first seconds pass
-    through real filters; not with collection or revival.
+    through real filters; not with collection or revival. entry_servers: of the entry store in which entry
+    points record the rows of sources; 0: sources send to their readers, as in the paper.
     """
 
     seed: int = 1
@@ -47,6 +49,7 @@ class Options:
     collect: float | None = None
     revive: bool = False
     filter_s: float = 0.0
+    entry_servers: int = 0
 
 
 @dataclass(slots=True)
@@ -91,10 +94,12 @@ def simulate(
     rounds = np.arange(0.0, hours * 3600, INTERVAL_S)
     run = Run(description, replicas, left_out, cost, rate, cost, np.empty(0), rounds)
     network.load(0)
+    members = entry_members(description, options.entry_servers)
+    flow = Flow(network, deployment, EntryStore(network, members, options.seed) if members else None)
     if options.collect is None and not options.revive:
-        parts = _static(network, deployment, rounds, options)
+        parts = _static(flow, network, deployment, rounds, options)
     else:
-        parts = _managed(network, deployment, rounds, options, run)
+        parts = _managed(flow, network, deployment, rounds, options, run)
     found, done = list[Times](), 0
     for part in parts:
         found.append(part)
@@ -130,9 +135,10 @@ def _latencies(flowed: Flowed, deployment: Deployment, rounds: Times) -> Times:
     return np.concatenate(parts, axis=1)
 
 
-def _static(network: Network, deployment: Deployment, rounds: Times, options: Options) -> Iterator[Times]:
+def _static(
+    flow: Flow, network: Network, deployment: Deployment, rounds: Times, options: Options
+) -> Iterator[Times]:
     streams = {one: Activity() for one in deployment.streams()}
-    flow = Flow(network, deployment)
     days = np.unique(rounds // DAY_S).astype(int).tolist()
     for day in days:
         network.load(day)
@@ -208,10 +214,10 @@ class Manager:
 
 
 def _managed(
-    network: Network, deployment: Deployment, rounds: Times, options: Options, run: Run
+    flow: Flow, network: Network, deployment: Deployment, rounds: Times, options: Options, run: Run
 ) -> Iterator[Times]:
     """Yield the latencies of rounds when they are closed, in order."""
-    flow, manager = Flow(network, deployment), Manager(deployment, options, run)
+    manager = Manager(deployment, options, run)
     opened, ready, day, now, first = np.empty(0), dict[RegionReplica, Times](), 0, 0.0, by_arithmetic
     for begin in range(0, len(rounds), int(STEP_S / INTERVAL_S)):
         fresh = rounds[begin : begin + int(STEP_S / INTERVAL_S)]

@@ -21,6 +21,7 @@ import pyarrow as pa
 from checkpoint.key_hash import hash_rows
 from dataflow.core.duplicate_filter import DuplicateFilter
 from sites.core.deployment import Deployment, RegionReplica, StreamReplica
+from tests.sites.simulation.entry import EntryStore
 from tests.sites.simulation.network import Network, Times
 from tests.sites.simulation.query import INTERVAL_S, KINDS, rows_of
 
@@ -50,10 +51,11 @@ class Flowed:
 
 
 class Flow:
-    """The rows of a deployment over a network."""
+    """The rows of a deployment over a network. entry: where rows are recorded; None: nowhere."""
 
-    def __init__(self, network: Network, deployment: Deployment) -> None:
+    def __init__(self, network: Network, deployment: Deployment, entry: EntryStore | None = None) -> None:
         self._network, self._deployment = network, deployment
+        self._entry = entry
         self._servers = network.servers
 
     def run(
@@ -102,15 +104,23 @@ class Flow:
         """Each source is at one place, so each port has one stream."""
         times = np.full((len(rounds), len(self._servers) + 1), inf)
         inputs = [port[f"{reader.node}-{server}"][0] for server in self._servers]
-        links = self._network.links(self._servers, reader.site)
         since, until = (
             np.array([getattr(streams[one], name) for one in inputs]) for name in ("since", "until")
         )
         sent = np.maximum(rounds[:, None], since)
-        times[:, :-1] = np.where(sent < until, self._network.arrive(links, sent), inf)
-        times[:, -1] = times[:, :-1].max(axis=1)
+        times[:, :-1] = np.where(sent < until, self._arrive(reader, sent), inf)
+        marked = times[:, :-1]
+        if self._entry is not None:
+            marked = self._arrive(reader, np.maximum(self._entry.marked(self._servers, rounds), since))
+        times[:, -1] = np.maximum(marked, times[:, :-1]).max(axis=1)
         found.arrivals |= dict(zip(inputs, times[:, :-1].T, strict=True))
         return times
+
+    def _arrive(self, reader: RegionReplica, sent: Times) -> Times:
+        """Return when a reader has what the sources have at these times."""
+        if self._entry is not None:
+            return self._entry.visible(self._servers, reader.site, sent)
+        return self._network.arrive(self._network.links(self._servers, reader.site), sent)
 
     def _port(
         self,
