@@ -34,7 +34,7 @@ from tests.dataflow.replica_model import COLUMNS, REGION, SINK, ModelRow, Replic
 from tests.shells.trio_run import run_deterministic
 from tests.support.planted_source import planted
 
-SEEDS = 12
+SEEDS = 8
 TOKEN_SEEDS = range(6, 14)
 ACTIONS = 60
 
