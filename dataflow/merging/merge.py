@@ -30,9 +30,9 @@ from dos_protocol.errors import DosError
 
 logger = logging.getLogger("dos.dataflow")
 
-StreamState: TypeAlias = Literal["connecting", "joining", "reading", "detached", "over"]
-"""What the reader of a stream does: it reaches for the store, looks where to begin, reads, has given up
-because of an error, or has read all.
+StreamState: TypeAlias = Literal["connecting", "joining", "reading", "detached"]
+"""What the reader of a stream does: it reaches for the store, looks where to begin, reads, or has given up
+because of an error.
 """
 BUCKET_US: Final = 500_000
 """The width of a bucket of the filter: half of the time between two marks of an entry point."""

@@ -11,10 +11,9 @@ detaches it from the merge, and no other stream; after a while it joins again.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, closing
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, aclosing, closing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, TypeAlias
 
 import msgspec
@@ -87,20 +86,13 @@ class ReplicaStream:
         registration = QueryRegistration(
             StoreHost(store), place, self._consumer, session=randomness.fresh_id().hex(), retain_s=0
         )
-        await self._patiently(partial(registration.begin, {}))
+        await registration.begin({})
         task_status.started()
         while True:
             await trio.sleep(limits.query_publish_s)
             if self._logs:
-                await self._patiently(partial(registration.committed, self._passed_positions()))
-
-    async def _patiently(self, request: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            try:
-                return await request()
-            except _UNAVAILABLE as error:
-                self._merge.leave(self._place.site, "joining", str(error))
-            await trio.sleep(replica_retry_s)
+                with suppress(*_UNAVAILABLE):  # nothing more is deleted then; the next time publishes more
+                    await registration.committed(self._passed_positions())
 
     def _passed_positions(self) -> dict[str, int]:
         """Return log -> the position up to which nothing is needed."""
@@ -129,7 +121,7 @@ class ReplicaStream:
                 if isinstance(first, _MISFIT):
                     self._merge.exclude(site, first)
                     return
-                unreachable = isinstance(first, StoreNotReadyError)
+                unreachable = isinstance(first, (StoreNotReadyError, *_UNAVAILABLE))
                 self._merge.leave(site, "connecting" if unreachable else "detached", str(first))
             await trio.sleep(replica_retry_s)
 

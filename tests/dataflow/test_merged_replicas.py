@@ -19,6 +19,7 @@ from trio.testing import MockClock
 from checkpoint import RetentionRule, input_register, limits
 from checkpoint.chains.consumer_register import change_register
 from checkpoint.chains.input_reading import InputFollower
+from checkpoint.chains.query_registration import QueryRegistration
 from checkpoint.core.consumers import with_rule
 from checkpoint.core.outputs import Publish
 from dataflow import merged
@@ -28,6 +29,7 @@ from dataflow.merging import recording, replica_stream
 from dataflow.merging.merge import StreamStatus
 from dataflow.merging.order import MergeOrder, ReplicaPlace
 from dataflow.merging.recording import PRODUCER, MergeRecorder
+from dos_client import QuorumUnavailableError
 from dos_protocol.errors import ClosedError, DosError, FencedError, errors_in
 from tests.checkpoint.trim_model import PatientHost
 from tests.dataflow.replica_model import COLUMNS, REGION, SINK, ModelRow, ReplicaModel, ReplicaStore
@@ -58,6 +60,7 @@ class Reader:
         self.at, self.digest, self.mark = 0, 0, -1
         self.recorder: MergeRecorder | None = None
         self.over = False
+        self.consumer = ""
 
     async def read(self) -> None:
         """Merge until it is cancelled. Its record is trimmed to the newest bytes."""
@@ -69,7 +72,7 @@ class Reader:
             "board",
             "merged",
             self._order(),
-            consumer="",
+            consumer=self.consumer,
             connect=self._connect_to,
         )
         await self.recorder.run()
@@ -319,12 +322,13 @@ def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     pytest.fail(f"not found: {bug}")
 
 
-async def grow_while_read(layouts: list[int]) -> None:
+async def grow_while_read(layouts: list[int], consumer: str = "") -> None:
     """A replica gets other workers. After each change, its first worker is read before the others write."""
     rows = [ModelRow(10 * number, number) for number in range(200)]
     model = ReplicaModel(rows, random.Random(1))
     await model.open()
     reader = Reader({"a": model}, rows, random.Random(1))
+    reader.consumer = consumer
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reader.read)
         for workers in layouts:
@@ -348,6 +352,23 @@ async def grow_while_read(layouts: list[int]) -> None:
 @pytest.mark.parametrize("layouts", [[2, 1, 2], [1, 3, 1, 2]])
 def test_other_workers_of_a_replica_are_noticed_before_any_mark_counts(layouts: list[int]) -> None:
     trio.run(grow_while_read, layouts, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_replica_that_cannot_take_an_acknowledgement_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    async def registered(_: object, start: object) -> None:
+        asked.append(start)
+
+    async def refused(_: object, splits: object) -> None:
+        asked.append(splits)
+        raise QuorumUnavailableError("too few members")
+
+    monkeypatch.setattr(QueryRegistration, "begin", registered)
+    monkeypatch.setattr(QueryRegistration, "committed", refused)
+    monkeypatch.setattr(limits, "query_publish_s", 0.3)
+    trio.run(grow_while_read, [2, 1], "board", clock=MockClock(autojump_threshold=0))
+    assert len(asked) > 2, "it tried again"
 
 
 def test_a_new_worker_that_is_not_noticed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
