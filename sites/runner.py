@@ -65,7 +65,6 @@ class _Region:
     merged: dict[str, MergedLogSource]
     """Source -> what it merges."""
     meter: ReaderMeter = field(default_factory=ReaderMeter)
-    failure: str = ""
     ended_at: float | None = None
 
     @property
@@ -172,9 +171,9 @@ class _Site:
             specs = graph.plan().specs
             merged = {name: one for name, one in specs.items() if isinstance(one, MergedLogSource)}
             return _Region(context, await trio.to_thread.run_sync(start), merged)
-        except Exception as error:  # of the user's function, or of the region: others run
+        except Exception:  # of the user's function, or of the region: others run
             logger.exception("region %s cannot be started", region)
-            return _Region(context, None, {}, failure=str(error))
+            return _Region(context, None, {})
 
     async def _copy_checkpoint(self, context: ReplicaContext) -> None:
         """Begin a new replica with the checkpoint that the deployment names, if one is named."""

@@ -25,7 +25,7 @@ and about twenty operations on whole arrays.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -76,7 +76,6 @@ class _Stream:
 
     base: int
     marks: dict[str, int | None]
-    passed: int = 0
     taken: int = 0
     ranks: _Counts = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -205,10 +204,6 @@ class DuplicateFilter:
         """Return the mark of a stream: the least of all its logs, None before each has one."""
         return self._streams[stream].mark
 
-    def passed_by(self) -> Mapping[str, int]:
-        """Return stream -> how many rows it gave first since it joined."""
-        return {name: stream.passed for name, stream in self._streams.items()}
-
     def missing(self) -> Missing | None:
         """Return what no stream has, if none is whole; None if there is one, or no stream at all."""
         bases = [stream.base for stream in self._streams.values()]
@@ -244,7 +239,6 @@ class DuplicateFilter:
         for begin, end in pairwise([0, *changes.tolist(), len(rows)]):
             part = rows[begin:end]
             passes[part] = self._buckets[int(buckets[begin])].take(stream, digests[part], ranks)
-        one.passed += int(np.count_nonzero(passes))
         return passes
 
     def _rank_passed(self, stream: str, times: npt.NDArray[np.int64], ranks: _Counts) -> None:
