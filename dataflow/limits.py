@@ -108,7 +108,7 @@ entry_wait_s: Final = 0.05
 """How often a batch that may not be given a time yet is tried again."""
 entry_read_marks_s: Final = 10.0
 """How often the mark of an origin is read from the store if no peer reports it."""
-entry_silence_s: Final = 5.0
+entry_silence_s: Final = 3.0
 """A producer whose entry point answers nothing for this long moves to another one."""
 entry_batch_bytes_max: Final = 64 * MIB
 """A batch for an entry point: it is held in memory until it is recorded."""

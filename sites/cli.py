@@ -20,7 +20,7 @@ from sites.cli_kit import MeasuredFile, described
 from sites.core.description import Description, check
 from sites.core.planning import Plan, make_plan
 from sites.errors import DescriptionError, PlanRefusedError
-from sites.operating_cli import apply, forget, gc, revive, run, status
+from sites.operating_cli import apply, forget, gc, measured, revive, run, status
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -123,6 +123,6 @@ def _ratio(value: float, base: float) -> str:
     return f"{value / base:.2f} times" if base else "as against 0 for"
 
 
-for command in (apply, status, run, gc, revive, forget):
+for command in (apply, status, measured, run, gc, revive, forget):
     app.command()(command)
 fill_help(app)

@@ -25,7 +25,8 @@ MeasuredFile = Annotated[
     Path | None,
     typer.Option(
         "--measured",
-        help="Measured latencies, rates and loads, instead of those in FILE.",
+        help="Use these latencies, rates and loads, and not what the sites report."
+        " An empty file: use those in FILE.",
         metavar="FILE.toml",
     ),
 ]

@@ -5,8 +5,11 @@
 
 Every function reads the deployment and the reports, decides by a core, and records the decision if there is
 one. The decision is made again from what is there when the claim is granted. With `dry_run`, nothing is
-recorded. All raise BadNameError, CorruptDataError, QuorumUnavailableError, and UnsettledStateError while
-another decision is being recorded.
+recorded. What the reports state of latencies, rates and loads replaces the numbers of the description
+(`core/measuring.py`), unless `measure` is false.
+
+All raise BadNameError, CorruptDataError, QuorumUnavailableError, and UnsettledStateError while another
+decision is being recorded.
 """
 
 from collections.abc import Callable
@@ -19,7 +22,8 @@ from sites.core.applying import DeploymentChange, Forgotten, apply_plan, fitting
 from sites.core.collection import Collected, Kept, find_collection
 from sites.core.deployed import Deployed, Situation, check_deployed, collected, decided, revived, situation
 from sites.core.deployment import RegionReplica
-from sites.core.description import Description
+from sites.core.description import Description, Measured, with_measured
+from sites.core.measuring import measured
 from sites.core.observed import ReaderReport, SiteReport
 from sites.core.planning import make_plan
 from sites.core.revival import Revival, find_revival_of, find_revivals
@@ -29,18 +33,22 @@ from sites.records import change_deployed, now_ms, read_deployed, read_reports
 T = TypeVar("T")
 
 
-async def apply(store: Store, description: Description, *, dry_run: bool = False) -> DeploymentChange:
+async def apply(
+    store: Store, description: Description, *, dry_run: bool = False, measure: bool = True
+) -> DeploymentChange:
     """Make the plan, and deploy it. Raises PlanRefusedError, with nothing recorded."""
 
     def decide(now: Situation) -> tuple[Deployed, DeploymentChange]:
-        plan = make_plan(description, now.deployed.forgotten)
+        plan = make_plan(now.deployment.description, now.deployed.forgotten)
         change = apply_plan(now, plan.replicas, now_ms())
         return change.deployed, change
 
-    return await _decided(store, description, decide, dry_run=dry_run, begins=True)
+    return await _decided(store, description, decide, dry_run=dry_run, measure=measure, begins=True)
 
 
-async def collect(store: Store, description: Description, *, dry_run: bool = False) -> Collected | Kept:
+async def collect(
+    store: Store, description: Description, *, dry_run: bool = False, measure: bool = True
+) -> Collected | Kept:
     """Make one collection, if there is one to make. Raises NotDeployedError."""
 
     def decide(now: Situation) -> tuple[Deployed, Collected | Kept]:
@@ -49,11 +57,16 @@ async def collect(store: Store, description: Description, *, dry_run: bool = Fal
             return now.deployed, found
         return collected(now, found, now_ms()), found
 
-    return await _decided(store, description, decide, dry_run=dry_run)
+    return await _decided(store, description, decide, dry_run=dry_run, measure=measure)
 
 
 async def revive(
-    store: Store, description: Description, replica: RegionReplica | None = None, *, dry_run: bool = False
+    store: Store,
+    description: Description,
+    replica: RegionReplica | None = None,
+    *,
+    dry_run: bool = False,
+    measure: bool = True,
 ) -> list[Revival]:
     """Repair every port that is late; those of one replica or exit if it is named. A collected replica that
     is named starts, whatever is late. Revivals with way 0 could not be made.
@@ -65,7 +78,7 @@ async def revive(
         found = _revivals(now, replica)
         return (revived(now, found, now_ms()) if any(one.way for one in found) else now.deployed), found
 
-    return await _decided(store, description, decide, dry_run=dry_run)
+    return await _decided(store, description, decide, dry_run=dry_run, measure=measure)
 
 
 def _revivals(now: Situation, replica: RegionReplica | None) -> list[Revival]:
@@ -105,13 +118,24 @@ async def remember(store: Store, description: Description, site: str) -> None:
 
 
 async def look(
-    store: Store, description: Description
+    store: Store, description: Description, *, measure: bool = True
 ) -> tuple[Situation, list[ReaderReport], list[SiteReport]]:
     """Return the deployment, and the reports about it. Raises NotDeployedError."""
     deployed = await read_deployed(store, description.application)
     check_deployed(description, deployed)
     readers, sites = await read_reports(store, description, deployed)
-    return situation(description, deployed, readers, sites, now_ms()), readers, sites
+    used = _measured(description, readers, sites) if measure else description
+    return situation(used, deployed, readers, sites, now_ms()), readers, sites
+
+
+async def look_at_measured(store: Store, description: Description) -> Measured:
+    """Return what the reports state in place of numbers of the description. Raises NotDeployedError."""
+    _, readers, sites = await look(store, description, measure=False)
+    return measured(description, readers, sites, now_ms())
+
+
+def _measured(description: Description, readers: list[ReaderReport], sites: list[SiteReport]) -> Description:
+    return with_measured(description, measured(description, readers, sites, now_ms()))
 
 
 async def _decided(
@@ -120,6 +144,7 @@ async def _decided(
     decide: Callable[[Situation], tuple[Deployed, T]],
     *,
     dry_run: bool,
+    measure: bool = True,
     begins: bool = False,
 ) -> T:
     """Decide for the present state; if that changes it, do so under the claim. begins: the application need
@@ -127,6 +152,8 @@ async def _decided(
     """
     deployed = await read_deployed(store, description.application)
     readers, sites = await read_reports(store, description, deployed)
+    if measure:
+        description = _measured(description, readers, sites)
 
     def decide_on(present: Deployed) -> tuple[Deployed, T]:
         fits = fitting(description, present) if begins else present

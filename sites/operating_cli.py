@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import trio
 import typer
 
@@ -31,6 +32,7 @@ from sites.core.applying import DeploymentChange
 from sites.core.collection import Collected, Kept
 from sites.core.deployment import StreamReplica
 from sites.core.description import Description
+from sites.core.measuring import toml_of
 from sites.core.revival import Revival
 from sites.core.status import status_of
 
@@ -62,7 +64,10 @@ def apply(
     3 too few servers of the entry store answer.
     """
     change = in_entry_store(
-        file, token_file, lambda store, one: deploying.apply(store, one, dry_run=dry_run), measured
+        file,
+        token_file,
+        lambda store, one: deploying.apply(store, one, dry_run=dry_run, measure=measured is None),
+        measured,
     )
     if as_json:
         print_json(
@@ -106,7 +111,12 @@ def status(
     Exit codes: 0 shown; 1 the application is not deployed; 2 usage, or an invalid description; 3 too few
     servers of the entry store answer.
     """
-    now, readers, sites = in_entry_store(file, token_file, deploying.look, measured)
+    now, readers, sites = in_entry_store(
+        file,
+        token_file,
+        lambda store, one: deploying.look(store, one, measure=measured is None),
+        measured,
+    )
     found = status_of(now, readers, sites)
     if as_json:
         print_json(found)
@@ -122,6 +132,24 @@ def status(
         print(f"last decision: {found['decisions'][-1]['text']}")
     for site in found["forgotten"]:
         warn(f"site {site} was forgotten: no replica is placed there")
+
+
+def measured(file: File, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+    """Print the latencies, rates and loads that the sites and readers have measured in the last 5 minutes.
+
+    They are what `apply`, `gc`, `revive` and `status` use in place of the numbers in FILE. The output is
+    TOML, for `--measured` of `dos sites plan`. What nobody has measured is left out.
+
+    Example: dos sites measured application.toml > measured.toml
+
+    Exit codes: 0 printed; 1 the application is not deployed; 2 usage, or an invalid description; 3 too few
+    servers of the entry store answer.
+    """
+    found = in_entry_store(file, token_file, deploying.look_at_measured)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    print(toml_of(found), end="")
 
 
 def _row(one: dict[str, Any]) -> tuple[Any, ...]:
@@ -161,7 +189,8 @@ def gc(
 
     async def work(store: Store, description: Description) -> None:
         async def once() -> None:
-            _print_collection(await deploying.collect(store, description, dry_run=dry_run), as_json)
+            found = await deploying.collect(store, description, dry_run=dry_run, measure=measured is None)
+            _print_collection(found, as_json)
 
         await _repeat(every, once)
 
@@ -221,7 +250,9 @@ def revive(
 
     async def work(store: Store, description: Description) -> None:
         async def once() -> None:
-            found = await deploying.revive(store, description, named, dry_run=dry_run)
+            found = await deploying.revive(
+                store, description, named, dry_run=dry_run, measure=measured is None
+            )
             _print_revivals(found, as_json)
             failed[:] = [one for one in found if not one.way]
 

@@ -7,7 +7,7 @@ I/O; `core/deployed.py` and `core/observed.py` have the meaning.
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -170,6 +170,8 @@ class ReaderReporter:
         mark: int | None,
         moved_s: float | None,
         restorable: bool = False,
+        load: float | None = None,
+        rates: Mapping[str, float] | None = None,
     ) -> None:
         """Write a report. streams: `ranks` is what each gave since the call before; see `ReaderReport`.
 
@@ -183,6 +185,8 @@ class ReaderReporter:
             mark=mark,
             moved_s=moved_s,
             restorable=restorable,
+            load=load,
+            rates=dict(rates or {}),
             streams=tuple(msgspec.structs.replace(one, ranks=ranks[one.sender]) for one in listed),
         )
         try:

@@ -16,6 +16,7 @@ This is the only file of the package that imports `dataflow` and `checkpoint`.
 
 import importlib
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,15 +30,18 @@ from dataflow.graph.parts import parts_of
 from dataflow.local import run_local
 from dataflow.merging.order import ReplicaPlace
 from dataflow.merging.replica_stream import withdraw
+from dataflow.sources.inputs import InputSource
 from dataflow.sources.merged_log import MergedLogSource
 from dos_client import Store, open_store
 from dos_protocol.errors import DosError
 from sites.core.deployed import Deployed
 from sites.core.description import Description, FixedPlace, ReplicatedRegion
+from sites.core.measuring import LinkMeter, Usage, UsageMeter
 from sites.core.observed import REPORT_S, SiteReport
-from sites.core.reader_reports import ReaderMeter, SourceCounters, passed_mark
+from sites.core.reader_reports import ReaderMeter, SourceCounters, bytes_of, passed_mark
 from sites.core.site_work import ReplicaContext, StartedReplica, contexts_at, steps
 from sites.errors import GraphRefusedError
+from sites.probing import probe_links
 from sites.records import ReaderReporter, now_ms, read_deployed, write_report
 
 logger: Final = logging.getLogger("dos.sites")
@@ -64,21 +68,41 @@ class _Region:
     handle: StartedRegion | None
     merged: dict[str, MergedLogSource]
     """Source -> what it merges."""
+    inputs: dict[str, str]
+    """Source -> the input handle that it reads."""
     meter: ReaderMeter = field(default_factory=ReaderMeter)
+    usage: UsageMeter = field(default_factory=UsageMeter)
+    load: float = 0.0
+    """As it was reported last."""
     ended_at: float | None = None
 
     @property
     def state(self) -> str:
         return "FAILED" if self.handle is None else str(self.handle.status.state.value)
 
+    @property
+    def _workers(self) -> tuple[Any, ...]:
+        return () if self.handle is None else tuple(self.handle.status.workers)
+
+    def used(self, sources: tuple[SourceCounters, ...]) -> Usage:
+        """Return what its workers have used. A handle is measured if it is named as a source of the
+        description is.
+        """
+        workers = self._workers
+        read = {
+            port[0].sender: sum(one.counters.operators.get(name, {}).get("bytes_in", 0) for one in workers)
+            for name, handle in self.inputs.items()
+            if (port := self.context.ports.get(handle))
+        }
+        return Usage(sum(one.counters.busy_s for one in workers), read | bytes_of(sources))
+
     def counters(self) -> tuple[SourceCounters, ...]:
         """Return what its merged sources count."""
-        workers = () if self.handle is None else self.handle.status.workers
         nodes = {port[0].region: node for node, port in self.context.ports.items()}
         return tuple(
             SourceCounters(nodes[source.region], found)
             for name, source in sorted(self.merged.items())
-            for worker in workers
+            for worker in self._workers
             if "mark_us" in (found := worker.counters.operators.get(name, {})) and source.region in nodes
         )
 
@@ -123,11 +147,14 @@ class _Site:
         self._shown: dict[str, str] | None = None
         self._report_now = trio.Event()
         self._reporters: dict[str, ReaderReporter] = {}
+        self._links = LinkMeter()
+        self._runs_here = any(one.name == site and one.runs == "local" for one in description.sites)
 
     async def run(self) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._report)
+                nursery.start_soon(probe_links, self._description, self._site, self._links)
                 while True:
                     await self._read()
                     await self._act()
@@ -170,10 +197,11 @@ class _Site:
             )
             specs = graph.plan().specs
             merged = {name: one for name, one in specs.items() if isinstance(one, MergedLogSource)}
-            return _Region(context, await trio.to_thread.run_sync(start), merged)
+            inputs = {name: one.name for name, one in specs.items() if isinstance(one, InputSource)}
+            return _Region(context, await trio.to_thread.run_sync(start), merged, inputs)
         except Exception:  # of the user's function, or of the region: others run
             logger.exception("region %s cannot be started", region)
-            return _Region(context, None, {})
+            return _Region(context, None, {}, {})
 
     async def _copy_checkpoint(self, context: ReplicaContext) -> None:
         """Begin a new replica with the checkpoint that the deployment names, if one is named."""
@@ -242,6 +270,8 @@ class _Site:
                 at_ms=now_ms(),
                 number=self._deployed.number,
                 regions={region: one.state for region, one in sorted(self._regions.items())},
+                links=self._links.reports(trio.current_time()),
+                other_load=self._other_load(),
             )
             try:
                 await write_report(self._store, self._description.application, report, patience_s=REPORT_S)
@@ -250,16 +280,25 @@ class _Site:
             for one in [*self._regions.values()]:
                 await self._report_reader(one)
 
+    def _other_load(self) -> float | None:
+        """Return the load of this machine without the regions; None if they run elsewhere."""
+        if not self._runs_here:
+            return None
+        _, five_minutes, _ = os.getloadavg()
+        return max(0.0, five_minutes - sum(one.load for one in self._regions.values()))
+
     async def _report_reader(self, one: _Region) -> None:
         sources = one.counters()
-        if not sources:
+        load, rates = one.usage.add(trio.current_time(), one.used(sources))
+        one.load = load or 0.0
+        if one.handle is None or (not sources and load is None):
             return
         name = str(one.context.replica)
         if name not in self._reporters:
             self._reporters[name] = ReaderReporter(self._store, one.context.application, one.context.replica)
         mark, moved_s = passed_mark(sources)
         streams = one.meter.streams(sources, 1000 * now_ms())
-        await self._reporters[name].write(streams, mark=mark, moved_s=moved_s)
+        await self._reporters[name].write(streams, mark=mark, moved_s=moved_s, load=load, rates=rates)
 
 
 def region_of(description: Description, context: ReplicaContext) -> ReplicatedRegion | FixedPlace:

@@ -43,7 +43,7 @@ EXCEPTIONS = {("spark_integration", "dos_server.embedded")}
 FILE_EXCEPTIONS = {
     ("dos_server/testing.py", "dos_client.runtime"),
     *(("sites/runner.py", f"dataflow.graph.{name}") for name in ("builder", "parts")),
-    *(("sites/runner.py", f"dataflow.{name}") for name in ("local", "sources.merged_log")),
+    *(("sites/runner.py", f"dataflow.{name}") for name in ("local", "sources.inputs", "sources.merged_log")),
     *(("sites/runner.py", f"dataflow.merging.{name}") for name in ("order", "replica_stream")),
     ("sites/runner.py", "checkpoint.maintenance.region_copying"),
 }

@@ -56,7 +56,8 @@ class MergedRows(NamedTuple):
 class StreamStatus:
     """What is known of one stream. mark: up to which time it is complete; BEFORE_ALL: not known.
 
-    first: how many rows it gave before all others. whole: whether it has all rows that were not passed yet.
+    first: how many rows it gave before all others. bytes: how many bytes it gave. whole: whether it has all
+    rows that were not passed yet.
     ranks: of the rows that were looked at, how many it gave first, second, and so on. moved_at: when its mark
     has risen last, on the clock of the loop.
     """
@@ -66,6 +67,7 @@ class StreamStatus:
     reason: str = ""
     mark: int = BEFORE_ALL
     first: int = 0
+    bytes: int = 0
     whole: bool = False
     ranks: tuple[int, ...] = ()
     moved_at: float | None = None
@@ -76,7 +78,7 @@ class StreamStatus:
         mark = {} if self.mark == BEFORE_ALL else {"mark_us": self.mark}
         ranks = {f"rank_{number}": rows for number, rows in enumerate(self.ranks, 1)}
         states = {"reading": self.state == "reading", "whole": self.whole}
-        found = {"first": self.first, **states, **mark, **moved, **ranks}
+        found = {"first": self.first, "bytes": self.bytes, **states, **mark, **moved, **ranks}
         return {f"{self.site}.{name}": int(value) for name, value in found.items()}
 
 
@@ -210,6 +212,7 @@ class Merge:
             await self._room.wait()
         self._check(site)
         assert output.head.time, "the stream has checked it"
+        self.status[site].bytes += len(output.data)
         if not self.skips(output):
             self._take_rows(site, output.data)
         self.set_mark(site, log, output.head.time.mark)

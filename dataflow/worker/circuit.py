@@ -83,8 +83,8 @@ class Circuit:
         """Operator -> port of a side output -> its consumers."""
         self._exchanges: dict[int, NodePlan] = {}
         self._rows_in = self._rows_out = 0
-        self._rows_taken: Counter[str] = Counter()
-        self._rows_given: Counter[str] = Counter()
+        self._rows_taken, self._rows_given = Counter[str](), Counter[str]()
+        self._bytes_read = Counter[str]()
         for node in graph.plan.nodes:
             spec = graph.specs[node.name]
             if isinstance(spec, SideOutputSpec):
@@ -161,6 +161,7 @@ class Circuit:
         by_operator = {}
         for name in self.graph.specs:
             own = self._operators[name].counters() if name in self._operators else {}
+            own |= {"bytes_in": self._bytes_read[name]} if name in self.sources else {}
             by_operator[name] = {"rows_in": self._rows_taken[name], "rows_out": self._rows_given[name], **own}
             for port, takers in self._side_output_consumers.get(name, {}).items():
                 if not takers:
@@ -224,6 +225,7 @@ class Circuit:
         """Stage 0: process rows of a source as they are read."""
         reader = self.sources[source]
         self._rows_in += batch.batch.num_rows
+        self._bytes_read[source] += batch.bytes_read
         origin = BatchOrigin(f"source {source!r}", reader, batch, exact=True, name=source)
         self._emit(_Run(step, self.graph.plan.stages[0]), source, batch.batch, origin)
         self.time.fed(source, batch)

@@ -56,7 +56,8 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class ReaderReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one reader has observed. at_ms: wall clock of the reader. mark, moved_s: as of a stream, of what
     the reader has passed on. restorable: whether the reader, if it is stopped now, can later join every port
-    from its own checkpoint.
+    from its own checkpoint. load: processors that its workers have used. rates: sender -> the bytes per
+    second of one copy of its output. Both are means of the last `RANKS_S`; left out while nothing is known.
     """
 
     version: int = REPORT_VERSION
@@ -66,11 +67,22 @@ class ReaderReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     mark: int | None = None
     moved_s: float | None = None
     restorable: bool = False
+    load: float | None = None
+    rates: dict[str, float] = {}
 
 
-class SiteReport(msgspec.Struct, frozen=True, kw_only=True):
+class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The network to another site: the mean and the least latency of one direction in the last `RANKS_S`."""
+
+    site: str
+    latency_ms: float
+    least_ms: float
+
+
+class SiteReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the process that starts replicas at a site reports. regions: region -> the state of its replica.
-    number: of the deployment that it acts on.
+    number: of the deployment that it acts on. links: to the sites that it can reach. other_load: processors
+    that are used at the site by other programs, None if it is not known.
     """
 
     version: int = REPORT_VERSION
@@ -78,6 +90,8 @@ class SiteReport(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int
     number: int
     regions: dict[str, str]
+    links: tuple[LinkReport, ...] = ()
+    other_load: float | None = None
 
 
 Report = TypeVar("Report", ReaderReport, SiteReport)
@@ -157,11 +171,8 @@ def observation(
     of now. lost: sites that are known to be gone; sites whose last report is old are added.
     """
 
-    def is_fresh(one: ReaderReport | SiteReport) -> bool:
-        return now_ms - one.at_ms <= 1000 * FRESH_S
-
     every = sorted(readers, key=lambda one: one.reader)
-    fresh = [one for one in every if is_fresh(one)]
+    fresh = [one for one in every if is_fresh(one, now_ms)]
     alive = {one.reader for one in fresh if _moved(one)}
     alive |= {stream.sender for one in fresh for stream in one.streams if _moved(stream)}
     streams = {StreamReplica(one.sender, report.reader): one for report in fresh for one in report.streams}
@@ -171,10 +182,15 @@ def observation(
         whole=frozenset(name for name, one in streams.items() if one.whole),
         lateness_s={name: one.late_s for name, one in streams.items() if one.late_s is not None},
         young=frozenset(young),
-        lost=frozenset(lost) | {one.site for one in sites if not is_fresh(one)},
+        lost=frozenset(lost) | {one.site for one in sites if not is_fresh(one, now_ms)},
         restorable=frozenset(one.reader for one in every if one.restorable),
         since_revival_s=(now_ms - revived_ms) / 1000 if revived_ms else inf,
     )
+
+
+def is_fresh(one: ReaderReport | SiteReport, now_ms: int) -> bool:
+    """Return whether a report is used at a time of the wall clock."""
+    return now_ms - one.at_ms <= 1000 * FRESH_S
 
 
 def _moved(one: ReaderReport | StreamReport) -> bool:

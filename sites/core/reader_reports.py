@@ -1,16 +1,18 @@
 """What the reader of replicas reports, from the counters of its merged sources. Pure.
 
 `dataflow/merging` counts by source: `mark_us` of what was passed on, and for each site `SITE.first`,
-`SITE.whole`, `SITE.mark_us`, `SITE.moved_ms_ago`, and `SITE.rank_N`, the rows that it gave as the N-th since
-it was started.
+`SITE.bytes`, `SITE.whole`, `SITE.mark_us`, `SITE.moved_ms_ago`, and `SITE.rank_N`, the rows that it gave as
+the N-th since it was started.
 """
 
 from collections.abc import Mapping
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sites.core.deployment import RegionReplica
 from sites.core.observed import StreamReport
+
+_BYTES: Final = ".bytes"
 
 
 class SourceCounters(NamedTuple):
@@ -56,6 +58,16 @@ class ReaderMeter:
             late_s=None if mark is None else max(0.0, (now_us - mark) / 1e6),
             whole=bool(of_site("whole")),
         )
+
+
+def bytes_of(sources: tuple[SourceCounters, ...]) -> dict[RegionReplica, int]:
+    """Return the bytes that were read of each replica."""
+    return {
+        RegionReplica(source.sender, name.removesuffix(_BYTES)): count
+        for source in sources
+        for name, count in source.counters.items()
+        if name.endswith(_BYTES)
+    }
 
 
 def passed_mark(sources: tuple[SourceCounters, ...]) -> tuple[int | None, float | None]:

@@ -60,11 +60,11 @@ class SiteOrder(msgspec.Struct, frozen=True):
 
 
 class ProducerOrder(msgspec.Struct, frozen=True):
-    """Servers to measure. points: handle -> entry points; a producer begins with the one of its server's
-    number.
+    """Servers to measure: handle -> their numbers. points: handle -> entry points; a producer begins with the
+    one of its server's number.
     """
 
-    servers: int
+    servers: dict[str, list[int]]
     points: dict[str, list[str]]
     interval_s: float
 
@@ -121,7 +121,7 @@ async def send_readings(order: ProducerOrder) -> None:
         points = EntryPoints(",".join(addresses[near:] + addresses[:near]))
         async with open_producer(points, READINGS, handle, f"{handle}-{server}", READING) as producer:
             opened += 1
-            if opened == order.servers * len(order.points):
+            if opened == sum(map(len, order.servers.values())):
                 start.set()
             await start.wait()
             begun, number = trio.current_time(), 0
@@ -135,8 +135,8 @@ async def send_readings(order: ProducerOrder) -> None:
             await producer.wait_recorded()
 
     async with trio.open_nursery() as nursery:
-        for handle in order.points:
-            for server in range(order.servers):
+        for handle, servers in order.servers.items():
+            for server in servers:
                 nursery.start_soon(produce, handle, server)
         await start.wait()
         report(event="sending")

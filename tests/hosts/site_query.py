@@ -1,4 +1,5 @@
-"""The query of several sites: readings of load and of latency, joined by server and round.
+"""The query of several sites, figure 1 of Hwang et al.: readings of load and of latency, joined by server and
+round. The readings of load come from two handles, which a `union` merges.
 
 Each region runs at several sites, and reads all replicas of the regions before it. Rows enter through entry
 points. `whole_query` is the same query as one region, which is what all replicas together must give.
@@ -13,7 +14,10 @@ from dataflow import Graph, InputSource, LogSink, MergedLogSource, Stream
 READINGS, JOINED = "readings", "joined"
 """The regions. The handles belong to the first one, so entry points serve its name as the application."""
 BOARD, WHOLE = "board", "whole"
-HANDLES = ("loads", "latencies")
+LOADS, LATENCIES = "loads", "latencies"
+"""The inputs of the join."""
+HANDLES = {LOADS: ("inner", "outer"), LATENCIES: ("latencies",)}
+"""Input of the join -> the input handles that are united for it."""
 READING: Final = "server string, round bigint, sent_us bigint, value double"
 """What a producer sends; entry points add the time."""
 ROWS: Final = f"at timestamp, {READING}"
@@ -25,28 +29,30 @@ Stores = Mapping[str, str]
 
 
 def readings(entry: str, _: Stores) -> Graph:
-    """All rows of each handle: its union, with the rows of all producers in the order of their marks."""
+    """Both unions: the rows of all producers of one or two handles."""
     graph = Graph(READINGS)
-    for handle, rows in _entered(graph, entry).items():
-        rows.sink(f"{handle}_out", LogSink(publish="step", time="at"))
+    for name in HANDLES:
+        _entered(graph, name, entry).sink(f"{name}_out", LogSink(publish="step", time="at"))
     return graph
 
 
-def _entered(graph: Graph, entry: str) -> dict[str, Stream]:
-    found = {}
-    for handle in HANDLES:
-        source = graph.source(handle, InputSource(handle, ROWS, entry=entry))
-        found[handle] = source.event_time(f"{handle}_timed", "at", marks=True)
-    return found
+def _entered(graph: Graph, name: str, entry: str) -> Stream:
+    first, *others = (
+        graph.source(handle, InputSource(handle, ROWS, entry=entry)).event_time(
+            f"{handle}_timed", "at", marks=True
+        )
+        for handle in HANDLES[name]
+    )
+    return first.union(f"{name}_united", *others) if others else first
 
 
 def joined(_: str, sites: Stores) -> Graph:
     """Pairs of readings, from the replicas of both unions."""
     graph = Graph(JOINED)
     both = []
-    for handle in HANDLES:
-        source = graph.source(handle, MergedLogSource(f"{handle}_out", ROWS, region=READINGS, sites=sites))
-        both.append(source.event_time(f"{handle}_timed", "at", marks=True))
+    for name in HANDLES:
+        source = graph.source(name, MergedLogSource(f"{name}_out", ROWS, region=READINGS, sites=sites))
+        both.append(source.event_time(f"{name}_timed", "at", marks=True))
     _join(*both).sink("out", LogSink(publish="step", time=TIMES))
     return graph
 
@@ -68,7 +74,7 @@ def board(_: str, sites: Stores) -> Graph:
 def whole_query(entry: str, _: Stores) -> Graph:
     """The query without replicas."""
     graph = Graph(WHOLE)
-    _join(*_entered(graph, entry).values()).sink("out", LogSink(publish="step"))
+    _join(*(_entered(graph, name, entry) for name in HANDLES)).sink("out", LogSink(publish="step"))
     return graph
 
 

@@ -19,16 +19,21 @@ import msgspec
 from tests.hosts.cluster import END_S_MAX, Process
 from tests.hosts.network import Host, Network, open_network
 from tests.hosts.site_process import PointOrder, ProducerOrder, RegionOrder, SiteOrder
-from tests.hosts.site_query import BOARD, HANDLES, JOINED, READINGS, WHOLE
+from tests.hosts.site_query import BOARD, JOINED, READINGS, WHOLE
 from tests.support.polling import until
 
 DELAY_S = 0.005
 ROUND_TRIP_S = 4 * DELAY_S
 STORE_PORT, ENTRY_PORT = 9000, 9999
-POINT_PORTS = dict(zip(HANDLES, (7701, 7702), strict=True))
-SERVERS, INTERVAL_S = 3, 0.25
-"""Servers that are measured, and the time between two readings of each."""
-ALL = tuple(f"s{number}" for number in range(SERVERS))
+POINT_PORTS = {"inner": 7701, "outer": 7702, "latencies": 7703}
+"""Handle -> the port of its entry points."""
+INTERVAL_S = 0.25
+"""The time between two readings of a server."""
+ALL = ("s0", "s1", "s2")
+"""The servers that are measured."""
+SERVERS = len(ALL)
+SERVERS_OF = {"inner": [0, 2], "outer": [1], "latencies": [0, 1, 2]}
+"""Handle -> numbers of the servers whose readings enter there."""
 ARRIVE_S_MAX = 60.0
 DOS = (sys.executable, "-m", "dos_cli")
 PROGRAM = (sys.executable, "-m", "tests.hosts.site_process")
@@ -167,7 +172,7 @@ class Sites:
         points = {
             handle: [f"{host.address}:{port}" for host in self.sites] for handle, port in POINT_PORTS.items()
         }
-        order = msgspec.json.encode(ProducerOrder(SERVERS, points, INTERVAL_S)).decode()
+        order = msgspec.json.encode(ProducerOrder(SERVERS_OF, points, INTERVAL_S)).decode()
         self.producers = self._program(self.meters, "producers", order)
 
     def shown(self, region: str = "board") -> list[Pair]:

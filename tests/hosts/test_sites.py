@@ -81,7 +81,7 @@ def test_rows_arrive_while_a_site_is_slow(sites: Sites) -> None:
 
 
 def test_rows_arrive_while_a_site_is_cut_off(sites: Sites) -> None:
-    """The cut is longer than the 5 s after which producers move. A single site has no row until it ends."""
+    """The cut is longer than the 3 s after which producers move. A single site has no row until it ends."""
     site = sites.sites[0]
     alone = suffer(sites, lambda: sites.network.unplug(site), lambda: sites.network.plug(site), 7)
     assert not alone

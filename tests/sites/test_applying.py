@@ -318,7 +318,7 @@ BUGS = {
         ".of(one for one in now.streams if gone",
         ".of(one for one in () if gone",
     ),
-    "an old report is used": (observed, "if is_fresh(one)]", "]"),
+    "an old report is used": (observed, "if is_fresh(one, now_ms)]", "]"),
     "what never moved is alive": (
         observed,
         "return one.moved_s is not None and one.moved_s <= ALIVE_S",
@@ -327,7 +327,7 @@ BUGS = {
     "a stream that is not whole is": (observed, "if one.whole)", ")"),
     "a site that does not answer is not lost": (
         observed,
-        " | {one.site for one in sites if not is_fresh(one)}",
+        " | {one.site for one in sites if not is_fresh(one, now_ms)}",
         "",
     ),
 }

@@ -19,6 +19,7 @@ from dataflow.schema import parse_schema
 from dos_client import Store, open_store
 from dos_server.testing import threaded_store
 from sites import deploying, runner
+from sites.core import measuring
 from sites.core.deployed import Deployed
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description, FixedPlace, ReplicatedRegion
@@ -89,6 +90,20 @@ async def until_reported(store: Store, description: Description) -> ReaderReport
             await trio.sleep(POLL_S)
 
 
+async def until_measured(store: Store, description: Description) -> None:
+    """Wait until every stream, the region and all links were measured."""
+    with trio.fail_after(WAIT_S):
+        while True:
+            found = await deploying.look_at_measured(store, description)
+            rates = {(one.sender, one.reader): one.bytes_per_s for one in found.streams}
+            if len(rates) == 2 and len(found.links) == 3 and found.region_loads and all(rates.values()):
+                break
+            await trio.sleep(POLL_S)
+    assert rates.keys() == {("loads", "joined"), ("joined", "board")}
+    assert 0 <= found.region_loads["joined"] < 2
+    assert found.site_loads.keys() == {"purdue", "wisc", "osu"}
+
+
 async def consumers(url: str) -> list[str]:
     async with open_store(url) as store:
         return sorted((await read_register(store, output_register("board.joined", "shown"))).queries)
@@ -99,6 +114,7 @@ def test_an_exit_merges_the_replicas_reports_on_them_and_withdraws_from_one_that
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runner, "REPORT_S", 3.0)
+    monkeypatch.setattr(measuring, "_SPAN_S_MIN", 2.0)
     with ExitStack() as stack:
         entry, *urls = (stack.enter_context(threaded_store(1)).url for _ in range(4))
         trio.run(follow, application(entry, **dict(zip(("purdue", "wisc", "osu"), urls, strict=True))))
@@ -123,6 +139,7 @@ async def follow(description: Description) -> None:
         assert report.mark == 1_050_000_000 - 1
         assert {one.sender.site for one in report.streams} == set(replicas)
         assert sum(one.ranks[0] for one in report.streams if one.ranks) > 0, "one of them was first"
+        await until_measured(entry, description)
         gone = next(site for site in replicas if site != "osu")
         assert len(await consumers(urls[gone])) == 1
 
