@@ -94,6 +94,10 @@ class OutputFollower:
         """The end of the last output that was read."""
         self._chain = ChainFollower(self._store, self._directory, output_chain(self._output.sink), at=at)
         self._watch = ChainWatch(self._store, self._chain)
+        self._proved: tuple[int, int] | None = None
+        """The line and the size of the log in the checkpoint with which this chain was read first: up to
+        there, the chain is what the checkpoint covers.
+        """
 
     @property
     def seen(self) -> int:
@@ -135,9 +139,8 @@ class OutputFollower:
         async with aclosing(self.outputs()) as outputs:
             async for begin, end, output in outputs:
                 if output.rows and end > self._skipped:
-                    line = output.head.of_line
                     yield InputPiece(
-                        self._split, begin, end, output.step, output.rows, output.data, line=line
+                        self._split, begin, end, output.step, output.rows, output.data, line=self._line
                     )
 
     async def outputs(self) -> AsyncGenerator[FollowedOutput]:
@@ -161,6 +164,8 @@ class OutputFollower:
             self._may_move = False
             if (base := await self._output.begin(self._split)) > 0:
                 self._go_to(base)
+        if self._proved is None and cut is not None and in_cut is not None:
+            self._proved = cut.line, in_cut.size
         try:
             async with aclosing(self._poll(in_cut, by_cut=by_cut)) as outputs:
                 async for followed in outputs:
@@ -184,26 +189,32 @@ class OutputFollower:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
                     output = decode_output(record.ints, record.strings, where=self._directory, at=end)
-                    if not await self._belongs(output):
+                    if not await self._belongs(output, end):
                         return
                     self._check_follows(output, end)
                     self._read_to = end
                     yield FollowedOutput(begin, end, output)
                 begin = end
 
-    async def _belongs(self, output: Output) -> bool:
-        """Return whether an output that was read belongs to the present line of history, as far as it is
-        known. If not, it is read again, or what replaces it, by a later poll.
+    async def _belongs(self, output: Output, end: int) -> bool:
+        """Return whether an output that was read up to `end` belongs to the present line of history, as far
+        as it is known. If not, it is read again, or what replaces it, by a later poll.
         """
         cut = await self._output.last_checkpoint(fresh=output.head.of_line > self._line)
         if await self._notice_restore(cut):
             return False
-        line = 0 if cut is None else cut.line
-        if output.head.of_line > line or (cut and taken_back(cut, output.head.of_line, output.step)):
+        line, of_line = 0 if cut is None else cut.line, output.head.of_line
+        back = taken_back(cut, of_line, output.step) if cut and of_line <= line else None
+        proved_line, proved_size = self._proved or (0, 0)
+        if back is not None and not back.to and proved_line == line and end <= proved_size:
+            # The checkpoint states too few restores to know of this one. But it covers what was read.
+            self._line = line
+            return True
+        if of_line > line or back is not None:
             # The reader does not know of the line yet, or the worker has not opened its log on it.
             self._go_to(self._read_to)
             return False
-        self._line = output.head.of_line
+        self._line = of_line
         return True
 
     async def _goes_back(self, cut: Cut | None) -> bool:
