@@ -48,6 +48,7 @@ class ErrorCode(IntEnum):
     INTERNAL = 24
     WOULD_LOSE = 25
     ROLLED_BACK = 26
+    FORBIDDEN = 27
 
 
 class ErrorMeaning(NamedTuple):
@@ -75,7 +76,7 @@ VERDICTS: Final[dict[ErrorCode, ErrorMeaning]] = {
     ErrorCode.NOT_READY: ErrorMeaning(
         Blame.CALLER, "send HELLO first, and CWD before requests about objects"
     ),
-    ErrorCode.UNAUTHORISED: ErrorMeaning(Blame.CALLER, "send the token this server was started with"),
+    ErrorCode.UNAUTHORISED: ErrorMeaning(Blame.CALLER, "send a token that is valid at this server"),
     ErrorCode.BAD_NAME: ErrorMeaning(
         Blame.CALLER, "use 1 to 128 of A-Z a-z 0-9 . _ - beginning with a letter or digit"
     ),
@@ -135,6 +136,9 @@ VERDICTS: Final[dict[ErrorCode, ErrorMeaning]] = {
         Blame.DISK,
         "start the server on an empty data directory, and replace the old member with `dos store replace`",
         "the number of the missing stamp",
+    ),
+    ErrorCode.FORBIDDEN: ErrorMeaning(
+        Blame.CALLER, "use a token with this right: `dos token ls` shows what each one grants"
     ),
 }
 
@@ -341,6 +345,12 @@ class UnauthorisedError(RefusedError):
     """The token is wrong or missing."""
 
     code_of_class = ErrorCode.UNAUTHORISED
+
+
+class ForbiddenError(RefusedError):
+    """The token is valid, and does not grant this request."""
+
+    code_of_class = ErrorCode.FORBIDDEN
 
 
 class UnsupportedError(RefusedError):

@@ -7,7 +7,7 @@
 | 2 | usage error, or refused to start (below) |
 
 It refuses to start if the data directory is in use, or is not the complete data of one server; if the token
-file holds no token; if the address needs `--insecure` or cannot be bound.
+file, or the file of tokens, is not valid; if the address needs `--insecure` or cannot be bound.
 """
 
 import json
@@ -27,11 +27,13 @@ from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.limits import MIB
 from dos_protocol.names import id_text
 from dos_protocol.tokens import token_in
+from dos_server import audit
 from dos_server.allocator import keep_large_blocks
 from dos_server.core.quantities import parse_rate, parse_span
 from dos_server.core.scrub import ScrubPlan
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
 from dos_server.limits import log_bytes_default
+from dos_server.tokens_on_disk import TokensOnDisk
 from dos_server.wording import path_argument
 
 DEFAULT_ADDRESS = "127.0.0.1:9999"
@@ -61,6 +63,29 @@ GroupLog = Annotated[
         " 0: no log, and each object has its own syncs.",
     ),
 ]
+TokensFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of tokens with limited rights, as `dos token add` writes it. It is read again when it"
+        " changes.",
+        metavar="FILE",
+    ),
+]
+AuditLog = Annotated[
+    Path | None,
+    typer.Option(
+        help="Append to this file, as lines of JSON, what is repaired, reconfigured, or refused to a token.",
+        metavar="FILE",
+    ),
+]
+Reserve = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Disk space in MiB kept free for claims, removals and restarts: an append that would use it"
+        " is refused. Default 16, and at most a sixteenth of the disk.",
+    ),
+]
 DataDirectory = Annotated[
     Path,
     typer.Option(
@@ -87,21 +112,16 @@ def serve(
         Path | None,
         typer.Option(help="File whose first line is the token that clients must present; must not be blank."),
     ] = None,
+    tokens: TokensFile = None,
+    audit_log: AuditLog = None,
     no_v0: Annotated[
         bool,
         typer.Option(
             "--no-v0",
-            help="Disable version 0, the protocol of the original service. Implied by --token-file.",
+            help="Disable version 0, the protocol of the original service. Implied by tokens.",
         ),
     ] = False,
-    reserve_mib: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Disk space in MiB kept free for claims, removals and restarts: an append that would use it"
-            " is refused. Default 16, and at most a sixteenth of the disk.",
-        ),
-    ] = None,
+    reserve_mib: Reserve = None,
     group_log: GroupLog = log_bytes_default // MIB,
     scrub_rate: ScrubRate = "8MB/s",
     scrub_every: ScrubEvery = "24h",
@@ -123,7 +143,11 @@ def serve(
         if not insecure:
             _refuse(f"{host} can be reached from other machines: pass --insecure, or listen on 127.0.0.1")
         logging.getLogger("dos.server").warning("listening on %s without TLS, because of --insecure", host)
+    if token_file is not None and tokens is not None:
+        _refuse("pass --token-file or --tokens, not both: a file of tokens can have one with all rights")
     token = _read_token(token_file)
+    granted = _read_tokens(tokens)
+    _begin_audit(audit_log)
     _raise_file_limit()
     keep_large_blocks()
     try:
@@ -132,6 +156,7 @@ def serve(
             host,
             port,
             token=token,
+            tokens=granted,
             version0=not no_v0,
             reserve_bytes=None if reserve_mib is None else reserve_mib * MIB,
             scrub=_scrub_plan(scrub_rate, scrub_every),
@@ -202,6 +227,24 @@ def _read_token(path: Path | None) -> bytes:
         _refuse(f"token file {path} cannot be read: {error.strerror}")
     except LocalProtocolError as error:
         _refuse(str(error))
+
+
+def _read_tokens(path: Path | None) -> TokensOnDisk | None:
+    try:
+        return None if path is None else TokensOnDisk(path)
+    except OSError as error:
+        _refuse(f"tokens file {path} cannot be read: {error.strerror}")
+    except LocalProtocolError as error:
+        _refuse(str(error))
+
+
+def _begin_audit(path: Path | None) -> None:
+    audit.logger.setLevel(logging.INFO)
+    try:
+        if path is not None:
+            audit.write_audit_to(path)
+    except OSError as error:
+        _refuse(f"audit log {path} cannot be written: {error.strerror}")
 
 
 def _scrub_plan(rate: str, every: str) -> ScrubPlan:

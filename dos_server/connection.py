@@ -71,6 +71,11 @@ class ServerConnection:
         """The peer's address, for the log."""
         return sockets.peer_of(self._sock)
 
+    @property
+    def host(self) -> str:
+        """The peer's address without its port."""
+        return self.peer.rpartition(":")[0]
+
     async def run(self) -> None:
         """Serve the peer until it leaves, violates the protocol, or `close` is called. Closes the socket."""
         try:

@@ -20,6 +20,7 @@ from dos_server.disk import RealDisk
 from dos_server.limits import connections_waiting_max, log_bytes_embedded
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
+from dos_server.tokens_on_disk import TokensOnDisk
 
 LOG_BYTES: Final = log_bytes_embedded
 """A size of the group log for a server that is the only one of its store."""
@@ -43,6 +44,7 @@ class OpenServer:
         port: int,
         *,
         token: bytes = b"",
+        tokens: TokensOnDisk | None = None,
         version0: bool = True,
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
@@ -62,6 +64,7 @@ class OpenServer:
             self.server = ObjectServer(
                 Storage(self._disk),
                 token=token,
+                tokens=tokens,
                 version0=version0,
                 reserve_bytes=reserve_bytes,
                 scrub=scrub,

@@ -17,9 +17,11 @@ from dos_protocol import messages as m
 from dos_protocol.errors import VERDICTS, RemoteProtocolError
 from dos_protocol.frames import Frame
 from dos_server import sockets
+from dos_server.audit import note_audit
 from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.connection import ServerConnection
 from dos_server.core import vocabulary as v
+from dos_server.core.access import Tokens
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.version0 import wire as wire0
 from dos_server.core_start import start_core
@@ -35,6 +37,7 @@ from dos_server.paced_reads import PacedReads
 from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Workers
 from dos_server.scrubber import Scrubber
 from dos_server.storage import Storage
+from dos_server.tokens_on_disk import TokensOnDisk
 from dos_server.turns import OncePerRound, Turns
 from dos_server.writes import Writes
 
@@ -42,6 +45,7 @@ logger = logging.getLogger("dos.server")
 
 _TICK_SECONDS: Final = 0.05
 _HOUSEKEEPING_SECONDS: Final = 0.25
+_TOKENS_SECONDS: Final = 1.0
 _EVENT_BATCH: Final = v.BatchEnded()
 _LOG_DUE: Final = v.LogDue()
 _LOG: Final = ("", "log")
@@ -56,6 +60,7 @@ class ObjectServer:
         storage: Storage,
         *,
         token: bytes = b"",
+        tokens: TokensOnDisk | None = None,
         version0: bool = True,
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
@@ -64,18 +69,20 @@ class ObjectServer:
     ) -> None:
         """Read the identity and the store record, or create an identity. Raises CorruptDataError.
         `reserve_bytes`: disk space that appends must leave free; None: the default for the size of the disk.
-        `log_bytes`: size of the group log; 0: every object is synced in its own file.
+        `log_bytes`: size of the group log; 0: every object is synced in its own file. `token`: clients must
+        send it; `tokens`: or one of these.
         """
         self._storage, self._ports, self._now = storage, ports, ports.monotonic
         self.server_id, self._core = start_core(
             storage,
             ports,
             log_bytes,
-            token=token,
+            tokens=tokens.tokens if tokens is not None else Tokens.single(token) if token else None,
             version0=version0,
             reserve_bytes=reserve_bytes,
             scrub=scrub,
         )
+        self._tokens = tokens
         self._connections: dict[int, ServerConnection] = {}
         self.gone, self._last_session, self._batch_is_open = "", 0, False
         self._descriptors = sockets.descriptors_for_connections()
@@ -109,6 +116,7 @@ class ObjectServer:
             v.ReadData: self._reads.submit,
             v.SendBytes: self._send_bytes,
             v.LogReason: lambda one: self._log_end(*one),
+            v.Audit: self._audit,
             **self._effects.performs,
             **self._scrubber.performs,
         }
@@ -128,6 +136,8 @@ class ObjectServer:
                 if self._scrub.bytes_per_s:
                     self._scrubber.begin(nursery, self._scrub.first_seconds)
                 nursery.start_soon(self._housekeeper)
+                if self._tokens is not None:
+                    nursery.start_soon(self._watch_tokens, self._tokens)
                 await self._measure_space()
                 self._served = nursery.cancel_scope
                 nursery.start_soon(self._space_watcher)
@@ -158,7 +168,7 @@ class ObjectServer:
                 await trio.sleep(0.1)
 
     async def _run_connection(self, connection: ServerConnection) -> None:
-        self._feed(v.Connected(connection.session))
+        self._feed(v.Connected(connection.session, connection.host))
         try:
             await connection.run()
         finally:
@@ -224,6 +234,20 @@ class ObjectServer:
         """Log why a connection is closed because of its input. The text contains no raw bytes of the peer."""
         connection = self._connections.get(session)
         logger.info("session %d of %s: %s; closed", session, connection.peer if connection else "?", why)
+
+    def _audit(self, effect: v.Audit) -> None:
+        connection = self._connections.get(effect.session)
+        note_audit(connection.peer if connection else "this server", effect.token, effect.action)
+
+    async def _watch_tokens(self, tokens: TokensOnDisk) -> None:
+        problem = ""
+        while True:
+            await trio.sleep(_TOKENS_SECONDS)
+            if await self._ports.in_thread(tokens.look):
+                self._feed(v.TokensChanged(tokens.tokens))
+            if tokens.problem != problem:
+                problem = tokens.problem
+                logger.warning("%s", problem or "the tokens file is valid again")
 
     # The loop of events and effects
 

@@ -22,6 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import structs
 
+from dos_protocol.errors import DosError, ForbiddenError
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 
 
@@ -137,3 +138,18 @@ class Quorums:
 
     def _in_each(self, present: frozenset[bytes], needed: Sequence[int]) -> bool:
         return all(len(group & present) >= least for group, least in zip(self.sets, needed, strict=True))
+
+
+def raise_forbidden(quorums: Quorums, errors: Mapping[bytes, DosError | None]) -> None:
+    """Raise the ForbiddenError of a member if so many members refuse the token that the others are not
+    enough. One alone may have tokens that are older than those of the others.
+
+    errors: member -> why it did not answer. If its session failed, the refusal is the cause.
+    """
+    refusals = {}
+    for server_id, error in errors.items():
+        for one in (error, None if error is None else error.__cause__):
+            if isinstance(one, ForbiddenError):
+                refusals[server_id] = one
+    if refusals and not quorums.can_take_over(quorums.members - refusals.keys()):
+        raise next(iter(refusals.values()))

@@ -5,7 +5,7 @@ The store sends the requests and limits the time.
 
 from dataclasses import dataclass, field
 
-from dos_client.core.quorum import Quorums
+from dos_client.core.quorum import Quorums, raise_forbidden
 from dos_client.errors import DamagedMembersError, QuorumUnavailableError
 from dos_protocol.errors import CorruptError, DosError
 from dos_protocol.store_record import Member, StoreRecord
@@ -92,12 +92,14 @@ def view_of(
 ) -> DirectoryView:
     """Build the view from the answers; `errors` by address.
 
-    Raises QuorumUnavailableError, or DamagedMembersError if the members that answered would be enough without
-    their damage. `as_files`: in a directory that was never claimed, each file belongs to its own server, and
-    no quorum has acknowledged it (docs/decisions/0050). So a damaged file is left out, and its member stays
-    trusted. `sound`: the same in every directory. Such a view says what can be read, and never what
-    does not exist: it is for positions that a committed record names. A member on which a write failed counts
-    as one that did not answer: its server may have the bytes after a restart.
+    Raises ForbiddenError if the token does not grant it; QuorumUnavailableError, or DamagedMembersError if
+    the members that answered would be enough without their damage.
+
+    `as_files`: in a directory that was never claimed, each file belongs to its own server, and no quorum has
+    acknowledged it (docs/decisions/0050). So a damaged file is left out, and its member stays trusted.
+    `sound`: the same in every directory. Such a view says what can be read, and never what does not exist: it
+    is for positions that a committed record names. A member on which a write failed counts as one that did
+    not answer: its server may have the bytes after a restart.
     """
     if sound:
         opened = {one: answer for one, answer in opened.items() if not _failed_to_write(answer)}
@@ -106,6 +108,7 @@ def view_of(
         opened = {one: _without_damage(answer) for one, answer in opened.items()}
     quorums, trusted = Quorums(record), trusted_members(opened)
     if not quorums.can_take_over(trusted):
+        raise_forbidden(quorums, {one.server_id: errors.get(one.address) for one in record.members})
         damaged = {one.server_id for one in record.members if _reports_damage(errors.get(one.address))}
         enough = quorums.can_take_over({*opened, *damaged})
         raise (DamagedMembersError if enough else QuorumUnavailableError)(

@@ -1,12 +1,11 @@
 """A claim: one writer of one directory, on all members of the store.
 
-This module has what the owner of a claim may do. When a claim is granted or lost is decided in `core.claim`,
-what is acknowledged in `core.quorum`. The sessions are in `link`.
+This module has what the owner of a claim may do. `core.claim` decides when a claim is granted or lost,
+`core.quorum` what is acknowledged. The sessions are in `link`.
 """
 
 import logging
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Final, Self
 
 import trio
@@ -27,7 +26,7 @@ from dos_client.core.claim import (
     was_held,
 )
 from dos_client.core.collecting import Garbage
-from dos_client.core.quorum import Quorums
+from dos_client.core.quorum import Quorums, raise_forbidden
 from dos_client.core.record_log import record_in
 from dos_client.core.window import SendWindow
 from dos_client.errors import MissingDataError, QuorumUnavailableError
@@ -215,9 +214,7 @@ class Claim:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         with trio.CancelScope(shield=True):
             await self.aclose()
 
@@ -245,8 +242,11 @@ class Claim:
             self._ended.set()
 
     async def wait_granted(self) -> None:
-        """Wait until F members hold it (R1), and a moment longer for the others. Raises FencedError."""
+        """Wait until F members hold it (R1), and a moment longer for the others. Raises FencedError, and
+        ForbiddenError if the token does not grant it.
+        """
         while self._machine.state is ClaimState.CLAIMING:
+            raise_forbidden(self._quorums, {one: link.forbidden for one, link in self._links.items()})
             await self.wait_changed(1.0)
         with trio.move_on_after(answers_grace_s):
             while self.lost is None and not self._quorums.sets[0] <= self.answers.keys():

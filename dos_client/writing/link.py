@@ -32,6 +32,7 @@ from dos_protocol.errors import (
     BrokenConnectionError,
     DosError,
     FencedError,
+    ForbiddenError,
     NoSpaceError,
     NotAMemberError,
     RolledBackError,
@@ -83,13 +84,16 @@ class Outage:
 
 
 class MemberLink:
-    """The link of one claim with one member. `error`: why there is no session, '' while there is one."""
+    """The link of one claim with one member. `error`: why there is no session, '' while there is one.
+    `forbidden`: set if the reason is that the member's tokens do not grant it.
+    """
 
     def __init__(self, claim: ClaimView, member: Member) -> None:
         self.claim = claim
         self.member = member
         self.server_id = member.server_id
         self.error = "not connected yet"
+        self.forbidden: ForbiddenError | None = None
         self.scope = trio.CancelScope()
         self.copies = MemberCopies(self)
         self.outage = Outage(f"{member.address} for {claim.directory}")
@@ -133,7 +137,9 @@ class MemberLink:
 
     def _failed(self, error: DosError) -> None:
         self.error = str(error.args[0])
+        self.forbidden = error if isinstance(error, ForbiddenError) else None
         self.copies.left(self.error)
+        self.claim.changed()
         self.outage.failed(error, worked=self.copies.worked)
 
     async def _session(self) -> None:
@@ -182,7 +188,7 @@ class MemberLink:
 
     async def _serve(self, connection: Connection, opened: DirectoryOpened) -> None:
         """Bring the member up to the claim's objects until the session breaks."""
-        self.error = ""
+        self.error, self.forbidden = "", None
         if self.outage.over():
             self.claim.store.counts.reconnects[self.member.address] += 1
         begun = trio.current_time()

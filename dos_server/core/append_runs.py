@@ -12,6 +12,7 @@ from typing import Final
 from dos_protocol.frames import Frame
 from dos_protocol.limits import object_bytes_max
 from dos_protocol.session_states import SessionState
+from dos_server.core.access import Right
 from dos_server.core.append_checks import refuses_session
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
@@ -28,6 +29,8 @@ def take_run(tables: Tables, session: Session, frames: Sequence[Frame], start: i
     if directory is None or session.state is SessionState.NEW:
         return start
     if directory.claimed and directory.holder is not session:
+        return start
+    if not session.access.may(Right.APPEND, directory.name):
         return start
     meta = frames[start].meta
     named = meta[_NAME_AT:]

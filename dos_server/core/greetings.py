@@ -6,8 +6,6 @@ another generation, or is not a member refuses it, because its answers would not
 This part decides which clients may use the server and which store it belongs to. Objects are not known here.
 """
 
-import hmac
-
 from msgspec import structs
 
 from dos_protocol import limits as wire
@@ -18,6 +16,7 @@ from dos_protocol.session_states import SessionEvent, SessionState
 from dos_protocol.stamps import encode_witnessed
 from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.core import vocabulary as v
+from dos_server.core.attempts import Attempts, HeldRefusal
 from dos_server.core.session import Session
 from dos_server.core.stamps import Stamps
 from dos_server.core.tables import Tables
@@ -30,6 +29,7 @@ class Greetings:
     def __init__(self, tables: Tables, stamps: Stamps) -> None:
         self._tables, self._stamps = tables, stamps
         self._storing_record = False
+        self._attempts = Attempts()
 
     def hello(self, session: Session, hello: m.Hello, request_id: int) -> None:
         """Check the HELLO and answer WELCOME."""
@@ -37,6 +37,15 @@ class Greetings:
         if session.state is not SessionState.NEW:
             tables.refuse(session, ErrorCode.BAD_FRAME, "HELLO was already received", request_id)
             return
+        if hello.version != wire.PROTOCOL_VERSION:
+            text = f"version {hello.version} is not supported; this server speaks {wire.PROTOCOL_VERSION}"
+            tables.refuse(session, ErrorCode.BAD_VERSION, text, request_id)
+            return
+        access = tables.tokens.find(hello.token)
+        if access is None:
+            self._wrong_token(session, request_id)
+            return
+        session.access = access
         problem = self._hello_problem(hello)
         if problem is not None:
             tables.refuse(session, *problem, request_id)
@@ -58,16 +67,54 @@ class Greetings:
             welcome = structs.replace(welcome, stamp_number=number, stamp_id=stamp_id, witnessed=witnessed)
         tables.send(session, welcome, request_id)
 
+    def _wrong_token(self, session: Session, request_id: int) -> None:
+        """Refuse the session, later and later if its host sends wrong tokens again and again."""
+        at = self._attempts.failed(session.host, self._tables.now)
+        if at is None:
+            self._refuse_token(session, request_id)
+            return
+        session.leaving = True  # nothing of it is executed any more
+        session.pending += 1
+        self._attempts.hold(HeldRefusal(at, session.number, request_id))
+
+    def _refuse_token(self, session: Session, request_id: int) -> None:
+        text = "the token is not valid at this server"
+        self._tables.refuse(session, ErrorCode.UNAUTHORISED, text, request_id)
+
+    @property
+    def wants_tick(self) -> bool:
+        return self._attempts.holds
+
+    def tick(self) -> None:
+        """Refuse the sessions whose time has come."""
+        for held in self._attempts.due(self._tables.now):
+            session = self._tables.sessions.get(held.session)
+            if session is not None:
+                self._refuse_token(session, held.request_id)
+
+    def tokens_changed(self, event: v.TokensChanged) -> None:
+        """Continue with other tokens: sessions get the rights that their tokens grant now, and those whose
+        token is gone end.
+        """
+        tables = self._tables
+        before, names = tables.tokens.names, event.tokens.names
+        for what, changed in (("added", names - before), ("removed", before - names)):
+            for name in sorted(changed):
+                tables.effects.append(v.Audit(0, name, f"{what} this token"))
+        tables.tokens = event.tokens
+        for session in [*tables.sessions.values()]:
+            if session.closed or session.state is SessionState.NEW:
+                continue
+            access = event.tokens.renewed(session.access)
+            if access is None:
+                text = f"token {session.access.name!r} was revoked, or has expired"
+                tables.refuse(session, ErrorCode.UNAUTHORISED, text, 0)
+            else:
+                session.access = access
+
     def _hello_problem(self, hello: m.Hello) -> tuple[ErrorCode, str] | None:
         """Return why the HELLO is refused; None if it is accepted."""
         tables, record = self._tables, self._tables.record
-        if hello.version != wire.PROTOCOL_VERSION:
-            return (
-                ErrorCode.BAD_VERSION,
-                f"version {hello.version} is not supported; this server speaks {wire.PROTOCOL_VERSION}",
-            )
-        if not hmac.compare_digest(hello.token, tables.token):
-            return ErrorCode.UNAUTHORISED, "the token is not the one of this server"
         if hello.store_id == NO_ID:
             return None
         if record is None or record.store_id != hello.store_id:
@@ -130,6 +177,7 @@ class Greetings:
             tables.record, tables.record_bytes = offered, event.record
             self._end_older_generations(offered)
         if session is not None:
+            tables.audit(session, f"stored generation {offered.generation} of the store record")
             tables.send(session, m.Configured(offered.generation), event.request_id)
 
     def _end_older_generations(self, record: StoreRecord) -> None:

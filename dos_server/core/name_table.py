@@ -1,7 +1,7 @@
 """Names in byte order, for LIST. The cost of a page depends on its entries, not on the number of names."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from dos_server.core.object_state import ObjectState
@@ -46,9 +46,10 @@ class NameTable:
             self._known.add(name)
             insort(self._ordered, name)
 
-    def page(self, prefix: str, after: str, count: int) -> Page:
-        """Return a page of the names."""
-        return page_of(self._ordered, prefix, after, count)
+    def page(self, prefix: str, after: str, count: int, seen: Callable[[str], bool] | None = None) -> Page:
+        """Return a page of the names. seen: of those for which it is true; this looks at every name."""
+        ordered = self._ordered if seen is None else [*filter(seen, self._ordered)]
+        return page_of(ordered, prefix, after, count)
 
 
 class ObjectTable(dict[str, ObjectState]):

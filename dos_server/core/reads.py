@@ -256,7 +256,8 @@ class Reads:
             names, more = directory.objects.page(request.prefix, request.after, count)
             entries = tuple(directory.objects[name].info() for name in names)
         else:
-            names, more = tables.directory_names.page(request.prefix, request.after, count)
+            seen = None if session.access.grants is None else session.access.sees
+            names, more = tables.directory_names.page(request.prefix, request.after, count, seen)
             entries = tuple(self._directory_info(name) for name in names)
         tables.send(session, m.Listing(entries, more), request_id)
 

@@ -223,6 +223,7 @@ class Repairs:
             tables.unacknowledged.pop(old, None)
             self._reads.wake(old)
             if session is not None:
+                tables.audit(session, f"repaired {directory.name}/{event.name}, {event.found.size} bytes")
                 tables.send(session, m.RepairAck(event.name, event.found.size, done=True), repair.request_id)
         self._claims.grant_if_ready(directory)
 

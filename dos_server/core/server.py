@@ -25,6 +25,7 @@ from dos_protocol.frames import Frame
 from dos_protocol.session_states import SessionState
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
+from dos_server.core.access import Tokens, why_forbidden
 from dos_server.core.append_runs import take_run
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
@@ -41,7 +42,7 @@ from dos_server.core.session import Session
 from dos_server.core.stamps import NO_FILES, StampFiles, Stamps
 from dos_server.core.tables import Tables
 from dos_server.core.tails import Tails
-from dos_server.core.version0.service import V0Service
+from dos_server.core.version0.service import V0Service, why_off
 from dos_server.limits import (
     entries_few,
     in_flight_bytes_max,
@@ -59,7 +60,7 @@ class ServerCore:
         server_id: bytes,
         incarnation_id: bytes,
         record: bytes = b"",
-        token: bytes = b"",
+        tokens: Tokens | None = None,
         directory_names: set[str] | None = None,
         damaged_names: set[str] | None = None,
         version0: bool = True,
@@ -70,18 +71,16 @@ class ServerCore:
     ) -> None:
         """Create the core.
 
-        `incarnation_id`: random bytes, unique to this start of the server. `directory_names`,
-        `damaged_names`:
-        directories on the disk, and those known to hold a damaged object. `reserve_bytes`: disk space kept
-        free; None derives it from the size of the file system. `log`: where the group log continues; None:
-        there is none.
+        `incarnation_id`: random bytes, unique to this start of the server. `tokens`: the valid ones; None:
+        clients send none. `directory_names`, `damaged_names`: directories on the disk, and those known to
+        hold a damaged object. `reserve_bytes`: disk space kept free; None derives it from the size of the
+        file system. `log`: where the group log continues; None: there is none.
         """
-        names = directory_names or set()
-        self._tables = tables = Tables(
-            server_id, incarnation_id, record, token, names, damaged_names or set(), reserve_bytes
-        )
+        names, bad = directory_names or set(), damaged_names or set()
+        valid = tokens or Tokens.single(b"")
+        self._tables = tables = Tables(server_id, incarnation_id, record, valid, names, bad, reserve_bytes)
         stamps_ = Stamps(tables, incarnation_id, stamps)
-        greetings, claims = Greetings(tables, stamps_), Claims(tables)
+        self._greetings, claims = (greetings := Greetings(tables, stamps_)), Claims(tables)
         self._reads = reads = Reads(tables)
         self._appends = appends = Appends(tables, claims, reads)
         self._claims, self._tails = claims, Tails(tables, claims)
@@ -89,10 +88,11 @@ class ServerCore:
         self._removals = removals = Removals(tables, claims, reads)
         if log is not None:
             tables.log = self._group_log(log)
-        off = _why_no_version0(version0=version0, token=token)
+        off = why_off(version0=version0, tokens=tokens)
         self._version0 = version0_ = V0Service(tables, claims, appends, reads, removals, off=off)
         self._on_event: Final[dict[type[Any], Callable[[Any], None]]] = {
             v.Connected: self._connected,
+            v.TokensChanged: greetings.tokens_changed,
             v.Received: self._received,
             v.ReceivedAppends: self._received_appends,
             v.BatchEnded: appends.batch_ended,
@@ -199,6 +199,7 @@ class ServerCore:
         """Return whether the core needs `Tick` events, because a GET waits or a size is not yet reported."""
         tables = self._tables
         waits = tables.unacknowledged or tables.waiting or tables.later or self._version0.wants_tick()
+        waits = waits or self._greetings.wants_tick
         return bool(waits or (tables.log is not None and tables.log.wants_tick))
 
     @property
@@ -225,7 +226,7 @@ class ServerCore:
     # Events of connections
 
     def _connected(self, event: v.Connected) -> None:
-        self._tables.sessions[event.session] = Session(event.session)
+        self._tables.sessions[event.session] = Session(event.session, host=event.host)
 
     def _ended(self, event: v.ConnectionEnded) -> None:
         session = self._tables.sessions.pop(event.session, None)
@@ -271,6 +272,8 @@ class ServerCore:
         elif session.state is SessionState.NEW and not isinstance(message, m.Hello | m.Quit):
             text = f"{type(message).__name__} before HELLO"
             self._tables.refuse(session, ErrorCode.NOT_READY, text, frame.request_id)
+        elif (reason := why_forbidden(session.access, session.directory, message)) is not None:
+            self._tables.forbid(session, reason, frame.request_id)
         else:
             handler(session, message, frame.request_id)
 
@@ -293,6 +296,7 @@ class ServerCore:
         self._appends.tick()
         self._reads.tick()
         self._version0.tick()
+        self._greetings.tick()
         if self._tables.log is not None:
             self._tables.log.tick(self._tables.now)
 
@@ -368,12 +372,6 @@ class ServerCore:
             if session.quit_request is not None:
                 self._tables.send(session, m.Bye(), session.quit_request)
             self._tables.close(session)
-
-
-def _why_no_version0(*, version0: bool, token: bytes) -> str:
-    if not version0:
-        return "version 0 is switched off on this server"
-    return "this server requires a token, which version 0 cannot carry" if token else ""
 
 
 def _messages_of(greetings: Greetings, stamps: Stamps, reads: Reads) -> dict[type[Any], Callable[..., None]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from dos_protocol.frames import Frame
 from dos_protocol.names import NO_ID
 from dos_protocol.session_states import SessionEvent, SessionState, step
+from dos_server.core.access import EVERYTHING, Access
 from dos_server.core.object_state import ObjectState
 
 
@@ -20,6 +21,7 @@ class Session:
     `deferred`: frames received after that CWD; they are executed when it is answered.
     `wrote`: the session appended in its current directory. `version`: the protocol version it speaks.
     `stream`: the object that a version 0 session appends to.
+    `host`: where it comes from. `access`: what its token allows.
     `leaving`: the session sends nothing more and ends when everything is answered.
     `pending`: requests that wait or are with the disk. `reading`: those of them that read.
     `unsynced_bytes`, `unsynced_appends`: appends accepted from it that are neither synced nor refused.
@@ -40,6 +42,8 @@ class Session:
     quit_request: int | None = None
     leaving: bool = False
     version: int = 1
+    host: str = ""
+    access: Access = EVERYTHING
     stream: ObjectState | None = None
 
     def move(self, event: SessionEvent) -> None:

@@ -13,6 +13,8 @@ from dos_protocol.session_states import SessionEvent
 from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
+from dos_server.core.access import Tokens
+from dos_server.core.attempts import Seldom
 from dos_server.core.directory_state import DirectoryState, LoadState
 from dos_server.core.extent import fresh_root
 from dos_server.core.logged import GroupLog
@@ -67,14 +69,14 @@ class Tables:
         server_id: bytes,
         incarnation_id: bytes,
         record: bytes,
-        token: bytes,
+        tokens: Tokens,
         directory_names: set[str],
         damaged_names: set[str],
         reserve_bytes: int | None = None,
     ) -> None:
         self.server_id = server_id
         self._incarnation_id, self._roots = incarnation_id, 0
-        self.token = token
+        self.tokens = tokens
         self.record_bytes = record
         self.record: StoreRecord | None = decode_store_record(record) if record else None
         self.directory_names = NameTable(directory_names)
@@ -95,6 +97,7 @@ class Tables:
         self.damaged_names = damaged_names
         self.later: list[tuple[float, v.Effect]] = []
         self.now = 0.0
+        self._refusals = Seldom()
         self.log: GroupLog | None = None
 
     def send(self, session: Session, message: m.Message, request_id: int = 0) -> None:
@@ -126,6 +129,12 @@ class Tables:
         if code in CLOSING:
             self.effects.append(v.LogReason(session.number, text))
             self.close(session)
+
+    def forbid(self, session: Session, reason: str, request_id: int) -> None:
+        """Answer that the session's token does not grant a request."""
+        if self._refusals.is_due((session.host, reason), self.now):
+            self.audit(session, f"refused: {reason}")
+        self.refuse(session, ErrorCode.FORBIDDEN, reason, request_id)
 
     def close(self, session: Session) -> None:
         """End the session. Its connection closes after everything sent before has left."""
@@ -226,6 +235,10 @@ class Tables:
             return None
         self.warn(self.space.ran_out(wanted, self.now))
         return self.space.refusal(state.name)
+
+    def audit(self, session: Session, action: str) -> None:
+        """Log what a session has changed or was refused, for an operator."""
+        self.effects.append(v.Audit(session.number, session.access.name, action))
 
     def warn(self, text: str | None) -> None:
         """Log the text, if there is one."""

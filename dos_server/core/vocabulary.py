@@ -12,6 +12,7 @@ from dos_protocol.digests import Buffer
 from dos_protocol.frames import Frame
 from dos_protocol.messages import Message
 from dos_server.core import copies, loads, readings, scrub_reads
+from dos_server.core.access import Tokens
 from dos_server.core.copies import DropRepair as DropRepair
 from dos_server.core.copies import InstallRepair as InstallRepair
 from dos_server.core.copies import RepairInstalled as RepairInstalled
@@ -34,9 +35,16 @@ from dos_server.core.records import ClaimRecord, ObjectMark
 
 
 class Connected(NamedTuple):
-    """A connection was accepted."""
+    """A connection was accepted. host: the address of the client, without its port."""
 
     session: int
+    host: str = ""
+
+
+class TokensChanged(NamedTuple):
+    """From now on these tokens are valid."""
+
+    tokens: Tokens
 
 
 class Received(NamedTuple):
@@ -189,6 +197,7 @@ class Tick(NamedTuple):
 
 Event = (
     Connected
+    | TokensChanged
     | Received
     | ReceivedAppends
     | BatchEnded
@@ -351,6 +360,14 @@ class LogReason(NamedTuple):
     text: str
 
 
+class Audit(NamedTuple):
+    """Log for an operator what was changed or refused. session: 0 is the server itself. token: its name."""
+
+    session: int
+    token: str
+    action: str
+
+
 Effect = (
     Send
     | CloseSession
@@ -367,6 +384,7 @@ Effect = (
     | MakeDirectory
     | SendBytes
     | LogReason
+    | Audit
     | loads.Effect
     | readings.Effect
     | copies.Effect

@@ -2,6 +2,7 @@
 remedy and the fate of the session that the table says."""
 
 import errno
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from dos_protocol.frames import Frame, encode_frame
 from dos_protocol.limits import ping_bytes_max
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server import embedded
+from dos_server.core import vocabulary as v
+from dos_server.core.access import Access, Grant, Right, Tokens
 from tests.support.core_harness import SERVER_ID
 from tests.support.object_lives import CONTENT, STORE, World, corrupt, poisoned, removing, sound
 from tests.support.wire import Wire
@@ -68,6 +71,13 @@ def being_appended(world: World) -> None:
     world.append(b"more")
 
 
+def only_for_reading(world: World) -> None:
+    """From now on its token, which is empty, grants less."""
+    sound(world)
+    reader = Access("reader", (Grant("dir", (Right.READ,)),), hashlib.sha256(b"").digest())
+    world.event(v.TokensChanged(Tokens([reader])))
+
+
 def full_disk(world: World) -> None:
     world.disk.fail("write", errno.ENOSPC)
 
@@ -114,6 +124,7 @@ STORIES: dict[ErrorCode, Story] = {
         no_more_a_member, same(m.Ping()), in_store=True, hello=m.Hello(store_id=STORE, generation=2)
     ),
     ErrorCode.BUSY: Story(removing, same(m.Get("o", 0, 10))),
+    ErrorCode.FORBIDDEN: Story(only_for_reading, append(len(CONTENT), CONTENT)),
     ErrorCode.ROLLED_BACK: Story(sound, same(m.Stamp(7, b"n" * 16)), 7, in_store=True),
     ErrorCode.WOULD_LOSE: Story(sound, same(LOSING), len(CONTENT), in_store=True),
 }

@@ -88,7 +88,7 @@ EVENT_GROUPS: Final = (
                 _KEEPS_THE_PROTOCOL,
             ),
             **dict.fromkeys(("NOT_READY", "BAD_NAME", "NOT_CLAIMED"), _KEEPS_THE_PROTOCOL),
-            "UNAUTHORISED": "the servers have no token",
+            **dict.fromkeys(("UNAUTHORISED", "FORBIDDEN"), "the servers have no token"),
             "INTERNAL": "a server that answers it has a bug of its own",
         },
     ),

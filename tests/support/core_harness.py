@@ -15,6 +15,7 @@ from dos_protocol import messages as m
 from dos_protocol.frames import Frame
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
+from dos_server.core.access import Tokens
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.server import ServerCore
 from dos_server.storage import Storage
@@ -40,6 +41,7 @@ class Harness:
         disk: FakeDisk | None = None,
         *,
         token: bytes = b"",
+        tokens: Tokens | None = None,
         version0: bool = True,
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
@@ -47,7 +49,7 @@ class Harness:
     ) -> None:
         self.slot_bytes = slot_bytes
         self.disk = disk or FakeDisk()
-        self.token = token
+        self.tokens = tokens or (Tokens.single(token) if token else None)
         self.version0 = version0
         self.scrub = scrub
         self.slow_writes = False
@@ -60,6 +62,7 @@ class Harness:
         self.pending: list[tuple[v.Effect, Callable[[], v.Event | None]]] = []
         self.scrub_due: float | None = None
         self.told: list[str] = []
+        self.audited: list[v.Audit] = []
         self.now = 0.0
         self._sessions = 0
         self._requests = 0
@@ -80,7 +83,7 @@ class Harness:
             server_id=server_id,
             incarnation_id=life,
             record=record,
-            token=self.token,
+            tokens=self.tokens,
             directory_names=names,
             damaged_names=self.storage.damaged_among(names),
             version0=self.version0,
@@ -111,6 +114,9 @@ class Harness:
         if isinstance(effect, scrub_reads.LogNotice):
             self.told.append(effect.text)
             self.warnings += [effect.text] * effect.bad
+            return None
+        if isinstance(effect, v.Audit):
+            self.audited.append(effect)
             return None
         if isinstance(effect, scrub_reads.ScrubRead):
             self.pending.append((effect, self._look_then_report(effect)))
@@ -187,11 +193,11 @@ class Harness:
         while self.pending:
             self.finish()
 
-    def connect(self, hello: m.Hello | None = None) -> int:
+    def connect(self, hello: m.Hello | None = None, host: str = "") -> int:
         """A new session, welcomed unless the HELLO is wrong."""
         self._sessions += 1
         self.heard[self._sessions] = []
-        self.event(v.Connected(self._sessions))
+        self.event(v.Connected(self._sessions, host))
         self.send(self._sessions, hello or m.Hello())
         return self._sessions
 

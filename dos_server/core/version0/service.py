@@ -20,6 +20,7 @@ from typing import Any, Final
 from dos_protocol import messages as m
 from dos_protocol.session_states import SessionEvent
 from dos_server.core import vocabulary as v
+from dos_server.core.access import Tokens
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
 from dos_server.core.reads import Reads
@@ -284,3 +285,10 @@ class V0Service:
 
 def _damaged(name: str) -> str:
     return f"{name} is damaged, or a write or sync of it failed"
+
+
+def why_off(*, version0: bool, tokens: Tokens | None) -> str:
+    """Return why version 0 is not served; "" if it is."""
+    if not version0:
+        return "version 0 is switched off on this server"
+    return "" if tokens is None else "this server requires a token, which version 0 cannot carry"

@@ -51,7 +51,6 @@ class Server(Process):
             server_id=server_id,
             incarnation_id=b"%s, boot %d" % (machine.fresh_id, machine.starts),
             record=record,
-            token=b"",
             directory_names=names,
             damaged_names=self.storage.damaged_among(names),
             scrub=machine.scrub,
@@ -150,7 +149,7 @@ class Server(Process):
                 self.storage.forget(directory)
             case v.DropRepair():
                 self.storage.drop_repair(effect)
-            case v.LogReason() | scrub_reads.LogNotice():
+            case v.LogReason() | v.Audit() | scrub_reads.LogNotice():
                 pass
             case scrub_reads.ScrubLater(seconds):
                 self.after(seconds, self.feed, scrub_reads.ScrubDue(busy=False))

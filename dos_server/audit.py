@@ -1,0 +1,36 @@
+"""The audit log: changes of the store record, repairs, changes of tokens, and requests that a token does not
+grant.
+
+Each entry is a line of the logger `dos.audit`, which `dos serve` prints; `write_audit_to` also appends them
+to a file, as lines of JSON.
+"""
+
+import json
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+logger: Final = logging.getLogger("dos.audit")
+
+
+def note_audit(peer: str, token: str, action: str) -> None:
+    """Log an action. token: the name of the token, "" without a file of tokens."""
+    who = f"token {token!r} from {peer}" if token else peer
+    logger.info(
+        "audit: %s: %s", who, action, extra={"audit": {"peer": peer, "token": token, "action": action}}
+    )
+
+
+class _Lines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return json.dumps({"time": at, **getattr(record, "audit", {})})
+
+
+def write_audit_to(path: Path) -> None:
+    """Append the entries of this process to a file, which only its owner can read. Raises OSError."""
+    path.touch(mode=0o600)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(_Lines())
+    logger.addHandler(handler)

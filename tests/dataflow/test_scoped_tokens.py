@@ -1,0 +1,122 @@
+"""A region on a store whose servers have tokens with limited rights: real servers and worker processes."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, aclosing
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+import dos
+from dos_client import Store, open_store
+from dos_client.errors import TokenRefusedError
+from dos_protocol.errors import ForbiddenError
+from tests.support.dos_command import dos as command
+from tests.support.polling import until
+from tests.support.servers import ServerProcess, url_of
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[str]:
+    """A store of three, whose servers share the file of tokens; `tmp_path` has each token in NAME.token."""
+    tokens = tmp_path / "tokens.json"
+    for name, *grants in (
+        ("operator", "*:all"),
+        ("shop", "shop:read,append,delete"),
+        ("reports", "reports:all", "shop:read"),
+        ("prices", "prices:all"),
+    ):
+        listed = [one for grant in grants for one in ("--grant", grant)]
+        command("token", "add", tokens, name, *listed, "--out", tmp_path / f"{name}.token")
+    options = ("--tokens", str(tokens))
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(ServerProcess(tmp_path / f"server-{number}", options=options))
+            for number in range(3)
+        ]
+        url = url_of(servers)
+        refused = command("store", "init", url, "--token-file", tmp_path / "shop.token")
+        assert refused.returncode == 3
+        assert "token 'shop' may not change the store record" in refused.stderr
+        made = command("store", "init", url, "--token-file", tmp_path / "operator.token")
+        assert made.returncode == 0, made.stderr
+        yield url
+
+
+def counting() -> dos.Graph:
+    graph = dos.Graph("shop")
+    words = graph.source("words", dos.InputSource("words", "word string"))
+    words.key_by("by_word", "word").count("counted").sink("out", dos.LogSink(publish="step"))
+    return graph
+
+
+async def counts(store: Store) -> dict[str, int]:
+    found = {}
+    async with aclosing(dos.read_output(store, "shop", "out")) as steps:
+        async for step in steps:
+            for row in step.table.to_pylist() if step.table is not None else ():
+                found[row["word"]] = row["count"]
+    return found
+
+
+async def send(url: str, token: bytes, *words: str) -> None:
+    async with (
+        open_store(url, token=token) as store,
+        dos.open_producer(store, "shop", "words", "p", "word string") as producer,
+    ):
+        await producer.wait_recorded(await producer.send([{"word": word} for word in words]))
+
+
+async def counted(url: str, token: bytes) -> dict[str, int]:
+    async with open_store(url, token=token) as store:
+        return await counts(store)
+
+
+async def directories(url: str, token: bytes) -> list[str]:
+    async with open_store(url, token=token) as store:
+        return sorted(await store.list_directories())
+
+
+def test_a_region_runs_and_recovers_with_a_token_for_its_own_directories(store: str, tmp_path: Path) -> None:
+    def token(name: str) -> bytes:
+        return (tmp_path / f"{name}.token").read_bytes().strip()
+
+    handle = dos.run_local(
+        counting(), name="shop", workers=2, store=store, token=token("shop"), checkpoint_interval=0.3
+    )
+    try:
+        trio.run(send, store, token("shop"), "a", "b", "a")
+        until(lambda: handle.status.last_checkpoint >= 1, "a checkpoint", WAIT_S)
+        os.kill(handle.status.workers[0].pid, signal.SIGKILL)
+        trio.run(send, store, token("shop"), "b")
+        expected = {"a": 2, "b": 2}
+        read = partial(trio.run, counted, store)
+        until(lambda: read(token("shop")) == expected, "all is counted", WAIT_S)
+        assert read(token("reports")) == expected, "it may read the region"
+        with pytest.raises(ForbiddenError, match="token 'prices' may not open directory 'shop"):
+            read(token("prices"))
+        with pytest.raises(ForbiddenError, match="token 'reports' may not claim directory"):
+            trio.run(send, store, token("reports"), "c")
+        with pytest.raises(TokenRefusedError):
+            read(b"made up")
+    finally:
+        handle.stop()
+    assert handle.exception() is None
+    made = trio.run(directories, store, token("operator"))
+    assert all(name.split(".")[0] in ("shop", "store") for name in made), made
+
+
+def test_a_region_without_the_right_to_append_says_so(store: str, tmp_path: Path) -> None:
+    token = (tmp_path / "reports.token").read_bytes().strip()
+    handle = dos.run_local(counting(), name="shop", workers=1, store=store, token=token)
+    try:
+        assert handle.wait(WAIT_S)
+        assert "token 'reports' may not claim directory 'shop.coord'" in str(handle.exception())
+    finally:
+        handle.stop()

@@ -1,0 +1,196 @@
+"""Wrong tokens, the file of tokens, and real servers that have one."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dos_protocol import messages as m
+from dos_protocol.errors import ErrorCode, LocalProtocolError
+from dos_server.core import attempts
+from dos_server.core.access import (
+    FILE_VERSION,
+    GrantedToken,
+    TokenFile,
+    decode_tokens,
+    encode_tokens,
+)
+from dos_server.core.attempts import Attempts
+from dos_server.tokens_on_disk import TokensOnDisk
+from tests.dos_server.test_access import OPERATOR, READ, code_of, granted
+from tests.support.core_harness import Harness
+from tests.support.dos_command import dos
+from tests.support.polling import until
+from tests.support.servers import ServerProcess
+from tests.support.wire import Wire
+
+WAIT_S = 60.0
+
+
+# --- wrong tokens -------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_sends_wrong_tokens_is_refused_later_and_later_and_locks_nobody_out() -> None:
+    server = Harness(token=b"secret")
+    for _ in range(3):
+        assert server.connect(m.Hello(token=b"wrong"), "10.0.0.1") in server.closed
+    waits = []
+    for _ in range(7):
+        session = server.connect(m.Hello(token=b"wrong"), "10.0.0.1")
+        assert server.core.wants_tick()
+        begun = server.now
+        assert isinstance(server.heard[server.connect(m.Hello(token=b"secret"), "10.0.0.1")][0][1], m.Welcome)
+        assert server.connect(m.Hello(token=b"wrong"), f"10.0.0.{session}") in server.closed, "another host"
+        assert server.ask(session, m.List()) is None, "nothing of it is executed"
+        while session not in server.closed:
+            server.tick(0.05)
+        assert code_of(server.heard[session][-1][1]) is ErrorCode.UNAUTHORISED
+        waits.append(round(server.now - begun, 1))
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.0, 3.0]
+    assert not server.core.wants_tick()
+    server.tick(61)
+    assert server.connect(m.Hello(token=b"wrong"), "10.0.0.1") in server.closed, "it is forgotten"
+
+
+def test_refusals_that_wait_and_hosts_are_bounded() -> None:
+    kept = Attempts()
+    for _ in range(4):
+        last = kept.failed("a", 0.0)
+    assert last is not None
+    for number in range(attempts._HELD_MAX):
+        kept.hold(attempts.HeldRefusal(9.0, number, 1))
+    assert kept.failed("a", 0.0) is None, "it is refused at once"
+    for number in range(attempts._HOSTS_MAX + 5):
+        kept.failed(f"h{number}", 1.0)
+    assert len(kept._failed) == attempts._HOSTS_MAX
+    assert len(kept.due(9.0)) == attempts._HELD_MAX
+    assert not kept.holds
+
+
+def test_a_session_that_leaves_while_its_refusal_waits_is_forgotten() -> None:
+    server = Harness(token=b"secret")
+    sessions = [server.connect(m.Hello(token=b"wrong"), "h") for _ in range(5)]
+    server.half_close(sessions[3])
+    server.end(sessions[4])
+    server.tick(5)
+    assert not server.core.wants_tick()
+
+
+# --- the file -----------------------------------------------------------------------------------------------
+
+
+def test_the_file_says_what_is_wrong_with_it() -> None:
+    file = TokenFile(FILE_VERSION, (OPERATOR, granted("t", ("shop", READ), expires_s=1e9)))
+    assert decode_tokens(encode_tokens(file), "f") == file
+    text = encode_tokens(file).decode()
+    for before, after, words in (
+        ('"version": 1', '"version": 2', "has version 2; this program reads version 1"),
+        ('"read"', '"write"', "Invalid enum value 'write'"),
+        ('"prefix": "shop"', '"prefix": "shop/x"', "'shop/x' is no directory"),
+        ('"name": "t"', '"name": "operator"', "token 'operator' needs a name of its own"),
+        (hashlib.sha256(b"t").hexdigest(), "zz", "sha256 must have 64 hexadecimal digits"),
+        ('"expires_s": 1000000000.0', '"expires": 1', "unknown field `expires`"),
+        ("]\n}", "]", "truncated"),
+    ):
+        with pytest.raises(LocalProtocolError, match="tokens file f") as error:
+            decode_tokens(text.replace(before, after, 1).encode(), "f")
+        assert words in str(error.value)
+    with pytest.raises(LocalProtocolError, match="a token needs at least one grant"):
+        decode_tokens(encode_tokens(TokenFile(FILE_VERSION, (GrantedToken("t", "0" * 64, ()),))), "f")
+
+
+def test_a_file_that_becomes_invalid_changes_nothing_until_it_is_valid_again(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    path.write_bytes(encode_tokens(TokenFile(FILE_VERSION, (OPERATOR,))))
+    there = TokensOnDisk(path)
+    assert (there.look(), there.problem) == (False, "")
+    path.write_bytes(b"{")
+    assert not there.look()
+    assert "tokens file" in there.problem
+    assert there.tokens.find(b"operator") is not None
+    path.unlink()
+    assert not there.look()
+    assert "No such file" in there.problem
+    path.write_bytes(encode_tokens(TokenFile(FILE_VERSION, (OPERATOR, granted("t", ("shop", READ))))))
+    assert there.look()
+    assert (there.problem, there.tokens.names) == ("", {"operator", "t"})
+
+
+def test_the_commands_change_the_file_and_a_running_server_notices(tmp_path: Path) -> None:
+    path, secret = tmp_path / "tokens.json", tmp_path / "shop.token"
+    operator = dos("token", "add", path, "operator", "--grant", "*:all").stdout.strip()
+    audit = tmp_path / "audit"
+    options = ("--tokens", str(path), "--audit-log", str(audit))
+    with ServerProcess(tmp_path / "data", options=options) as server:
+        url = server.url
+        (tmp_path / "operator.token").write_text(operator)
+        assert dos("ls", url, "--token-file", tmp_path / "operator.token").returncode == 0
+        made = dos("token", "add", path, "shop", "--grant", "shop:read,append", "--out", secret)
+        assert (made.returncode, made.stdout) == (0, "")
+        assert secret.stat().st_mode & 0o777 == 0o600
+        listed = json.loads(dos("token", "ls", path, "--json").stdout)
+        assert listed[1] == {
+            "name": "shop",
+            "grants": [{"prefix": "shop", "rights": ["read", "append"]}],
+            "expires": None,
+        }
+        assert "shop, shop.*" in dos("token", "ls", path).stdout
+        (tmp_path / "line").write_text("one\n")
+
+        def append(directory: str) -> Any:
+            return dos("append", f"{url}/{directory}/o", tmp_path / "line", "--token-file", secret)
+
+        until(lambda: append("shop").returncode == 0, "the server knows the new token", WAIT_S)
+        refused = append("prices")
+        assert refused.returncode == 2
+        assert "token 'shop' may not open directory 'prices'" in refused.stderr
+        assert "`dos token ls` shows what each one grants" in refused.stderr
+        assert dos("token", "revoke", path, "shop").stdout == "revoked: shop\n"
+        until(
+            lambda: "the token is not valid at this server" in append("shop").stderr, "it is revoked", WAIT_S
+        )
+        with Wire(server.address) as wire:
+            assert wire.welcome.code == ErrorCode.UNAUTHORISED
+        log = server.log_path.read_text()
+        assert secret.read_text().strip() not in log + path.read_text()
+        assert "audit: token 'shop' from 127.0.0.1" in log
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert audit.stat().st_mode & 0o777 == 0o600
+    assert [(one["token"], one["action"]) for one in lines] == [
+        ("shop", "added this token"),
+        ("shop", "refused: token 'shop' may not open directory 'prices'"),
+        ("shop", "removed this token"),
+    ]
+
+
+def test_the_commands_refuse_what_makes_no_sense(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+
+    def refused(*arguments: Any, code: int = 2) -> str:
+        done = dos("token", *arguments)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        return done.stderr
+
+    for grant in ("shop", ":read", "shop:write", "shop:"):
+        assert "a grant is PREFIX:RIGHTS" in refused("add", path, "t", "--grant", grant)
+    assert "'s/x' is no directory" in refused("add", path, "t", "--grant", "s/x:read")
+    assert "invalid time 'soon'" in refused("add", path, "t", "--grant", "s:read", "--expires-in", "soon")
+    assert not path.exists()
+    assert dos("token", "add", path, "t", "--grant", "s:read").returncode == 0
+    assert "has a token 't' already" in refused(
+        "add", path, "t", "--grant", "s:read", "--out", tmp_path / "x"
+    )
+    assert not (tmp_path / "x").exists()
+    assert "has no token 'u'; it has t" in refused("revoke", path, "u", code=1)
+    (tmp_path / "tokens.json.new").touch()
+    assert "another `dos token` runs" in refused("revoke", path, "t")
+    assert "cannot be read" in refused("ls", tmp_path / "none")
+    both = dos("serve", "--data", tmp_path / "d", "--tokens", path, "--token-file", path)
+    assert both.returncode == 2
+    assert "not both" in both.stderr
+    path.write_text("{")
+    bad = dos("serve", "--data", tmp_path / "d", "--tokens", path)
+    assert (bad.returncode, (tmp_path / "d").exists()) == (2, False)
+    assert "tokens file" in bad.stderr
