@@ -17,6 +17,7 @@ import typer
 
 from checkpoint.chains.input_log import close_input
 from checkpoint.cli.arguments import Application, Handle, check_input_names
+from checkpoint.cli.listing import ls_inputs
 from checkpoint.cli.retention import KINDS, add_retention_commands
 from checkpoint.cli.sweep import sweep
 from checkpoint.errors import InputClosedError
@@ -223,6 +224,7 @@ def _announce(host: str, application: str, handle: str, producer: str, port: int
     print_result(summary, text, as_json=as_json)
 
 
+app.command("ls")(ls_inputs)
 app.command()(entries)
 app.command()(sweep)
 add_retention_commands(app, KINDS["input"])

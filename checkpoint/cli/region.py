@@ -15,6 +15,7 @@ from checkpoint.cli import (
     backup,
     delete,
     fork,
+    listing,
     replace,
     restore,
     restore_backup,
@@ -239,6 +240,7 @@ def _change_text(change: dict[str, Any], workers: int) -> str:
     return f"{text}; it will pause for about {change['pauseSeconds'] or 0.0:.1f} s"
 
 
+app.command("ls")(listing.ls_regions)
 add_request_commands(app)
 app.command()(savepoints.savepoint)
 app.command("savepoints")(savepoints.list_savepoints)

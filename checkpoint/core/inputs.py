@@ -44,6 +44,7 @@ from journal import Op, Record
 INPUT_CHAIN: Final = "input"
 CLOSED_CHAIN: Final = "closed"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_PRODUCER: Final = re.compile(rf"(?P<application>.+)\.in\.(?P<handle>{_NAME.pattern})\.{_NAME.pattern}")
 
 
 def check_input_name(what: str, name: str) -> str:
@@ -78,6 +79,14 @@ def producers_among(directories: Iterable[str], application: str, handle: str) -
     prefix = input_directory(application, handle) + "."
     names = [name.removeprefix(prefix) for name in directories if name.startswith(prefix)]
     return sorted(name for name in names if _NAME.fullmatch(name))
+
+
+def handles_among(directories: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the sorted (application, handle) of all handles with a producer, found among names of
+    directories.
+    """
+    found = filter(None, map(_PRODUCER.fullmatch, directories))
+    return sorted({(match["application"], match["handle"]) for match in found})
 
 
 class InputPart(NamedTuple):

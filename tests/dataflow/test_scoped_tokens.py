@@ -1,6 +1,8 @@
 """A region on a store whose servers have tokens with limited rights: real servers and worker processes."""
 
+import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, aclosing
@@ -108,8 +110,36 @@ def test_a_region_runs_and_recovers_with_a_token_for_its_own_directories(store: 
     finally:
         handle.stop()
     assert handle.exception() is None
+    check_lists(store, tmp_path / "operator.token")
     made = trio.run(directories, store, token("operator"))
     assert all(name.split(".")[0] in ("shop", "store") for name in made), made
+
+
+def check_lists(url: str, token: Path) -> None:
+    """Everything that exists can be listed."""
+    options = (url, "--token-file", token)
+    (region,) = json.loads(command("region", "ls", *options, "--json").stdout)
+    assert region | {"timeMs": 0, "checkpoint": 0, "step": 0, "line": 0} == {
+        **dict.fromkeys(("timeMs", "checkpoint", "step", "line"), 0),
+        "region": "shop",
+        "final": False,
+        "workers": 2,
+        "savepoints": [],
+        "outputs": ["out"],
+        "problem": "",
+    }
+    assert re.search(r"shop +\d+ +\d+\.\d s ago +\d+ +2 +- +out", command("region", "ls", *options).stdout)
+    (found,) = json.loads(command("input", "ls", *options, "--json").stdout)
+    assert found == {
+        "input": "shop/words",
+        "application": "shop",
+        "handle": "words",
+        "producers": ["p"],
+        "regions": ["shop"],
+        "queries": [],
+        "problem": "",
+    }
+    assert re.search(r"shop/words +p +shop", command("input", "ls", *options).stdout)
 
 
 def test_a_region_without_the_right_to_append_says_so(store: str, tmp_path: Path) -> None:
