@@ -43,35 +43,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command -> (module that defines it, its line in `dos --help`)."""
 
-_OURS = (
-    "checkpoint",
-    "dataflow",
-    "dos_chaos",
-    "dos_client",
-    "dos_protocol",
-    "dos_server",
-    "journal",
-    "sites",
-)
-
 
 class _NotLoaded(typer_core.TyperCommand):
     """Stands for a command in listings, which need its name and its line only."""
 
 
 def load_command(name: str) -> Any:
-    """Import and return the command of that name.
+    """Import and return the command of that name. Raises KeyError for a name that is not in `COMMANDS`.
 
-    Raises KeyError for a name that is not in `COMMANDS`. Ends the program with exit code 2 if a library that
-    the command needs is not installed.
+    The module of a command needs no library of an extra: that is imported when the command runs.
     """
-    try:
-        module = importlib.import_module(COMMANDS[name][0])
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in _OURS:
-            raise
-        print(f"dos: {name} needs {error.name}: pip install 'dos-journal[spark]'", file=sys.stderr)
-        raise SystemExit(2) from None
+    module = importlib.import_module(COMMANDS[name][0])
     if name == "journal":  # it also reads data directories, and `journal` may not import `dos_server`
         opener = importlib.import_module("dos_server.offline.reading").DataDirectory
         importlib.import_module("journal.data_directories").read_data_directories_with(opener)
@@ -100,6 +82,18 @@ class LazyGroup(typer_core.TyperGroup):
         if isinstance(command, _NotLoaded):
             command = load_command(str(name))
         return name, command, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Ends with exit code 2 if it needs a library of an extra that is not installed."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            extras = importlib.import_module("dos_protocol.extras")
+            missing = extras.missing_extra(error, str(ctx.invoked_subcommand))
+            if missing is None:
+                raise
+            print(f"dos: {missing}", file=sys.stderr)
+            raise typer.Exit(2) from None
 
 
 app = typer.Typer(

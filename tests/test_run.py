@@ -175,11 +175,11 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_the_dos_command_installs_the_core_alone_and_keeps_the_callers_directory(checkout: Checkout) -> None:
+def test_the_dos_command_installs_no_spark_and_keeps_the_callers_directory(checkout: Checkout) -> None:
     done = checkout.run("dos", "ls", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["dos ls --json", str(checkout.elsewhere)]
-    ourselves = "--no-build-isolation --editable . --quiet --disable-pip-version-check"
+    ourselves = "--no-build-isolation --editable .[dataflow,s3] --quiet --disable-pip-version-check"
     assert f"-m pip install {ourselves} --constraint constraints.txt" in checkout.installations
 
 
