@@ -61,6 +61,7 @@ case $package in
     fuse3) program=fusermount3 ;;
     postgresql) program=initdb ;;
     iproute2) program=ip ;;
+    systemd) program=systemd-analyze ;;
     python3.11-dev) program=Python.h ;;
     *) program=$package ;;
 esac
@@ -96,6 +97,7 @@ SYSTEM_PACKAGES = [
     "postgresql",
     "iproute2",
     "iptables",
+    "systemd",
     "pkg-config",
     "libfuse3-dev",
     "gcc",
