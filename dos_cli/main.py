@@ -40,6 +40,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "journal": ("journal.cli", "Dump, search, verify or replay a journal."),
     "sites": ("sites.cli", "Plan, deploy and run the replicas of an application's regions at several sites."),
     "files": ("journal.files.mirror_cli", "Mirror the journal of a local directory of files to a store."),
+    "support-bundle": (
+        "checkpoint.cli.support_bundle",
+        "Collect what a report needs into one zip, without secrets.",
+    ),
     "chaos": ("dos_chaos.cli", "Test disks, or a store, with kills, stops, full and slow disks."),
 }
 """Command -> (module that defines it, its line in `dos --help`)."""
@@ -64,7 +68,7 @@ def load_command(name: str) -> Any:
     if not isinstance(app, typer.Typer):
         single = typer.Typer(add_completion=False)
         settings = {"auto_envvar_prefix": _SERVICES[name]} if name in _SERVICES else None
-        single.command(name, context_settings=settings)(getattr(module, name))
+        single.command(name, context_settings=settings)(getattr(module, name.replace("-", "_")))
         return get_command(single)
     group = get_group(app)
     return group.commands.get(name, group)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dos_client.core.contexts import (
+    CONTEXT_VARIABLE,
+    STORE_VARIABLE,
     Contexts,
     GivenArguments,
     NamedStore,
@@ -25,7 +27,7 @@ CONFIG_VARIABLE: Final = "DOS_CONFIG"
 CONTEXTS_VARIABLE: Final = "DOS_CONTEXTS"
 TOKEN_FILE_VARIABLE: Final = "DOS_TOKEN_FILE"  # noqa: S105 - a name
 _SYSTEM_FILE: Final = Path("/etc/dos/dos.toml")
-_STORES: Final = ("STORE-URL", "URL")
+_STORES: Final = ("STORE-URL", "URL", "[STORE-URL]")
 """The metavars of a first argument that is a store, or an object in it."""
 _SERVICES: Final = {("serve",): "serve", ("store", "watch"): "watch"}
 """Words of a command -> its table in dos.toml."""
@@ -88,13 +90,23 @@ def complete_words(context: Any, name: str, command: Any, words: list[str]) -> l
         _set_defaults(context, path, leaf)
     given = _given(context, leaf, words[len(path) - 1 :])
     if given.needs_store:
-        return [*path[1:], *completed(given, store_in_use(asked))]
+        store = _store_for(given, asked)
+        return words if store is None else [*path[1:], *completed(given, store)]
     if asked:
         raise ConfigurationError(
             f"context {asked} is not used: the command names its store, or takes none",
             remedy="omit one of them",
         )
     return words
+
+
+def _store_for(given: GivenArguments, asked: str) -> NamedStore | None:
+    """Return the store in use; None if there is none, and the command does not require one."""
+    contexts, settings = read_contexts(), read_settings()
+    names_one = asked or contexts.current or settings.store or os.environ.get(STORE_VARIABLE)
+    if not (given.requires_store or names_one or os.environ.get(CONTEXT_VARIABLE)):
+        return None
+    return find_store(asked, os.environ, contexts, settings)
 
 
 def _without_context(words: list[str], asked: str) -> tuple[list[str], str]:
@@ -130,7 +142,8 @@ def _given(context: Any, leaf: Any, words: list[str]) -> GivenArguments:
     return GivenArguments(
         words=words,
         arguments=[*arguments, *left],
-        takes_store=bool(takes) and takes[0].required and takes[0].metavar in _STORES,
+        takes_store=bool(takes) and takes[0].metavar in _STORES,
+        requires_store=bool(takes) and takes[0].required,
         arguments_max=float("inf") if any(one.nargs == -1 for one in takes) else len(takes),
         has_token_file=has_token_file,
     )

@@ -167,14 +167,15 @@ def find_store(
 class GivenArguments(NamedTuple):
     """What a command line has after the name of a command. arguments: those without options.
 
-    takes_store: whether the command's first argument is a store, or a thing in it. arguments_max: how many
-    arguments the command takes. has_token_file: whether the line, or a variable, has a token file; None if
-    the command takes none.
+    takes_store: whether the command's first argument is a store, or a thing in it. requires_store: whether it
+    must be there. arguments_max: how many arguments the command takes. has_token_file: whether the line, or a
+    variable, has a token file; None if the command takes none.
     """
 
     words: Sequence[str]
     arguments: Sequence[str]
     takes_store: bool
+    requires_store: bool
     arguments_max: float
     has_token_file: bool | None
 

@@ -97,7 +97,9 @@ HERE = NamedStore("dos://p1:9999", "/t", "context prod")
 def test_the_store_is_put_where_a_person_would_type_it(
     words: list[str], most: int, expected: list[str] | None
 ) -> None:
-    line = GivenArguments(words, words, takes_store=True, arguments_max=most, has_token_file=False)
+    line = GivenArguments(
+        words, words, takes_store=True, requires_store=True, arguments_max=most, has_token_file=False
+    )
     assert line.needs_store == (expected is not None)
     if expected is not None:
         urls = [word.replace("URL", HERE.url) for word in expected]
@@ -108,7 +110,12 @@ def test_the_store_is_put_where_a_person_would_type_it(
 
 def test_a_command_that_takes_no_store_is_left_alone() -> None:
     line = GivenArguments(
-        ["a.journal"], ["a.journal"], takes_store=False, arguments_max=2, has_token_file=False
+        ["a.journal"],
+        ["a.journal"],
+        takes_store=False,
+        requires_store=False,
+        arguments_max=2,
+        has_token_file=False,
     )
     assert not line.needs_store
 
