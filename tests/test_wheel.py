@@ -22,9 +22,6 @@ from tests.test_repository import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-if importlib.util.find_spec("pip") is None:
-    lacking("building a wheel needs pip: python -m ensurepip")
-
 
 class Environment:
     """An environment with the wheel and no library but those that were asked for."""
@@ -74,6 +71,8 @@ def call(command: list[object]) -> None:
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     """Made from a wheel that is built of a copy, so that nothing is left beside the sources."""
+    if importlib.util.find_spec("pip") is None:
+        lacking("building a wheel needs pip: python -m ensurepip")
     place = tmp_path_factory.mktemp("wheel")
     try:
         sources = place / "sources"

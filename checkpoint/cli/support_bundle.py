@@ -69,7 +69,9 @@ def support_bundle(
     verify: Annotated[
         bool, typer.Option(help="Compare the copies of the store by digest; reads no content.")
     ] = True,
-    limit: Annotated[float, typer.Option(min=1, help="Seconds for each command that asks the store.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds for each command that asks the store.")
+    ] = 60.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be collected.")] = False,
     token_file: TokenFile = None,
 ) -> None:
@@ -102,7 +104,7 @@ def support_bundle(
     try:
         with _private(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             collection = _Collection(archive, redactor)
-            _collect(collection, commands, url, token_file, limit)
+            _collect(collection, commands, url, token_file, timeout)
             for number, log in enumerate(logs or ()):
                 collection.add(_log_name(number, log), _last_lines(log, log_lines))
             collection.finish()

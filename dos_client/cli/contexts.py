@@ -10,7 +10,6 @@ import typer
 from dos_client.cli.kit import (
     REFUSED,
     AsJson,
-    StoreUrl,
     errors_end_command,
     fail,
     fill_help,
@@ -48,7 +47,9 @@ NameOrNone = Annotated[
 @app.command()
 def add(
     name: Annotated[str, typer.Argument(help="A name for the store.", metavar="NAME")],
-    url: StoreUrl,
+    url: Annotated[
+        str, typer.Argument(help="The store: dos://HOST:PORT,HOST2:PORT,HOST3:PORT", metavar="URL-OF-STORE")
+    ],
     token_file: Annotated[
         Path | None,
         typer.Option(

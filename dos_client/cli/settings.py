@@ -28,7 +28,7 @@ CONTEXTS_VARIABLE: Final = "DOS_CONTEXTS"
 TOKEN_FILE_VARIABLE: Final = "DOS_TOKEN_FILE"  # noqa: S105 - a name
 _SYSTEM_FILE: Final = Path("/etc/dos/dos.toml")
 _STORES: Final = ("STORE-URL", "URL", "[STORE-URL]")
-"""The metavars of a first argument that is a store, or an object in it."""
+"""The metavars of an argument that is a store, or an object in it."""
 _SERVICES: Final = {("serve",): "serve", ("store", "watch"): "watch"}
 """Words of a command -> its table in dos.toml."""
 
@@ -129,24 +129,35 @@ def _without_context(words: list[str], asked: str) -> tuple[list[str], str]:
 
 def _given(context: Any, leaf: Any, words: list[str]) -> GivenArguments:
     """Divide the words into options and arguments, as the command will. Mistakes are left to the command."""
-    parsing = leaf.context_class(leaf, info_name=leaf.name, parent=context, resilient_parsing=True)
-    options, left, _ = leaf.make_parser(parsing).parse_args(list(words))
     takes = [one for one in leaf.params if one.param_type_name == "argument"]
-    arguments: list[str] = []
-    for one in takes:
-        value = options.get(one.name)
-        arguments += [] if value is None else [value] if isinstance(value, str) else list(value)
+    store_at = next((at for at, one in enumerate(takes) if one.metavar in _STORES), None)
+    options, arguments = _parsed(context, leaf, words)
+    before = range(len(words) + 1) if store_at else range(1)
     has_token_file = None
     if any(one.name == "token_file" for one in leaf.params):
         has_token_file = "token_file" in options or bool(os.environ.get(TOKEN_FILE_VARIABLE))
     return GivenArguments(
         words=words,
-        arguments=[*arguments, *left],
-        takes_store=bool(takes) and takes[0].metavar in _STORES,
-        requires_store=bool(takes) and takes[0].required,
+        arguments=arguments,
+        store_at=store_at,
+        words_before=next(
+            (count for count in before if len(_parsed(context, leaf, words[:count])[1]) == store_at), 0
+        ),
+        requires_store=store_at is not None and takes[store_at].required,
         arguments_max=float("inf") if any(one.nargs == -1 for one in takes) else len(takes),
         has_token_file=has_token_file,
     )
+
+
+def _parsed(context: Any, leaf: Any, words: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options of a command line by name, and its arguments in order."""
+    parsing = leaf.context_class(leaf, info_name=leaf.name, parent=context, resilient_parsing=True)
+    options, left, _ = leaf.make_parser(parsing).parse_args(list(words))
+    arguments: list[str] = []
+    for one in leaf.params:
+        value = options.get(one.name) if one.param_type_name == "argument" else None
+        arguments += [] if value is None else [value] if isinstance(value, str) else list(value)
+    return options, [*arguments, *left]
 
 
 def _set_defaults(context: Any, path: list[str], leaf: Any) -> None:

@@ -167,23 +167,26 @@ def find_store(
 class GivenArguments(NamedTuple):
     """What a command line has after the name of a command. arguments: those without options.
 
-    takes_store: whether the command's first argument is a store, or a thing in it. requires_store: whether it
-    must be there. arguments_max: how many arguments the command takes. has_token_file: whether the line, or a
-    variable, has a token file; None if the command takes none.
+    store_at: which argument of the command is a store, or a thing in it; None if none is. words_before: how
+    many words precede that argument on the line. requires_store: whether it must be there. arguments_max: how
+    many arguments the command takes. has_token_file: whether the line, or a variable, has a token file; None
+    if the command takes none.
     """
 
     words: Sequence[str]
     arguments: Sequence[str]
-    takes_store: bool
+    store_at: int | None
+    words_before: int
     requires_store: bool
     arguments_max: float
     has_token_file: bool | None
 
     @property
     def leaves_store_out(self) -> bool:
-        """Whether the store is to be put before the arguments: the first is no URL, and there is room."""
-        begins = bool(self.arguments) and self.arguments[0].startswith(SCHEME)
-        return self.takes_store and not begins and len(self.arguments) < self.arguments_max
+        """Whether the store is to be put in: what is in its place is no URL, and there is room."""
+        if self.store_at is None or not self.store_at <= len(self.arguments) < self.arguments_max:
+            return False
+        return not any(one.startswith(SCHEME) for one in self.arguments[self.store_at :][:1])
 
     @property
     def needs_store(self) -> bool:
@@ -192,12 +195,18 @@ class GivenArguments(NamedTuple):
 
 
 def completed(given: GivenArguments, store: NamedStore) -> list[str]:
-    """Return the words with the store, as a person would have typed them."""
+    """Return the words with the store, as a person would have typed them.
+
+    The token file is left out if the line names another store: a command sends its token to both.
+    """
     path = store.url + "/"
     words = [path + word.removeprefix(HERE) if word.startswith(HERE) else word for word in given.words]
-    url = [store.url] if given.leaves_store_out else []
-    token = ["--token-file", store.token_file] if store.token_file and given.has_token_file is False else []
-    return [*token, *url, *words]
+    if given.leaves_store_out:
+        words.insert(given.words_before, store.url)
+    others = any(word.startswith(SCHEME) and not word.startswith(HERE) for word in given.words)
+    if store.token_file and given.has_token_file is False and not others:
+        return ["--token-file", store.token_file, *words]
+    return words
 
 
 def _fields(one: StoreContext | Settings) -> tuple[str, str]:

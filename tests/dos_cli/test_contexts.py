@@ -151,3 +151,13 @@ def test_an_option_that_a_service_does_not_have_is_refused(
     refused = dos("serve", "--data", tmp_path / "data")
     assert refused.returncode == 2
     assert "[serve] has 'lisen', which is no option of `dos serve`" in refused.stderr
+
+
+def test_the_servers_of_dos_chaos_have_no_options_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / "dos.toml").write_text("[serve]\nlisen = '127.0.0.1:0'\n")
+    monkeypatch.setenv("DOS_CONFIG", str(file))
+    monkeypatch.setenv("DOS_SERVE_TOKEN_FILE", str(file))
+    with ServerProcess(tmp_path / "data") as server:
+        assert dos("ping", server.url, "--count", "1").returncode == 0

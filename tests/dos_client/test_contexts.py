@@ -98,7 +98,13 @@ def test_the_store_is_put_where_a_person_would_type_it(
     words: list[str], most: int, expected: list[str] | None
 ) -> None:
     line = GivenArguments(
-        words, words, takes_store=True, requires_store=True, arguments_max=most, has_token_file=False
+        words,
+        words,
+        store_at=0,
+        words_before=0,
+        requires_store=True,
+        arguments_max=most,
+        has_token_file=False,
     )
     assert line.needs_store == (expected is not None)
     if expected is not None:
@@ -108,11 +114,25 @@ def test_the_store_is_put_where_a_person_would_type_it(
         assert completed(line._replace(has_token_file=None), HERE) == urls
 
 
+def test_a_store_that_is_another_argument_is_put_in_its_place() -> None:
+    words = ["--json", "s3://backups/dos", "wordcount"]
+    line = GivenArguments(words, words[1:], 1, 2, requires_store=True, arguments_max=3, has_token_file=None)
+    assert completed(line, HERE) == ["--json", "s3://backups/dos", HERE.url, "wordcount"]
+    assert not line._replace(arguments=["s3://backups/dos", "dos://h1", "wordcount"]).needs_store
+
+
+def test_a_token_is_not_added_if_the_line_names_another_store_too() -> None:
+    words = ["wordcount", "dos://other/backups"]  # dos region backup
+    line = GivenArguments(words, words, 0, 0, requires_store=True, arguments_max=3, has_token_file=False)
+    assert completed(line, HERE) == [HERE.url, *words]
+
+
 def test_a_command_that_takes_no_store_is_left_alone() -> None:
     line = GivenArguments(
         ["a.journal"],
         ["a.journal"],
-        takes_store=False,
+        store_at=None,
+        words_before=0,
         requires_store=False,
         arguments_max=2,
         has_token_file=False,
