@@ -97,7 +97,7 @@ class LazyGroup(typer_core.TyperGroup):
         settings = importlib.import_module("dos_client.cli.settings")
         try:
             return list(settings.complete_words(ctx, name, command, rest))
-        except (OSError, settings.ConfigurationError) as error:
+        except settings.ConfigurationError as error:
             if ctx.resilient_parsing:  # the shell asks for completions, and has no place for errors
                 return rest
             print(f"dos: {error}", file=sys.stderr)

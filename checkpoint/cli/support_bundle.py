@@ -206,7 +206,7 @@ def _secrets(token_file: Path | None) -> set[str]:
         settings = read_settings()
         paths += [settings.token_file, str(settings.serve.get("token_file", ""))]
         paths += [one.token_file for one in read_contexts().contexts.values()]
-    except (ConfigurationError, OSError) as error:
+    except ConfigurationError as error:
         warn(f"{error}; a token that only this file names is removed only where it looks like one")
     found = secrets_in(os.environ)
     for path in filter(None, paths):

@@ -20,6 +20,7 @@ from dos_client.cli.kit import (
 )
 from dos_client.cli.settings import contexts_path, read_contexts, store_in_use
 from dos_client.core.contexts import Contexts, StoreContext, check_store, encode_contexts
+from dos_client.errors import ConfigurationError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,7 +35,7 @@ def complete_context(incomplete: str) -> list[str]:
     """Return the names that begin so."""
     try:
         return [name for name in sorted(read_contexts().contexts) if name.startswith(incomplete)]
-    except (OSError, ValueError):
+    except ConfigurationError:  # completion has no place for errors
         return []
 
 
@@ -69,7 +70,7 @@ def add(
 
     Then: dos get dos:///notes/greetings
     """
-    with errors_end_command(lambda _: REFUSED):
+    with errors_end_command(lambda _: REFUSED, also=(UnicodeEncodeError,)):  # a path may be no text
         check_store(url, "a context")
         read_token(token_file)  # ends the command if the file holds none
         context = StoreContext(url, str(token_file.absolute()) if token_file else "")

@@ -47,11 +47,11 @@ def _config_directory(variables: Mapping[str, str]) -> Path | None:
 
 
 def read_contexts() -> Contexts:
-    """Return the contexts of this user. Raises ConfigurationError, OSError."""
+    """Return the contexts of this user. Raises ConfigurationError."""
     path = contexts_path()
-    if path is None or not path.exists():
+    if path is None or not _is_there(path):
         return Contexts()
-    return decode_contexts(path.read_text(encoding="utf-8"), str(path))
+    return decode_contexts(_text_of(path), str(path))
 
 
 def settings_path(variables: Mapping[str, str] = os.environ) -> Path | None:
@@ -60,24 +60,41 @@ def settings_path(variables: Mapping[str, str] = os.environ) -> Path | None:
         return Path(named)
     home = _config_directory(variables)
     places = [_SYSTEM_FILE] if home is None else [home / "dos.toml", _SYSTEM_FILE]
-    return next((path for path in places if path.exists()), None)
+    return next(filter(_is_there, places), None)
 
 
 def read_settings() -> Settings:
-    """Return the content of dos.toml. Raises ConfigurationError, OSError."""
+    """Return the content of dos.toml. Raises ConfigurationError."""
     path = settings_path()
-    return Settings() if path is None else decode_settings(path.read_text(encoding="utf-8"), str(path))
+    return Settings() if path is None else decode_settings(_text_of(path), str(path))
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether the file exists. The home of another user (sudo keeps HOME) has none for this one."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def store_in_use(asked: str = "") -> NamedStore:
-    """Return the store of a command that names none. Raises ConfigurationError, OSError."""
+    """Return the store of a command that names none. Raises ConfigurationError."""
     return find_store(asked, os.environ, read_contexts(), read_settings())
 
 
 def complete_words(context: Any, name: str, command: Any, words: list[str]) -> list[str]:
     """Return the words after `dos NAME` with what they leave out, and set the defaults of a service.
 
-    context: that of the root command, with `--context` in its params. Raises ConfigurationError, OSError.
+    context: that of the root command, with `--context` in its params. Raises ConfigurationError.
     """
     words, asked = _without_context(words, str(context.params.get("context") or ""))
     path, leaf = [name], command

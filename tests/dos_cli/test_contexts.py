@@ -143,6 +143,23 @@ def test_a_service_takes_its_options_from_variables_and_dos_toml(
             process.communicate(timeout=60)
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(b"\xff", "is not UTF-8"), (None, "cannot be read: Is a directory"), (b"store = 1", "Expected `str`")],
+)
+def test_a_file_that_cannot_be_read_is_named_and_hinders_no_command_with_a_url(
+    content: bytes | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "dos.toml"
+    file.mkdir() if content is None else file.write_bytes(content)
+    monkeypatch.setenv("DOS_CONFIG", str(file))
+    refused = dos("ls")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"dos: {file}")
+    assert expected in refused.stderr
+    assert dos("ls", "dos://127.0.0.1:1").returncode == 3
+
+
 def test_an_option_that_a_service_does_not_have_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
