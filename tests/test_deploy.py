@@ -206,13 +206,30 @@ def test_what_is_not_left_out_of_the_image_is_every_package() -> None:
     assert all((ROOT / name).exists() for name in kept)
 
 
+CONFINEMENT = {
+    "NoNewPrivileges": ["yes"],
+    "CapabilityBoundingSet": [""],
+    "ProtectSystem": ["strict"],
+    "ProtectHome": ["yes"],
+    "PrivateTmp": ["yes"],
+    "PrivateDevices": ["yes"],
+    "MemoryDenyWriteExecute": ["yes"],
+    "SystemCallFilter": ["@system-service", "~@privileged"],
+    "User": ["dos"],
+    "UMask": ["0077"],
+}
+"""What matters most, whatever the version of systemd counts."""
+
+
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_units_are_valid_and_confined(path: Path, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         lacking("units are verified by systemd-analyze: apt-get install systemd")
     program = Path(sys.executable).with_name("dos")
+    found = unit(path)
+    assert {name: found.get(name) for name in CONFINEMENT} == CONFINEMENT
     (here := tmp_path / path.name).write_text(path.read_text().replace("/opt/dos/bin/dos", str(program)))
-    for words in (["verify", here], ["security", "--offline=true", "--threshold=15", here]):
+    for words in (["verify", here], ["security", "--offline=true", "--threshold=20", here]):
         done = subprocess.run(["systemd-analyze", *map(str, words)], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert words[0] == "security" or done.stderr == ""
@@ -268,3 +285,47 @@ def test_a_server_starts_as_its_unit_says(tmp_path: Path, monkeypatch: pytest.Mo
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=60)
     assert process.returncode == 0
+
+
+def calls_in(group: str) -> set[str]:
+    """The system calls of a group of systemd, with those of the groups in it."""
+    done = subprocess.run(
+        ["systemd-analyze", "syscall-filter", group], capture_output=True, text=True, check=True
+    )
+    names = [line.strip() for line in done.stdout.splitlines()[1:] if line.startswith("    ")]
+    names = [name for name in names if not name.startswith("#")]
+    return {call for name in names for call in (calls_in(name) if name.startswith("@") else {name})}
+
+
+@pytest.mark.process
+def test_a_server_makes_no_system_call_that_its_unit_forbids(tmp_path: Path) -> None:
+    """From its start to its end, with an append and a read between."""
+    for program in ("strace", "systemd-analyze"):
+        if shutil.which(program) is None:
+            lacking(f"needs {program}: apt-get install strace systemd")
+    allowed, forbidden = CONFINEMENT["SystemCallFilter"]
+    trace = tmp_path / "trace"
+    with hold_port(0) as held:
+        url = f"dos://127.0.0.1:{held.getsockname()[1]}"
+        words = ["--data", str(tmp_path / "data"), "--listen", url.removeprefix("dos://"), "--json"]
+        process = subprocess.Popen(
+            ["strace", "-f", "-qq", "-o", trace, sys.executable, "-m", "dos_cli", "serve", *words],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            assert dos("append", f"{url}/notes/greetings", ROOT / "LICENSE").returncode == 0
+            assert dos("ls", f"{url}/notes").returncode == 0
+        finally:
+            (server,) = children_of(process.pid)
+            os.kill(server, signal.SIGTERM)
+            process.communicate(timeout=60)
+    made = set(re.findall(r"^\d+ +(\w+)\(", trace.read_text(errors="replace"), re.M))
+    assert {"execve", "fdatasync", "accept4"} & made
+    assert made <= calls_in(allowed) - calls_in(forbidden.removeprefix("~"))
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
