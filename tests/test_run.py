@@ -185,6 +185,13 @@ def test_the_dos_command_installs_no_spark_and_keeps_the_callers_directory(check
     assert f"-m pip install {ourselves} --constraint constraints.txt" in checkout.installations
 
 
+def test_the_documentation_is_built_in_the_checkout(checkout: Checkout) -> None:
+    done = checkout.run("docs", "-j", "2")
+    assert done.returncode == 0, done.stderr
+    built = "python -m sphinx -c docs/site -b html -n -W --keep-going -q -j 2 . build/docs"
+    assert done.stdout.splitlines()[0] == built
+
+
 def test_a_second_call_installs_nothing_and_says_nothing(checkout: Checkout) -> None:
     checkout.run("dos")
     installed = len(checkout.installations)
