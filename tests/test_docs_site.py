@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.test_repository import ROOT
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def build(source: Path, into: Path) -> "subprocess.CompletedProcess[str]":
