@@ -33,7 +33,6 @@ from dataflow.entry.cli import (
     entries,
     serve_site,
 )
-from dataflow.entry_point import serve_lines
 from dos_client import Store
 from dos_client.cli.kit import (
     REFUSED,
@@ -135,8 +134,9 @@ def serve(
         return
     if peers or time or lateness is not None or marks_every is not None:
         fail("--peers, --time, --lateness and --marks-every need --site", REFUSED)
-    producer = name or _default_name()
-    counted = _Counted()
+    from dataflow.entry_point import serve_lines  # needs pyarrow, which `--help` must not
+
+    producer, counted = name or _default_name(), _Counted()
 
     async def work(store: Store) -> None:
         entry = partial(

@@ -7,7 +7,6 @@ A worker's specification is pickled to its standard input, like the closure of a
 functions must reach the process. Nothing else is pickled.
 """
 
-import importlib
 import json
 import logging
 import os
@@ -22,6 +21,8 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Final
+
+import cloudpickle
 
 from checkpoint import AutoScale, OnDamaged, Recovery, RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
@@ -282,17 +283,9 @@ def _tail(log: Path | None) -> str:
 
 
 def dumps(spec: WorkerSpec) -> bytes:
-    """Pickle by value if a library for it is installed, so that functions of a script work; otherwise by
-    reference.
-    """
-    for name in ("cloudpickle", "pyspark.cloudpickle"):
-        try:
-            library = importlib.import_module(name)
-        except ImportError:
-            continue
-        by_value: bytes = library.dumps(spec)
-        return by_value
-    return pickle.dumps(spec)
+    """Pickle by value, so that functions of a script work."""
+    by_value: bytes = cloudpickle.dumps(spec)
+    return by_value
 
 
 def main() -> int:

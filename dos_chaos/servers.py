@@ -4,6 +4,7 @@ A server that is killed and started again keeps its port and its data directory:
 so that no other program is given it.
 """
 
+import os
 import re
 import signal
 import socket
@@ -56,9 +57,12 @@ class ServerProcess:
     def _start(self) -> None:
         command = [*self.under, sys.executable, "-m", "dos_cli", "serve", "--data", str(self.data)]
         command += ["--listen", f"127.0.0.1:{self.address[1]}", "--verbose", *self.options]
+        # the options here are all of its options: not those of a service of this machine
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DOS_SERVE_")}
+        environment["DOS_CONFIG"] = os.devnull
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - our own program
-                command, stdout=subprocess.PIPE, stderr=log, text=True
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
             )
         watchdog = threading.Timer(START_SECONDS_MAX, self.process.kill)
         watchdog.start()

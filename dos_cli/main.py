@@ -35,25 +35,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "checkpoint.cli.checkpoints",
         "Show and compare the committed checkpoints of a region.",
     ),
+    "context": ("dos_client.cli.contexts", "Name stores, so that commands need no URL."),
     "input": ("dataflow.cli", "Receive lines as an input of an application; close, trim or sweep it."),
     "output": ("dataflow.merging.cli", "Read the merged output of replicas; show who reads an output."),
     "journal": ("journal.cli", "Dump, search, verify or replay a journal."),
     "sites": ("sites.cli", "Plan, deploy and run the replicas of an application's regions at several sites."),
     "files": ("journal.files.mirror_cli", "Mirror the journal of a local directory of files to a store."),
+    "support-bundle": (
+        "checkpoint.cli.support_bundle",
+        "Collect what a report needs into one zip, without secrets.",
+    ),
     "chaos": ("dos_chaos.cli", "Test disks, or a store, with kills, stops, full and slow disks."),
 }
 """Command -> (module that defines it, its line in `dos --help`)."""
-
-_OURS = (
-    "checkpoint",
-    "dataflow",
-    "dos_chaos",
-    "dos_client",
-    "dos_protocol",
-    "dos_server",
-    "journal",
-    "sites",
-)
+_SERVICES = {"serve": "DOS_SERVE"}
+"""Command of one function -> begin of the variables of its options; a group names that of its commands."""
 
 
 class _NotLoaded(typer_core.TyperCommand):
@@ -61,25 +57,19 @@ class _NotLoaded(typer_core.TyperCommand):
 
 
 def load_command(name: str) -> Any:
-    """Import and return the command of that name.
+    """Import and return the command of that name. Raises KeyError for a name that is not in `COMMANDS`.
 
-    Raises KeyError for a name that is not in `COMMANDS`. Ends the program with exit code 2 if a library that
-    the command needs is not installed.
+    The module of a command needs no library of an extra: that is imported when the command runs.
     """
-    try:
-        module = importlib.import_module(COMMANDS[name][0])
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in _OURS:
-            raise
-        print(f"dos: {name} needs {error.name}: pip install 'dos-journal[spark]'", file=sys.stderr)
-        raise SystemExit(2) from None
+    module = importlib.import_module(COMMANDS[name][0])
     if name == "journal":  # it also reads data directories, and `journal` may not import `dos_server`
         opener = importlib.import_module("dos_server.offline.reading").DataDirectory
         importlib.import_module("journal.data_directories").read_data_directories_with(opener)
     app = getattr(module, "app", None)
     if not isinstance(app, typer.Typer):
         single = typer.Typer(add_completion=False)
-        single.command(name)(getattr(module, name))
+        settings = {"auto_envvar_prefix": _SERVICES[name]} if name in _SERVICES else None
+        single.command(name, context_settings=settings)(getattr(module, name.replace("-", "_")))
         return get_command(single)
     group = get_group(app)
     return group.commands.get(name, group)
@@ -100,7 +90,31 @@ class LazyGroup(typer_core.TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if isinstance(command, _NotLoaded):
             command = load_command(str(name))
+            rest = self._completed(ctx, str(name), command, rest)
         return name, command, rest
+
+    def _completed(self, ctx: Any, name: str, command: Any, rest: list[str]) -> list[str]:
+        """Return the words of a command with the store of the context, if they leave it out."""
+        settings = importlib.import_module("dos_client.cli.settings")
+        try:
+            return list(settings.complete_words(ctx, name, command, rest))
+        except settings.ConfigurationError as error:
+            if ctx.resilient_parsing:  # the shell asks for completions, and has no place for errors
+                return rest
+            print(f"dos: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Ends with exit code 2 if it needs a library of an extra that is not installed."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            extras = importlib.import_module("dos_protocol.extras")
+            missing = extras.missing_extra(error, str(ctx.invoked_subcommand))
+            if missing is None:
+                raise
+            print(f"dos: {missing}", file=sys.stderr)
+            raise typer.Exit(2) from None
 
 
 app = typer.Typer(
@@ -120,8 +134,22 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _complete_context(incomplete: str) -> list[str]:
+    found = importlib.import_module("dos_client.cli.contexts").complete_context(incomplete)
+    return list(found)
+
+
 @app.callback()
 def _root(
+    context: Annotated[  # read by `LazyGroup`
+        str,
+        typer.Option(
+            help="Use the store of this context (`dos context`); anywhere on the line.",
+            metavar="NAME",
+            show_default=False,
+            autocompletion=_complete_context,
+        ),
+    ] = "",
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),

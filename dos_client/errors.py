@@ -9,6 +9,10 @@ class BadUrlError(DosError):
     """The URL is not `dos://host[:port][,host[:port]...][/directory[/object]]`."""
 
 
+class ConfigurationError(DosError):
+    """A file or variable that names stores or options is not valid, or names nothing. Nothing was done."""
+
+
 class StoreNotReadyError(DosError):
     """The servers of the URL do not form a usable store. `missing` has one line per server."""
 

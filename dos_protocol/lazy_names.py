@@ -8,8 +8,7 @@ Spark starts several Python processes for each query; each pays only for the imp
     else:
         __getattr__, __dir__, __all__ = lazy_names(globals())
 
-At run time `lazy_names` reads that block from the package's own source. This module imports no other module
-of the project.
+At run time `lazy_names` reads that block from the package's own source.
 """
 
 import ast
@@ -17,11 +16,14 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from dos_protocol.extras import missing_extra
+
 
 def lazy_names(held: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` for the package with the globals `held`.
 
-    Raises ImportError if the source of the package is not available.
+    Raises ImportError if the source of the package is not available. A name whose module needs a library of
+    an extra that is not installed raises MissingExtraError when it is used.
     """
     package = held["__name__"]
     module_of = _names_for_type_checkers(held["__loader__"].get_source(package), package)
@@ -31,11 +33,14 @@ def lazy_names(held: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[],
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = module_of[name]
         own = module == package  # `from shop import prices as prices`: a module of the package itself
-        value = (
-            importlib.import_module(f"{package}.{name}")
-            if own
-            else getattr(importlib.import_module(module), name)
-        )
+        try:
+            value = (
+                importlib.import_module(f"{package}.{name}")
+                if own
+                else getattr(importlib.import_module(module), name)
+            )
+        except ModuleNotFoundError as error:
+            raise missing_extra(error, f"{package}.{name}") or error from None
         held[name] = value
         return value
 

@@ -1,7 +1,7 @@
 """The supported versions of Spark's packages, checked before any of them is imported.
 
 Only the standard library may be imported at the top, because the faulty package may be the one to import. The
-bounds are those of the extra `spark` in pyproject.toml; a test compares them.
+bounds are those of the extras `spark` and `dataflow` in pyproject.toml; a test compares them.
 """
 
 import re

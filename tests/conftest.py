@@ -58,6 +58,9 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("JAVA_TOOL_OPTIONS", class_archive.jvm_options())
     os.environ.setdefault("DOS_GROUP_LOG", GROUP_LOG_MIB)
+    os.environ |= {"DOS_CONFIG": os.devnull, "DOS_CONTEXTS": os.devnull}  # not those of this user
+    for name in ("DOS_STORE", "DOS_CONTEXT", "DOS_TOKEN_FILE"):
+        os.environ.pop(name, None)
 
 
 @cache

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dos_protocol.extras import EXTRA_OF
+
 ROOT = Path(__file__).parent.parent
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -63,10 +65,10 @@ CLIENT_PARTS: dict[str, set[str]] = {
 above."""
 
 CORE_DEPENDENCIES_ONLY = ("dos_protocol", "dos_server", "dos_client", "journal", "dos_chaos", "dos_cli")
-"""`./run dos` installs no Spark: these packages work without the extras below."""
-EXTRAS = {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "psutil", "datasketches", "lmdb", "sqlalchemy"}
+"""These packages work without the extras; what is `ON_USE` is imported by the functions that need it."""
+ON_USE = {"matplotlib", "boto3", "botocore"}
+EXTRAS = {*EXTRA_OF, "psutil"} - ON_USE
 SPARK = {"pyspark", "py4j"}
-PICTURES = "matplotlib"
 
 IMPURE_MODULES = {
     *("trio", "asyncio", "threading", "_thread", "concurrent", "multiprocessing", "queue", "contextvars"),
@@ -91,9 +93,7 @@ IMPURE_BUILTINS = {"open", "print", "input", "hash", "id", "eval", "exec", "brea
 
 FILE_LINES_MAX = 400
 LONGER_FILES: dict[str, int] = {}
-"""file -> the length it has now: it may shrink, and then its row is lowered or goes. A new row needs a
-reason.
-"""
+"""file -> the length it has now. It may shrink; then its row is lowered or goes. A new row needs a reason."""
 
 FUNCTION_LINES_MAX = 70
 """Without its docstring."""
@@ -264,8 +264,8 @@ def test_spark_is_imported_by_the_spark_integration_alone() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_draws_pictures_is_imported_in_functions_that_draw() -> None:
-    """So that who draws none can do without it."""
+def test_pictures_and_buckets_are_imported_in_the_functions_that_use_them() -> None:
+    """A program that uses none can do without the library."""
     wrong = []
     for path in source_files():
         tree = tree_of(path)
@@ -278,7 +278,7 @@ def test_what_draws_pictures_is_imported_in_functions_that_draw() -> None:
         wrong += [
             f"{path.relative_to(ROOT)}:{line} imports {module}"
             for line, module in imports_of(path)
-            if module.split(".")[0] == PICTURES and line not in local
+            if module.split(".")[0] in ON_USE and line not in local
         ]
     assert not wrong, "\n".join(wrong)
 

@@ -61,6 +61,7 @@ case $package in
     fuse3) program=fusermount3 ;;
     postgresql) program=initdb ;;
     iproute2) program=ip ;;
+    systemd) program=systemd-analyze ;;
     python3.11-dev) program=Python.h ;;
     *) program=$package ;;
 esac
@@ -96,6 +97,7 @@ SYSTEM_PACKAGES = [
     "postgresql",
     "iproute2",
     "iptables",
+    "systemd",
     "pkg-config",
     "libfuse3-dev",
     "gcc",
@@ -175,12 +177,19 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_the_dos_command_installs_the_core_alone_and_keeps_the_callers_directory(checkout: Checkout) -> None:
+def test_the_dos_command_installs_no_spark_and_keeps_the_callers_directory(checkout: Checkout) -> None:
     done = checkout.run("dos", "ls", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["dos ls --json", str(checkout.elsewhere)]
-    ourselves = "--no-build-isolation --editable . --quiet --disable-pip-version-check"
+    ourselves = "--no-build-isolation --editable .[dataflow,s3] --quiet --disable-pip-version-check"
     assert f"-m pip install {ourselves} --constraint constraints.txt" in checkout.installations
+
+
+def test_the_documentation_is_built_in_the_checkout(checkout: Checkout) -> None:
+    done = checkout.run("docs", "-j", "2")
+    assert done.returncode == 0, done.stderr
+    built = "python -m sphinx -c docs/site -b html -n -W --keep-going -q -j 2 . build/docs"
+    assert done.stdout.splitlines()[0] == built
 
 
 def test_a_second_call_installs_nothing_and_says_nothing(checkout: Checkout) -> None:

@@ -287,7 +287,7 @@ def _state_reader() -> Callable[[Store, str, Cut, Cut], Awaitable[dict[str, Any]
     try:
         from checkpoint.chains.state_diff import changed_state
     except ImportError as error:
-        warn(f"keys are not counted: {error}; pip install 'dos-journal[spark]', or pass --no-keys")
+        warn(f"keys are not counted: {error}; pip install 'dos-journal[dataflow]', or pass --no-keys")
         return None
     return changed_state
 

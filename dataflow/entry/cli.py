@@ -1,10 +1,12 @@
 """`dos input serve --site`: an entry point as a command; `dos input entries`: the entry points of a
 handle.
+
+What needs pyarrow is imported in functions: `--help` works without it.
 """
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import trio
 import typer
@@ -16,9 +18,7 @@ from checkpoint.errors import EntryRefusedError, InputClosedError
 from dataflow import limits
 from dataflow.core.entry_messages import EntryStatus
 from dataflow.entry.asking import EntryLink
-from dataflow.entry.serving import EntryOptions, EntryPoint, serve_entry
 from dataflow.errors import SchemaError
-from dataflow.producing import EntryPoints
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
@@ -36,6 +36,9 @@ from dos_client.cli.kit import (
 )
 from dos_protocol.addresses import address_text
 from dos_protocol.errors import DosError
+
+if TYPE_CHECKING:
+    from dataflow.entry.serving import EntryPoint
 
 _NEGATIVE_ANSWERS: Final = (EntryRefusedError, InputClosedError)
 _PROGRESS_S: Final = 10.0
@@ -100,7 +103,7 @@ class SiteArguments(NamedTuple):
             fail(f"--peers: {error.args[0]}", REFUSED)
 
     def each_peer(self) -> tuple[str, ...]:
-        return EntryPoints(self.peers).each if self.peers else ()
+        return _addresses_in(self.peers) if self.peers else ()
 
 
 def serve_site(
@@ -116,11 +119,13 @@ def serve_site(
     until_signal: Callable[..., Awaitable[None]],
 ) -> None:
     """Serve as the entry point of a site until a signal. until_signal: as in `dataflow/cli.py`."""
+    from dataflow.entry.serving import EntryOptions, serve_entry
+
     arguments.check()
     check_input_names(application, handle)
     point: list[EntryPoint] = []
 
-    def announce(started: EntryPoint) -> None:
+    def announce(started: "EntryPoint") -> None:
         point.append(started)
         address = address_text(host, started.address[1])
         summary = {"address": address, "application": application, "handle": handle, "site": arguments.site}
@@ -148,7 +153,7 @@ def serve_site(
     print_result({"stopped": True, "rows": rows}, f"dos: stopped; rows recorded: {rows}", as_json=as_json)
 
 
-async def _report(point: list[EntryPoint]) -> None:
+async def _report(point: "list[EntryPoint]") -> None:
     """Print a line on standard error when something has changed, at intervals."""
     last = ""
     while True:
@@ -170,6 +175,13 @@ def _clock_text(status: EntryStatus) -> str:
         return f"{good}, unverified"
     each = (f"{peer} within {bound / 1000:.1f} ms" for peer, (_, bound) in sorted(status.errors.items()))
     return f"{good}: {', '.join(each)}"
+
+
+def _addresses_in(text: str) -> tuple[str, ...]:
+    """Return each address of a list with commas. Raises SchemaError."""
+    from dataflow.producing import EntryPoints
+
+    return EntryPoints(text).each
 
 
 Addresses = Annotated[
@@ -195,7 +207,7 @@ def entries(
     """
     check_input_names(application, handle)
     try:
-        each = EntryPoints(addresses).each
+        each = _addresses_in(addresses)
     except SchemaError as error:
         fail(str(error.args[0]), REFUSED)
     found, missing = run(partial(_ask_all, each, application, handle, read_token(token_file)))

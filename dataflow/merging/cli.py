@@ -1,45 +1,20 @@
 """`dos output`: print the merged output of replicas at several sites; show who reads an output, and what is
 deleted.
 
-The commands on retention are in `checkpoint/cli/retention.py`.
+The commands on retention are in `checkpoint/cli/retention.py`. What needs pyarrow is in `printing.py`, which
+is imported when the command runs.
 """
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import msgspec
-import pyarrow as pa
-import trio
 import typer
 
 from checkpoint.cli.retention import KINDS, add_retention_commands
-from dataflow.core.duplicate_filter import BEFORE_ALL, Missing
-from dataflow.core.event_time import END
 from dataflow.errors import NoMarksError, ReplicasDifferError
-from dataflow.merged import MergedOutput, read_merged
-from dataflow.merging.merge import StreamStatus
-from dataflow.schema import parse_schema
-from dataflow.sinks.tsv import check_columns, tsv_of
-from dos_client.cli.kit import (
-    REFUSED,
-    AsJson,
-    TokenFile,
-    clock_text,
-    fail,
-    fill_help,
-    print_json,
-    print_table,
-    read_token,
-    run,
-    warn,
-)
-from dos_client.tasks import background_tasks
+from dos_client.cli.kit import REFUSED, AsJson, TokenFile, fail, fill_help, read_token, run
 
 _NEGATIVE: Final = (ReplicasDifferError, NoMarksError)
-_PATIENCE_S: Final = 3.0
-"""So long the status reads; after that, the streams whose rows are not read are named."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -114,6 +89,8 @@ def merged(
     Exit codes: 0 all rows were printed, or N, or the status; 1 the replicas differ, the sink has no time, or
     the token is damaged; 2 usage, or the token is of another output; 130 interrupted.
     """
+    from dataflow.merging.printing import print_merged
+
     options: dict[str, Any] = {
         "time": [column.strip() for column in time.split(",")],
         "after": _token_in(after_file),
@@ -123,13 +100,10 @@ def merged(
     places = _places(sites)
 
     async def work() -> None:
-        if not (as_json or status):
-            check_columns(parse_schema(schema))
-        async with read_merged(places, region, sink, schema, **options) as output:
-            if status:
-                await _show_status(output, as_json=as_json)
-            else:
-                await _print_rows(output, limit, after_file, as_json=as_json)
+        await print_merged(
+            places, region, sink, schema, options,
+            limit=limit, after_file=after_file, only_status=status, as_json=as_json,
+        )  # fmt: skip
 
     run(work, negative=_NEGATIVE)
 
@@ -149,100 +123,6 @@ def _token_in(path: Path | None) -> bytes | None:
         return None if path is None else path.read_bytes()
     except FileNotFoundError:
         return None
-
-
-def _write_token(path: Path, token: bytes) -> None:
-    """Replace the file: a crash leaves the old token or the new one."""
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        file.write(token)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-
-
-async def _print_rows(
-    output: MergedOutput, limit: int | None, after_file: Path | None, *, as_json: bool
-) -> None:
-    left = sys.maxsize if limit is None else limit
-    async with background_tasks() as nursery:
-        nursery.start_soon(_warn_of_streams, output)
-        async for batch in output:
-            if batch.table is not None:
-                rows = batch.table if after_file else batch.table.slice(0, left)
-                _print_batch(rows, as_json=as_json)
-                left -= rows.num_rows
-            if after_file is not None:
-                _write_token(after_file, batch.token)
-            if left <= 0:
-                return
-
-
-def _print_batch(rows: pa.Table, *, as_json: bool) -> None:
-    if as_json:
-        for row in rows.to_pylist():
-            sys.stdout.buffer.write(msgspec.json.encode(row) + b"\n")
-    else:
-        for batch in rows.to_batches():
-            sys.stdout.buffer.write(tsv_of(batch))
-    sys.stdout.buffer.flush()
-
-
-async def _warn_of_streams(output: MergedOutput) -> None:
-    """Name the streams that are not read, once they had time to begin, and what none of them has."""
-    await trio.sleep(_PATIENCE_S)
-    for one in output.status():
-        if one.state != "reading":
-            warn(f"{one.site} is {one.state}{f': {one.reason}' if one.reason else ''}")
-    if (missing := output.missing()) is not None:
-        warn(f"no replica that is read has all rows: {_range_text(missing)}; --accept-loss continues")
-
-
-async def _show_status(output: MergedOutput, *, as_json: bool) -> None:
-    with trio.move_on_after(_PATIENCE_S):
-        async for _ in output:
-            pass
-        await trio.sleep_forever()  # another replica may be behind
-    streams, missing = output.status(), output.missing()
-    if as_json:
-        shown = None if missing is None else {"aboveUs": _known(missing.above), "uptoUs": missing.upto}
-        print_json({"streams": [_stream_json(one) for one in streams], "missing": shown})
-        return
-    print_table(
-        ["site", "state", "#first", "whole", "mark", "reason"],
-        [
-            [one.site, one.state, one.first, "yes" if one.whole else "no", _mark_text(one.mark), one.reason]
-            for one in streams
-        ],
-    )
-    if missing is not None:
-        print(f"no replica that is read has all rows: {_range_text(missing)}")
-
-
-def _stream_json(one: StreamStatus) -> dict[str, Any]:
-    return {
-        "site": one.site,
-        "state": one.state,
-        "reason": one.reason,
-        "markUs": _known(one.mark),
-        "first": one.first,
-        "whole": one.whole,
-    }
-
-
-def _known(mark: int) -> int | None:
-    return None if mark == BEFORE_ALL else mark
-
-
-def _mark_text(mark: int) -> str:
-    if mark == END:
-        return "end"
-    return "" if mark == BEFORE_ALL else clock_text(mark // 1000)
-
-
-def _range_text(missing: Missing) -> str:
-    begin = _mark_text(missing.above) or "the beginning"
-    return f"what follows {begin}, up to {_mark_text(missing.upto)}"
 
 
 add_retention_commands(app, KINDS["output"])

@@ -60,7 +60,7 @@ class DiskValueStore:
         except ModuleNotFoundError:
             raise SchemaError(
                 "a state on disk needs the package lmdb; install it where the region is started and where its"
-                " workers run: pip install 'dos-journal[spark]'"
+                " workers run: pip install 'dos-journal[dataflow]'"
             ) from None
         self._lmdb = lmdb
         self._bytes = ValueBytes(columns)

@@ -69,18 +69,27 @@ _WIDTH_WITHOUT_TERMINAL: Final = 160
 Url = Annotated[
     str,
     typer.Argument(
-        help="dos://HOST:PORT,HOST2:PORT/DIRECTORY/OBJECT; the object, or both names, can be left out.",
+        help="dos://HOST:PORT,HOST2:PORT/DIRECTORY/OBJECT; the object, or both names, can be left out."
+        " dos:///DIRECTORY/OBJECT is in the store of the context.",
         metavar="URL",
     ),
 ]
 StoreUrl = Annotated[
-    str, typer.Argument(help="The store: dos://HOST:PORT,HOST2:PORT,HOST3:PORT", metavar="STORE-URL")
+    str,
+    typer.Argument(
+        help="The store: dos://HOST:PORT,HOST2:PORT,HOST3:PORT. Default: the one that `dos context` names.",
+        metavar="STORE-URL",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 TokenFile = Annotated[
     Path | None,
     typer.Option(
-        help="File whose first line is the servers' token.", exists=True, dir_okay=False, readable=True
+        help="File whose first line is the servers' token.",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        envvar="DOS_TOKEN_FILE",
     ),
 ]
 

@@ -65,10 +65,10 @@ _OF_STORE: tuple[Callable[..., None], ...] = (
     repair,
     recover,
     status,
-    watch,
 )
 for _command in _OF_STORE:
     store_app.command()(_command)
+store_app.command(context_settings={"auto_envvar_prefix": "DOS_WATCH"})(watch)
 store_app.add_typer(spare_app, name="spare")
 
 

@@ -56,7 +56,7 @@ def rm(
             parsed.servers[0], token=read_token(token_file), client="dos rm"
         ) as connection:
             info = await _check_deletable(connection, directory, name, take_over=take_over)
-            if not yes and not await _confirmed(f"{directory}/{name}", info):
+            if not yes and not await _confirmed(str(parsed), info):
                 fail(f"{directory}/{name} was not deleted", REFUSED)
             if take_over:
                 await _claim(connection, directory)

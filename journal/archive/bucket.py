@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
 from dos_client.errors import BadUrlError
+from dos_protocol.extras import missing_extra
 from journal.archive.url import URL_REMEDY, S3Url
 from journal.core.errors import ArchiveNotFoundError, ArchiveRefusedError, ArchiveUnavailableError
 from journal.limits import archive_block_bytes, archive_retry_s, archive_timeout_s, archive_tries_max
@@ -45,7 +46,7 @@ class Bucket:
     """The objects below the path of a URL.
 
     Every call blocks, may be made from any thread, and raises ArchiveNotFoundError, ArchiveRefusedError,
-    ArchiveUnavailableError.
+    ArchiveUnavailableError. Making one raises MissingExtraError if boto3 is not installed.
 
     tries, retry_s, timeout_s: attempts per request, wait before the second attempt, timeout of a connection
     and of each read. boto3 determines the credentials, the region and, unless the URL has one, the endpoint
@@ -61,9 +62,12 @@ class Bucket:
         timeout_s: float = archive_timeout_s,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        import boto3  # imported late, because the import takes longer than that of all commands
-        import botocore.exceptions
-        from botocore.config import Config
+        try:  # imported late, because the import takes longer than that of all commands
+            import boto3
+            import botocore.exceptions
+            from botocore.config import Config
+        except ModuleNotFoundError as error:
+            raise missing_extra(error, f"a bucket ({url})") or error from None
 
         self.url = url
         self._tries, self._retry_s, self._sleep = tries, retry_s, sleep

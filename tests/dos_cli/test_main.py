@@ -63,7 +63,7 @@ def test_an_unknown_command_is_refused_by_name() -> None:
 
 def test_completion_knows_the_commands_without_importing_them() -> None:
     shown = dos(_DOS_COMPLETE="complete_bash", COMP_WORDS="dos s", COMP_CWORD="1")
-    assert shown.stdout.split() == ["serve", "store", "stat", "sites"]
+    assert shown.stdout.split() == ["serve", "store", "stat", "sites", "support-bundle"]
 
 
 def test_a_completion_script_can_be_shown() -> None:

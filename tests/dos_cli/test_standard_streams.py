@@ -51,19 +51,6 @@ def test_every_command_refuses_a_url_that_is_none_without_a_traceback(runs: list
         assert "Traceback" not in one["stderr"], one
 
 
-def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs_it() -> None:
-    program = """
-import sys
-sys.modules["pyarrow"] = None
-sys.argv = ["dos", "input", "--help"]
-from dos_cli.__main__ import main
-main()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "dos: input needs pyarrow: pip install 'dos-journal[spark]'\n"
-
-
 def test_a_file_name_that_is_no_text_is_printed_escaped() -> None:
     program = """
 from dos_cli import standard_streams

@@ -252,5 +252,5 @@ def test_on_a_terminal_it_asks(alone: ThreadServer, typed: bytes, kept: bool) ->
         os.close(ours)
         os.close(theirs)
     assert done.returncode == (2 if kept else 0), done
-    assert b"delete notes/x, 5 bytes, permanently? [y/N]" in done.stderr
+    assert f"delete {alone.url}/notes/x, 5 bytes, permanently? [y/N]".encode() in done.stderr
     assert answered("ls", f"{alone.url}/notes").split() == ([b"5", b"x"] if kept else [])

@@ -1,0 +1,155 @@
+"""`dos context`: names for stores, in a file of this user. `core/contexts.py` has the format."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dos_client.cli.kit import (
+    REFUSED,
+    AsJson,
+    errors_end_command,
+    fail,
+    fill_help,
+    print_json,
+    print_result,
+    print_table,
+    read_token,
+)
+from dos_client.cli.settings import contexts_path, read_contexts, store_in_use
+from dos_client.core.contexts import Contexts, StoreContext, check_store, encode_contexts
+from dos_client.errors import ConfigurationError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Name stores, so that commands need no URL. A command uses, in this order: its URL, --context NAME,"
+    " the variable DOS_STORE, the context of DOS_CONTEXT or `dos context use`, dos.toml."
+    "\n\nExample: dos context add prod dos://h1,h2,h3 --use",
+)
+
+
+def complete_context(incomplete: str) -> list[str]:
+    """Return the names that begin so."""
+    try:
+        return [name for name in sorted(read_contexts().contexts) if name.startswith(incomplete)]
+    except ConfigurationError:  # completion has no place for errors
+        return []
+
+
+Name = Annotated[str, typer.Argument(help="The name.", metavar="NAME", autocompletion=complete_context)]
+NameOrNone = Annotated[
+    str, typer.Argument(help="The name.", metavar="[NAME]", autocompletion=complete_context)
+]
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="A name for the store.", metavar="NAME")],
+    url: Annotated[
+        str, typer.Argument(help="The store: dos://HOST:PORT,HOST2:PORT,HOST3:PORT", metavar="URL-OF-STORE")
+    ],
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File whose first line is the store's token. Its path is remembered, not the token.",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+        ),
+    ] = None,
+    use: Annotated[bool, typer.Option("--use", help="Make it the current context.")] = False,
+) -> None:
+    """Name a store. Nothing is sent to it.
+
+    Example: dos context add prod dos://h1,h2,h3 --token-file /etc/dos/token --use
+
+    Then: dos region status wordcount
+
+    Then: dos get dos:///notes/greetings
+    """
+    with errors_end_command(lambda _: REFUSED, also=(UnicodeEncodeError,)):  # a path may be no text
+        check_store(url, "a context")
+        read_token(token_file)  # ends the command if the file holds none
+        context = StoreContext(url, str(token_file.absolute()) if token_file else "")
+        _change(lambda contexts: contexts.with_context(name, context, use=use))
+    print(f"context {name} is {url}" + (", and the current one" if use else ""))
+
+
+@app.command()
+def use(name: Name) -> None:
+    """Make a context the current one: commands without a URL use its store.
+
+    Example: dos context use prod
+    """
+    with errors_end_command(lambda _: REFUSED):
+        changed = _change(
+            lambda found: Contexts(current=name, contexts={**found.contexts, name: found.named(name)})
+        )
+    print(f"the current context is {name}: {changed.contexts[name].store}")
+
+
+@app.command()
+def ls(as_json: AsJson = False) -> None:
+    """List the contexts. The current one has a star.
+
+    Example: dos context ls
+    """
+    with errors_end_command(lambda _: REFUSED):
+        found = read_contexts()
+    rows = [
+        {"name": name, "store": one.store, "tokenFile": one.token_file, "current": name == found.current}
+        for name, one in sorted(found.contexts.items())
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("", "name", "store", "token file"),
+        [("*" if row["current"] else " ", row["name"], row["store"], row["tokenFile"]) for row in rows],
+    )
+
+
+@app.command()
+def rm(name: Name) -> None:
+    """Forget a context. Its store and its token file stay.
+
+    Example: dos context rm prod
+    """
+    with errors_end_command(lambda _: REFUSED):
+        _change(lambda contexts: contexts.without(name))
+    print(f"context {name} is forgotten")
+
+
+@app.command()
+def show(name: NameOrNone = "", as_json: AsJson = False) -> None:
+    """Show a context; without NAME, the store that a command without a URL uses now, and what names it.
+
+    Example: dos context show
+    """
+    with errors_end_command(lambda _: REFUSED):
+        found = store_in_use(name)
+    value = {"store": found.url, "tokenFile": found.token_file, "from": found.origin}
+    token = f", token file {found.token_file}" if found.token_file else ""
+    print_result(value, f"{found.url}{token}, from {found.origin}", as_json=as_json)
+
+
+def _change(change: Callable[[Contexts], Contexts]) -> Contexts:
+    """Replace the file: a crash leaves the old one or the new one. Raises ConfigurationError, OSError."""
+    path = contexts_path()
+    if path is None:
+        fail("there is no home directory for the contexts: set XDG_CONFIG_HOME or HOME", REFUSED)
+    changed = change(read_contexts())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(encode_contexts(changed))
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    return changed
+
+
+fill_help(app)

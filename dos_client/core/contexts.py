@@ -1,0 +1,227 @@
+"""Names for stores, and which store a command uses that names none.
+
+Two files of TOML. `contexts.toml` is written by `dos context`:
+
+    version = 1
+    current = "prod"
+
+    [contexts."prod"]
+    store = "dos://h1,h2,h3"
+    token_file = "/etc/dos/token"
+
+`dos.toml` is written by people: the store of a machine, and options of its services, by their long names.
+
+    store = "dos://h1,h2,h3"
+    token_file = "/etc/dos/token"
+
+    [serve]                    # dos serve
+    data = "/var/lib/dos"
+
+    [watch]                    # dos store watch
+    replace_after = "10m"
+
+Neither file holds a token, only the path of its file. A token is sent only to the store that is named beside
+it.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from dos_client.errors import BadUrlError, ConfigurationError
+from dos_client.urls import SCHEME, parse_url
+from dos_protocol.names import check_name
+
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
+
+VERSION: Final = 1
+STORE_VARIABLE: Final = "DOS_STORE"
+CONTEXT_VARIABLE: Final = "DOS_CONTEXT"
+HERE: Final = "dos:///"
+"""A URL that begins so names the store of the context."""
+NO_STORE: Final = (
+    "pass its URL (dos://HOST,HOST2,HOST3), --context NAME, or set one with `dos context use NAME`"
+)
+
+
+class StoreContext(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A store by a short name. token_file: the path of the file with its token; "" for none."""
+
+    store: str
+    token_file: str = ""
+
+
+class Contexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of contexts.toml. current: the name of the context that is used; "" for none."""
+
+    version: int = VERSION
+    current: str = ""
+    contexts: dict[str, StoreContext] = {}
+
+    def named(self, name: str) -> StoreContext:
+        """Return the context of that name. Raises ConfigurationError, which lists the names."""
+        if name not in self.contexts:
+            known = ", ".join(sorted(self.contexts)) or "none"
+            raise ConfigurationError(
+                f"no context has the name {name!r}; there are: {known}", remedy="dos context add NAME URL"
+            )
+        return self.contexts[name]
+
+    def with_context(self, name: str, context: StoreContext, *, use: bool) -> "Contexts":
+        """Return the contexts with one more. Raises ConfigurationError if its name is taken, BadNameError."""
+        check_name(name)
+        if self.contexts.get(name, context) != context:
+            raise ConfigurationError(
+                f"context {name} is {self.contexts[name].store}",
+                remedy=f"remove it first: dos context rm {name}",
+            )
+        return Contexts(current=name if use else self.current, contexts={**self.contexts, name: context})
+
+    def without(self, name: str) -> "Contexts":
+        """Return the contexts without this one. Raises ConfigurationError if there is none of that name."""
+        self.named(name)
+        left = {key: one for key, one in self.contexts.items() if key != name}
+        return Contexts(current="" if name == self.current else self.current, contexts=left)
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of dos.toml. serve, watch: option -> value."""
+
+    store: str = ""
+    token_file: str = ""
+    serve: dict[str, Any] = {}
+    watch: dict[str, Any] = {}
+
+
+class NamedStore(NamedTuple):
+    """A store that a command uses without naming it. origin: what named it, for messages."""
+
+    url: str
+    token_file: str
+    origin: str
+
+
+def decode_contexts(text: str, where: str) -> Contexts:
+    """Read contexts.toml. where: its path, for messages. Raises ConfigurationError."""
+    found = _decode(text, where, Contexts)
+    if found.version != VERSION:
+        raise ConfigurationError(
+            f"{where} has version {found.version}, this release reads version {VERSION}",
+            remedy="use the release that wrote it, or add the contexts again",
+        )
+    return found
+
+
+def encode_contexts(contexts: Contexts) -> str:
+    """Return the text of contexts.toml."""
+    lines = ["# written by `dos context`", f"version = {VERSION}", f"current = {_text(contexts.current)}"]
+    for name, context in sorted(contexts.contexts.items()):
+        lines += ["", f"[contexts.{_text(name)}]"]
+        lines += [f"{key} = {_text(value)}" for key, value in msgspec.to_builtins(context).items()]
+    return "\n".join(lines) + "\n"
+
+
+def decode_settings(text: str, where: str) -> Settings:
+    """Read dos.toml. where: its path, for messages. Raises ConfigurationError."""
+    return _decode(text, where, Settings)
+
+
+def check_store(url: str, origin: str) -> None:
+    """Raise ConfigurationError unless the URL names a store, and nothing in it."""
+    try:
+        parsed = parse_url(url)
+    except BadUrlError as error:
+        raise ConfigurationError(f"{origin}: {error}") from error
+    if parsed.directory is not None:
+        raise ConfigurationError(
+            f"{origin} names the directory {parsed.directory}",
+            remedy="name the servers alone: dos://HOST,HOST2",
+        )
+
+
+def find_store(
+    asked: str, variables: Mapping[str, str], contexts: Contexts, settings: Settings
+) -> NamedStore:
+    """Return the store of a command that names none.
+
+    In this order: the context that was asked for (--context), the variable DOS_STORE, the context of the
+    variable DOS_CONTEXT or the current one, dos.toml. Raises ConfigurationError if none of them names one.
+    """
+    url = variables.get(STORE_VARIABLE, "")
+    name = asked or ("" if url else variables.get(CONTEXT_VARIABLE, "") or contexts.current)
+    if name:
+        found = NamedStore(*_fields(contexts.named(name)), f"context {name}")
+    elif url:
+        found = NamedStore(url, "", STORE_VARIABLE)
+    elif settings.store:
+        found = NamedStore(*_fields(settings), "dos.toml")
+    else:
+        raise ConfigurationError("no store is named", remedy=NO_STORE)
+    check_store(found.url, found.origin)
+    return found._replace(url=str(parse_url(found.url)))
+
+
+class GivenArguments(NamedTuple):
+    """What a command line has after the name of a command. arguments: those without options.
+
+    store_at: which argument of the command is a store, or a thing in it; None if none is. words_before: how
+    many words precede that argument on the line. requires_store: whether it must be there. arguments_max: how
+    many arguments the command takes. has_token_file: whether the line, or a variable, has a token file; None
+    if the command takes none.
+    """
+
+    words: Sequence[str]
+    arguments: Sequence[str]
+    store_at: int | None
+    words_before: int
+    requires_store: bool
+    arguments_max: float
+    has_token_file: bool | None
+
+    @property
+    def leaves_store_out(self) -> bool:
+        """Whether the store is to be put in: what is in its place is no URL, and there is room."""
+        if self.store_at is None or not self.store_at <= len(self.arguments) < self.arguments_max:
+            return False
+        return not any(one.startswith(SCHEME) for one in self.arguments[self.store_at :][:1])
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether the line is to be completed with the store of the context."""
+        return self.leaves_store_out or any(word.startswith(HERE) for word in self.words)
+
+
+def completed(given: GivenArguments, store: NamedStore) -> list[str]:
+    """Return the words with the store, as a person would have typed them.
+
+    The token file is left out if the line names another store: a command sends its token to both.
+    """
+    path = store.url + "/"
+    words = [path + word.removeprefix(HERE) if word.startswith(HERE) else word for word in given.words]
+    if given.leaves_store_out:
+        words.insert(given.words_before, store.url)
+    others = any(word.startswith(SCHEME) and not word.startswith(HERE) for word in given.words)
+    if store.token_file and given.has_token_file is False and not others:
+        return ["--token-file", store.token_file, *words]
+    return words
+
+
+def _fields(one: StoreContext | Settings) -> tuple[str, str]:
+    return one.store, one.token_file
+
+
+def _decode(text: str, where: str, kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.convert(tomllib.loads(text), kind)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{where} is no TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+
+
+def _text(value: str) -> str:
+    """Return a basic string of TOML. JSON escapes what TOML does, and DEL besides."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
