@@ -16,6 +16,9 @@ import random
 import resource
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -32,6 +35,8 @@ from dos_server.allocator import keep_large_blocks
 from dos_server.core.quantities import parse_rate, parse_span
 from dos_server.core.scrub import ScrubPlan
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
+from dos_server.figures import ServerFigures
+from dos_server.health import HealthServer
 from dos_server.limits import log_bytes_default
 from dos_server.tokens_on_disk import TokensOnDisk
 from dos_server.wording import path_argument
@@ -63,6 +68,13 @@ GroupLog = Annotated[
         " 0: no log, and each object has its own syncs.",
     ),
 ]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Allow an address that other machines can reach. No TLS: trust the network.",
+    ),
+]
 TokensFile = Annotated[
     Path | None,
     typer.Option(
@@ -86,6 +98,13 @@ Reserve = Annotated[
         " is refused. Default 16, and at most a sixteenth of the disk.",
     ),
 ]
+MetricsAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="Serve /metrics for Prometheus, /healthz and /readyz at http://HOST:PORT, without a password.",
+        metavar="HOST:PORT",
+    ),
+]
 DataDirectory = Annotated[
     Path,
     typer.Option(
@@ -101,19 +120,14 @@ def serve(
     listen: Annotated[
         str, typer.Option(help="HOST:PORT to listen on; port 0 picks a free port.")
     ] = DEFAULT_ADDRESS,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Allow an address that other machines can reach. No TLS: trust the network.",
-        ),
-    ] = False,
+    insecure: Insecure = False,
     token_file: Annotated[
         Path | None,
         typer.Option(help="File whose first line is the token that clients must present; must not be blank."),
     ] = None,
     tokens: TokensFile = None,
     audit_log: AuditLog = None,
+    metrics: MetricsAddress = None,
     no_v0: Annotated[
         bool,
         typer.Option(
@@ -148,6 +162,7 @@ def serve(
     token = _read_token(token_file)
     granted = _read_tokens(tokens)
     _begin_audit(audit_log)
+    figures = None if metrics is None else ServerFigures(version("dos-journal"))
     _raise_file_limit()
     keep_large_blocks()
     try:
@@ -157,6 +172,7 @@ def serve(
             port,
             token=token,
             tokens=granted,
+            figures=figures,
             version0=not no_v0,
             reserve_bytes=None if reserve_mib is None else reserve_mib * MIB,
             scrub=_scrub_plan(scrub_rate, scrub_every),
@@ -169,7 +185,24 @@ def serve(
     except OSError as error:
         _refuse(f"cannot serve {data} at {listen}: {error}")
     _refuse_hidden_loopback(opened, host)
-    _run(opened, data, as_json=as_json)
+    with _metrics_served(opened, metrics, figures):
+        _run(opened, data, as_json=as_json)
+
+
+@contextmanager
+def _metrics_served(opened: OpenServer, address: str | None, figures: ServerFigures | None) -> Iterator[None]:
+    """Serve the figures over HTTP, if an address is given. Exit if it cannot be used."""
+    if address is None or figures is None:
+        yield
+        return
+    try:
+        served = HealthServer(figures, *parse_listen(address, "--metrics"))
+    except (ValueError, OSError) as error:
+        opened.shut()
+        _refuse(f"cannot serve metrics at {address}: {error}")
+    print(f"metrics: http://{address_text(*served.address)}/metrics", file=sys.stderr, flush=True)
+    with closing(served):
+        yield
 
 
 def _refuse_hidden_loopback(opened: OpenServer, host: str) -> None:

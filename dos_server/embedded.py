@@ -17,6 +17,7 @@ from dos_protocol.addresses import address_text
 from dos_protocol.names import id_text
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.disk import RealDisk
+from dos_server.figures import ServerFigures
 from dos_server.limits import connections_waiting_max, log_bytes_embedded
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
@@ -45,6 +46,7 @@ class OpenServer:
         *,
         token: bytes = b"",
         tokens: TokensOnDisk | None = None,
+        figures: ServerFigures | None = None,
         version0: bool = True,
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
@@ -65,6 +67,7 @@ class OpenServer:
                 Storage(self._disk),
                 token=token,
                 tokens=tokens,
+                figures=figures,
                 version0=version0,
                 reserve_bytes=reserve_bytes,
                 scrub=scrub,

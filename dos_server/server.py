@@ -26,6 +26,7 @@ from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.version0 import wire as wire0
 from dos_server.core_start import start_core
 from dos_server.disk_effects import DiskEffects
+from dos_server.figures import ServerFigures
 from dos_server.limits import (
     connections_max,
     space_check_seconds,
@@ -61,6 +62,7 @@ class ObjectServer:
         *,
         token: bytes = b"",
         tokens: TokensOnDisk | None = None,
+        figures: ServerFigures | None = None,
         version0: bool = True,
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
@@ -70,7 +72,7 @@ class ObjectServer:
         """Read the identity and the store record, or create an identity. Raises CorruptDataError.
         `reserve_bytes`: disk space that appends must leave free; None: the default for the size of the disk.
         `log_bytes`: size of the group log; 0: every object is synced in its own file. `token`: clients must
-        send it; `tokens`: or one of these.
+        send it; `tokens`: or one of these. `figures`: count what the server does.
         """
         self._storage, self._ports, self._now = storage, ports, ports.monotonic
         self.server_id, self._core = start_core(
@@ -104,7 +106,7 @@ class ObjectServer:
         self._effects = DiskEffects(storage, ports, self.readiness, self._done, self._connections)
         self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._done, ports)
         self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy, ports), scrub
-        self._perform: Final[dict[type[Any], Callable[[Any], v.Event | None]]] = {
+        self._perform: dict[type[Any], Callable[[Any], v.Event | None]] = {
             v.Send: self._send,
             v.CloseSession: self._close_session,
             v.ForgetDirectory: lambda one: storage.forget(one.directory),
@@ -120,6 +122,9 @@ class ObjectServer:
             **self._effects.performs,
             **self._scrubber.performs,
         }
+        self._figures = figures
+        if figures is not None:
+            self._perform, storage.timing = figures.count(self._perform), figures.syncs.timing
 
     async def serve(self, listener: Listener) -> None:
         """Accept and serve until cancelled; then wait for the disk threads, sync and close the files.
@@ -303,6 +308,8 @@ class ObjectServer:
             now = self._now()
             for connection in list(self._connections.values()):
                 connection.enforce_timeouts(now)
+            if self._figures is not None:
+                self._figures.publish(self._core.gauges(), self._last_session)
 
     async def _space_watcher(self) -> None:
         while not self.gone:

@@ -21,6 +21,8 @@ one write and one sync of an object may run at a time.
 
 import errno
 import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import is_name
@@ -53,6 +55,8 @@ class Storage(DirectoryLoader):
         self._reported_no_space = False
         self._log: LogFiles | None = None
         self.halted = False
+        self.timing: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Surrounds each sync of an object or of the log, in the thread that makes it."""
         """A write or sync failed whose bytes the group log has: nothing is synced at the end."""
 
     # Start and stop
@@ -171,7 +175,8 @@ class Storage(DirectoryLoader):
         """Put a record on stable storage, then note it in `seen`. After an OSError the server must end."""
         assert self._log is not None
         slot, offset, record, seen_bytes, objects = effect
-        self._log.append(RecordPlace(slot, offset), record)
+        with self.timing():
+            self._log.append(RecordPlace(slot, offset), record)
         self._log.see(memoryview(record)[:seen_bytes])
         return v.LogSynced(frozenset(one for one in objects if not self._is_named(*one)))
 
@@ -280,7 +285,8 @@ class Storage(DirectoryLoader):
         path = f"{OBJECTS}/{effect.directory}/{effect.name}"
         try:
             with self._files.use(path) as file:
-                self._files.sync(file)
+                with self.timing():
+                    self._files.sync(file)
                 if effect.entry:
                     self._disk.sync_folder(f"{OBJECTS}/{effect.directory}")
                     self._folder_durable(effect.directory)

@@ -59,7 +59,7 @@ class Greetings:
             in_flight_bytes_max,
             wire.entries_max,
             tables.record_bytes,
-            rolled_back=self._stamps.problem() is not None,
+            rolled_back=self.rolled_back,
         )
         if hello.store_id != NO_ID:
             number, stamp_id = self._stamps.history.newest
@@ -80,6 +80,10 @@ class Greetings:
     def _refuse_token(self, session: Session, request_id: int) -> None:
         text = "the token is not valid at this server"
         self._tables.refuse(session, ErrorCode.UNAUTHORISED, text, request_id)
+
+    @property
+    def rolled_back(self) -> bool:
+        return self._stamps.problem() is not None
 
     @property
     def wants_tick(self) -> bool:

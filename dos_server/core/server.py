@@ -30,6 +30,7 @@ from dos_server.core.append_runs import take_run
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import LoadState
+from dos_server.core.gauges import CoreGauges, gauges_of
 from dos_server.core.greetings import Greetings
 from dos_server.core.group_log.tail import LogTail
 from dos_server.core.logged import GroupLog
@@ -217,6 +218,9 @@ class ServerCore:
     def room_bytes(self) -> int:
         """Bytes that appends may take on the disk before free space is measured again."""
         return self._tables.space.room_bytes
+
+    def gauges(self) -> CoreGauges:
+        return gauges_of(self._tables, rolled_back=self._greetings.rolled_back)
 
     @property
     def record_bytes(self) -> bytes:
