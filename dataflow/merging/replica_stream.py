@@ -51,7 +51,7 @@ _ANEW: Final = (_JoinsAnewError, InputTrimmedError, OutputRewoundError)
 
 @dataclass(slots=True)
 class _Log:
-    """One worker's log of a stream. above: (high, end) of each record that the merge has not passed."""
+    """One worker's log of a stream. above: (high, end) of each record that is needed, for a consumer."""
 
     follower: OutputFollower
     above: deque[tuple[int, int]] = field(default_factory=deque)
@@ -62,11 +62,14 @@ class _Log:
 class ReplicaStream:
     """The stream of one replica. Run `run` in a task, beside the other streams of the merge."""
 
-    def __init__(self, place: ReplicaPlace, merge: Merge, connect: Connect, *, consumer: str = "") -> None:
+    def __init__(
+        self, place: ReplicaPlace, merge: Merge, connect: Connect, *, consumer: str = "", retain_s: float = 0
+    ) -> None:
         """connect: opens the store of the site, as `open_store` does. consumer: the name under which the
-        reader is registered there, so that nothing that it needs is trimmed; "": it is not.
+        reader is registered there, so that nothing that it needs is trimmed; "": it is not. retain_s: so long
+        what it has acknowledged is retained too.
         """
-        self._consumer = consumer
+        self._consumer, self._retain_s = consumer, retain_s
         self._place = place
         self._merge = merge
         self._connect = connect
@@ -84,7 +87,11 @@ class ReplicaStream:
         """Register as a consumer, then publish at intervals what is not needed any more."""
         place = output_register(self._place.region, self._place.sink)
         registration = QueryRegistration(
-            StoreHost(store), place, self._consumer, session=randomness.fresh_id().hex(), retain_s=0
+            StoreHost(store),
+            place,
+            self._consumer,
+            session=randomness.fresh_id().hex(),
+            retain_s=self._retain_s,
         )
         await registration.begin({})
         task_status.started()
@@ -188,6 +195,7 @@ class ReplicaStream:
                     async for followed in outputs:
                         await self._take(split, log, followed)
                         quiet = False
+                self._merge.reached_end(self._place.site, split)
                 cut = await published.last_checkpoint()
                 if cut is not None:
                     self._merge.set_graph(self._place.site, cut.operators)
@@ -207,7 +215,8 @@ class ReplicaStream:
             self._workers = head.workers
             raise _JoinsAnewError("the replica has other workers, or was restored")
         await self._merge.take(self._place.site, split, output)
-        log.above.append((time.high, followed.end))
+        if self._consumer:  # only what is published removes them
+            log.above.append((time.high, followed.end))
 
     def _time_of(self, output: Output) -> OutputTime:
         if output.head.time is msgspec.UNSET:
