@@ -142,6 +142,11 @@ class Merge:
             self._unread[site].remove(log)
             self._wake()
 
+    async def wait_read(self, site: str) -> None:
+        """Wait until all logs of a stream were read up to their ends since it joined."""
+        while self._unread.get(site) != set():
+            await self._changed.wait()
+
     def exclude(self, site: str, error: DosError | UserFault) -> None:
         """Read a stream no more, because it is not one of what is merged. Without any other stream, `next`
         raises the error.

@@ -84,7 +84,9 @@ class ReplicaStream:
     async def _acknowledge(
         self, store: Store, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Register as a consumer, then publish at intervals what is not needed any more."""
+        """Register as a consumer, then publish at intervals what is not needed any more. What lies up to the
+        mark after which the reader began is known once the logs were read; until then it needs everything.
+        """
         place = output_register(self._place.region, self._place.sink)
         registration = QueryRegistration(
             StoreHost(store),
@@ -95,11 +97,17 @@ class ReplicaStream:
         )
         await registration.begin({})
         task_status.started()
+        with trio.move_on_after(limits.query_publish_s):
+            await self._merge.wait_read(self._place.site)
+        published: dict[str, int] | None = None
         while True:
-            await trio.sleep(limits.query_publish_s)
-            if self._logs:
+            if self._logs and (passed := self._passed_positions()) != published:
                 with suppress(*_UNAVAILABLE):  # nothing more is deleted then; the next time publishes more
-                    await registration.committed(self._passed_positions())
+                    if published is None:
+                        await registration.continues(passed)
+                    if await registration.committed(passed):
+                        published = passed
+            await trio.sleep(limits.query_publish_s)
 
     def _passed_positions(self) -> dict[str, int]:
         """Return log -> the position up to which nothing is needed."""
