@@ -151,6 +151,9 @@ def test_a_micro_batch_has_the_rows_of_its_times_whichever_replica_gives_them(
         monkeypatch.setattr(limits, "MERGED_AHEAD_BYTES", 100)  # a micro-batch may be larger than that
         with opened([two]) as reader:
             assert between(reader, reader.initialOffset(), query.at) == query.rows
+        with opened([two], filter="n = 1") as reader:
+            ones = keys_of([row for row in rows if row.n == 1])
+            assert between(reader, reader.initialOffset(), query.at) == ones
 
 
 @pytest.mark.process
