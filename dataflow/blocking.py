@@ -91,8 +91,8 @@ class BlockingMergedOutput:
     async def _next(self) -> MergedBatch | None:
         return await anext(self._output, None)
 
-    def acknowledge(self, token: bytes) -> None:
-        self._portal.call_sync(self._output.acknowledge, token)
+    def acknowledge(self, upto: "bytes | int") -> None:
+        self._portal.call_sync(self._output.acknowledge, upto)
 
     def status(self) -> list[StreamStatus]:
         return self._portal.call_sync(self._output.status)
@@ -109,11 +109,12 @@ def read_merged(
     schema: "str | pa.Schema",
     *,
     time: "str | Sequence[str]" = "at",
-    after: bytes | None = None,
+    after: "bytes | int | None" = None,
     compare: "str | int" = 16,
     on_missing: str = "wait",
     on_difference: str = "stop",
     consumer: str = "",
+    consumer_retain_s: float = 0,
     token: bytes = b"",
 ) -> Iterator[BlockingMergedOutput]:
     """Open a merged output as `read_merged` of `dataflow.merged` does, from a thread."""
@@ -128,6 +129,7 @@ def read_merged(
         on_missing=on_missing,
         on_difference=on_difference,
         consumer=consumer,
+        consumer_retain_s=consumer_retain_s,
         token=token,
     )
     with Portal() as portal, portal.hold(opened) as output:

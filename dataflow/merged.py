@@ -70,11 +70,19 @@ class MergedOutput:
         table, mark = await self._merge.next()
         return MergedBatch(table, mark, _OF.pack(self._of) + encode_filter(self._merge.state()))
 
-    def acknowledge(self, token: bytes) -> None:
-        """Note that everything up to the batch with this token is committed. With a `consumer`, what no
-        reader needs any more can then be deleted at the sites. Raises TokenMismatchError, CorruptDataError.
+    def acknowledge(self, upto: "bytes | int") -> None:
+        """Note that everything up to the batch with this token, or up to this mark, is committed. With a
+        `consumer`, what no reader needs any more can then be deleted at the sites. Raises TokenMismatchError,
+        CorruptDataError.
         """
-        self._merge.recorded(_decoded(token, self._of).mark)
+        self._merge.recorded(_state_after(upto, self._of).mark)
+
+    async def wait_caught_up(self) -> int:
+        """Wait until each replica was read to the end that its output had, or has a reason in its status why
+        it is not read, and at least one was read. Return the mark then. Another task must take the batches
+        meanwhile. Raises as the iteration.
+        """
+        return await self._merge.wait_caught_up()
 
     def status(self) -> list[StreamStatus]:
         """Return the status of each stream, in the order of sites."""
@@ -93,19 +101,22 @@ async def read_merged(
     schema: "str | pa.Schema",
     *,
     time: "str | Sequence[str]" = "at",
-    after: bytes | None = None,
+    after: "bytes | int | None" = None,
     compare: "str | int" = 16,
     on_missing: str = "wait",
     on_difference: str = "stop",
     consumer: str = "",
+    consumer_retain_s: float = 0,
     token: bytes = b"",
 ) -> AsyncGenerator[MergedOutput]:
     """Open the output of the `LogSink` named `sink` of a region that has a replica at each site.
 
     sites: site -> URL of its store. schema, time, compare, on_missing, on_difference: as for
-    `MergedLogSource`. after: the token of the last batch that was committed; None: from the beginning.
-    consumer: a name of this reader, under which it is registered at the sites: what lies above the last
-    acknowledged token is then not deleted. One reader of a name at a time. token: of the servers.
+    `MergedLogSource`. after: the token of the last batch that was committed, or a mark, if all rows up to it
+    were committed and none after it; None: from the beginning. consumer: a name of this reader, under which
+    it is registered at the sites: what lies above the last acknowledged token is then not deleted. One reader
+    of a name at a time. consumer_retain_s: so long what was acknowledged is not deleted either, in case that
+    the reader continues after an older token. token: of the servers.
 
     A replica that cannot be reached delays nothing; its status has the reason. Raises BadNameError,
     SchemaError, BadUrlError, TokenMismatchError if `after` is of another output, CorruptDataError if it is
@@ -126,7 +137,9 @@ async def read_merged(
     def connect(place: ReplicaPlace) -> AbstractAsyncContextManager[Store]:
         return open_store(place.url, token=token, client=client)
 
-    async with open_merged(order, connect, after=after, consumer=consumer) as merged:
+    async with open_merged(
+        order, connect, after=after, consumer=consumer, consumer_retain_s=consumer_retain_s
+    ) as merged:
         yield merged
 
 
@@ -135,15 +148,18 @@ async def open_merged(
     order: MergeOrder,
     connect: Callable[[ReplicaPlace], AbstractAsyncContextManager[Store]],
     *,
-    after: bytes | None = None,
+    after: "bytes | int | None" = None,
     consumer: str = "",
+    consumer_retain_s: float = 0,
 ) -> AsyncGenerator[MergedOutput]:
     """Open what `read_merged` opens. connect: opens the store of a replica."""
-    state = None if after is None else _decoded(after, _digest_of(order))
+    state = None if after is None else _state_after(after, _digest_of(order))
     merge = Merge(order, state=state)
     async with background_tasks() as nursery:
         for place in order.places:
-            stream = ReplicaStream(place, merge, partial(connect, place), consumer=consumer)
+            stream = ReplicaStream(
+                place, merge, partial(connect, place), consumer=consumer, retain_s=consumer_retain_s
+            )
             nursery.start_soon(stream.run)
         yield MergedOutput(merge, order)
 
@@ -154,7 +170,10 @@ def _digest_of(order: MergeOrder) -> int:
     return digest64("\n".join([region, sink, schema_text(order.schema), *order.time]).encode())
 
 
-def _decoded(token: bytes, of: int) -> FilterState:
+def _state_after(token: "bytes | int", of: int) -> FilterState:
+    """Return the state of the filter in a token, or after a mark."""
+    if isinstance(token, int):
+        return FilterState.at(token)
     if len(token) < _OF.size:
         raise CorruptDataError(_WHERE, 0, f"at least {_OF.size} bytes", f"{len(token)} bytes")
     state = decode_filter(token[_OF.size :], where=_WHERE)

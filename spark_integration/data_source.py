@@ -53,7 +53,7 @@ _registering = threading.Lock()
 
 
 def register(spark: SparkSession) -> None:
-    """Enable `format("dos")`, `dos-journal`, `dos-checkpoints` and `dos-state` in this session.
+    """Enable `format("dos")`, `dos-merged`, `dos-journal`, `dos-checkpoints` and `dos-state` in this session.
 
     Call it once per session, and in each thread that writes; repeated calls are harmless.
 
@@ -64,10 +64,11 @@ def register(spark: SparkSession) -> None:
         use_this_python(spark, read_master(spark.sparkContext.master, cores=1))
         use_in_this_thread(spark)
     from spark_integration.inside.sources import SOURCES
+    from spark_integration.reading.merged_source import MergedSource
 
     pushes = str(spark.conf.get(PUSHDOWN_CONF, "false")).lower() == "true"
     with _registering:
-        for source in (PushingDosSource if pushes else DosSource, *SOURCES):
+        for source in (PushingDosSource if pushes else DosSource, MergedSource, *SOURCES):
             spark.dataSource.register(source)
 
 

@@ -45,6 +45,14 @@ PIECES_PER_TRIGGER = 8
 """With limits, a micro-batch reads objects in pieces of this fraction of a limit, one in so many."""
 TASKS_PER_WORKER_MAX = 1024
 """Each of the tasks that share the state of one worker reads its whole chain."""
+MERGED_AHEAD_BYTES = 64 * 1024 * 1024
+"""Rows of a merged output that the mark has passed and Spark has not committed: more are not read."""
+MERGED_BATCH_BYTES = 16 * 1024 * 1024
+"""Default maximum size of a micro-batch of a merged output, which the driver sends to the tasks."""
+MERGED_TASK_BYTES = 512 * 1024
+"""Maximum size of the rows of one of its tasks: Spark warns of tasks above 1000 KiB."""
+MERGED_WARN_S = 10.0
+"""How often the driver looks for replicas that are not read, to name them in its log."""
 
 # --- the data sink --------------------------------------------------------------------------------
 SINK_PART_BYTES = 1024 * 1024

@@ -10,6 +10,8 @@ from checkpoint.coordinator.manifest_host import ManifestHost
 from checkpoint.core.consumers import Register, RegisterPlace, with_query
 from checkpoint.core.registered_queries import (
     POSITIONS_PER_RETENTION,
+    RegisteredQuery,
+    continued_later,
     continued_query,
     new_query,
     published,
@@ -30,6 +32,8 @@ class QueryRegistration:
         self._session, self._retain_s = session, retain_s
         self.begun = False
         """Whether it is registered."""
+        self._before: RegisteredQuery | None = None
+        """What was registered under the name before."""
         self._published_at: float | None = None
 
     async def begin(self, start: Mapping[str, int] | None) -> None:
@@ -42,7 +46,7 @@ class QueryRegistration:
         now_ms = self._host.wall_time_ms()
 
         def change(register: Register) -> Register:
-            known = register.queries.get(self._name)
+            self._before = known = register.queries.get(self._name)
             if start is None:
                 query = new_query(known, self._name, self._session, now_ms)
             else:
@@ -52,9 +56,22 @@ class QueryRegistration:
         await change_register(self._host, self._place, change)
         self.begun = True
 
-    async def committed(self, splits: Mapping[str, int]) -> None:
+    async def continues(self, start: Mapping[str, int]) -> None:
+        """Register where the query continues, after `begin({})`, if only reading has shown that. It needs
+        everything until then. Raises as `committed`.
+        """
+        now_ms = self._host.wall_time_ms()
+
+        def change(register: Register) -> Register:
+            known = register.queries.get(self._name)
+            query = continued_later(known, self._before, self._name, self._session, start, now_ms)
+            return with_query(register, self._name, query)
+
+        await change_register(self._host, self._place, change)
+
+    async def committed(self, splits: Mapping[str, int]) -> bool:
         """Publish split -> the offset up to which the engine has durably committed everything. Does nothing
-        if the last publication is too recent.
+        if the last publication is too recent. Return whether it was published.
 
         Raises ConsumerRefusedError if another process registered under this name; waits while too few members
         answer.
@@ -62,7 +79,7 @@ class QueryRegistration:
         now = self._host.now()
         pause_s = max(limits.query_publish_s, self._retain_s / POSITIONS_PER_RETENTION)
         if self._published_at is not None and now < self._published_at + pause_s:
-            return
+            return False
         now_ms = self._host.wall_time_ms()
 
         def change(register: Register) -> Register:
@@ -72,3 +89,4 @@ class QueryRegistration:
 
         await change_register(self._host, self._place, change)
         self._published_at = now
+        return True

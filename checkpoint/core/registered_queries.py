@@ -15,6 +15,7 @@ Theory:
    a backup, and the query still finds every row.
 4. If the engine continues below what is registered (an older backup), the need is lowered before anything is
    read: rows that are still there stay. Rows that are gone are an error of the reader.
+   A query that learns only from the data where it continues needs everything until then (`continued_later`).
 5. One process at a time publishes under a name, the one that registered last (`session`). So a second query
    with the name of another one cannot release what the other one needs: one of the two fails.
 """
@@ -100,6 +101,23 @@ def continued_query(
     )
 
 
+def continued_later(
+    known: RegisteredQuery | None,
+    before: RegisteredQuery | None,
+    name: str,
+    session: str,
+    start: Mapping[str, int],
+    now_ms: int,
+) -> RegisteredQuery:
+    """Register where a query continues that registered for everything, once it knows that. before: what was
+    registered until then, which it needs too.
+
+    Raises ConsumerRefusedError if another process has registered under this name, or a person has removed it.
+    """
+    _check_session(known, name, session)
+    return continued_query(before, session, start, now_ms)
+
+
 def _every(known: RegisteredQuery, start: Mapping[str, int]) -> dict[str, int]:
     """Return the start of each split that either names."""
     named = {split for one in known.positions for split in one.splits} | start.keys()
@@ -118,6 +136,19 @@ def published(
 
     Raises ConsumerRefusedError if another process has registered under this name, or a person has removed it.
     """
+    known = _check_session(known, name, session)
+    retain_ms = int(1000 * retain_s)
+    # A clock that was set back must not keep positions for ever: they count as published now.
+    before = [msgspec.structs.replace(one, at_ms=min(one.at_ms, now_ms)) for one in known.positions]
+    spacing_ms = retain_ms // POSITIONS_PER_RETENTION
+    if not before or now_ms - before[-1].at_ms >= spacing_ms or len(before) == 1:
+        before.append(QueryPosition(at_ms=now_ms, splits=dict(splits)))
+    old = [index for index, one in enumerate(before) if one.at_ms <= now_ms - retain_ms]
+    kept = before[old[-1] :] if old else before
+    return msgspec.structs.replace(known, positions=(*kept[:1], *kept[1:][-_POSITIONS_MAX:]))
+
+
+def _check_session(known: RegisteredQuery | None, name: str, session: str) -> RegisteredQuery:
     if known is None:
         raise ConsumerRefusedError(
             f"{name!r} was removed from the consumers while its query ran",
@@ -129,12 +160,4 @@ def published(
             " a second time, or two queries use this name",
             remedy="give each query, and each stream that it reads, its own name in the option 'consumer'",
         )
-    retain_ms = int(1000 * retain_s)
-    # A clock that was set back must not keep positions for ever: they count as published now.
-    before = [msgspec.structs.replace(one, at_ms=min(one.at_ms, now_ms)) for one in known.positions]
-    spacing_ms = retain_ms // POSITIONS_PER_RETENTION
-    if not before or now_ms - before[-1].at_ms >= spacing_ms or len(before) == 1:
-        before.append(QueryPosition(at_ms=now_ms, splits=dict(splits)))
-    old = [index for index, one in enumerate(before) if one.at_ms <= now_ms - retain_ms]
-    kept = before[old[-1] :] if old else before
-    return msgspec.structs.replace(known, positions=(*kept[:1], *kept[1:][-_POSITIONS_MAX:]))
+    return known

@@ -103,6 +103,8 @@ class Merge:
         self.status = {place.site: StreamStatus(place.site) for place in order.places}
         self._excluded: dict[str, DosError | UserFault] = {}
         self._graphs: dict[str, Mapping[str, str]] = {}
+        self._unread: dict[str, set[str]] = {}
+        """Site of a stream that is read -> its logs that were not read to their end yet since it joined."""
         self._queued: list[pa.RecordBatch] = []
         self._queued_bytes = 0
         self._passed_mark = self.safe_mark = self._filter.mark
@@ -123,6 +125,7 @@ class Merge:
         self._check(site)
         self._filter.join(site, logs, base)
         self._comparison.join(site, base)
+        self._unread[site] = set(logs)
         self._note(site, "reading")
 
     def leave(self, site: str, state: StreamState, reason: str = "") -> None:
@@ -130,9 +133,21 @@ class Merge:
         if site in self._excluded:
             return
         self._graphs.pop(site, None)
+        self._unread.pop(site, None)
         self._filter.leave(site)
         self._comparison.leave(site)
         self._note(site, state, reason)
+
+    def reached_end(self, site: str, log: str) -> None:
+        """Note that a log was read up to its end, as it was when it was looked for."""
+        if log in self._unread.get(site, ()):
+            self._unread[site].remove(log)
+            self._wake()
+
+    async def wait_read(self, site: str) -> None:
+        """Wait until all logs of a stream were read up to their ends since it joined."""
+        while self._unread.get(site) != set():
+            await self._changed.wait()
 
     def exclude(self, site: str, error: DosError | UserFault) -> None:
         """Read a stream no more, because it is not one of what is merged. Without any other stream, `next`
@@ -280,6 +295,22 @@ class Merge:
             logger.warning("rows from %d to %d are on no stream: accepted as lost", *missing)
 
     # --- who takes the rows ---------------------------------------------------------------------------------
+
+    async def wait_caught_up(self) -> int:
+        """Wait until each stream was read to the end that it had, or has a reason why it is not read, and at
+        least one was read. Return the mark then. Raises as `next`.
+        """
+        while not self._is_caught_up():
+            if self._error is not None:
+                raise self._error
+            await self._changed.wait()
+        return self.mark
+
+    def _is_caught_up(self) -> bool:
+        if self.mark == END:
+            return True
+        known = all(one.reason or self._unread.get(site) == set() for site, one in self.status.items())
+        return known and bool(self._unread) and self.missing() is None
 
     @property
     def is_over(self) -> bool:

@@ -51,7 +51,7 @@ _ANEW: Final = (_JoinsAnewError, InputTrimmedError, OutputRewoundError)
 
 @dataclass(slots=True)
 class _Log:
-    """One worker's log of a stream. above: (high, end) of each record that the merge has not passed."""
+    """One worker's log of a stream. above: (high, end) of each record that is needed, for a consumer."""
 
     follower: OutputFollower
     above: deque[tuple[int, int]] = field(default_factory=deque)
@@ -62,11 +62,14 @@ class _Log:
 class ReplicaStream:
     """The stream of one replica. Run `run` in a task, beside the other streams of the merge."""
 
-    def __init__(self, place: ReplicaPlace, merge: Merge, connect: Connect, *, consumer: str = "") -> None:
+    def __init__(
+        self, place: ReplicaPlace, merge: Merge, connect: Connect, *, consumer: str = "", retain_s: float = 0
+    ) -> None:
         """connect: opens the store of the site, as `open_store` does. consumer: the name under which the
-        reader is registered there, so that nothing that it needs is trimmed; "": it is not.
+        reader is registered there, so that nothing that it needs is trimmed; "": it is not. retain_s: so long
+        what it has acknowledged is retained too.
         """
-        self._consumer = consumer
+        self._consumer, self._retain_s = consumer, retain_s
         self._place = place
         self._merge = merge
         self._connect = connect
@@ -81,18 +84,30 @@ class ReplicaStream:
     async def _acknowledge(
         self, store: Store, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Register as a consumer, then publish at intervals what is not needed any more."""
+        """Register as a consumer, then publish at intervals what is not needed any more. What lies up to the
+        mark after which the reader began is known once the logs were read; until then it needs everything.
+        """
         place = output_register(self._place.region, self._place.sink)
         registration = QueryRegistration(
-            StoreHost(store), place, self._consumer, session=randomness.fresh_id().hex(), retain_s=0
+            StoreHost(store),
+            place,
+            self._consumer,
+            session=randomness.fresh_id().hex(),
+            retain_s=self._retain_s,
         )
         await registration.begin({})
         task_status.started()
+        with trio.move_on_after(limits.query_publish_s):
+            await self._merge.wait_read(self._place.site)
+        published: dict[str, int] | None = None
         while True:
-            await trio.sleep(limits.query_publish_s)
-            if self._logs:
+            if self._logs and (passed := self._passed_positions()) != published:
                 with suppress(*_UNAVAILABLE):  # nothing more is deleted then; the next time publishes more
-                    await registration.committed(self._passed_positions())
+                    if published is None:
+                        await registration.continues(passed)
+                    if await registration.committed(passed):
+                        published = passed
+            await trio.sleep(limits.query_publish_s)
 
     def _passed_positions(self) -> dict[str, int]:
         """Return log -> the position up to which nothing is needed."""
@@ -188,6 +203,7 @@ class ReplicaStream:
                     async for followed in outputs:
                         await self._take(split, log, followed)
                         quiet = False
+                self._merge.reached_end(self._place.site, split)
                 cut = await published.last_checkpoint()
                 if cut is not None:
                     self._merge.set_graph(self._place.site, cut.operators)
@@ -207,7 +223,8 @@ class ReplicaStream:
             self._workers = head.workers
             raise _JoinsAnewError("the replica has other workers, or was restored")
         await self._merge.take(self._place.site, split, output)
-        log.above.append((time.high, followed.end))
+        if self._consumer:  # only what is published removes them
+            log.above.append((time.high, followed.end))
 
     def _time_of(self, output: Output) -> OutputTime:
         if output.head.time is msgspec.UNSET:

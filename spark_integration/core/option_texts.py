@@ -25,12 +25,17 @@ class ReaderOption(NamedTuple):
     parse: Callable[[str, str], Any]
 
 
-class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What opening a store needs. `servers`: the store's URL; `token_file` is read only on the driver."""
+class TokenOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What all formats have. `token_file` is read only on the driver."""
 
-    servers: str
     token: bytes = b""
     token_file: str | None = None
+
+
+class StoreOptions(TokenOptions, frozen=True, kw_only=True):
+    """What opening a store needs. `servers`: the store's URL."""
+
+    servers: str
 
 
 class ReadOptions(StoreOptions, frozen=True, kw_only=True):

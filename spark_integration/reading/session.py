@@ -20,7 +20,7 @@ from dos_client.blocking import BlockingStore
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.tokens import token_in
 from spark_integration import on_executor
-from spark_integration.core.option_texts import StoreOptions
+from spark_integration.core.option_texts import StoreOptions, TokenOptions
 from spark_integration.core.source_options import SourceOptions
 from spark_integration.errors import BadOptionError, ExecutorMismatchError
 from spark_integration.reading.inputs import InputOrigin
@@ -28,7 +28,7 @@ from spark_integration.reading.objects import ObjectOrigin
 from spark_integration.reading.origin import Origin
 from spark_integration.reading.outputs import OutputOrigin
 
-Options = TypeVar("Options", bound=StoreOptions)
+Options = TypeVar("Options", bound=TokenOptions)
 
 
 @contextmanager

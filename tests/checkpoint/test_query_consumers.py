@@ -18,6 +18,7 @@ from checkpoint.core.consumers import Register, decode_register, encode_register
 from checkpoint.core.registered_queries import (
     QueryPosition,
     RegisteredQuery,
+    continued_later,
     continued_query,
     new_query,
     published,
@@ -76,10 +77,13 @@ def test_a_query_that_continues_below_what_is_registered_lowers_it_and_never_rai
     same = continued_query(known, "s2", {"p": 90, "r": 9}, 10)
     assert (same.positions, same.session, same.since_ms) == (known.positions, "s2", 1)
     assert continued_query(known, "s2", {"p": 60, "r": 7}, 10).positions == known.positions
-    lower = continued_query(known, "s2", {"p": 40, "r": 9}, 10)
-    assert lower.positions == (at(10, p=40, r=7),)
+    assert continued_query(known, "s2", {"p": 40, "r": 9}, 10).positions == (at(10, p=40, r=7),)
     assert continued_query(known, "s2", {"p": 90}, 10).need("r") == 0, "it has not read r"
     assert continued_query(None, "s2", {"p": 90}, 10).positions == (at(10, p=90),)
+    begun = continued_query(known, "s2", {}, 10)  # where it continues follows from the rows
+    assert (begun.need("p"), continued_later(begun, known, "q", "s2", {"p": 90, "r": 9}, 11)) == (0, same)
+    with pytest.raises(ConsumerRefusedError, match="registered by another process"):
+        continued_later(begun, known, "q", "s1", {"p": 90, "r": 9}, 11)
 
 
 def test_two_queries_with_one_name_are_refused_before_one_releases_what_the_other_needs() -> None:

@@ -367,6 +367,7 @@ def test_a_replica_that_cannot_take_an_acknowledgement_is_still_read(monkeypatch
         raise QuorumUnavailableError("too few members")
 
     monkeypatch.setattr(QueryRegistration, "begin", registered)
+    monkeypatch.setattr(QueryRegistration, "continues", registered)
     monkeypatch.setattr(QueryRegistration, "committed", refused)
     monkeypatch.setattr(limits, "query_publish_s", 0.3)
     trio.run(grow_while_read, [2, 1], "board", clock=MockClock(autojump_threshold=0))

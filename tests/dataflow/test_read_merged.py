@@ -120,6 +120,8 @@ def test_threads_read_too_and_what_was_not_acknowledged_stays(tmp_path: Path) ->
             with pytest.raises(CorruptDataError):
                 output.acknowledge(b"")
             assert trio.run(_registered, one) == ["board"]
+        with blocking.read_merged(urls([one]), REGION, "out", SCHEMA, after=91_000) as output:
+            assert keys_in(list(output)) == keys_of([row for row in rows if row.at_ms > 91])
 
 
 async def _registered(site: Site) -> list[str]:

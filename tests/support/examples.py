@@ -55,6 +55,7 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "tests/spark_integration/test_source_on_spark.py": ("five_minutes", "columns", "stream", "consumer"),
         "tests/spark_integration/test_inside_on_spark.py": ("inside",),
+        "tests/spark_integration/test_merged_on_spark.py": ("merged",),
     },
     "docs/state.md": {
         MANUAL: ("state_on_disk", "migration", "ttl", "spark_function", "spark_processor"),

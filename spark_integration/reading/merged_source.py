@@ -1,0 +1,176 @@
+"""`spark.readStream.format("dos-merged")`: Spark's classes around `merged_reading`.
+
+Spark keeps one reader in a separate driver process as long as the query runs; that one opens the stores at
+the first call. Another one is pickled for every task. The rows of a micro-batch are sent to its tasks, so a
+task needs no store, and one that runs twice returns the same rows.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from dos_client.blocking import Portal
+from spark_integration.core.merged_offsets import NOTHING_READ, MergedSubject, mark_in, mark_offset
+from spark_integration.core.merged_options import MERGED, MergedOptions, parse_merged
+from spark_integration.core.row_filter import check_filter
+from spark_integration.errors import BadOptionError
+from spark_integration.limits import MERGED_TASK_BYTES
+from spark_integration.on_executor import Expected, expected_of_driver
+from spark_integration.reading.planning import check_once
+from spark_integration.reading.rows import BatchShaper, check_columns, chosen
+from spark_integration.reading.session import check_executor, with_token
+
+if TYPE_CHECKING:
+    from spark_integration.reading.merged_reading import MergedReading
+
+
+class MergedSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
+    """The merged output of the replicas of a region, as a stream.
+
+    Raises UnknownOptionError, BadOptionError, FilterError, SchemaError, BadUrlError, BadNameError.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._options = with_token(parse_merged(dict(options)))
+        self._columns, self._subject = _checked(self._options)
+
+    @classmethod
+    def name(cls) -> str:
+        return MERGED
+
+    def schema(self) -> StructType:
+        """Return the columns of the sink, or those of the option `columns`."""
+        return from_arrow_schema(chosen(self._columns, pa.schema([]), self._options.columns))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        del schema
+        raise BadOptionError(
+            f"{MERGED} is for spark.readStream: replicas do not end at one place",
+            remedy="read what is there now with spark.readStream and .trigger(availableNow=True)",
+        )
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        check_once(self._options.columns, schema.names)
+        wanted = to_arrow_schema(schema, timezone="UTC")
+        check_columns(wanted, self._columns, self._options.what)
+        check_filter(self._options.filter, self._columns)
+        return MergedStreamReader(self._options, wanted, self._subject)
+
+
+def _checked(options: MergedOptions) -> tuple[pa.Schema, MergedSubject]:
+    """Return the columns of the sink, and what offsets are of. Raises SchemaError, BadUrlError,
+    BadNameError.
+    """
+    from dataflow.merging.order import merge_order  # see `core/wording`
+    from dataflow.schema import schema_text
+
+    order = merge_order(options.sites, options.region, options.output, options.schema, time=options.time)
+    return order.schema, MergedSubject(options.what, schema_text(order.schema), order.time)
+
+
+class RowsPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed here
+    """The rows of a task, as an Arrow IPC stream."""
+
+
+class MergedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """The reader of a stream. An offset is a mark, see `core/merged_offsets.py`."""
+
+    def __init__(
+        self,
+        options: MergedOptions,
+        wanted: pa.Schema,
+        subject: MergedSubject,
+        expected: Expected | None = None,
+    ) -> None:
+        self._expected = expected or expected_of_driver()
+        self._options = options
+        self._wanted = wanted
+        self._subject = subject
+        self._of_everything = False
+        self._stack = ExitStack()
+        self._portal: Portal | None = None
+        self._reading: MergedReading | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MergedStreamReader, (self._options, self._wanted, self._subject, self._expected)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return the offset before the first row."""
+        return mark_offset(self._subject, NOTHING_READ)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return the end of the next micro-batch. The limits of the options hold for every `limit`."""
+        del limit
+        begin = mark_in(start, self._subject)
+        return mark_offset(self._subject, self._call(self._reading_from(begin).end_after, begin))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return one limit to show to Spark; if both options are set, both are applied here."""
+        if self._options.rows_max is not None:
+            return ReadMaxRows(self._options.rows_max)
+        return ReadMaxBytes(self._options.bytes_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Read what exists when the replicas are reached, and nothing later."""
+        self.stop()  # a reading that is open has no target
+        self._of_everything = True
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        begin, upto = mark_in(start, self._subject), mark_in(end, self._subject)
+        rows = self._call(self._reading_from(begin).between, begin, upto)
+        shaped = BatchShaper(self._wanted, self._options.filter, self._options.what).shape(rows)
+        return [RowsPartition(part) for batch in shaped for part in parts_of(batch)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Acknowledge to the replicas what Spark has committed; see `DosStreamReader.commit`."""
+        if self._reading is not None and self._portal is not None:
+            self._portal.call_sync(self._reading.committed, mark_in(end, self._subject))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, RowsPartition):
+            return  # Spark's own partition, which it adds if there are none of ours
+        check_executor(self._expected)
+        with pa.ipc.open_stream(partition.value) as found:
+            yield from found
+
+    def stop(self) -> None:
+        """Close the stores. Spark calls this rarely: it usually kills the process."""
+        self._reading = self._portal = None
+        self._stack.close()
+
+    def _reading_from(self, begin: int) -> "MergedReading":
+        """Return a reading that has the rows after `begin`; it is opened if there is none."""
+        if self._reading is None or begin < self._reading.begin:
+            from spark_integration.reading.merged_reading import open_reading
+
+            self.stop()
+            self._portal = self._stack.enter_context(Portal("dos-merged"))
+            opening = open_reading(self._options, begin, of_everything=self._of_everything)
+            self._reading = self._stack.enter_context(self._portal.hold(opening))
+        return self._reading
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        assert self._portal is not None, "a reading is open"
+        return self._portal.call(function, *args)
+
+
+def parts_of(rows: pa.RecordBatch) -> Iterator[bytes]:
+    """Yield the rows of each task, as Arrow IPC streams."""
+    step = max(1, rows.num_rows * MERGED_TASK_BYTES // max(1, rows.nbytes))
+    for begin in range(0, rows.num_rows, step):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_batch(rows.slice(begin, step))
+        yield sink.getvalue().to_pybytes()
