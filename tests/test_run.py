@@ -62,6 +62,7 @@ case $package in
     postgresql) program=initdb ;;
     iproute2) program=ip ;;
     systemd) program=systemd-analyze ;;
+    prometheus) program=promtool ;;
     python3.11-dev) program=Python.h ;;
     *) program=$package ;;
 esac
@@ -98,6 +99,7 @@ SYSTEM_PACKAGES = [
     "iproute2",
     "iptables",
     "systemd",
+    "prometheus",
     "pkg-config",
     "libfuse3-dev",
     "gcc",
