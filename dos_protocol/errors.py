@@ -159,6 +159,12 @@ CLOSING: Final = frozenset(
 """Codes after which the server closes the connection. After all others the session remains usable."""
 
 
+MALFORMED_JSON: Final = (ValueError, RecursionError)
+"""What decoding JSON with msgspec raises for any bytes: its own errors, which are ValueErrors; for strings that
+are not UTF-8 UnicodeDecodeError, another one; for deep nesting RecursionError.
+"""
+
+
 class DosError(Exception):
     """Base of every error that this project raises on purpose. `remedy` says what to do next."""
 

@@ -39,6 +39,8 @@ def read_file(file: Path, decode: Callable[[str], T]) -> T:
         return decode(file.read_text(encoding="utf-8"))
     except OSError as error:
         fail(f"{file}: {error.strerror}", REFUSED)
+    except UnicodeDecodeError as error:
+        fail(f"{file} is not UTF-8: {error.reason} at byte {error.start}", REFUSED)
     except DescriptionError as error:
         fail(f"{file}: {error}", REFUSED)
 

@@ -28,6 +28,7 @@ from checkpoint.core.consumers import Register
 from checkpoint.core.manifest import Cut, decode_cut, encode_cut
 from checkpoint.errors import BackupDamagedError
 from dos_protocol.digests import ResumePoint
+from dos_protocol.errors import MALFORMED_JSON
 from journal import Floor
 
 _MAGIC: Final = b"\xffDBK"
@@ -222,5 +223,5 @@ def decode_record(data: bytes, where: str) -> RunBegan | BackupRecord | None:
         if kind == _BEGUN:
             return msgspec.json.decode(body, type=RunBegan)
         return msgspec.json.decode(body, type=BackupRecord)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except MALFORMED_JSON as error:
         raise BackupDamagedError(where, f"its JSON is invalid: {error}") from error

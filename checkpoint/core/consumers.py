@@ -36,7 +36,7 @@ from checkpoint.core.manifest import Cut
 from checkpoint.core.outputs import output_chain
 from checkpoint.core.registered_queries import RegisteredQuery
 from checkpoint.errors import ConsumerRefusedError
-from dos_protocol.errors import CorruptDataError
+from dos_protocol.errors import MALFORMED_JSON, CorruptDataError
 from dos_protocol.names import check_name
 from journal import NO_FLOOR, Floor
 
@@ -152,7 +152,7 @@ def decode_register(strings: Sequence[bytes], *, where: str, at: int) -> Registe
     """
     try:
         register = _decoder.decode(strings[0])
-    except (IndexError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (IndexError, *MALFORMED_JSON) as error:
         raise CorruptDataError(where, at, "the JSON of a register of consumers", str(error)) from error
     if not REGISTER_VERSION <= register.version <= ENTRY_VERSION:
         expected = f"a register of version {REGISTER_VERSION} to {ENTRY_VERSION}"

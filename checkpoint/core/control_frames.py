@@ -12,6 +12,7 @@ from checkpoint.core.channel_frames import COORDINATOR, ChannelFrame, FrameType
 from checkpoint.core.messages import FromWorker, ToCoordinator, ToWorker
 from checkpoint.errors import ControlMessageError
 from dos_protocol.digests import digest64
+from dos_protocol.errors import MALFORMED_JSON
 
 _to_coordinator: Final[msgspec.json.Decoder[ToCoordinator]] = msgspec.json.Decoder(ToCoordinator)
 _to_worker: Final[msgspec.json.Decoder[ToWorker]] = msgspec.json.Decoder(ToWorker)
@@ -72,7 +73,7 @@ def _decode(decoder: "msgspec.json.Decoder[Any]", frame: ChannelFrame) -> Any:
         raise ControlMessageError(f"received a {frame.type.name} frame on a control link")
     try:
         message = decoder.decode(frame.payload)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except MALFORMED_JSON as error:
         raise ControlMessageError(f"control message does not decode: {error}") from error
     stated = (frame.job, frame.sender_epoch, frame.cut)
     if stated != (job_digest(message.job), message.incarnation, message.cut):

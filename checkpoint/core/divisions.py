@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from checkpoint.errors import ManifestError
+from dos_protocol.errors import MALFORMED_JSON
 
 Sources = dict[str, dict[str, tuple[int, ...]]]
 """source -> split -> (from, to, ...): a half-open range of positions in the source's own unit.
@@ -89,7 +90,7 @@ def decode_division(ints: Iterable[int], strings: Sequence[bytes]) -> Division:
     try:
         sources = _decoder.decode(strings[0])
         workers = int(strings[1]) if len(strings) > 1 else 0
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except MALFORMED_JSON as error:
         raise ManifestError(f"the input division of step {numbers[0]} does not decode: {error}") from error
     for source, splits in sources.items():
         for split, part in splits.items():

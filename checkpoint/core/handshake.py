@@ -33,6 +33,7 @@ from checkpoint.core.channel_frames import ChannelFrame, FrameType
 from checkpoint.core.control_frames import job_digest
 from checkpoint.core.versions import VERSIONS, Versions, overlap, versions_text
 from checkpoint.errors import HandshakeError
+from dos_protocol.errors import MALFORMED_JSON
 
 KEY_BYTES_MIN: Final = 16
 NONCE_BYTES: Final = 32
@@ -121,7 +122,7 @@ def _decode(frame: ChannelFrame) -> _Payload:
         raise HandshakeError(f"received a {frame.type.name} frame before the handshake was complete")
     try:
         payload: _Payload = _decoder.decode(frame.payload)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except MALFORMED_JSON as error:
         raise HandshakeError(f"a handshake frame does not decode: {error}") from error
     if isinstance(payload, LinkRefused):
         raise HandshakeError(f"the peer refused the link: {payload.reason}", remedy=payload.remedy)

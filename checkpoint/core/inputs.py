@@ -37,7 +37,7 @@ import msgspec
 
 from checkpoint import limits
 from dos_protocol.digests import digest64
-from dos_protocol.errors import BadNameError, CorruptDataError, LocalProtocolError
+from dos_protocol.errors import MALFORMED_JSON, BadNameError, CorruptDataError, LocalProtocolError
 from dos_protocol.names import check_name
 from journal import Op, Record
 
@@ -214,7 +214,7 @@ def decode_ends(strings: Sequence[bytes], *, where: str, at: int) -> InputEnds:
     """Return the ends in a record INPUT_CLOSED. Raises CorruptDataError."""
     try:
         return _ends_decoder.decode(strings[0])
-    except (IndexError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (IndexError, *MALFORMED_JSON) as error:
         raise CorruptDataError(where, at, "the JSON of a closed input", str(error)) from error
 
 

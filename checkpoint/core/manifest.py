@@ -31,6 +31,7 @@ from checkpoint.core.manifest_notes import Edit as Edit
 from checkpoint.core.manifest_notes import SavepointNote as SavepointNote
 from checkpoint.errors import ManifestError
 from dos_protocol.digests import ResumePoint
+from dos_protocol.errors import MALFORMED_JSON
 from journal import Floor, Position
 
 CUT_VERSION: Final = 2
@@ -366,7 +367,7 @@ def decode_cut(flags: int, ints: Iterable[int], text: bytes) -> Cut:
     _refuse_duplicates(text, cut_number)
     try:
         cut = msgspec.json.decode(text, type=Cut)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except MALFORMED_JSON as error:
         raise ManifestError(f"its record does not decode: {error}", cut=cut_number) from error
     if cut.version not in _READABLE:
         raise ManifestError(

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from checkpoint.errors import OutputDiffersError
-from dos_protocol.errors import CorruptDataError, LocalProtocolError
+from dos_protocol.errors import MALFORMED_JSON, CorruptDataError, LocalProtocolError
 from journal import Position
 
 OUTPUT_CHAIN_PREFIX: Final = "out-"
@@ -131,7 +131,7 @@ def decode_output(ints: Iterable[int], strings: Sequence[bytes], *, where: str, 
         raise CorruptDataError(where, at, "an output of 4 ints and 2 strings", found)
     try:
         head = _decoder.decode(strings[0])
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except MALFORMED_JSON as error:
         raise CorruptDataError(where, at, "the JSON head of an output", str(error)) from error
     step, time_ms, rows, digest = numbers
     if bool(rows) != bool(strings[1]):

@@ -37,6 +37,7 @@ import msgspec
 
 from checkpoint import limits
 from dos_protocol.digests import digest64
+from dos_protocol.errors import MALFORMED_JSON
 
 MAGIC: Final = b"\xffDRQ"
 VERSION: Final = 1
@@ -196,7 +197,7 @@ class RecordReader:
         del self._buffer[:end]
         try:
             record: Request | Answer = msgspec.json.decode(payload, type=_TYPES[kind])
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+        except MALFORMED_JSON as error:
             return Skipped(end, f"{kind.name} does not decode: {error}")
         return record
 

@@ -25,6 +25,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from dos_protocol.errors import MALFORMED_JSON
+
 
 class WriteKind(StrEnum):
     """The kind of a Spark write. The texts are in marks and never change."""
@@ -62,7 +64,7 @@ def decode_mark(mark: bytes) -> BatchMark | None:
     """Return the decoded mark, None for a mark of another program."""
     try:
         return _marks.decode(mark)
-    except (msgspec.DecodeError, RecursionError):
+    except MALFORMED_JSON:
         return None
 
 

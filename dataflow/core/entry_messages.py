@@ -24,6 +24,7 @@ import msgspec
 
 from checkpoint import ChannelFrame, FrameType
 from checkpoint.errors import ControlMessageError
+from dos_protocol.errors import MALFORMED_JSON
 
 SESSION_BYTES: Final = 16
 
@@ -113,7 +114,7 @@ def decode_message(frame: ChannelFrame) -> EntryMessage:
         raise ControlMessageError(f"expected a message, got a {frame.type.name} frame")
     try:
         return _decoder.decode(frame.payload)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except MALFORMED_JSON as error:
         raise ControlMessageError(f"a message does not decode: {error}") from error
 
 

@@ -29,6 +29,7 @@ from dataflow.core.retained_steps import (
 )
 from dataflow.errors import StepDiffersError
 from dataflow.limits import steps_ahead
+from dos_protocol.errors import MALFORMED_JSON
 
 
 class Admission(Enum):
@@ -154,7 +155,7 @@ class PeerLinks:
     def _have_of(self, peer: int, frame: ChannelFrame) -> "_Have":
         try:
             return msgspec.json.decode(frame.payload, type=_Have)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except MALFORMED_JSON as error:
             raise ChannelFrameError(f"HAVE of worker {peer} does not decode: {error}") from error
 
     def _connected(self, peer: int, have: "_Have") -> None:

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from dos_protocol import messages as m
-from dos_protocol.errors import LocalProtocolError
+from dos_protocol.errors import MALFORMED_JSON, LocalProtocolError
 from dos_protocol.names import is_name
 
 FILE_VERSION: Final = 1
@@ -179,7 +179,7 @@ def decode_tokens(data: bytes, where: str) -> TokenFile:
     remedy = "`dos token add` writes it"
     try:
         file = msgspec.json.decode(data, type=TokenFile)
-    except msgspec.DecodeError as error:  # also for values of a wrong type
+    except MALFORMED_JSON as error:
         raise LocalProtocolError(f"tokens file {where}: {error}", remedy=remedy) from error
     if file.version != FILE_VERSION:
         raise LocalProtocolError(

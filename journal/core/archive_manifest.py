@@ -24,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from dos_protocol.errors import CorruptDataError
+from dos_protocol.errors import MALFORMED_JSON, CorruptDataError
 from journal.core.chain import SegmentSpan
 from journal.core.errors import ArchiveDiffersError
 from journal.core.position import Position, base_of
@@ -203,7 +203,7 @@ def decode_manifest(data: bytes, where: str) -> ArchiveManifest:
         raise CorruptDataError(where, 0, f"SHA-256 {data[-_SHA256_BYTES:].hex()}", found, _HINT)
     try:
         manifest = msgspec.json.decode(body, type=ArchiveManifest)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except MALFORMED_JSON as error:
         raise CorruptDataError(where, _HEADER.size, "the JSON of a manifest", f"{error}", _HINT) from error
     _check(manifest, where)
     return manifest

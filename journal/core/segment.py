@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from dos_protocol.errors import BadNameError, LocalProtocolError
+from dos_protocol.errors import MALFORMED_JSON, BadNameError, LocalProtocolError
 from dos_protocol.limits import u64_max
 from dos_protocol.names import SEGMENT_NAME, check_name
 from journal.core.errors import ChainError
@@ -149,7 +149,7 @@ def start_of(record: Record, where: str) -> SegmentStart:
         raise ChainError(where, 0, "a SEGMENT_START record with one string", f"{record.op.name}")
     try:
         start = _decoder.decode(record.strings[0])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except MALFORMED_JSON as error:
         raise ChainError(where, 0, "the JSON of a segment start", f"{error}") from error
     _check_predecessor(start, where)
     if start.released and not NO_FLOOR < start.released < (start.epoch, start.base):

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from dos_protocol.errors import CorruptDataError
+from dos_protocol.errors import MALFORMED_JSON, CorruptDataError
 from dos_protocol.names import check_name
 from sites.core.collection import Collected, replicas_in
 from sites.core.deployment import Deployment, RegionReplica, StreamReplica
@@ -96,7 +96,7 @@ def decode_deployed(strings: Sequence[bytes], *, where: str, at: int) -> Deploye
     """
     try:
         deployed = _decoder.decode(strings[0])
-    except (IndexError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (IndexError, *MALFORMED_JSON) as error:
         raise CorruptDataError(where, at, "the JSON of a deployment", str(error)) from error
     if deployed.version != DEPLOYED_VERSION:
         expected = f"a deployment of version {DEPLOYED_VERSION}"

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from dos_protocol.errors import CorruptDataError
+from dos_protocol.errors import MALFORMED_JSON, CorruptDataError
 from dos_protocol.names import check_name
 from sites.core.deployment import RegionReplica, StreamReplica
 from sites.core.utility import weight
@@ -110,7 +110,7 @@ def decode_report(kind: type[Report], strings: Sequence[bytes], *, where: str, a
     """
     try:
         report = msgspec.json.decode(strings[0], type=kind)
-    except (IndexError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (IndexError, *MALFORMED_JSON) as error:
         raise CorruptDataError(where, at, f"the JSON of a {kind.__name__}", str(error)) from error
     if report.version != REPORT_VERSION:
         expected = f"a report of version {REPORT_VERSION}"

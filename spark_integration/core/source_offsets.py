@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from dos_protocol.errors import MALFORMED_JSON
 from spark_integration.errors import MalformedOffsetError, OtherSourceError
 
 VERSION: Final = 2
@@ -148,7 +149,7 @@ def parse_starting(text: str) -> Starting:
     if option.startswith("{"):
         try:
             _offset(msgspec.json.decode(option.encode()))
-        except msgspec.DecodeError as error:
+        except MALFORMED_JSON as error:
             raise MalformedOffsetError(
                 f"startingOffset is not valid JSON: {error}: {option[:200]}", remedy=_REMEDY
             ) from error

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-NAMES = ["wire", "version0", "extent", "scan", "records", "journal", "channel", "arrow"]
+NAMES = ["wire", "version0", "extent", "scan", "records", "tokens", "journal", "channel", "arrow"]
 CORPUS = Path(__file__).parent / "corpus"
 CRASHES = Path(__file__).parent / "crashes"
 INPUT_BYTES_MAX = 4_096

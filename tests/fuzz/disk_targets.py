@@ -6,9 +6,10 @@ from typing import Final
 from construct import ConstructError
 
 from dos_protocol.digests import digest64, prefix_digest
-from dos_protocol.errors import CorruptDataError
+from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.store_record import decode_store_record, encode_store_record
 from dos_server.core import records
+from dos_server.core.access import Access, Right, decode_tokens, encode_tokens
 from dos_server.core.extent import HeaderFault, decode_header, encode_header, object_seed
 from dos_server.core.records import ObjectMark
 from dos_server.core.recovery_scan import recover
@@ -106,6 +107,25 @@ def _file(fields: Fields) -> bytes:
             block = fields.take(kind - 229)
         file += block
     return bytes(file)
+
+
+def tokens(data: bytes) -> None:
+    """A file of tokens: what is valid is written again as the same, grants what it says, or is refused by
+    name.
+    """
+    with contextlib.suppress(LocalProtocolError):
+        file = decode_tokens(data, "x")
+        assert decode_tokens(encode_tokens(file), "x") == file
+        for one in file.tokens:
+            access = Access(one.name, one.grants, bytes.fromhex(one.sha256))
+            for right in Right:
+                for directory in ("shop", "shop.w0000", "shops"):
+                    granted = any(
+                        right in grant.rights
+                        and (grant.prefix == "*" or f"{directory}.".startswith(f"{grant.prefix}."))
+                        for grant in one.grants
+                    )
+                    assert access.may(right, directory) == granted
 
 
 def header_without_digest(

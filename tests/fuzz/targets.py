@@ -10,7 +10,7 @@ a first byte of 0 asks for the bytes as they are. No target knows the fuzzer: in
 from collections.abc import Callable
 from typing import Final
 
-from tests.fuzz.disk_targets import extent, scan, small_records
+from tests.fuzz.disk_targets import extent, scan, small_records, tokens
 from tests.fuzz.stream_targets import arrow, channel_frame, journal
 from tests.fuzz.wire_targets import version0, wire
 
@@ -20,6 +20,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "extent": extent,
     "scan": scan,
     "records": small_records,
+    "tokens": tokens,
     "journal": journal,
     "channel": channel_frame,
     "arrow": arrow,
