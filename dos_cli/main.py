@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "journal": ("journal.cli", "Dump, search, verify or replay a journal."),
     "sites": ("sites.cli", "Plan, deploy and run the replicas of an application's regions at several sites."),
     "files": ("journal.files.mirror_cli", "Mirror the journal of a local directory of files to a store."),
+    "tls": ("dos_tls.cli", "Make and show the certificates of a store."),
     "chaos": ("dos_chaos.cli", "Test disks, or a store, with kills, stops, full and slow disks."),
 }
 """Command -> (module that defines it, its line in `dos --help`)."""
@@ -50,6 +51,7 @@ _OURS = (
     "dos_client",
     "dos_protocol",
     "dos_server",
+    "dos_tls",
     "journal",
     "sites",
 )

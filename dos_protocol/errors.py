@@ -48,6 +48,7 @@ class ErrorCode(IntEnum):
     INTERNAL = 24
     WOULD_LOSE = 25
     ROLLED_BACK = 26
+    TLS_REQUIRED = 27
 
 
 class ErrorMeaning(NamedTuple):
@@ -136,6 +137,10 @@ VERDICTS: Final[dict[ErrorCode, ErrorMeaning]] = {
         "start the server on an empty data directory, and replace the old member with `dos store replace`",
         "the number of the missing stamp",
     ),
+    ErrorCode.TLS_REQUIRED: ErrorMeaning(
+        Blame.CALLER,
+        "use TLS: set DOS_TLS to the client directory that `dos tls init` made for this server",
+    ),
 }
 
 CLOSING: Final = frozenset(
@@ -149,6 +154,7 @@ CLOSING: Final = frozenset(
         ErrorCode.WRONG_STORE,
         ErrorCode.NOT_A_MEMBER,
         ErrorCode.ROLLED_BACK,
+        ErrorCode.TLS_REQUIRED,
         ErrorCode.INTERNAL,
     }
 )
@@ -368,6 +374,12 @@ class RolledBackError(RefusedError):
     """
 
     code_of_class = ErrorCode.ROLLED_BACK
+
+
+class TlsRequiredError(RefusedError):
+    """The server accepts TLS only, and this client sent plain text. The server read nothing of it."""
+
+    code_of_class = ErrorCode.TLS_REQUIRED
 
 
 class TooLargeError(RefusedError):

@@ -17,7 +17,7 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import trio
 import typer
@@ -33,6 +33,7 @@ from dos_server.core.scrub import ScrubPlan
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
 from dos_server.limits import log_bytes_default
 from dos_server.wording import path_argument
+from dos_tls import AUTHORITIES, CERTIFICATE, DIRECTORY, KEY, ServerContext, TlsSettingsError, settings_of
 
 DEFAULT_ADDRESS = "127.0.0.1:9999"
 
@@ -61,6 +62,22 @@ GroupLog = Annotated[
         " 0: no log, and each object has its own syncs.",
     ),
 ]
+Tls = Annotated[
+    Path | None,
+    typer.Option(
+        help="Accept TLS only, with ca.pem, cert.pem and key.pem of this directory (`dos tls init`).",
+        metavar="DIR",
+    ),
+]
+TlsCa = Annotated[Path | None, typer.Option(help="Authorities of clients' certificates, instead of ca.pem.")]
+TlsCert = Annotated[Path | None, typer.Option(help="Certificate of this server, instead of cert.pem.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Key of that certificate, instead of key.pem.")]
+TlsClientAuth = Annotated[
+    bool,
+    typer.Option(
+        "--tls-client-auth", help="Accept only clients with a certificate of one of the authorities."
+    ),
+]
 DataDirectory = Annotated[
     Path,
     typer.Option(
@@ -80,13 +97,19 @@ def serve(
         bool,
         typer.Option(
             "--insecure",
-            help="Allow an address that other machines can reach. No TLS: trust the network.",
+            help="Allow an address that other machines can reach although TLS, or a token or certificates of"
+            " clients, are missing: trust the network.",
         ),
     ] = False,
     token_file: Annotated[
         Path | None,
         typer.Option(help="File whose first line is the token that clients must present; must not be blank."),
     ] = None,
+    tls: Tls = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_auth: TlsClientAuth = False,
     no_v0: Annotated[
         bool,
         typer.Option(
@@ -119,32 +142,67 @@ def serve(
         host, port = parse_listen(listen)
     except ValueError as error:
         _refuse(str(error))
-    if not is_loopback(host):
-        if not insecure:
-            _refuse(f"{host} can be reached from other machines: pass --insecure, or listen on 127.0.0.1")
-        logging.getLogger("dos.server").warning("listening on %s without TLS, because of --insecure", host)
+    context = _tls_context(tls, tls_ca, tls_cert, tls_key, client_auth=tls_client_auth)
     token = _read_token(token_file)
+    if not is_loopback(host):
+        _check_safety(host, insecure=insecure, tls=context, has_token=bool(token))
     _raise_file_limit()
     keep_large_blocks()
+    opened = _open(
+        data,
+        host,
+        port,
+        token=token,
+        version0=not no_v0,
+        reserve_bytes=None if reserve_mib is None else reserve_mib * MIB,
+        scrub=_scrub_plan(scrub_rate, scrub_every),
+        log_bytes=group_log * MIB,
+        tls=context,
+    )
+    _refuse_hidden_loopback(opened, host)
+    _run(opened, data, as_json=as_json)
+
+
+def _tls_context(
+    directory: Path | None, ca: Path | None, certificate: Path | None, key: Path | None, *, client_auth: bool
+) -> ServerContext | None:
+    """Return the TLS context of the options; None: plain text. Exit if they are incomplete."""
+    given = {AUTHORITIES: ca, CERTIFICATE: certificate, KEY: key, DIRECTORY: directory}
+    variables = {name: str(path.absolute()) for name, path in given.items() if path is not None}
     try:
-        opened = OpenServer(
-            data,
-            host,
-            port,
-            token=token,
-            version0=not no_v0,
-            reserve_bytes=None if reserve_mib is None else reserve_mib * MIB,
-            scrub=_scrub_plan(scrub_rate, scrub_every),
-            log_bytes=group_log * MIB,
+        settings = settings_of(variables)
+        if settings is not None:
+            return ServerContext(settings, client_certificates=client_auth)
+    except TlsSettingsError as error:
+        _refuse(str(error))
+    if client_auth:
+        _refuse("--tls-client-auth needs --tls DIR")
+    return None
+
+
+def _check_safety(host: str, *, insecure: bool, tls: ServerContext | None, has_token: bool) -> None:
+    """Exit if others can connect to this host and nothing protects the data, unless that was confirmed."""
+    if tls is not None and (has_token or tls.client_certificates):
+        return
+    lacks = "without TLS" if tls is None else "without a token or certificates of clients"
+    if not insecure:
+        remedy = "--tls DIR with --token-file or --tls-client-auth"
+        _refuse(
+            f"{host} can be reached from other machines: pass {remedy}; or --insecure, or listen on 127.0.0.1"
         )
+    logging.getLogger("dos.server").warning("listening on %s %s, because of --insecure", host, lacks)
+
+
+def _open(data: Path, host: str, port: int, **settings: Any) -> OpenServer:
+    """Open the server. Exit if its data or its address cannot be used."""
+    try:
+        return OpenServer(data, host, port, **settings)
     except DataDirectoryInUseError as error:
         _refuse(f"{error}: stop it first, or use another directory")
     except CorruptDataError as error:
         _refuse(f"{data} is not the complete data of one server: {error}")
     except OSError as error:
-        _refuse(f"cannot serve {data} at {listen}: {error}")
-    _refuse_hidden_loopback(opened, host)
-    _run(opened, data, as_json=as_json)
+        _refuse(f"cannot serve {data} at {address_text(host, port)}: {error}")
 
 
 def _refuse_hidden_loopback(opened: OpenServer, host: str) -> None:

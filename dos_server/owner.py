@@ -8,6 +8,7 @@ from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.core.version0 import wire as wire0
 from dos_server.ports import Rounds
 from dos_server.turns import Turns
+from dos_tls import TlsError
 
 
 class Resumable(Protocol):
@@ -57,6 +58,9 @@ class ConnectionOwner(Protocol):
 
     def bad_request(self, session: int, error: wire0.RequestTooLongError) -> None:
         """Do the same as `bad_frame`, for version 0."""
+
+    def tls_failed(self, error: TlsError) -> None:
+        """Log why TLS failed on a connection, which closes."""
 
     def may_read(self, session: int) -> bool:
         """Whether the core accepts more input."""

@@ -15,7 +15,7 @@ import trio
 
 from dos_protocol import messages as m
 from dos_protocol.errors import VERDICTS, RemoteProtocolError
-from dos_protocol.frames import Frame
+from dos_protocol.frames import IS_TLS, Frame
 from dos_server import sockets
 from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.connection import ServerConnection
@@ -32,11 +32,13 @@ from dos_server.limits import (
 from dos_server.log_thread import LogThread
 from dos_server.owner import Resumable
 from dos_server.paced_reads import PacedReads
-from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Workers
+from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Socket, Workers
 from dos_server.scrubber import Scrubber
 from dos_server.storage import Storage
+from dos_server.tls_sockets import TlsPeers
 from dos_server.turns import OncePerRound, Turns
 from dos_server.writes import Writes
+from dos_tls import LogLimit, ServerContext, TlsError, TlsTruncatedError
 
 logger = logging.getLogger("dos.server")
 
@@ -61,10 +63,12 @@ class ObjectServer:
         scrub: ScrubPlan = NO_SCRUB,
         ports: Ports = OPERATING_SYSTEM,
         log_bytes: int = 0,
+        tls: ServerContext | None = None,
     ) -> None:
         """Read the identity and the store record, or create an identity. Raises CorruptDataError.
         `reserve_bytes`: disk space that appends must leave free; None: the default for the size of the disk.
-        `log_bytes`: size of the group log; 0: every object is synced in its own file.
+        `log_bytes`: size of the group log; 0: every object is synced in its own file. `tls`: None for plain
+        text.
         """
         self._storage, self._ports, self._now = storage, ports, ports.monotonic
         self.server_id, self._core = start_core(
@@ -77,6 +81,8 @@ class ObjectServer:
             scrub=scrub,
         )
         self._connections: dict[int, ServerConnection] = {}
+        self._warnings = LogLimit()
+        self._tls = None if tls is None else TlsPeers(tls, self._warn)
         self.gone, self._last_session, self._batch_is_open = "", 0, False
         self._descriptors = sockets.descriptors_for_connections()
         self._tick_wanted = trio.Event()
@@ -146,16 +152,26 @@ class ObjectServer:
             await self.readiness.wait_readable(listener)
             try:
                 for sock in sockets.accept_some(listener):
-                    if len(self._connections) >= min(connections_max, self._descriptors):
-                        sockets.reject(sock, len(self._connections))
+                    if (admitted := self._admitted(sock)) is None:
                         continue
                     self._last_session += 1
-                    connection = ServerConnection(self._last_session, sock, self)
+                    connection = ServerConnection(self._last_session, admitted, self)
                     self._connections[connection.session] = connection
                     nursery.start_soon(self._run_connection, connection)
             except OSError as error:  # no free descriptor, or the peer is gone: continue with the others
                 logger.warning("accept: %s", error)
                 await trio.sleep(0.1)
+
+    def _admitted(self, sock: Socket) -> Socket | None:
+        """Return what a new connection is read from; None if there are too many, and it was closed."""
+        tls, open_now = self._tls, len(self._connections)
+        if open_now < min(connections_max, self._descriptors):
+            return sock if tls is None else tls.wrap(sock, sockets.peer_of(sock))
+        if tls is None:
+            sockets.reject(sock, open_now)
+        else:
+            tls.reject(sock)
+        return None
 
     async def _run_connection(self, connection: ServerConnection) -> None:
         self._feed(v.Connected(connection.session))
@@ -192,7 +208,12 @@ class ObjectServer:
     def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
         """Send the error and close the connection: the bytes after a bad frame cannot be framed."""
         connection = self._connections[session]
-        self._log_end(session, str(error.args[0]))
+        text = str(error.args[0])
+        self._log_end(session, text)
+        if text.endswith(IS_TLS):
+            self._warn(
+                IS_TLS, f"{self._connections[session].peer} uses TLS, but this server does not; closed"
+            )
         verdict = VERDICTS[error.code]
         message = m.Error(int(error.code), str(error.args[0]), verdict.remedy)
         connection.send(m.encode(message, error.request_id))
@@ -207,6 +228,10 @@ class ObjectServer:
         connection.flush()
         connection.close()
 
+    def tls_failed(self, error: TlsError) -> None:
+        if not isinstance(error, TlsTruncatedError):  # a client that is gone
+            self._warn(type(error).__name__, f"TLS: {error.args[0]}; closed")
+
     def may_read(self, session: int) -> bool:
         return not self._writes.full and self._core.may_read(session)
 
@@ -219,6 +244,12 @@ class ObjectServer:
 
     def is_welcome(self, session: int) -> bool:
         return self._core.is_welcome(session)
+
+    def _warn(self, kind: str, line: str) -> None:
+        """Log a warning about peers, at most one of each kind within some seconds."""
+        text = self._warnings.text(kind, line, self._now())
+        if text is not None:
+            logger.warning("%s", text)
 
     def _log_end(self, session: int, why: str) -> None:
         """Log why a connection is closed because of its input. The text contains no raw bytes of the peer."""

@@ -19,6 +19,7 @@ from dataflow.application import Application, check_autoscale, start_application
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, parts_of
 from dataflow.handle import RegionEvents, RegionHandle
+from dos_tls import tls_of_environment
 from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
 from spark_integration.core.driver_address import choose_addresses
@@ -110,7 +111,7 @@ def run(
     - `coordinator_address`: the host at which workers connect to this driver; default: `spark.driver.host`.
     - `port_range`: the first and last port on which this driver, and each worker, may listen.
       An executor that other machines reach under another name sets DOS_ADVERTISE_HOST.
-    - `insecure`: confirms that links between machines are not encrypted.
+    - `insecure`: confirms that links between machines are not encrypted. Not needed with TLS (`DOS_TLS`).
     - `start_timeout`: seconds to wait for executors, and for all workers to join.
     - `spare_slots`: slots that must be left to other jobs on a master of fixed size.
     - `hand_over`: first launches all workers and checks that they can continue from the last checkpoint, and
@@ -129,15 +130,15 @@ def run(
     """
     if standby < 0:
         raise ValueError(f"standby is the number of processes that wait, at least 0, got {standby}")
-    application = name or graph.name
-    parts = parts_of(graph, application)
+    parts = parts_of(graph, application := name or graph.name)
     check_autoscale(parts, autoscale, workers)
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
     master = master_of(spark)
     if not master.one_machine:
         _refuse_host_paths(graph)
     driver_host = spark.sparkContext.getConf().get("spark.driver.host")
-    host, listen_host = choose_addresses(master, coordinator_address, driver_host, insecure=insecure)
+    safe = insecure or tls_of_environment() is not None
+    host, listen_host = choose_addresses(master, coordinator_address, driver_host, insecure=safe)
     use_this_python(spark, master)
     first = workers or (workers_default if autoscale is None else autoscale.limited(workers_default))
     _check_confs_and_slots(spark, master, first * len(parts), spare_slots, start_timeout)
@@ -227,6 +228,7 @@ def _task_maker(
 ) -> Callable[[int | None, int], TaskFunction]:
     """Return what makes the task of an attempt of a worker; of a stand-by, if the worker is None."""
     expected = on_executor.expected_of_driver()
+    tls = tls_of_environment()  # paths: each host has the files
 
     def make(worker: int | None, attempt: int) -> TaskFunction:
         fields: dict[str, Any] = {
@@ -241,6 +243,8 @@ def _task_maker(
             "listen_host": spec.listen_host,
             "port_range": spec.port_range,
             "scratch": None if scratch is None else str(scratch),
+            # only if set, for executors with another version of this package
+            **({} if tls is None else {"tls": tls}),
         }
         return on_executor.make_task(expected, graph, fields)
 

@@ -19,6 +19,7 @@ from dos_client import blocking, randomness
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.tokens import token_in
+from dos_tls import adopt, tls_of_environment
 from spark_integration import on_executor
 from spark_integration.core.option_texts import StoreOptions
 from spark_integration.core.source_options import SourceOptions
@@ -34,6 +35,7 @@ Options = TypeVar("Options", bound=StoreOptions)
 @contextmanager
 def opened(options: StoreOptions) -> Iterator[BlockingStore]:
     """Open the store of the options. Raises StoreNotReadyError, and what opening a store raises."""
+    adopt(options.tls)
     with blocking.open_store(options.servers, token=options.token, client="spark") as store:
         yield store
 
@@ -77,11 +79,13 @@ def _problem(expected: on_executor.Expected) -> str | None:
     return on_executor.executor_problem(expected)
 
 
-def with_token(options: Options) -> Options:
-    """Replace the name of a token file by the token itself, because tasks may not have the file.
+def for_tasks(options: Options) -> Options:
+    """Add what tasks need of this process: the token instead of the name of its file, which tasks may not
+    have, and the paths of the TLS files, which each host has.
 
-    Raises BadOptionError.
+    Raises BadOptionError, TlsSettingsError.
     """
+    options = msgspec.structs.replace(options, tls=tls_of_environment())
     if options.token_file is None:
         return options
     try:

@@ -121,7 +121,11 @@ def check_target(options: SinkOptions, schema: pa.Schema) -> None:
     Raises SchemaMismatchError, and what opening a store raises.
     """
     reading = SourceOptions(
-        servers=options.servers, directory=options.application, input=options.input, token=options.token
+        servers=options.servers,
+        directory=options.application,
+        input=options.input,
+        token=options.token,
+        tls=options.tls,
     )
     with opened(options) as store:
         try:
