@@ -136,8 +136,8 @@ def serve(
     context = _tls_context(tls, site=site)
     safe = insecure or context is not None or (site and tls_of_environment() is not None)
     if not safe and not is_loopback(host):
-        remedy = "set DOS_TLS" if site else "pass --tls DIR"
-        fail(f"{host} can be reached from other machines: {remedy}, or --insecure, or use 127.0.0.1", REFUSED)
+        remedy = f"{'set DOS_TLS' if site else 'pass --tls'}, or pass --insecure, or listen on 127.0.0.1"
+        fail(f"{host} can be reached from other machines: {remedy}", REFUSED)
     if site:
         arguments = SiteArguments(site, peers, time, lateness, marks_every, clock_error_max)
         serve_site(

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from dos_tls.core.settings import CERTIFICATE as CERTIFICATE
     from dos_tls.core.settings import DIRECTORY as DIRECTORY
     from dos_tls.core.settings import KEY as KEY
+    from dos_tls.core.settings import VARIABLES as VARIABLES
     from dos_tls.core.settings import WORKER_NAME as WORKER_NAME
     from dos_tls.core.settings import TlsSettings as TlsSettings
     from dos_tls.core.settings import directory_settings as directory_settings
     from dos_tls.core.settings import settings_of as settings_of
     from dos_tls.engine import TlsEngine as TlsEngine
-    from dos_tls.environment import adopt as adopt
     from dos_tls.environment import tls_of_environment as tls_of_environment
     from dos_tls.errors import CertificateAuthorityError as CertificateAuthorityError
     from dos_tls.errors import CertificateExpiredError as CertificateExpiredError

@@ -56,7 +56,7 @@ class CertificateRejectedError(TlsError):
 class PlainTextPeerError(TlsError):
     """This end uses TLS and the peer sends plain text. This end sent nothing that was not encrypted."""
 
-    remedy = "start the server with --tls, or unset DOS_TLS to use plain text"
+    remedy = "use TLS there (dos serve --tls, DOS_TLS), or unset DOS_TLS here to use plain text"
 
 
 class TlsHandshakeError(TlsError):

@@ -41,9 +41,9 @@ from spark_integration.core.slots import read_master
 from spark_integration.core.source_options import SourceOptions, check_batch, check_streaming, parse_options
 from spark_integration.reading.batch_reader import DosReader, PushingReader
 from spark_integration.reading.planning import check_once, columns_of
-from spark_integration.reading.session import for_tasks
+from spark_integration.reading.session import with_token
 from spark_integration.reading.stream_reader import DosStreamReader
-from spark_integration.sessions import is_connect, use_in_this_thread, use_this_python
+from spark_integration.sessions import is_connect, use_in_this_thread, use_this_python, use_tls_of_driver
 
 Options = TypeVar("Options", bound=StoreOptions)
 NAME = "dos"
@@ -63,6 +63,7 @@ def register(spark: SparkSession) -> None:
     if not is_connect(spark):  # a Connect server knows its Python
         use_this_python(spark, read_master(spark.sparkContext.master, cores=1))
         use_in_this_thread(spark)
+    use_tls_of_driver(spark)
     from spark_integration.inside.sources import SOURCES
 
     pushes = str(spark.conf.get(PUSHDOWN_CONF, "false")).lower() == "true"
@@ -90,11 +91,11 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
 
     @property
     def _options(self) -> SourceOptions:
-        return self._reading or for_tasks(parse_options(self._raw_options))
+        return self._reading or with_token(parse_options(self._raw_options))
 
     @property
     def _sink_options(self) -> SinkOptions:
-        return self._writing or for_tasks(parse_sink_options(self._raw_options))
+        return self._writing or with_token(parse_sink_options(self._raw_options))
 
     @classmethod
     def name(cls) -> str:
@@ -150,6 +151,6 @@ def _tried(
     write.
     """
     try:
-        return for_tasks(parse(given)), None
+        return with_token(parse(given)), None
     except DosError as error:
         return None, error

@@ -38,7 +38,7 @@ from spark_integration.errors import (
 )
 from spark_integration.launcher import SparkLauncher, TaskFunction
 from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, START_TIMEOUT_S
-from spark_integration.sessions import master_of, use_this_python
+from spark_integration.sessions import master_of, use_this_python, use_tls_of_driver
 from spark_integration.shipping import ship
 from spark_integration.standbys import StandbySettings
 from spark_integration.stores import choose_store
@@ -130,16 +130,16 @@ def run(
     """
     if standby < 0:
         raise ValueError(f"standby is the number of processes that wait, at least 0, got {standby}")
-    parts = parts_of(graph, application := name or graph.name)
+    application = name or graph.name
+    parts = parts_of(graph, application)
     check_autoscale(parts, autoscale, workers)
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
     master = master_of(spark)
     if not master.one_machine:
         _refuse_host_paths(graph)
-    driver_host = spark.sparkContext.getConf().get("spark.driver.host")
-    safe = insecure or tls_of_environment() is not None
-    host, listen_host = choose_addresses(master, coordinator_address, driver_host, insecure=safe)
+    host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
     use_this_python(spark, master)
+    use_tls_of_driver(spark)
     first = workers or (workers_default if autoscale is None else autoscale.limited(workers_default))
     _check_confs_and_slots(spark, master, first * len(parts), spare_slots, start_timeout)
     with contextlib.ExitStack() as undo:
@@ -223,12 +223,20 @@ class _AfterLast:
             self._call()
 
 
+def _addresses(
+    spark: SparkSession, master: SparkMaster, requested: str | None, *, insecure: bool
+) -> tuple[str, str]:
+    """Return the host to which workers connect, and the one to listen on. Raises as `choose_addresses`."""
+    driver_host = spark.sparkContext.getConf().get("spark.driver.host")
+    safe = insecure or tls_of_environment() is not None
+    return choose_addresses(master, requested, driver_host, insecure=safe)
+
+
 def _task_maker(
     spec: RegionSpec, application: str, coordinator: tuple[str, int], graph: bytes, scratch: str | Path | None
 ) -> Callable[[int | None, int], TaskFunction]:
     """Return what makes the task of an attempt of a worker; of a stand-by, if the worker is None."""
     expected = on_executor.expected_of_driver()
-    tls = tls_of_environment()  # paths: each host has the files
 
     def make(worker: int | None, attempt: int) -> TaskFunction:
         fields: dict[str, Any] = {
@@ -243,8 +251,6 @@ def _task_maker(
             "listen_host": spec.listen_host,
             "port_range": spec.port_range,
             "scratch": None if scratch is None else str(scratch),
-            # only if set, for executors with another version of this package
-            **({} if tls is None else {"tls": tls}),
         }
         return on_executor.make_task(expected, graph, fields)
 

@@ -16,7 +16,6 @@ from checkpoint.limits import orphan_timeout_s
 from checkpoint.standby import wait_for_assignment
 from dataflow.worker.process import WorkerSpec, run_worker
 from dataflow.worker.spec import ADVERTISE_HOST
-from dos_tls import adopt
 from spark_integration.limits import REJECTED_TASK_S
 
 
@@ -25,13 +24,10 @@ def run(graph: bytes, fields: dict[str, Any]) -> str:
 
     `graph` is a result of `shipping.ship`. It arrives in Spark's own task closure, and is trusted like that.
     `fields` are those of `WorkerSpec`, with `scratch` in place of `scratch_dir`: a directory for all workers
-    of a machine, or None, and perhaps `tls`, the settings of the driver. With `standby` in place of `worker`
-    and `attempt`, it is the number of a stand-by: it first waits until it is to become a worker, and returns
-    an empty summary if it is not needed.
+    of a machine, or None. With `standby` in place of `worker` and `attempt`, it is the number of a stand-by:
+    it first waits until it is to become a worker, and returns an empty summary if it is not needed.
     """
-    adopt(fields.get("tls"))
     spec_fields = {"graph": pickle.loads(graph), **fields}  # noqa: S301  # see above
-    spec_fields.pop("tls", None)
     if "standby" in fields:
         assigned = _stand_by(spec_fields.pop("standby"), fields)
         if assigned is None:

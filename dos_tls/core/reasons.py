@@ -6,6 +6,7 @@ number.
 
 from typing import Final
 
+from dos_tls.core.settings import WORKER_NAME
 from dos_tls.errors import (
     CertificateAuthorityError,
     CertificateExpiredError,
@@ -56,7 +57,8 @@ def failure_of(
         if verify_code == _NOT_YET_VALID:
             return CertificateNotYetValidError(f"{whose} is not valid yet")
         if verify_code in _NAMES:
-            return CertificateNameError(f"{whose} is not for the name {name}")
+            remedy = "set DOS_TLS to the client directory there" if name == WORKER_NAME else ""
+            return CertificateNameError(f"{whose} is not for the name {name}", remedy=remedy)
         if verify_code in _AUTHORITIES:
             return CertificateAuthorityError(f"{whose} was signed by an authority that is not trusted here")
         return CertificateAuthorityError(f"{whose} cannot be verified: {text}")

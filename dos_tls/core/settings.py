@@ -5,6 +5,7 @@ client of a server that asks for no certificate can do without the last two. All
 by path and read when a connection begins, so a new certificate needs no restart.
 """
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -50,6 +51,11 @@ class TlsSettings:
     def files(self) -> tuple[str, ...]:
         """The paths of all files."""
         return tuple(path for path in (self.authorities, self.certificate, self.key) if path)
+
+    def with_absolute_paths(self, here: str) -> "TlsSettings":
+        """Return the same files, with paths that do not depend on the current directory, which is `here`."""
+        paths = (self.authorities, self.certificate, self.key)
+        return TlsSettings(*(path and posixpath.normpath(posixpath.join(here, path)) for path in paths))
 
     def as_variables(self) -> dict[str, str]:
         """Return the environment variables that mean these settings."""

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from dos_client.urls import DosUrl, parse_url
-from dos_tls import TlsSettings
 from spark_integration.core.row_filter import ColumnCondition, parse_filter
 from spark_integration.core.wording import nearest
 from spark_integration.errors import BadOptionError, UnknownOptionError
@@ -27,14 +26,11 @@ class ReaderOption(NamedTuple):
 
 
 class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What opening a store needs. `servers`: the store's URL; `token_file` is read only on the driver. `tls`:
-    the paths of the driver's TLS files, for tasks.
-    """
+    """What opening a store needs. `servers`: the store's URL; `token_file` is read only on the driver."""
 
     servers: str
     token: bytes = b""
     token_file: str | None = None
-    tls: TlsSettings | None = None
 
 
 class ReadOptions(StoreOptions, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from spark_integration.inside.journal import JournalTable
 from spark_integration.inside.state import OperatorStateTable
 from spark_integration.inside.table import InsideReader, InsideTable, columns_of
 from spark_integration.reading.planning import check_once
-from spark_integration.reading.session import for_tasks
+from spark_integration.reading.session import with_token
 
 
 class _Source(DataSource):  # type: ignore[misc]  # pyspark is not typed here
@@ -43,15 +43,15 @@ class _Source(DataSource):  # type: ignore[misc]  # pyspark is not typed here
 
 
 def _journal(given: Mapping[str, str]) -> Any:
-    return JournalTable(for_tasks(parse_journal(given)))
+    return JournalTable(with_token(parse_journal(given)))
 
 
 def _cuts(given: Mapping[str, str]) -> Any:
-    return CheckpointsTable(for_tasks(parse_cuts(given)))
+    return CheckpointsTable(with_token(parse_cuts(given)))
 
 
 def _state(given: Mapping[str, str]) -> Any:
-    return OperatorStateTable(for_tasks(parse_state(given)))
+    return OperatorStateTable(with_token(parse_state(given)))
 
 
 class JournalSource(_Source):

@@ -19,7 +19,6 @@ from dos_client import blocking, randomness
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.tokens import token_in
-from dos_tls import adopt, tls_of_environment
 from spark_integration import on_executor
 from spark_integration.core.option_texts import StoreOptions
 from spark_integration.core.source_options import SourceOptions
@@ -35,7 +34,6 @@ Options = TypeVar("Options", bound=StoreOptions)
 @contextmanager
 def opened(options: StoreOptions) -> Iterator[BlockingStore]:
     """Open the store of the options. Raises StoreNotReadyError, and what opening a store raises."""
-    adopt(options.tls)
     with blocking.open_store(options.servers, token=options.token, client="spark") as store:
         yield store
 
@@ -79,13 +77,11 @@ def _problem(expected: on_executor.Expected) -> str | None:
     return on_executor.executor_problem(expected)
 
 
-def for_tasks(options: Options) -> Options:
-    """Add what tasks need of this process: the token instead of the name of its file, which tasks may not
-    have, and the paths of the TLS files, which each host has.
+def with_token(options: Options) -> Options:
+    """Replace the name of a token file by the token itself, because tasks may not have the file.
 
-    Raises BadOptionError, TlsSettingsError.
+    Raises BadOptionError.
     """
-    options = msgspec.structs.replace(options, tls=tls_of_environment())
     if options.token_file is None:
         return options
     try:

@@ -121,11 +121,7 @@ def check_target(options: SinkOptions, schema: pa.Schema) -> None:
     Raises SchemaMismatchError, and what opening a store raises.
     """
     reading = SourceOptions(
-        servers=options.servers,
-        directory=options.application,
-        input=options.input,
-        token=options.token,
-        tls=options.tls,
+        servers=options.servers, directory=options.application, input=options.input, token=options.token
     )
     with opened(options) as store:
         try:

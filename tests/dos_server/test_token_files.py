@@ -11,7 +11,7 @@ from dos_client.cli.kit import read_token
 from dos_server.cli import serve
 from spark_integration.core.option_texts import StoreOptions
 from spark_integration.errors import BadOptionError
-from spark_integration.reading.session import for_tasks
+from spark_integration.reading.session import with_token
 
 
 def empty(path: Path) -> None:
@@ -47,4 +47,4 @@ def test_without_a_token_in_its_file_nothing_starts_and_nothing_is_asked(
     ends(lambda: read_token(path))
     assert capsys.readouterr().err.count(str(path)) == 2
     with pytest.raises(BadOptionError, match="tokenFile"):
-        for_tasks(StoreOptions(servers="dos://a", token_file=str(path)))
+        with_token(StoreOptions(servers="dos://a", token_file=str(path)))

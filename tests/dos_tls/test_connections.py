@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dos_client import open_connection
+from dos_client import metrics, open_connection
 from dos_protocol.errors import DosError, TlsRequiredError
 from dos_protocol.frames import FrameDecoder
 from dos_protocol.messages import Error, decode
@@ -26,6 +26,7 @@ from dos_tls import (
     TlsSettingsError,
 )
 from tests.support.certificates import HERE, Certificates, certificates
+from tests.support.dos_command import dos
 from tests.support.polling import until
 
 __all__ = ["certificates"]
@@ -177,7 +178,7 @@ def test_tls_to_a_plain_text_port_is_an_error_and_never_a_fallback(
 ) -> None:
     use(monkeypatch, certificates.client)
     with serving(folder, None) as server:
-        with pytest.raises(PlainTextPeerError, match="unset DOS_TLS"):
+        with pytest.raises(PlainTextPeerError, match="unset DOS_TLS here"):
             ping(address_of(server))
         warned(caplog, "uses TLS, but this server does not")
 
@@ -202,3 +203,42 @@ def read_all(sock: socket.socket) -> bytes:
     while data := sock.recv(4096):
         found += data
     return found
+
+
+def test_metrics_are_not_served_as_plain_text_to_other_machines(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, certificates.client)
+    with pytest.raises(TlsSettingsError, match="plain text"):
+        metrics.serve(0, "0.0.0.0")
+    metrics.serve(0).close()
+
+
+SAFE = ("--token-file", "--tls-client-auth")
+
+
+@pytest.mark.parametrize("given", [(), ("--tls",), *((("--tls", one)) for one in SAFE)])
+def test_other_machines_may_connect_only_to_what_is_protected(
+    given: tuple[str, ...], certificates: Certificates, tmp_path: Path
+) -> None:
+    """Without --insecure; the port is taken, so that a server which may listen there ends, too."""
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    values = {"--tls": [str(certificates.server)], "--token-file": [str(token)], "--tls-client-auth": []}
+    options = [word for one in given for word in (one, *values[one])]
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        address = f"0.0.0.0:{taken.getsockname()[1]}"
+        refused = dos("serve", "--data", tmp_path / "data", "--listen", address, *options)
+    assert refused.returncode == 2
+    assert ("cannot serve" in refused.stderr) is (len(given) == 2), refused.stderr
+    assert ("--insecure" in refused.stderr) is (len(given) < 2), refused.stderr
+
+
+@pytest.mark.parametrize(
+    "options", [("--tls-client-auth",), ("--tls", "missing"), ("--tls-ca", "ca.pem"), ("--tls-cert", "c.pem")]
+)
+def test_a_server_with_incomplete_settings_does_not_start(options: tuple[str, ...], tmp_path: Path) -> None:
+    refused = dos("serve", "--data", tmp_path / "data", "--listen", f"{HERE}:0", *options)
+    assert refused.returncode == 2
+    assert "tls" in refused.stderr.lower()
+    assert not (tmp_path / "data").exists()

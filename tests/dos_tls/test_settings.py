@@ -1,5 +1,7 @@
 """What environment variables mean, what failures of OpenSSL mean, and how often they are logged."""
 
+from pathlib import Path
+
 import pytest
 
 from dos_tls import (
@@ -14,7 +16,6 @@ from dos_tls import (
     TlsHandshakeError,
     TlsSettings,
     TlsSettingsError,
-    adopt,
     settings_of,
     tls_of_environment,
 )
@@ -56,18 +57,15 @@ def test_incomplete_variables_are_an_error_and_never_plain_text(variables: dict[
     assert refused.value.remedy
 
 
-def test_a_process_adopts_settings_unless_it_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DOS_TLS", "DOS_TLS_CA", "DOS_TLS_CERT", "DOS_TLS_KEY"):
-        monkeypatch.setenv(name, "/gone")
-        monkeypatch.delenv(name)
-    adopt(None)
-    assert tls_of_environment() is None
-    adopt(OWN)
-    assert tls_of_environment() == OWN
-    adopt(TlsSettings("/other"))
-    assert tls_of_environment() == OWN
-    adopt(None)
-    assert tls_of_environment() == OWN
+def test_relative_paths_mean_the_same_in_another_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DOS_TLS", "../certificates")
+    expected = str(tmp_path.parent / "certificates" / "ca.pem")
+    found = tls_of_environment()
+    assert found is not None
+    assert found.authorities == expected
 
 
 FAILED = "CERTIFICATE_VERIFY_FAILED"
