@@ -63,6 +63,7 @@ class ServerConnection:
         self._all_read, self._all_sent = trio.Event(), trio.Event()
         self.use = ConnectionCost()
         self._last_read = 0.0
+        self._read_in = -1
 
     @property
     def outgoing_bytes(self) -> int:
@@ -151,6 +152,11 @@ class ServerConnection:
 
     def _read(self) -> None:
         self._unread = False
+        if self._tls is not None:
+            if self._read_in == self._owner.rounds_ended:  # the round still needs what it has read
+                self._owner.readiness.soon(self._read_held)
+                return
+            self._read_in = self._owner.rounds_ended
         try:
             count = self._sock.recv_into(self._inflow.writable())
         except BlockingIOError:

@@ -34,6 +34,8 @@ class ConnectionOwner(Protocol):
     buffers: BufferAccount
     outgoing: OutgoingAccount
     turns: Turns
+    rounds_ended: int
+    """At the end of a round, what its reads have left in the buffers is written."""
 
     def requested(self, session: int, body: bytes) -> None:
         """Accept a whole request of version 0."""

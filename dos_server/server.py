@@ -84,6 +84,7 @@ class ObjectServer:
         self._warnings = LogLimit()
         self._tls = None if tls is None else TlsPeers(tls, self._warn)
         self.gone, self._last_session, self._batch_is_open = "", 0, False
+        self.rounds_ended = 0
         self._descriptors = sockets.descriptors_for_connections()
         self._tick_wanted = trio.Event()
         self._stalled: dict[Resumable, None] = {}  # in the order in which they stalled
@@ -263,6 +264,7 @@ class ObjectServer:
         if self._batch_is_open:
             self._batch_is_open = False
             self._feed(_EVENT_BATCH)
+        self.rounds_ended += 1
         self.turns.round_ended()
 
     def _feed(self, event: v.Event) -> None:
