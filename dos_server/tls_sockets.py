@@ -25,7 +25,7 @@ from dos_tls import (
     TlsError,
 )
 
-_SCRATCH_BYTES: Final = 32 * 1024
+_SCRATCH_BYTES: Final = 64 * 1024
 """Encrypted bytes that are read at once. A connection holds at most this much and one record beyond that."""
 _ENCRYPT_BYTES: Final = 64 * 1024
 _REFUSED: Final = "this server accepts TLS only"
@@ -58,7 +58,8 @@ class TlsPeers:
 class TlsSocket:
     """The server's end of one TLS connection. Reading raises TlsError, and BlockingIOError like a socket.
 
-    `holds_input`: decrypted bytes are left, which the operating system does not report as readable.
+    `holds_input`: there may be more to read that the operating system does not report: bytes that were
+    decrypted, or the end.
     """
 
     def __init__(self, sock: Socket, engine: TlsEngine, peers: TlsPeers) -> None:
@@ -69,11 +70,7 @@ class TlsSocket:
         peers.handshakes += 1
         self._unsent = memoryview(b"")
         self._unsent_covers = 0
-        self._discards = False
-
-    @property
-    def holds_input(self) -> bool:
-        return self._engine.has_more and not self._discards
+        self._discards = self.holds_input = False
 
     @property
     def family(self) -> int:
@@ -92,42 +89,58 @@ class TlsSocket:
         return self._sock.getpeername()
 
     def recv_into(self, buffer: memoryview | bytearray, /) -> int:
-        """Decrypt into the buffer; 0 after the orderly end. After `shutdown` bytes are only discarded."""
+        """Decrypt into the buffer, as much as is there; 0 after the orderly end. After `shutdown`, bytes are
+        only discarded.
+        """
         if self._discards:
             return self._sock.recv_into(buffer)
+        view, total, self.holds_input = memoryview(buffer), 0, False
         try:
-            while not self._shaken() or (count := self._engine.read_into(memoryview(buffer))) is None:
-                size = self._sock.recv_into(self._peers.scratch)
-                self._engine.received(memoryview(self._peers.scratch)[:size])
+            while total < len(view):
+                count = self._engine.read_into(view[total:]) if self._shaken() else None
+                if count is None:
+                    size = self._sock.recv_into(self._peers.scratch)
+                    self._engine.received(memoryview(self._peers.scratch)[:size])
+                elif count:
+                    total += count
+                else:
+                    break
         except PlainTextPeerError:
             self._answer_plain(self._peers.scratch[0])
             raise
-        except TlsError:
+        except BlockingIOError:
+            if not total:
+                raise
+            return total
+        except (TlsError, OSError):
             self._send_control()  # the alert
-            raise
-        self._send_control()
-        return count
+            if not total:
+                raise
+        # the buffer is full, or the end or an error follows: the next call returns or raises it
+        self.holds_input = total > 0
+        return total
 
     def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
-        """Encrypt and send from the beginning of the buffers. Return how many bytes the peer will get.
+        """Encrypt and send from the beginning of the buffers. Return how many bytes were sent.
 
-        BlockingIOError: encrypted bytes wait for room. The next call must begin with the same bytes: they are
-        encrypted already, and counted when they are sent.
+        If not all were, encrypted bytes may wait for room: the next call must continue with these bytes. They
+        are counted when they are sent, so that the caller waits until it can write.
         """
-        if not self._unsent_covers:
+        total = 0
+        try:
             self._flush()
-            room = _ENCRYPT_BYTES
-            parts = []
-            for buffer in buffers:
-                parts.append(memoryview(buffer)[:room])
-                room -= len(parts[-1])
-                if not room:
-                    break
-            self._engine.write(parts[0] if len(parts) == 1 else b"".join(parts))
-            self._unsent_covers = _ENCRYPT_BYTES - room
-        self._flush()
-        count, self._unsent_covers = self._unsent_covers, 0
-        return count
+            while True:
+                total, self._unsent_covers = total + self._unsent_covers, 0
+                parts = _part(buffers, total)
+                if not parts:
+                    return total
+                self._engine.write(parts[0] if len(parts) == 1 else b"".join(parts))
+                self._unsent_covers = sum(map(len, parts))
+                self._flush()
+        except BlockingIOError:
+            if not total:
+                raise
+            return total
 
     def send(self, data: Buffer, /) -> int:
         return self.sendmsg([data])
@@ -135,7 +148,7 @@ class TlsSocket:
     def shutdown(self, how: int, /) -> None:
         """Mark the end of the answers. Raises OSError."""
         assert how == socket.SHUT_WR, "only the sending side is shut down"
-        self._discards = True
+        self._discards, self.holds_input = True, False
         self._engine.end()
         self._send_control()
         self._sock.shutdown(how)
@@ -182,3 +195,16 @@ class TlsSocket:
         self._discards = True
         with suppress(OSError):
             self._sock.send(answer)
+
+
+def _part(buffers: Sequence[Buffer], begin: int) -> list[memoryview]:
+    """Return what is encrypted next: some bytes from this position on of the buffers together."""
+    parts: list[memoryview] = []
+    room = _ENCRYPT_BYTES
+    for buffer in buffers:
+        if begin >= len(buffer):
+            begin -= len(buffer)
+        elif room:
+            parts.append(memoryview(buffer)[begin : begin + room])
+            room, begin = room - len(parts[-1]), 0
+    return parts

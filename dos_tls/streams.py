@@ -34,6 +34,7 @@ class TlsStream(trio.abc.Stream):
         self._flushing, self._shaking = trio.Lock(), trio.Lock()
         self._whole = True
         self._closed = False
+        self._received: memoryview | None = None
 
     async def handshake(self) -> None:
         """Complete the handshake; nothing if it is complete."""
@@ -123,7 +124,10 @@ class TlsStream(trio.abc.Stream):
             await self.handshake()
 
     async def _take(self) -> None:
-        self._engine.received(await self.socket.recv(RECEIVE_BYTES))
+        if self._received is None:
+            self._received = memoryview(bytearray(RECEIVE_BYTES))
+        count = await self.socket.recv_into(self._received)
+        self._engine.received(self._received[:count])
 
     async def _send(self, data: Buffer) -> None:
         self._engine.write(data)
