@@ -33,7 +33,16 @@ from dos_server.core.scrub import ScrubPlan
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
 from dos_server.limits import log_bytes_default
 from dos_server.wording import path_argument
-from dos_tls import AUTHORITIES, CERTIFICATE, DIRECTORY, KEY, ServerContext, TlsSettingsError, settings_of
+from dos_tls import (
+    AUTHORITIES,
+    CERTIFICATE,
+    DIRECTORY,
+    KEY,
+    ServerContext,
+    TlsSettingsError,
+    settings_of,
+    tls_of_environment,
+)
 
 DEFAULT_ADDRESS = "127.0.0.1:9999"
 
@@ -166,13 +175,17 @@ def serve(
 def _tls_context(
     directory: Path | None, ca: Path | None, certificate: Path | None, key: Path | None, *, client_auth: bool
 ) -> ServerContext | None:
-    """Return the TLS context of the options; None: plain text. Exit if they are incomplete."""
+    """Return the TLS context of the options; None: plain text. Exit if they are unusable."""
     given = {AUTHORITIES: ca, CERTIFICATE: certificate, KEY: key, DIRECTORY: directory}
     variables = {name: str(path.absolute()) for name, path in given.items() if path is not None}
     try:
         settings = settings_of(variables)
         if settings is not None:
             return ServerContext(settings, client_certificates=client_auth)
+        if tls_of_environment() is not None:
+            _refuse(
+                "DOS_TLS is set, but this server would speak plain text: pass --tls DIR, or unset DOS_TLS"
+            )
     except TlsSettingsError as error:
         _refuse(str(error))
     if client_auth:

@@ -116,7 +116,7 @@ def rows_of_a_secret(secret: str, folder: Path) -> Graph:
 
 
 def test_nobody_in_between_sees_a_row(
-    tls_store: str, three_servers: list[ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tls_store: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = os.urandom(16).hex()
     for name in ("tls", "plain"):
@@ -124,7 +124,7 @@ def test_nobody_in_between_sees_a_row(
         folder.mkdir()
         if name == "plain":
             monkeypatch.delenv("DOS_TLS")
-        store = tls_store if name == "tls" else made(three_servers)
+        store = tls_store if name == "tls" else made(request.getfixturevalue("three_servers"))
         graph = rows_of_a_secret(secret, folder)
         with (
             Listening(secret.encode()) as listening,

@@ -242,3 +242,11 @@ def test_a_server_with_incomplete_settings_does_not_start(options: tuple[str, ..
     assert refused.returncode == 2
     assert "tls" in refused.stderr.lower()
     assert not (tmp_path / "data").exists()
+
+
+def test_a_server_in_an_environment_that_demands_tls_speaks_no_plain_text(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use(monkeypatch, certificates.client)
+    refused = dos("serve", "--data", tmp_path / "data", "--listen", f"{HERE}:0")
+    assert (refused.returncode, "pass --tls DIR" in refused.stderr) == (2, True)
