@@ -1,5 +1,6 @@
 """Links over TLS: both ends demand a certificate, and an end that speaks plain text is named."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -48,6 +49,8 @@ def linked(acceptor: Path | None, dialler: Path | None, **more: str) -> bytes:
         with using(dialler, **more):
             link = await connect_link(*address, key=KEY, hello=HELLO)
         assert link.silent_s < 30
+        keeps = link._stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert keeps, "the kernel notices a host that is gone"
         await link.send(ChannelFrame(FrameType.DATA, payload=bytes(300_000) + b"end"))
         with trio.fail_after(30):
             answer = bytes((await link.receive()).payload)

@@ -76,12 +76,15 @@ def test_all_bytes_come_in_order_and_go_out_in_order(raw: ssl.SSLSocket) -> None
     assert total
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["open", "half-closed"])
 def test_what_was_decrypted_and_not_read_is_read_without_further_bytes(
-    certificates: Certificates, tmp_path: Path
+    certificates: Certificates, tmp_path: Path, ends: bool
 ) -> None:
-    """More frames in one packet than the small buffer of a new connection holds, and then silence."""
+    """More frames in one packet than the small buffer of a new connection holds, and then silence; or the end
+    of what the client sends: it gets its answers, and then the end.
+    """
     engine = TlsEngine(client_context(certificates.client_settings), "the server", name=HERE)
-    pongs, decoder = 0, FrameDecoder()
+    pongs, decoder, count = 0, FrameDecoder(), None
     with (
         embedded.start(tmp_path, tls=certificates.context()) as server,
         socket.create_connection(server.address, timeout=30) as sock,
@@ -91,10 +94,15 @@ def test_what_was_decrypted_and_not_read_is_read_without_further_bytes(
             engine.received(sock.recv(65536))
         requests = [m.Hello(), *[m.Ping(bytes(700))] * 40]
         engine.write(b"".join(encode_frame(m.encode(one, at + 1)) for at, one in enumerate(requests)))
+        if ends:
+            engine.end()
         sock.sendall(engine.take_outgoing())
-        while pongs < 40:
+        if ends:
+            sock.shutdown(socket.SHUT_WR)
+        while count != 0 if ends else pongs < 40:
             while (count := engine.read_into(decoder.writable())) is None:
                 engine.received(sock.recv(65536))
             decoder.wrote(count)
             while (frame := decoder.next_frame()) is not None:
                 pongs += isinstance(m.decode(frame), m.Pong)
+    assert pongs == 40
