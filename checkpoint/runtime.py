@@ -58,8 +58,8 @@ class RegionRuntime(Protocol):
     """The environment of a process."""
 
     async def connect(self, host: str, port: int) -> LinkStream:
-        """Open a connection, with TLS if the environment variables name its files. Raises OSError, TlsError,
-        TlsSettingsError.
+        """Open a connection, with TLS if the environment variables name its files. Raises OSError,
+        TlsError.
         """
         ...
 

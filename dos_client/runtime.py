@@ -51,7 +51,7 @@ class ClientRuntime(Protocol):
         ...
 
     async def connect(self, host: str, port: int) -> ClientStream:
-        """Open a connection. Raises OSError, TlsError, TlsSettingsError."""
+        """Open a connection. Raises OSError, TlsError."""
         ...
 
 

@@ -4,17 +4,21 @@
 until a person has changed certificates or settings, except after `TlsTruncatedError`.
 """
 
-from dos_protocol.errors import BrokenConnectionError, LocalProtocolError
-
-
-class TlsSettingsError(LocalProtocolError):
-    """The settings of this end are incomplete, or a file that they name cannot be used. Nothing was sent."""
+from dos_protocol.errors import BrokenConnectionError
 
 
 class TlsError(BrokenConnectionError):
     """TLS failed on a connection. No byte of a request was accepted."""
 
     remedy = "compare the certificates of both ends: dos tls show"
+
+
+class TlsSettingsError(TlsError):
+    """The settings of this end are incomplete, or a file that they name cannot be used. Nothing was sent.
+
+    It is a broken connection, so that reconnecting clients and workers try again: files may be replaced
+    meanwhile.
+    """
 
 
 class CertificateExpiredError(TlsError):

@@ -16,11 +16,11 @@ from dos_protocol.errors import (
     RefusedError,
     TlsRequiredError,
 )
-from dos_tls import TlsError, TlsSettingsError
+from dos_tls import TlsError
 
 
 async def dial(address: str) -> ClientStream:
-    """Open a connection. Raises BrokenConnectionError, a TlsError among them, and TlsSettingsError."""
+    """Open a connection. Raises BrokenConnectionError, for example a TlsError."""
     if address.endswith(GONE_SUFFIX):
         raise BrokenConnectionError("its address belongs to the server that replaces it")
     host, port = split_address(address)
@@ -50,7 +50,7 @@ def _cause_text(error: BaseException) -> str:
 
 def line_of(error: DosError) -> str:
     """Return the text of an error for a list of servers. Of TLS with the remedy, which differs by server."""
-    return str(error if isinstance(error, TlsError | TlsRequiredError | TlsSettingsError) else error.args[0])
+    return str(error if isinstance(error, TlsError | TlsRequiredError) else error.args[0])
 
 
 def broken(address: str, error: OSError) -> BrokenConnectionError:

@@ -18,10 +18,10 @@ from dos_client.sessions.connection import open_connection
 from dos_client.sessions.dialling import line_of
 from dos_protocol.errors import BrokenConnectionError, DosError, TlsRequiredError, UnauthorisedError
 from dos_protocol.store_record import Member, StoreRecord
-from dos_tls import TlsError, TlsSettingsError, TlsTruncatedError
+from dos_tls import TlsError, TlsTruncatedError
 
 log: Final = logging.getLogger("dos.client")
-_FINAL: Final = (UnauthorisedError, TlsRequiredError, TlsError, TlsSettingsError)
+_FINAL: Final = (UnauthorisedError, TlsRequiredError, TlsError)
 """A retry soon after does not help: a person must act."""
 
 

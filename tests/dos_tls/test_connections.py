@@ -3,13 +3,13 @@
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import trio
 
-from dos_client import metrics, open_connection
+from dos_client import Store, init_store, metrics, open_connection, open_store
 from dos_protocol.errors import DosError, TlsRequiredError
 from dos_protocol.frames import FrameDecoder
 from dos_protocol.messages import Error, decode
@@ -250,3 +250,37 @@ def test_a_server_in_an_environment_that_demands_tls_speaks_no_plain_text(
     use(monkeypatch, certificates.client)
     refused = dos("serve", "--data", tmp_path / "data", "--listen", f"{HERE}:0")
     assert (refused.returncode, "pass --tls DIR" in refused.stderr) == (2, True)
+
+
+def test_a_store_survives_a_moment_without_the_files_of_its_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person replaces them: what connects meanwhile fails, and succeeds afterwards."""
+    ours = Certificates(tmp_path / "tls")
+    use(monkeypatch, ours.client)
+    away = ours.client.with_name("away")
+
+    async def work(server: embedded.EmbeddedServer) -> bytes:
+        await init_store(server.url)
+        async with open_store(server.url) as store:
+            async with await store.claim("app", 1, b"u" * 16) as claim:
+                writer = claim.open_object("o")
+                await writer.wait_synced(writer.append(b"before "))
+            ours.client.rename(away)
+            with pytest.raises(TlsSettingsError, match=r"cert\.pem|ca\.pem"):
+                async with open_connection(address_of(server)):
+                    pass
+            await writer_refused(store)
+            away.rename(ours.client)
+            async with await store.claim("app", 3, b"w" * 16) as claim:
+                writer = claim.open_object("p")
+                await writer.wait_synced(writer.append(b"after"))
+            return await store.read("app", "o", 0, 100) + await store.read("app", "p", 0, 100)
+
+    async def writer_refused(store: Store) -> None:
+        with trio.move_on_after(1.0), suppress(DosError):
+            async with await store.claim("app", 2, b"v" * 16):
+                pass
+
+    with serving(tmp_path / "data", ours.context(client_certificates=True)) as server:
+        assert trio.run(work, server) == b"before after"
