@@ -4,6 +4,7 @@
 
 - *session*: open a session with one server and close it, in ms: for TLS with the handshake.
 - *stream*: a durable stream of 64 KiB appends to one server, in MB/s.
+- *processor*: the processor time of the client and the server for that, in seconds for each GB.
 - *read*: a large object of one server, read once by the client, in MB/s.
 - *writers*: 64 writers of a store of three, each with 1 KiB and a wait until it is durable, in appends per
   second.
@@ -71,13 +72,22 @@ async def writers_rate(url: str, appends: int) -> float:
         return len(times) / seconds
 
 
+def processor_s(pids: list[int]) -> float:
+    """Return the processor time of this process and of the servers."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return time.process_time() + sum(int(one[11]) + int(one[12]) for one in fields) / ticks
+
+
 def measure(folder: Path, options: argparse.Namespace, *server_options: str) -> dict[str, float]:
     """Measure everything once."""
     found: dict[str, float] = {}
     total = options.megabytes * 1_000_000 // 65_536 * 65_536
-    with running_servers(folder / "one", 1, *server_options) as (url, _):
+    with running_servers(folder / "one", 1, *server_options) as (url, pids):
         found["session"] = trio.run(sessions_ms, url)
+        before = processor_s(pids)
         found["stream"] = total / 1e6 / trio.run(stream, url, total)
+        found["processor"] = (processor_s(pids) - before) / (total / 1e9)
         found["read"] = trio.run(read_rate, url, total)
     with running_servers(folder / "three", 3, *server_options) as (url, _):
         found["writers"] = trio.run(writers_rate, url, options.appends)
@@ -114,6 +124,10 @@ def main() -> None:
     medians = {
         case: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
         for case, runs in found.items()
+    }
+    pairs = list(zip(found["tls"], found["plain"], strict=True))
+    medians["ratio"] = {
+        key: statistics.median(tls[key] / plain[key] for tls, plain in pairs) for key in pairs[0][0]
     }
     print(json.dumps(medians) if options.json else medians)
 

@@ -34,7 +34,7 @@ class TlsStream(trio.abc.Stream):
         self._flushing, self._shaking = trio.Lock(), trio.Lock()
         self._whole = True
         self._closed = False
-        self._received: memoryview | None = None
+        self._received = self._decrypted = memoryview(b"")
 
     async def handshake(self) -> None:
         """Complete the handshake; nothing if it is complete."""
@@ -80,9 +80,11 @@ class TlsStream(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return at least one byte; none after the orderly end."""
-        buffer = bytearray(max_bytes or _receive_bytes)
-        count = await self.recv_into(memoryview(buffer))
-        return bytes(memoryview(buffer)[:count])
+        size = max_bytes or _receive_bytes
+        if len(self._decrypted) < size:
+            self._decrypted = memoryview(bytearray(size))
+        count = await self.recv_into(self._decrypted[:size])
+        return bytes(self._decrypted[:count])
 
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until no other task sends."""
@@ -124,7 +126,7 @@ class TlsStream(trio.abc.Stream):
             await self.handshake()
 
     async def _take(self) -> None:
-        if self._received is None:
+        if not len(self._received):
             self._received = memoryview(bytearray(RECEIVE_BYTES))
         count = await self.socket.recv_into(self._received)
         self._engine.received(self._received[:count])
@@ -136,6 +138,8 @@ class TlsStream(trio.abc.Stream):
     async def _flush(self) -> None:
         """Send what the engine has to send. Bytes are taken under the lock, so their order is kept."""
         async with self._flushing:
+            if not self._whole:
+                raise trio.BrokenResourceError("a send was cancelled within a record")
             data = memoryview(self._engine.take_outgoing())
             self._whole = not len(data)  # stays False if cancelled or failed: half a record may be sent
             while len(data):

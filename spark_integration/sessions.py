@@ -36,25 +36,25 @@ def use_this_python(spark: SparkSession, master: SparkMaster) -> None:
 
 
 def use_tls_of_driver(spark: SparkSession) -> None:
-    """Make the Python processes of this session use the driver's TLS settings; plain text if it has none.
+    """Make the Python processes of this session use the driver's TLS settings, if it has some.
 
     They get the paths: each host has the files. It applies to functions and data sources that are passed to
-    Spark afterwards. Raises TlsSettingsError, and ConnectSessionError for a session whose Python processes
-    have the environment of another machine.
+    Spark afterwards, also when the driver's variables are unset later: nothing changes to plain text. Raises
+    TlsSettingsError, and ConnectSessionError for a session whose Python processes have the environment of
+    another machine.
     """
     tls = tls_of_environment()
-    if is_connect(spark):
-        if tls is not None:
-            raise ConnectSessionError(
-                "DOS_TLS is set here, but the Python processes of a Spark Connect session have that of"
-                " its server: set DOS_TLS for the Spark Connect server, and unset it here"
-            )
+    if tls is None:
         return
+    if is_connect(spark):
+        raise ConnectSessionError(
+            "DOS_TLS is set here, but the Python processes of a Spark Connect session have the environment of"
+            " its server: set DOS_TLS for the Spark Connect server, and unset it here"
+        )
     environment = spark.sparkContext.environment
     for name in VARIABLES:
         environment.pop(name, None)
-    if tls is not None:
-        environment.update(tls.as_variables())
+    environment.update(tls.as_variables())
 
 
 def use_in_this_thread(spark: SparkSession) -> None:

@@ -291,3 +291,19 @@ def test_old_versions_of_tls_are_refused(server: embedded.EmbeddedServer, certif
         context.maximum_version = ssl.TLSVersion.TLSv1_1
     with socket.create_connection(server.address) as peer, pytest.raises(ssl.SSLError):
         context.wrap_socket(peer, server_hostname=HERE)
+
+
+def test_nothing_is_sent_after_a_record_that_was_cut(certificates: Certificates) -> None:
+    """A send that was cancelled midway: the next one would be noise to the peer."""
+
+    async def work() -> None:
+        stream, theirs, _ = await _halves(certificates)
+        with stream, theirs:
+            with trio.move_on_after(0.2) as scope:
+                while True:
+                    await stream.send_all(bytes(1 << 20))  # the peer reads nothing
+            assert scope.cancelled_caught
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.send_all(b"more")
+
+    trio.run(work)

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dos_server import embedded
+from dos_tls import VARIABLES
 from spark_integration import register
 from spark_integration.errors import ConnectSessionError, StoreNotChosenError
 from spark_integration.sessions import use_tls_of_driver
@@ -37,11 +38,23 @@ def split_slowly(batch: Any) -> Any:
     return {"word": words.filter(pc.not_equal(words, ""))}
 
 
+def forget_tls(spark: SparkSession) -> None:
+    """Let the session of all tests be as it was started."""
+    for name in VARIABLES:
+        spark.sparkContext.environment.pop(name, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("DOS_TLS", raising=False)
+        register(spark)
+
+
 @pytest.fixture
-def tls_store(certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def tls_store(
+    spark: SparkSession, certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     monkeypatch.setenv("DOS_TLS", str(certificates.client))
     with embedded.start(tmp_path / "store", tls=certificates.context(client_certificates=True)) as server:
         yield server.url
+    forget_tls(spark)
 
 
 def test_a_worker_is_killed_and_the_region_continues_over_tls(
@@ -59,6 +72,8 @@ def test_a_worker_is_killed_and_the_region_continues_over_tls(
     assert len(rows) >= 1, "read by Python processes that Spark started"
     monkeypatch.delenv("DOS_TLS")
     register(spark)
+    spark.read.format("dos-checkpoints").load(f"{tls_store}/wc").collect()  # nothing changes to plain text
+    forget_tls(spark)
     with pytest.raises(Exception, match="accepts TLS only"):
         spark.read.format("dos-checkpoints").load(f"{tls_store}/wc").collect()
 
