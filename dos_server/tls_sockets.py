@@ -94,19 +94,23 @@ class TlsSocket:
         """
         if self._discards:
             return self._sock.recv_into(buffer)
-        view, total, self.holds_input = memoryview(buffer), 0, False
+        view, total, scratch = memoryview(buffer), 0, self._peers.scratch
+        self.holds_input = drained = False
         try:
             while total < len(view):
                 count = self._engine.read_into(view[total:]) if self._shaken() else None
+                if count is None and drained:
+                    raise BlockingIOError
                 if count is None:
-                    size = self._sock.recv_into(self._peers.scratch)
-                    self._engine.received(memoryview(self._peers.scratch)[:size])
+                    size = self._sock.recv_into(scratch)
+                    drained = 0 < size < len(scratch)
+                    self._engine.received(memoryview(scratch)[:size])
                 elif count:
                     total += count
                 else:
                     break
         except PlainTextPeerError:
-            self._answer_plain(self._peers.scratch[0])
+            self._answer_plain(scratch[0])
             raise
         except BlockingIOError:
             if not total:

@@ -29,11 +29,12 @@ class TlsEngine:
         self._object = context.wrap_bio(
             self._incoming, self._outgoing, server_side=self._server_side, server_hostname=name
         )
-        self._began = self._ended = False
+        self._began = self._ended = self._starved = False
         self._failure: TlsError | None = None
 
     def received(self, data: Buffer) -> None:
         """Take encrypted bytes; none: the peer sends no more. Raises PlainTextPeerError."""
+        self._starved = False
         if not len(data):
             self._ended = True
             return
@@ -79,6 +80,8 @@ class TlsEngine:
         peer are needed. Raises TlsError; an error that follows some bytes is raised by the next call.
         """
         self._raise_failure()
+        if self._starved:  # OpenSSL has said so already
+            return None
         count = 0
         while count < len(buffer):
             try:
@@ -86,6 +89,7 @@ class TlsEngine:
                 more = cast("int", self._object.read(len(buffer) - count, buffer[count:]))
             except ssl.SSLWantReadError:
                 if not self._ended:
+                    self._starved = True
                     break
                 self._fail(TlsTruncatedError(f"the connection to {self._peer} was cut off"))
                 more = -1

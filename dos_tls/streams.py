@@ -137,7 +137,11 @@ class TlsStream(trio.abc.Stream):
 
     async def _flush(self) -> None:
         """Send what the engine has to send. Bytes are taken under the lock, so their order is kept."""
-        async with self._flushing:
+        try:
+            self._flushing.acquire_nowait()
+        except trio.WouldBlock:  # `async with` would let other tasks run in any case
+            await self._flushing.acquire()
+        try:
             if not self._whole:
                 raise trio.BrokenResourceError("a send was cancelled within a record")
             data = memoryview(self._engine.take_outgoing())
@@ -145,6 +149,8 @@ class TlsStream(trio.abc.Stream):
             while len(data):
                 data = data[await self.socket.send(data) :]
             self._whole = True
+        finally:
+            self._flushing.release()
 
 
 async def connect_tls(
