@@ -1,14 +1,14 @@
 """`./run bench`: measure everything, and write docs/benchmarks.md with a description of the machine.
 
     bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [local] [scale]
-             [autoscale] [dadstorm] [backup] [restore] [replication]
+             [autoscale] [dadstorm] [backup] [restore] [replication] [tls]
              [--pairs N] [--quick] [--long]
     bench.py dataflow --help
     bench.py spark --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
-`server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale`, `dadstorm`, `backup` and
-`restore` are exceptions: each has a section of the file, which is written in any case. `replication` has a
+`server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale`, `dadstorm`, `backup`, `restore`
+and `tls` are exceptions: each has a section of the file, which is written in any case. `replication` has a
 page of its own, docs/benchmarks/replication.md.
 
 Systems that are compared run alternately (A B A B), and medians are reported. Such figures vary by tens of
@@ -79,6 +79,9 @@ from server_page import section_of as server_section  # noqa: E402
 from server_rows import measure_server  # noqa: E402
 from spark_bench import main as measure_spark  # noqa: E402
 from store_rows import measure_store  # noqa: E402
+from tls_page import PLACE as TLS  # noqa: E402
+from tls_page import measure_tls  # noqa: E402
+from tls_page import section_of as tls_section  # noqa: E402
 
 from examples.demo.corpus import make_corpus  # noqa: E402
 from examples.demo.memory import peak_memory_mb  # noqa: E402
@@ -226,6 +229,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "backup": measure_backup,
     "restore": measure_restore,
     "replication": measure_replication,
+    "tls": measure_tls,
 }
 
 
@@ -289,6 +293,11 @@ def write_replication(rows: list[Row], effort: Effort) -> None:
     REPLICATION.write(text)
 
 
+def write_tls(rows: list[Row], effort: Effort) -> None:
+    """Write the section on the cost of TLS only."""
+    TLS.write(tls_section(rows, effort.recoveries))
+
+
 SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "checkpoint": write_checkpoint,
     "recovery": write_recovery,
@@ -301,6 +310,7 @@ SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "backup": write_backup,
     "restore": write_restore,
     "replication": write_replication,
+    "tls": write_tls,
 }
 """Measure -> the function that writes its section. Measures that are not here are rows of the first table."""
 

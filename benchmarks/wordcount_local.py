@@ -66,11 +66,21 @@ def children_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measure(passes: int, workers: int, servers: int, folder: Path, limits: WorkerLimits) -> dict[str, Any]:
+def measure(
+    passes: int,
+    workers: int,
+    servers: int,
+    folder: Path,
+    limits: WorkerLimits,
+    server_options: tuple[str, ...] = (),
+) -> dict[str, Any]:
     corpus = make_corpus(folder / "corpus", 8)
     clock = Clock()
     with contextlib.ExitStack() as stack:
-        store = [stack.enter_context(ServerProcess(folder / f"s{i}")) for i in range(servers)]
+        store = [
+            stack.enter_context(ServerProcess(folder / f"s{i}", options=server_options))
+            for i in range(servers)
+        ]
         url = url_of(store)
         trio.run(lambda: init_store(url))
         before = children_cpu_s()

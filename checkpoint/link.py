@@ -19,10 +19,13 @@ from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
 from checkpoint.runtime import LinkStream, package_version, runtime
 from dos_client import runtime as client_runtime
 from dos_protocol.errors import BrokenConnectionError, ClosedError
+from dos_tls import PlainTextPeerError, TlsStream
 
 logger = logging.getLogger("dos.checkpoint")
 _receive_bytes = 256 * 1024
 _join_bytes_max = 16 * 1024
+_ONE_SIDE = "one end of this link uses TLS and the other does not"
+_BOTH_SIDES = "set DOS_TLS for the driver, all workers and all entry points, or for none of them"
 _backlog = 512
 
 
@@ -212,7 +215,12 @@ async def _accept(stream: LinkStream, job: str, key: bytes) -> Link:
     acceptor = Acceptor(job=job, key=key, nonce=_nonce(), party=_this_end())
     link = Link(stream, LinkHello(role="control", job=job, worker=-1, attempt=-1))
     try:
-        await link.send(acceptor.received(await link.receive()))
+        try:
+            first = await link.receive()
+        except (PlainTextPeerError, ChannelFrameError):
+            await _refuse_plain(stream, acceptor.refusal(HandshakeError(_ONE_SIDE, remedy=_BOTH_SIDES)))
+            raise
+        await link.send(acceptor.received(first))
         proved, accepted = acceptor.proved(await link.receive())
     except HandshakeError as error:
         with suppress(BrokenConnectionError):
@@ -221,6 +229,15 @@ async def _accept(stream: LinkStream, job: str, key: bytes) -> Link:
     link.proved(proved)
     await link.send(accepted)
     return link
+
+
+async def _refuse_plain(stream: LinkStream, refusal: ChannelFrame) -> None:
+    """Refuse a dialler without encryption: it speaks plain text, or it speaks TLS and this end does not. From
+    the answer both can tell the reason.
+    """
+    send = stream.answer_plain if isinstance(stream, TlsStream) else stream.send_all
+    with suppress(OSError, trio.BrokenResourceError):
+        await send(encode(refusal))
 
 
 async def serve_links(

@@ -22,8 +22,9 @@ from typing import Any, Final, Protocol, TypeVar
 import trio
 
 from dos_client.runtime import RunScoped
-from dos_protocol.addresses import is_wildcard
+from dos_protocol.addresses import address_text, is_wildcard
 from dos_protocol.digests import Buffer
+from dos_tls import WORKER_NAME, ServerContext, TlsListener, TlsStream, connect_tls, tls_of_environment
 
 T = TypeVar("T")
 
@@ -39,8 +40,8 @@ class Endpoints(Protocol):
 
 
 class LinkStream(Protocol):
-    """One end of a connection. Raises trio's stream errors. The real implementation is
-    `trio.SocketStream`.
+    """One end of a connection. Raises trio's stream errors. The real implementations are
+    `trio.SocketStream` and `TlsStream`.
     """
 
     @property
@@ -57,7 +58,9 @@ class RegionRuntime(Protocol):
     """The environment of a process."""
 
     async def connect(self, host: str, port: int) -> LinkStream:
-        """Open a connection. Raises OSError."""
+        """Open a connection, with TLS if the environment variables name its files. Raises OSError,
+        TlsError.
+        """
         ...
 
     async def listen(self, host: str, port: int, backlog: int) -> list[Any]:
@@ -97,11 +100,17 @@ class RealRegionRuntime:
     """The real environment."""
 
     async def connect(self, host: str, port: int) -> LinkStream:
+        tls = tls_of_environment()
         stream = await trio.open_tcp_stream(host, port)
         _probe_when_idle(stream.socket)
-        return stream
+        if tls is None:
+            return stream
+        return await connect_tls(stream.socket, tls, address_text(host, port), name=WORKER_NAME)
 
     async def listen(self, host: str, port: int, backlog: int) -> list[Any]:
+        tls = tls_of_environment()
+        # both ends of a link have the same certificate, so the acceptor can demand it
+        context = None if tls is None else ServerContext(tls, client_certificates=True)
         if is_wildcard(host) and socket.has_dualstack_ipv6():  # peers may use addresses of either family
             family = socket.AF_INET6
             both = socket.create_server(("::", port), family=family, backlog=backlog, dualstack_ipv6=True)
@@ -110,10 +119,10 @@ class RealRegionRuntime:
             listeners = await trio.open_tcp_listeners(port, host=host, backlog=backlog)
         for listener in listeners:
             _probe_when_idle(listener.socket)  # accepted connections inherit it
-        return listeners
+        return listeners if context is None else [TlsListener(one, context) for one in listeners]
 
     def silent_s(self, stream: LinkStream) -> float:
-        if _TCP_INFO is None or not isinstance(stream, trio.SocketStream):
+        if _TCP_INFO is None or not isinstance(stream, trio.SocketStream | TlsStream):
             return 0.0
         info = stream.socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _LAST_RECEIVED.size)
         data_ms, acknowledgement_ms = _LAST_RECEIVED.unpack(info)

@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import trio
@@ -47,6 +48,7 @@ from dos_client.cli.kit import (
 )
 from dos_protocol.addresses import address_text, is_loopback, parse_listen
 from dos_protocol.errors import FencedError
+from dos_tls import ServerContext, TlsSettingsError, directory_settings, tls_of_environment
 
 _NEGATIVE_ANSWERS: Final = (FencedError, InputClosedError)
 _PATIENCE_S: Final = 3.0
@@ -69,6 +71,15 @@ class _Counted:
         self.lines += lines
 
 
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Allow an address that other machines can reach. Every client that reaches it may write.",
+    ),
+]
+
+
 @app.command()
 def serve(
     url: StoreUrl,
@@ -85,13 +96,15 @@ def serve(
             metavar="NAME",
         ),
     ] = "",
-    insecure: Annotated[
-        bool,
+    insecure: Insecure = False,
+    tls: Annotated[
+        Path | None,
         typer.Option(
-            "--insecure",
-            help="Allow an address that other machines can reach. Every client that reaches it may write.",
+            help="Lines: accept TLS only, with the certificate in this directory of `dos tls init`, and only"
+            " clients with a certificate. With --site, set DOS_TLS instead.",
+            metavar="DIR",
         ),
-    ] = False,
+    ] = None,
     site: Site = "",
     peers: Peers = "",
     time: TimeColumn = "",
@@ -123,8 +136,11 @@ def serve(
         host, port = parse_listen(listen)
     except ValueError as error:
         fail(str(error), REFUSED)
-    if not insecure and not is_loopback(host):
-        fail(f"{host} can be reached from other machines: pass --insecure, or listen on 127.0.0.1", REFUSED)
+    context = _tls_context(tls, site=site)
+    safe = insecure or context is not None or (site and tls_of_environment() is not None)
+    if not safe and not is_loopback(host):
+        remedy = f"{'set DOS_TLS' if site else 'pass --tls'}, or pass --insecure, or listen on 127.0.0.1"
+        fail(f"{host} can be reached from other machines: {remedy}", REFUSED)
     if site:
         arguments = SiteArguments(site, peers, time, lateness, marks_every, clock_error_max)
         serve_site(
@@ -136,24 +152,15 @@ def serve(
         fail("--peers, --time, --lateness and --marks-every need --site", REFUSED)
     from dataflow.entry_point import serve_lines  # needs pyarrow, which `--help` must not
 
-    producer, counted = name or _default_name(), _Counted()
+    producer = name or _default_name()
+    serve_here = partial(serve_lines, host=host, port=port, insecure=insecure, tls=context)
+    announce = partial(_announce, host, application, handle, producer, as_json=as_json)
 
     async def work(store: Store) -> None:
-        entry = partial(
-            serve_lines,
-            store,
-            application,
-            handle,
-            producer,
-            host=host,
-            port=port,
-            insecure=insecure,
-            recorded=counted.add,
-        )
-        await _until_signal(
-            entry, partial(_announce, host, application, handle, producer, as_json=as_json), listen
-        )
+        entry = partial(serve_here, store, application, handle, producer, recorded=counted.add)
+        await _until_signal(entry, announce, listen)
 
+    counted = _Counted()
     check_input_names(application, handle, producer)
     in_store(url, token_file, work, negative=_NEGATIVE_ANSWERS)
     text = f"dos: stopped; lines recorded: {counted.lines}"
@@ -181,6 +188,18 @@ def close(
     )
     summary = {"application": application, "handle": handle, "closed": True}
     print_result(summary, f"dos: input {handle} of {application} is closed", as_json=as_json)
+
+
+def _tls_context(directory: Path | None, *, site: str) -> ServerContext | None:
+    """Return the TLS context for lines. End the command if it cannot be used."""
+    if directory is None:
+        return None
+    if site:
+        fail("--tls is for lines; the links of an entry point of a site use DOS_TLS", REFUSED)
+    try:
+        return ServerContext(directory_settings(str(directory)), client_certificates=True)
+    except TlsSettingsError as error:
+        fail(str(error), REFUSED)
 
 
 def _default_name() -> str:

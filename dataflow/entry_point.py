@@ -16,6 +16,7 @@ never decrease, even after a restart: the mark of each batch has the last one. S
 lateness=timedelta(0))` always holds.
 """
 
+import logging
 import struct
 import time
 from collections import Counter
@@ -27,14 +28,29 @@ from typing import Any, Final
 import pyarrow as pa
 import trio
 
+from checkpoint.limits import handshake_timeout_s
 from dataflow import limits
 from dataflow.errors import SchemaError
 from dataflow.producing import Producer, open_producer
 from dos_client import Store
 from dos_protocol.addresses import is_loopback
+from dos_protocol.errors import DosError
+from dos_tls import (
+    LogLimit,
+    ServerContext,
+    TlsError,
+    TlsHandshakeError,
+    TlsListener,
+    TlsSettingsError,
+    TlsStream,
+    tls_of_environment,
+)
 
 ENTRY_SCHEMA: Final = "at timestamp, line string"
 """The schema for the `InputSource` of such a handle."""
+
+logger = logging.getLogger("dos.dataflow")
+_log_limit = LogLimit()
 
 _mark = struct.Struct(">Q")
 """The time of the last line, in microseconds since 1970."""
@@ -48,7 +64,7 @@ def _wall_us() -> int:
 class _Connection:
     """One client. `recorded`: how many of its lines are on stable storage."""
 
-    stream: trio.SocketStream
+    stream: trio.abc.Stream
     recorded: int = 0
     _changed: trio.Event = field(default_factory=trio.Event)
 
@@ -69,7 +85,7 @@ class _Connection:
         with trio.move_on_after(limits.entry_reply_s):
             try:
                 await self.stream.send_all(text.encode())
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+            except (trio.BrokenResourceError, trio.ClosedResourceError, TlsError, OSError):
                 return
 
 
@@ -91,6 +107,7 @@ async def serve_lines(
     host: str = "127.0.0.1",
     port: int = 0,
     insecure: bool = False,
+    tls: ServerContext | None = None,
     clock: Callable[[], int] = _wall_us,
     recorded: Callable[[int], None] = lambda _: None,
     task_status: "trio.TaskStatus[int]" = trio.TASK_STATUS_IGNORED,
@@ -99,31 +116,41 @@ async def serve_lines(
 
     application: the name given to `run`. producer: the name of this entry point; of several with one name,
     the one started last serves. insecure: allow an address that other machines can reach, without encryption
-    or tokens.
+    or tokens. tls: the certificate of this host; clients use TLS then, and need one for such an address.
     recorded: called with the number of lines that are newly on stable storage. task_status: gets the port.
 
-    Raises SchemaError for such an address without `insecure`; FencedError when another entry point took the
+    Raises SchemaError for such an address without `insecure`; TlsSettingsError without `tls` although the
+    environment demands TLS; FencedError when another entry point took the
     name; and what `open_producer` raises. Lines that were not acknowledged then may be recorded or not.
     """
-    if not insecure and not is_loopback(host):
+    if tls is None and tls_of_environment() is not None:
+        raise TlsSettingsError(
+            "an entry point for lines would accept plain text, but DOS_TLS demands TLS",
+            remedy="pass the certificate of this host: tls=ServerContext(...), or --tls DIR",
+        )
+    if not (insecure or is_loopback(host) or (tls is not None and tls.client_certificates)):
         raise SchemaError(
             f"an entry point at {host!r} accepts lines from any client that can reach it; pass"
             " insecure=True, or use 127.0.0.1"
         )
     async with open_producer(store, application, handle, producer, ENTRY_SCHEMA) as writer:
         to_record, lines = trio.open_memory_channel[_Lines](limits.entry_chunks_waiting)
-        listeners = await trio.open_tcp_listeners(port, host=host)
+        plain = await trio.open_tcp_listeners(port, host=host)
+        address = plain[0].socket.getsockname()
+        listeners = plain if tls is None else [TlsListener(one, tls) for one in plain]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_record, writer, lines, recorded)
             serve = partial(_serve, to_record=to_record, clock=clock)
             await nursery.start(trio.serve_listeners, serve, listeners)
-            task_status.started(listeners[0].socket.getsockname()[1])
+            task_status.started(address[1])
 
 
 async def _serve(
-    stream: trio.SocketStream, *, to_record: "trio.MemorySendChannel[_Lines]", clock: Callable[[], int]
+    stream: trio.abc.Stream, *, to_record: "trio.MemorySendChannel[_Lines]", clock: Callable[[], int]
 ) -> None:
     """Serve one connection until its client has sent everything and got its last answer."""
+    if isinstance(stream, TlsStream) and not await _shaken(stream):
+        return
     connection = _Connection(stream)
     count = 0
     rest = b""
@@ -141,10 +168,26 @@ async def _serve(
     except UnicodeDecodeError as error:
         await connection.reply(f"error: a line after line {count} is not UTF-8: {error.reason}\n")
         return
-    except trio.BrokenResourceError:
+    except (trio.BrokenResourceError, TlsError, OSError):  # what came before was sent to be recorded
         return
     with trio.move_on_after(limits.entry_last_answer_s):
         await connection.wait_recorded(count)
+
+
+async def _shaken(stream: TlsStream) -> bool:
+    """Complete the TLS handshake. Log why it failed, at most one line of a kind within some seconds."""
+    reason: DosError | OSError = TlsHandshakeError(f"no TLS handshake within {handshake_timeout_s:g} s")
+    with trio.move_on_after(handshake_timeout_s):
+        try:
+            await stream.handshake()
+        except (TlsError, OSError) as error:
+            reason = error
+        else:
+            return True
+    text = _log_limit.text(type(reason).__name__, f"refused a client: {reason.args[0]}", trio.current_time())
+    if text is not None:
+        logger.warning("%s", text)
+    return False
 
 
 async def _record(

@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "checkpoint.cli.support_bundle",
         "Collect what a report needs into one zip, without secrets.",
     ),
+    "tls": ("dos_tls.cli", "Make and show the certificates of a store."),
     "chaos": ("dos_chaos.cli", "Test disks, or a store, with kills, stops, full and slow disks."),
 }
 """Command -> (module that defines it, its line in `dos --help`)."""

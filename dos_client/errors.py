@@ -21,8 +21,16 @@ class StoreNotReadyError(DosError):
         self.missing = tuple(missing)
 
 
-class TokenRefusedError(StoreNotReadyError):
-    """Every server that answered rejected the token. A retry does not help."""
+class StoreRefusedError(StoreNotReadyError):
+    """Every server refuses this client as it is set up. A retry does not help."""
+
+
+class TokenRefusedError(StoreRefusedError):
+    """Every server that answered rejected the token."""
+
+
+class TlsRefusedError(StoreRefusedError):
+    """TLS failed with every server, or one end uses TLS and the other does not. `missing` has the reasons."""
 
 
 class NotEmptyError(StoreNotReadyError):

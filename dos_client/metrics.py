@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, generate_
 
 from dos_client.sessions.members import MemberStatus
 from dos_client.status.counters import StoreCounters
+from dos_protocol.addresses import is_loopback
+from dos_tls import TlsSettingsError, tls_of_environment
 
 registry: Final = CollectorRegistry()
 
@@ -101,9 +103,16 @@ class MetricsServer:
 
 
 def serve(port: int, address: str = "127.0.0.1") -> MetricsServer:
-    """Serve GET /metrics until the result is closed or the process ends. Port 0 selects a free port. Raises
-    OSError if the port is in use.
+    """Serve GET /metrics until the result is closed or the process ends. Port 0 selects a free port.
+
+    It is plain HTTP. Raises OSError if the port is in use, and TlsSettingsError for an address that other
+    machines can reach although the environment demands TLS.
     """
+    if not is_loopback(address) and tls_of_environment() is not None:
+        raise TlsSettingsError(
+            f"metrics would be served at {address} as plain text, but DOS_TLS demands TLS",
+            remedy="serve them at 127.0.0.1, behind a proxy that speaks TLS",
+        )
     return MetricsServer(port, address)
 
 

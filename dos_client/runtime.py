@@ -14,7 +14,9 @@ from typing import Final, Generic, Protocol, Self, TypeVar
 
 import trio
 
+from dos_protocol.addresses import address_text
 from dos_protocol.digests import Buffer
+from dos_tls import connect_tls, tls_of_environment
 
 T = TypeVar("T")
 
@@ -49,12 +51,14 @@ class ClientRuntime(Protocol):
         ...
 
     async def connect(self, host: str, port: int) -> ClientStream:
-        """Open a connection. Raises OSError."""
+        """Open a connection. Raises OSError, TlsError."""
         ...
 
 
 class RealClientRuntime:
-    """The real environment: TCP and the system's random source."""
+    """The real environment: TCP, with TLS if environment variables name its files, and the system's random
+    source.
+    """
 
     def __init__(self) -> None:
         self.rng = random.SystemRandom()  # a forked process must not repeat its parent's numbers
@@ -63,7 +67,9 @@ class RealClientRuntime:
         return secrets.token_bytes(size)
 
     async def connect(self, host: str, port: int) -> ClientStream:
-        return (await trio.open_tcp_stream(host, port)).socket
+        tls = tls_of_environment()
+        sock = (await trio.open_tcp_stream(host, port)).socket
+        return sock if tls is None else await connect_tls(sock, tls, address_text(host, port), name=host)
 
 
 class RunScoped(Generic[T]):

@@ -14,7 +14,7 @@ from dos_client.core.membership import Membership
 from dos_client.errors import StoreNotReadyError
 from dos_client.limits import observe_step_s, open_timeout_s
 from dos_client.live_store import Store
-from dos_client.membership.founding import init_store, token_refused
+from dos_client.membership.founding import all_refuse, init_store
 from dos_client.repair.auto_repair import auto_repair
 from dos_client.repair.watching import watch_for_damage
 from dos_client.sessions.discovery import ServerSurvey, find_membership, probe
@@ -107,7 +107,7 @@ async def _find_record(url: DosUrl, token: bytes, client: str) -> StoreRecord:
             return membership.record
         attempt += 1
         pause = backoff_s(attempt, randomness.jitter())
-        hopeless = seen.all_reject_token or (membership.newest is None and not seen.errors)
+        hopeless = seen.all_refuse is not None or (membership.newest is None and not seen.errors)
         if hopeless or trio.current_time() + pause > deadline:
             raise _not_ready(url, membership, seen)
         await trio.sleep(pause)
@@ -120,8 +120,8 @@ def _not_ready(url: DosUrl, membership: Membership, seen: ServerSurvey) -> Store
             seen.problems(membership),
             remedy=f"create one: dos store init {url}",
         )
-    if seen.all_reject_token:
-        return token_refused(url, seen.problems(membership))
+    if refusal := seen.all_refuse:
+        return all_refuse(url, refusal, seen.problems(membership))
     return StoreNotReadyError(
         f"too few servers of {url} confirm a store record",
         seen.problems(membership),

@@ -49,6 +49,7 @@ class ErrorCode(IntEnum):
     WOULD_LOSE = 25
     ROLLED_BACK = 26
     FORBIDDEN = 27
+    TLS_REQUIRED = 28
 
 
 class ErrorMeaning(NamedTuple):
@@ -140,6 +141,10 @@ VERDICTS: Final[dict[ErrorCode, ErrorMeaning]] = {
     ErrorCode.FORBIDDEN: ErrorMeaning(
         Blame.CALLER, "use a token with this right: `dos token ls` shows what each one grants"
     ),
+    ErrorCode.TLS_REQUIRED: ErrorMeaning(
+        Blame.CALLER,
+        "use TLS: set DOS_TLS to the client directory that `dos tls init` made for this server",
+    ),
 }
 
 CLOSING: Final = frozenset(
@@ -153,6 +158,7 @@ CLOSING: Final = frozenset(
         ErrorCode.WRONG_STORE,
         ErrorCode.NOT_A_MEMBER,
         ErrorCode.ROLLED_BACK,
+        ErrorCode.TLS_REQUIRED,
         ErrorCode.INTERNAL,
     }
 )

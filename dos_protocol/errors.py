@@ -238,6 +238,12 @@ class RolledBackError(RefusedError):
     code_of_class = ErrorCode.ROLLED_BACK
 
 
+class TlsRequiredError(RefusedError):
+    """The server accepts TLS only, and this client sent plain text. The server read nothing of it."""
+
+    code_of_class = ErrorCode.TLS_REQUIRED
+
+
 class TooLargeError(RefusedError):
     """A limit was exceeded; `actual` is the limit."""
 

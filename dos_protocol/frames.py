@@ -46,6 +46,8 @@ _OTHER_PROTOCOLS: Final = {
     b"\x16\x03": "TLS",
 }
 """The first two bytes of peers that speak another protocol, for the error message."""
+IS_TLS: Final = "that is TLS, not DOS"
+"""The end of the message for a peer that speaks TLS."""
 _FIRST_CAPACITY: Final = 16 * 1024
 _CAPACITY_GROWN: Final = 512 * 1024
 

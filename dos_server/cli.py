@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import trio
 import typer
@@ -40,6 +40,16 @@ from dos_server.health import HealthServer
 from dos_server.limits import log_bytes_default
 from dos_server.tokens_on_disk import TokensOnDisk
 from dos_server.wording import path_argument
+from dos_tls import (
+    AUTHORITIES,
+    CERTIFICATE,
+    DIRECTORY,
+    KEY,
+    ServerContext,
+    TlsSettingsError,
+    settings_of,
+    tls_of_environment,
+)
 
 DEFAULT_ADDRESS = "127.0.0.1:9999"
 
@@ -72,7 +82,8 @@ Insecure = Annotated[
     bool,
     typer.Option(
         "--insecure",
-        help="Allow an address that other machines can reach. No TLS: trust the network.",
+        help="Allow an address that other machines can reach although TLS, or a token or certificates of"
+        " clients, are missing: trust the network.",
     ),
 ]
 TokensFile = Annotated[
@@ -105,6 +116,22 @@ MetricsAddress = Annotated[
         metavar="HOST:PORT",
     ),
 ]
+Tls = Annotated[
+    Path | None,
+    typer.Option(
+        help="Accept TLS only, with ca.pem, cert.pem and key.pem of this directory (`dos tls init`).",
+        metavar="DIR",
+    ),
+]
+TlsCa = Annotated[Path | None, typer.Option(help="Authorities of clients' certificates, instead of ca.pem.")]
+TlsCert = Annotated[Path | None, typer.Option(help="Certificate of this server, instead of cert.pem.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Key of that certificate, instead of key.pem.")]
+TlsClientAuth = Annotated[
+    bool,
+    typer.Option(
+        "--tls-client-auth", help="Accept only clients with a certificate of one of the authorities."
+    ),
+]
 DataDirectory = Annotated[
     Path,
     typer.Option(
@@ -128,6 +155,11 @@ def serve(
     tokens: TokensFile = None,
     audit_log: AuditLog = None,
     metrics: MetricsAddress = None,
+    tls: Tls = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_auth: TlsClientAuth = False,
     no_v0: Annotated[
         bool,
         typer.Option(
@@ -153,40 +185,79 @@ def serve(
         host, port = parse_listen(listen)
     except ValueError as error:
         _refuse(str(error))
-    if not is_loopback(host):
-        if not insecure:
-            _refuse(f"{host} can be reached from other machines: pass --insecure, or listen on 127.0.0.1")
-        logging.getLogger("dos.server").warning("listening on %s without TLS, because of --insecure", host)
     if token_file is not None and tokens is not None:
         _refuse("pass --token-file or --tokens, not both: a file of tokens can have one with all rights")
-    token = _read_token(token_file)
-    granted = _read_tokens(tokens)
+    context = _tls_context(tls, tls_ca, tls_cert, tls_key, client_auth=tls_client_auth)
+    token, granted = _read_token(token_file), _read_tokens(tokens)
+    if not is_loopback(host):
+        has_token = bool(token) or granted is not None
+        _check_safety(host, insecure=insecure, tls=context, has_token=has_token)
     _begin_audit(audit_log)
     figures = None if metrics is None else ServerFigures(version("dos-journal"))
     _raise_file_limit()
     keep_large_blocks()
+    opened = _open(
+        data,
+        host,
+        port,
+        token=token,
+        tokens=granted,
+        figures=figures,
+        version0=not no_v0,
+        reserve_bytes=None if reserve_mib is None else reserve_mib * MIB,
+        scrub=_scrub_plan(scrub_rate, scrub_every),
+        log_bytes=group_log * MIB,
+        tls=context,
+    )
+    _refuse_hidden_loopback(opened, host)
+    with _metrics_served(opened, metrics, figures):
+        _run(opened, data, as_json=as_json)
+
+
+def _tls_context(
+    directory: Path | None, ca: Path | None, certificate: Path | None, key: Path | None, *, client_auth: bool
+) -> ServerContext | None:
+    """Return the TLS context of the options; None: plain text. Exit if they are unusable."""
+    given = {AUTHORITIES: ca, CERTIFICATE: certificate, KEY: key, DIRECTORY: directory}
+    variables = {name: str(path.absolute()) for name, path in given.items() if path is not None}
     try:
-        opened = OpenServer(
-            data,
-            host,
-            port,
-            token=token,
-            tokens=granted,
-            figures=figures,
-            version0=not no_v0,
-            reserve_bytes=None if reserve_mib is None else reserve_mib * MIB,
-            scrub=_scrub_plan(scrub_rate, scrub_every),
-            log_bytes=group_log * MIB,
+        settings = settings_of(variables)
+        if settings is not None:
+            return ServerContext(settings, client_certificates=client_auth)
+        if tls_of_environment() is not None:
+            _refuse(
+                "DOS_TLS is set, but this server would speak plain text: pass --tls DIR, or unset DOS_TLS"
+            )
+    except TlsSettingsError as error:
+        _refuse(str(error))
+    if client_auth:
+        _refuse("--tls-client-auth needs --tls DIR")
+    return None
+
+
+def _check_safety(host: str, *, insecure: bool, tls: ServerContext | None, has_token: bool) -> None:
+    """Exit if others can connect to this host and nothing protects the data, unless that was confirmed."""
+    if tls is not None and (has_token or tls.client_certificates):
+        return
+    lacks = "without TLS" if tls is None else "without a token or certificates of clients"
+    if not insecure:
+        remedy = "--tls DIR with --token-file, --tokens or --tls-client-auth"
+        _refuse(
+            f"{host} can be reached from other machines: pass {remedy}; or --insecure, or listen on 127.0.0.1"
         )
+    logging.getLogger("dos.server").warning("listening on %s %s, because of --insecure", host, lacks)
+
+
+def _open(data: Path, host: str, port: int, **settings: Any) -> OpenServer:
+    """Open the server. Exit if its data or its address cannot be used."""
+    try:
+        return OpenServer(data, host, port, **settings)
     except DataDirectoryInUseError as error:
         _refuse(f"{error}: stop it first, or use another directory")
     except CorruptDataError as error:
         _refuse(f"{data} is not the complete data of one server: {error}")
     except OSError as error:
-        _refuse(f"cannot serve {data} at {listen}: {error}")
-    _refuse_hidden_loopback(opened, host)
-    with _metrics_served(opened, metrics, figures):
-        _run(opened, data, as_json=as_json)
+        _refuse(f"cannot serve {data} at {address_text(host, port)}: {error}")
 
 
 @contextmanager

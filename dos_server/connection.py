@@ -25,7 +25,9 @@ from dos_server.outflow import Outflow
 from dos_server.owner import ConnectionOwner
 from dos_server.ports import Socket
 from dos_server.reading import Fed, FrameClock, ReadingState
+from dos_server.tls_sockets import TlsSocket
 from dos_server.turns import ConnectionCost
+from dos_tls import TlsError
 
 logger = logging.getLogger("dos.server")
 
@@ -46,6 +48,7 @@ class ServerConnection:
         self.reserved_bytes = 0
         self.closing = self.has_more = False
         self._sock = sock
+        self._tls = sock if isinstance(sock, TlsSocket) else None
         self._owner = owner
         self._outflow = Outflow(owner.outgoing)
         self._blocked_since: float | None = None
@@ -60,6 +63,7 @@ class ServerConnection:
         self._all_read, self._all_sent = trio.Event(), trio.Event()
         self.use = ConnectionCost()
         self._last_read = 0.0
+        self._read_in = -1
 
     @property
     def outgoing_bytes(self) -> int:
@@ -70,11 +74,6 @@ class ServerConnection:
     def peer(self) -> str:
         """The peer's address, for the log."""
         return sockets.peer_of(self._sock)
-
-    @property
-    def host(self) -> str:
-        """The peer's address without its port."""
-        return self.peer.rpartition(":")[0]
 
     async def run(self) -> None:
         """Serve the peer until it leaves, violates the protocol, or `close` is called. Closes the socket."""
@@ -114,6 +113,12 @@ class ServerConnection:
         if self._reading is ReadingState.PAUSED:
             self._reading = ReadingState.ON
             self._watch()
+        if self._tls is not None and self._tls.holds_input:
+            self._owner.readiness.soon(self._read_held)
+
+    def _read_held(self) -> None:
+        if self._reading is ReadingState.ON:
+            self._ready(readable=True)
 
     def _pause(self) -> None:
         if self._reading is ReadingState.ON:
@@ -147,10 +152,19 @@ class ServerConnection:
 
     def _read(self) -> None:
         self._unread = False
+        if self._tls is not None:
+            if self._read_in == self._owner.rounds_ended:  # the round still needs what it has read
+                self._owner.readiness.soon(self._read_held)
+                return
+            self._read_in = self._owner.rounds_ended
         try:
             count = self._sock.recv_into(self._inflow.writable())
         except BlockingIOError:
             self._read_on()
+            return
+        except TlsError as error:
+            self._owner.tls_failed(error)
+            self.close()
             return
         except OSError as error:
             logger.debug("session %d: %s", self.session, error)

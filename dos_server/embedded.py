@@ -22,6 +22,7 @@ from dos_server.limits import connections_waiting_max, log_bytes_embedded
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
 from dos_server.tokens_on_disk import TokensOnDisk
+from dos_tls import ServerContext
 
 LOG_BYTES: Final = log_bytes_embedded
 """A size of the group log for a server that is the only one of its store."""
@@ -51,6 +52,7 @@ class OpenServer:
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
         log_bytes: int = 0,
+        tls: ServerContext | None = None,
     ) -> None:
         self._disk = RealDisk(data)
         try:
@@ -72,6 +74,7 @@ class OpenServer:
                 reserve_bytes=reserve_bytes,
                 scrub=scrub,
                 log_bytes=log_bytes,
+                tls=tls,
             )
         except BaseException:
             self.shut()
@@ -163,15 +166,26 @@ def start(
     version0: bool = True,
     scrub: ScrubPlan = NO_SCRUB,
     log_bytes: int = 0,
+    tls: ServerContext | None = None,
 ) -> EmbeddedServer:
     """Serve the data directory from a thread of this process. Connections are accepted when this returns.
 
-    `port` 0 picks a free port. `log_bytes`: size of the group log; 0: every object is synced in its own file.
+    `port` 0 picks a free port. Without `tls` it speaks plain text.
+    `log_bytes`: size of the group log; 0: every object is synced in its own file.
     If a sync of the log fails, or the directory is moved, the server ends and the reason is logged; after a
     start, what was acknowledged is there.
 
     Raises DataDirectoryInUseError, CorruptDataError (not the complete data of one server), OSError.
     """
     return EmbeddedServer(
-        OpenServer(data_dir, host, port, token=token, version0=version0, scrub=scrub, log_bytes=log_bytes)
+        OpenServer(
+            data_dir,
+            host,
+            port,
+            token=token,
+            version0=version0,
+            scrub=scrub,
+            log_bytes=log_bytes,
+            tls=tls,
+        )
     )

@@ -18,6 +18,8 @@ index_entries_max: Final = 512
 
 connections_max: Final = 1_280
 """An idle connection takes about 30 KiB. Fewer if the limit of open files allows fewer."""
+handshakes_max: Final = 256
+"""Connections in the TLS handshake. The others stay free for peers that have completed it."""
 connections_waiting_max: Final = 1_024
 """The listen backlog: one more, and its peer retries after a second."""
 descriptors_reserved: Final = 128

@@ -8,6 +8,7 @@ from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.core.version0 import wire as wire0
 from dos_server.ports import Rounds
 from dos_server.turns import Turns
+from dos_tls import TlsError
 
 
 class Resumable(Protocol):
@@ -33,6 +34,8 @@ class ConnectionOwner(Protocol):
     buffers: BufferAccount
     outgoing: OutgoingAccount
     turns: Turns
+    rounds_ended: int
+    """At the end of a round, what its reads have left in the buffers is written."""
 
     def requested(self, session: int, body: bytes) -> None:
         """Accept a whole request of version 0."""
@@ -57,6 +60,9 @@ class ConnectionOwner(Protocol):
 
     def bad_request(self, session: int, error: wire0.RequestTooLongError) -> None:
         """Do the same as `bad_frame`, for version 0."""
+
+    def tls_failed(self, error: TlsError) -> None:
+        """Log why TLS failed on a connection, which closes."""
 
     def may_read(self, session: int) -> bool:
         """Whether the core accepts more input."""

@@ -9,14 +9,15 @@ threads with a limit per kind.
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import trio
 
 from dos_protocol import messages as m
 from dos_protocol.errors import VERDICTS, RemoteProtocolError
-from dos_protocol.frames import Frame
-from dos_server import sockets
+from dos_protocol.frames import IS_TLS, Frame
+from dos_server.accepting import ConnectionGate
 from dos_server.audit import note_audit
 from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.connection import ServerConnection
@@ -28,25 +29,25 @@ from dos_server.core_start import start_core
 from dos_server.disk_effects import DiskEffects
 from dos_server.figures import ServerFigures
 from dos_server.limits import (
-    connections_max,
     space_check_seconds,
     sync_threads_max,
 )
 from dos_server.log_thread import LogThread
 from dos_server.owner import Resumable
 from dos_server.paced_reads import PacedReads
-from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Workers
+from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Socket, Workers
 from dos_server.scrubber import Scrubber
 from dos_server.storage import Storage
+from dos_server.tls_sockets import TlsPeers
 from dos_server.tokens_on_disk import TokensOnDisk
 from dos_server.turns import OncePerRound, Turns
 from dos_server.writes import Writes
+from dos_tls import LogLimit, ServerContext, TlsError, TlsTruncatedError
 
 logger = logging.getLogger("dos.server")
 
 _TICK_SECONDS: Final = 0.05
 _HOUSEKEEPING_SECONDS: Final = 0.25
-_TOKENS_SECONDS: Final = 1.0
 _EVENT_BATCH: Final = v.BatchEnded()
 _LOG_DUE: Final = v.LogDue()
 _LOG: Final = ("", "log")
@@ -68,11 +69,12 @@ class ObjectServer:
         scrub: ScrubPlan = NO_SCRUB,
         ports: Ports = OPERATING_SYSTEM,
         log_bytes: int = 0,
+        tls: ServerContext | None = None,
     ) -> None:
         """Read the identity and the store record, or create an identity. Raises CorruptDataError.
         `reserve_bytes`: disk space that appends must leave free; None: the default for the size of the disk.
         `log_bytes`: size of the group log; 0: every object is synced in its own file. `token`: clients must
-        send it; `tokens`: or one of these. `figures`: count what the server does.
+        send it; `tokens`: or one of these. `figures`: count what the server does. `tls`: None for plain text.
         """
         self._storage, self._ports, self._now = storage, ports, ports.monotonic
         self.server_id, self._core = start_core(
@@ -86,8 +88,10 @@ class ObjectServer:
         )
         self._tokens = tokens
         self._connections: dict[int, ServerConnection] = {}
+        self._warnings = LogLimit()
+        self._tls = None if tls is None else TlsPeers(tls, self._warn)
         self.gone, self._last_session, self._batch_is_open = "", 0, False
-        self._descriptors = sockets.descriptors_for_connections()
+        self.rounds_ended = 0
         self._tick_wanted = trio.Event()
         self._stalled: dict[Resumable, None] = {}  # in the order in which they stalled
         self._to_flush: dict[int, ServerConnection] = {}
@@ -142,11 +146,12 @@ class ObjectServer:
                     self._scrubber.begin(nursery, self._scrub.first_seconds)
                 nursery.start_soon(self._housekeeper)
                 if self._tokens is not None:
-                    nursery.start_soon(self._watch_tokens, self._tokens)
+                    nursery.start_soon(self._tokens.watch, self._ports, self._tokens_changed)
                 await self._measure_space()
                 self._served = nursery.cancel_scope
                 nursery.start_soon(self._space_watcher)
-                await self._accept(listener, nursery)
+                begin = partial(self._begin_connection, nursery)
+                await ConnectionGate(self._connections, begin, self._tls).run(listener, self.readiness)
         finally:
             listener.close()
             with trio.CancelScope(shield=True):  # a disk thread cannot be interrupted, and uses the files
@@ -156,24 +161,14 @@ class ObjectServer:
 
     # Connections
 
-    async def _accept(self, listener: Listener, nursery: trio.Nursery) -> None:
-        while True:
-            await self.readiness.wait_readable(listener)
-            try:
-                for sock in sockets.accept_some(listener):
-                    if len(self._connections) >= min(connections_max, self._descriptors):
-                        sockets.reject(sock, len(self._connections))
-                        continue
-                    self._last_session += 1
-                    connection = ServerConnection(self._last_session, sock, self)
-                    self._connections[connection.session] = connection
-                    nursery.start_soon(self._run_connection, connection)
-            except OSError as error:  # no free descriptor, or the peer is gone: continue with the others
-                logger.warning("accept: %s", error)
-                await trio.sleep(0.1)
+    def _begin_connection(self, nursery: trio.Nursery, sock: Socket) -> None:
+        self._last_session += 1
+        connection = ServerConnection(self._last_session, sock, self)
+        self._connections[connection.session] = connection
+        nursery.start_soon(self._run_connection, connection)
 
     async def _run_connection(self, connection: ServerConnection) -> None:
-        self._feed(v.Connected(connection.session, connection.host))
+        self._feed(v.Connected(connection.session, connection.peer.rpartition(":")[0]))
         try:
             await connection.run()
         finally:
@@ -207,7 +202,12 @@ class ObjectServer:
     def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
         """Send the error and close the connection: the bytes after a bad frame cannot be framed."""
         connection = self._connections[session]
-        self._log_end(session, str(error.args[0]))
+        text = str(error.args[0])
+        self._log_end(session, text)
+        if text.endswith(IS_TLS):
+            self._warn(
+                IS_TLS, f"{self._connections[session].peer} uses TLS, but this server does not; closed"
+            )
         verdict = VERDICTS[error.code]
         message = m.Error(int(error.code), str(error.args[0]), verdict.remedy)
         connection.send(m.encode(message, error.request_id))
@@ -222,6 +222,10 @@ class ObjectServer:
         connection.flush()
         connection.close()
 
+    def tls_failed(self, error: TlsError) -> None:
+        if not isinstance(error, TlsTruncatedError):  # a client that is gone
+            self._warn(type(error).__name__, f"TLS: {error.args[0]}; closed")
+
     def may_read(self, session: int) -> bool:
         return not self._writes.full and self._core.may_read(session)
 
@@ -235,24 +239,23 @@ class ObjectServer:
     def is_welcome(self, session: int) -> bool:
         return self._core.is_welcome(session)
 
+    def _warn(self, kind: str, line: str) -> None:
+        """Log a warning about peers, at most one of each kind within some seconds."""
+        text = self._warnings.text(kind, line, self._now())
+        if text is not None:
+            logger.warning("%s", text)
+
     def _log_end(self, session: int, why: str) -> None:
         """Log why a connection is closed because of its input. The text contains no raw bytes of the peer."""
         connection = self._connections.get(session)
         logger.info("session %d of %s: %s; closed", session, connection.peer if connection else "?", why)
 
+    def _tokens_changed(self, tokens: Tokens) -> None:
+        self._feed(v.TokensChanged(tokens))
+
     def _audit(self, effect: v.Audit) -> None:
         connection = self._connections.get(effect.session)
         note_audit(connection.peer if connection else "this server", effect.token, effect.action)
-
-    async def _watch_tokens(self, tokens: TokensOnDisk) -> None:
-        problem = ""
-        while True:
-            await trio.sleep(_TOKENS_SECONDS)
-            if await self._ports.in_thread(tokens.look):
-                self._feed(v.TokensChanged(tokens.tokens))
-            if tokens.problem != problem:
-                problem = tokens.problem
-                logger.warning("%s", problem or "the tokens file is valid again")
 
     # The loop of events and effects
 
@@ -261,6 +264,7 @@ class ObjectServer:
         if self._batch_is_open:
             self._batch_is_open = False
             self._feed(_EVENT_BATCH)
+        self.rounds_ended += 1
         self.turns.round_ended()
 
     def _feed(self, event: v.Event) -> None:

@@ -5,14 +5,21 @@ revoked without a restart. A file that cannot be read or is not valid changes no
 valid before stay so, and the log says why.
 """
 
+import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import trio
+
 from dos_protocol.errors import LocalProtocolError
 from dos_server.core.access import TokenFile, Tokens, decode_tokens
+from dos_server.ports import Ports
 
+logger = logging.getLogger("dos.server")
 TOKENS_BYTES_MAX: Final = 4_194_304
+_LOOK_SECONDS: Final = 1.0
 
 
 class TokensOnDisk:
@@ -27,6 +34,17 @@ class TokensOnDisk:
         """Those that are valid, as of the last look."""
         self.problem = ""
         """Why the file, as it is now, is not used; "" if it is."""
+
+    async def watch(self, ports: Ports, changed: Callable[[Tokens], None]) -> None:
+        """Look every second until cancelled. changed: gets the tokens that are valid from now on."""
+        problem = ""
+        while True:
+            await trio.sleep(_LOOK_SECONDS)
+            if await ports.in_thread(self.look):
+                changed(self.tokens)
+            if self.problem != problem:
+                problem = self.problem
+                logger.warning("%s", problem or "the tokens file is valid again")
 
     def look(self) -> bool:
         """Return whether other tokens are valid than before: the file was changed, or one has expired."""

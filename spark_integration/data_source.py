@@ -43,7 +43,7 @@ from spark_integration.reading.batch_reader import DosReader, PushingReader
 from spark_integration.reading.planning import check_once, columns_of
 from spark_integration.reading.session import with_token
 from spark_integration.reading.stream_reader import DosStreamReader
-from spark_integration.sessions import is_connect, use_in_this_thread, use_this_python
+from spark_integration.sessions import is_connect, use_in_this_thread, use_this_python, use_tls_of_driver
 
 Options = TypeVar("Options", bound=StoreOptions)
 NAME = "dos"
@@ -63,6 +63,7 @@ def register(spark: SparkSession) -> None:
     if not is_connect(spark):  # a Connect server knows its Python
         use_this_python(spark, read_master(spark.sparkContext.master, cores=1))
         use_in_this_thread(spark)
+    use_tls_of_driver(spark)
     from spark_integration.inside.sources import SOURCES
     from spark_integration.reading.merged_source import MergedSource
 

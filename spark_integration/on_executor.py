@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 DISTRIBUTION = "dos-journal"
-PACKAGES = ("dos_protocol", "dos_client", "journal", "checkpoint", "dataflow", "spark_integration", "dos")
+PACKAGES = (
+    "dos_protocol",
+    "dos_tls",
+    "dos_client",
+    "journal",
+    "checkpoint",
+    "dataflow",
+    "spark_integration",
+    "dos",
+)
 MISMATCH = "executor mismatch"
 """Begins every message of this file. By it the driver recognizes that a retry cannot help."""
 

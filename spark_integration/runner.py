@@ -19,6 +19,7 @@ from dataflow.application import Application, check_autoscale, start_application
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, parts_of
 from dataflow.handle import RegionEvents, RegionHandle
+from dos_tls import tls_of_environment
 from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
 from spark_integration.core.driver_address import choose_addresses
@@ -37,7 +38,7 @@ from spark_integration.errors import (
 )
 from spark_integration.launcher import SparkLauncher, TaskFunction
 from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, START_TIMEOUT_S
-from spark_integration.sessions import master_of, use_this_python
+from spark_integration.sessions import master_of, use_this_python, use_tls_of_driver
 from spark_integration.shipping import ship
 from spark_integration.standbys import StandbySettings
 from spark_integration.stores import choose_store
@@ -110,7 +111,7 @@ def run(
     - `coordinator_address`: the host at which workers connect to this driver; default: `spark.driver.host`.
     - `port_range`: the first and last port on which this driver, and each worker, may listen.
       An executor that other machines reach under another name sets DOS_ADVERTISE_HOST.
-    - `insecure`: confirms that links between machines are not encrypted.
+    - `insecure`: confirms that links between machines are not encrypted. Not needed with TLS (`DOS_TLS`).
     - `start_timeout`: seconds to wait for executors, and for all workers to join.
     - `spare_slots`: slots that must be left to other jobs on a master of fixed size.
     - `hand_over`: first launches all workers and checks that they can continue from the last checkpoint, and
@@ -136,9 +137,9 @@ def run(
     master = master_of(spark)
     if not master.one_machine:
         _refuse_host_paths(graph)
-    driver_host = spark.sparkContext.getConf().get("spark.driver.host")
-    host, listen_host = choose_addresses(master, coordinator_address, driver_host, insecure=insecure)
+    host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
     use_this_python(spark, master)
+    use_tls_of_driver(spark)
     first = workers or (workers_default if autoscale is None else autoscale.limited(workers_default))
     _check_confs_and_slots(spark, master, first * len(parts), spare_slots, start_timeout)
     with contextlib.ExitStack() as undo:
@@ -220,6 +221,15 @@ class _AfterLast:
             last = self._remaining == 0
         if last:
             self._call()
+
+
+def _addresses(
+    spark: SparkSession, master: SparkMaster, requested: str | None, *, insecure: bool
+) -> tuple[str, str]:
+    """Return the host to which workers connect, and the one to listen on. Raises as `choose_addresses`."""
+    driver_host = spark.sparkContext.getConf().get("spark.driver.host")
+    safe = insecure or tls_of_environment() is not None
+    return choose_addresses(master, requested, driver_host, insecure=safe)
 
 
 def _task_maker(

@@ -5,6 +5,7 @@ import sys
 
 from pyspark.sql import SparkSession
 
+from dos_tls import VARIABLES, tls_of_environment
 from spark_integration.core.slots import SparkMaster, read_master
 from spark_integration.errors import ConnectSessionError
 
@@ -32,6 +33,28 @@ def use_this_python(spark: SparkSession, master: SparkMaster) -> None:
     is_configured = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", None) is not None
     if master.one_machine and not is_configured:
         spark.sparkContext.pythonExec = sys.executable
+
+
+def use_tls_of_driver(spark: SparkSession) -> None:
+    """Make the Python processes of this session use the driver's TLS settings, if it has some.
+
+    They get the paths: each host has the files. It applies to functions and data sources that are passed to
+    Spark afterwards, also when the driver's variables are unset later: nothing changes to plain text. Raises
+    TlsSettingsError, and ConnectSessionError for a session whose Python processes have the environment of
+    another machine.
+    """
+    tls = tls_of_environment()
+    if tls is None:
+        return
+    if is_connect(spark):
+        raise ConnectSessionError(
+            "DOS_TLS is set here, but the Python processes of a Spark Connect session have the environment of"
+            " its server: set DOS_TLS for the Spark Connect server, and unset it here"
+        )
+    environment = spark.sparkContext.environment
+    for name in VARIABLES:
+        environment.pop(name, None)
+    environment.update(tls.as_variables())
 
 
 def use_in_this_thread(spark: SparkSession) -> None:

@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 import trio
 
-from dos_client.errors import TokenRefusedError
+from dos_client.errors import StoreRefusedError
 from dos_client.sessions.discovery import probe, send_record
 from dos_client.store import StoreNotReadyError, init_store, open_store
 from dos_client.urls import parse_url
 from dos_protocol.store_record import Member, StoreRecord
 from dos_server import embedded
+from dos_tls import tls_of_environment
 from spark_integration.errors import StoreNotChosenError, StoreNotUsableError
 from spark_integration.limits import STORE_ANSWER_S
 
@@ -48,6 +49,11 @@ def choose_store(
         return UsedStore(store, lambda: None)
     if not one_machine:
         raise StoreNotChosenError(f"no store was named, and {master} is not local. {HOW_TO_START_ONE}")
+    if tls_of_environment() is not None:
+        raise StoreNotChosenError(
+            "no store was named, and the store inside this process speaks plain text, but DOS_TLS is set:"
+            " pass store=, the URL of servers that were started with --tls; or unset DOS_TLS"
+        )
     directory = Path(data_dir) if data_dir is not None else Path(tempfile.mkdtemp(prefix="dos-store-"))
     server = embedded.start(directory, token=token, log_bytes=embedded.LOG_BYTES)
     logger.warning("no store was named: using an embedded server with one copy, in %s", directory)
@@ -95,7 +101,7 @@ async def _make_ready(url: str, token: bytes) -> None:
         try:
             async with open_store(url, token=token, client="driver"):
                 return
-        except TokenRefusedError as error:
+        except StoreRefusedError as error:
             raise StoreNotUsableError(str(error)) from error
         except StoreNotReadyError as error:
             problem = error

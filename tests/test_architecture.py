@@ -16,25 +16,19 @@ from dos_protocol.extras import EXTRA_OF
 
 ROOT = Path(__file__).parent.parent
 
+CLIENT = {"dos_client", "dos_tls", "dos_protocol"}
 MAY_IMPORT: dict[str, set[str]] = {
     "dos_protocol": set(),
-    "dos_server": {"dos_protocol"},
-    "dos_client": {"dos_protocol"},
-    "journal": {"dos_client", "dos_protocol"},
-    "dos_chaos": {"journal", "dos_client", "dos_protocol"},
-    "checkpoint": {"journal", "dos_client", "dos_protocol"},
-    "dataflow": {"checkpoint", "journal", "dos_client", "dos_protocol"},
-    "spark_integration": {"dataflow", "checkpoint", "journal", "dos_client", "dos_protocol"},
-    "dos": {
-        "spark_integration",
-        "dataflow",
-        "checkpoint",
-        "journal",
-        "dos_server",
-        "dos_client",
-        "dos_protocol",
-    },
-    "sites": {"journal", "dos_client", "dos_protocol"},
+    "dos_tls": {"dos_protocol"},
+    "dos_server": {"dos_tls", "dos_protocol"},
+    "dos_client": {"dos_tls", "dos_protocol"},
+    "journal": CLIENT,
+    "dos_chaos": {"journal", *CLIENT},
+    "checkpoint": {"journal", *CLIENT},
+    "dataflow": {"checkpoint", "journal", *CLIENT},
+    "spark_integration": {"dataflow", "checkpoint", "journal", *CLIENT},
+    "dos": {"spark_integration", "dataflow", "checkpoint", "journal", "dos_server", *CLIENT},
+    "sites": {"journal", *CLIENT},
     "dos_cli": set(),  # it names modules in a table and imports them when a command runs
 }
 """package -> the packages of this project that it may import, in addition to itself."""
@@ -64,7 +58,9 @@ CLIENT_PARTS: dict[str, set[str]] = {
 """sub-package of `dos_client` -> the sub-packages that it may import, in addition to itself and the files
 above."""
 
-CORE_DEPENDENCIES_ONLY = ("dos_protocol", "dos_server", "dos_client", "journal", "dos_chaos", "dos_cli")
+CORE_DEPENDENCIES_ONLY = (
+    *("dos_protocol", "dos_tls", "dos_server", "dos_client", "journal", "dos_chaos", "dos_cli"),
+)
 """These packages work without the extras; what is `ON_USE` is imported by the functions that need it."""
 ON_USE = {"matplotlib", "boto3", "botocore"}
 EXTRAS = {*EXTRA_OF, "psutil"} - ON_USE

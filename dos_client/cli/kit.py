@@ -53,6 +53,7 @@ from dos_protocol.errors import (
 )
 from dos_protocol.limits import id_bytes
 from dos_protocol.tokens import token_in
+from dos_tls import TlsSettingsError
 
 T = TypeVar("T")
 
@@ -254,7 +255,7 @@ def exit_code(error: Exception) -> int:
     """Return the exit code for an error, by the table at the top of this file."""
     if isinstance(error, NotFoundError | CorruptError | PoisonedError | CorruptDataError | MissingDataError):
         return NEGATIVE
-    if isinstance(error, NotEmptyError):
+    if isinstance(error, NotEmptyError | TlsSettingsError):
         return REFUSED
     if isinstance(error, BrokenConnectionError | StoreNotReadyError | QuorumUnavailableError):
         return UNREACHABLE

@@ -38,6 +38,7 @@ from dos_client.cli.store import add, init, replace
 from dos_client.cli.watch import move, spare_app, watch
 from dos_client.live_store import Store
 from dos_client.sessions.connection import open_connection
+from dos_client.sessions.dialling import line_of
 from dos_client.urls import DosUrl
 from dos_client.writing.claim import Claim
 from dos_client.writing.resuming import resume
@@ -309,7 +310,7 @@ def ping(
             async with open_connection(address, token=token, client="dos ping") as connection:
                 times = [await connection.ping() for _ in range(count)]
         except DosError as error:
-            rows.append({"address": address, "error": str(error.args[0])})
+            rows.append({"address": address, "error": line_of(error)})
         else:
             milliseconds = [1_000 * seconds for seconds in times]
             rows.append(

@@ -12,11 +12,18 @@ from collections.abc import Sequence
 import trio
 
 from dos_client import randomness
-from dos_client.errors import BadUrlError, NotEmptyError, StoreNotReadyError, TokenRefusedError
+from dos_client.errors import (
+    BadUrlError,
+    NotEmptyError,
+    StoreNotReadyError,
+    StoreRefusedError,
+    TlsRefusedError,
+    TokenRefusedError,
+)
 from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import find_membership, send_record, survey
 from dos_client.urls import REACHABLE, DosUrl, loopback_among, parse_url
-from dos_protocol.errors import DosError, LocalProtocolError
+from dos_protocol.errors import DosError, LocalProtocolError, UnauthorisedError
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
 
@@ -38,8 +45,8 @@ async def init_store(
             remedy=REACHABLE,
         )
     membership, seen = await find_membership(parsed.servers, token=token, client=client)
-    if seen.all_reject_token:
-        raise token_refused(parsed, seen.problems(membership))
+    if refusal := seen.all_refuse:
+        raise all_refuse(parsed, refusal, seen.problems(membership))
     if seen.errors:
         raise StoreNotReadyError("all servers must answer to create a store", seen.problems(membership))
     ids = [answer.server_id for answer in seen.answers if answer.address in parsed.servers]
@@ -65,8 +72,10 @@ async def init_store(
     return await _send_to_all(record, token, client)
 
 
-def token_refused(url: DosUrl, problems: Sequence[str]) -> TokenRefusedError:
-    """Return the error for a store whose servers all reject the token."""
+def all_refuse(url: DosUrl, refusal: DosError, problems: Sequence[str]) -> StoreRefusedError:
+    """Return the error for a store whose servers all refuse this client. `refusal`: the error of one."""
+    if not isinstance(refusal, UnauthorisedError):
+        return TlsRefusedError(f"no server of {url} can be used with TLS as it is set", problems)
     return TokenRefusedError(
         f"the servers of {url} reject the token",
         problems,

@@ -8,11 +8,19 @@ from dos_client.core.replacement import GONE_SUFFIX
 from dos_client.limits import connect_timeout_s
 from dos_client.runtime import ClientStream, runtime
 from dos_client.urls import split_address
-from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, ErrorCode, RefusedError
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    ClosedError,
+    DosError,
+    ErrorCode,
+    RefusedError,
+    TlsRequiredError,
+)
+from dos_tls import TlsError
 
 
 async def dial(address: str) -> ClientStream:
-    """Open a connection. Raises BrokenConnectionError."""
+    """Open a connection. Raises BrokenConnectionError, for example a TlsError."""
     if address.endswith(GONE_SUFFIX):
         raise BrokenConnectionError("its address belongs to the server that replaces it")
     host, port = split_address(address)
@@ -40,6 +48,11 @@ def _cause_text(error: BaseException) -> str:
     return str(reason)
 
 
+def line_of(error: DosError) -> str:
+    """Return the text of an error for a list of servers. Of TLS with the remedy, which differs by server."""
+    return str(error if isinstance(error, TlsError | TlsRequiredError) else error.args[0])
+
+
 def broken(address: str, error: OSError) -> BrokenConnectionError:
     """Return the error for a broken connection, with its cause."""
     broken = BrokenConnectionError(f"the connection to {address} broke: {error}")
@@ -48,11 +61,15 @@ def broken(address: str, error: OSError) -> BrokenConnectionError:
 
 
 def fresh_failure(failure: DosError) -> DosError:
-    """Return a new exception for the same failure, for one more waiter. RefusedError keeps its class."""
+    """Return a new exception for the same failure, for one more waiter. RefusedError and TlsError keep their
+    classes.
+    """
     if isinstance(failure, RefusedError):
         return type(failure)(
             str(failure.args[0]), code=ErrorCode(failure.code), actual=failure.actual, record=failure.record
         )
+    if isinstance(failure, TlsError):
+        return type(failure)(str(failure.args[0]), remedy=failure.remedy)
     fresh = ClosedError(str(failure.args[0])) if isinstance(failure, ClosedError) else None
     fresh_error = fresh or BrokenConnectionError(str(failure.args[0]))
     fresh_error.__cause__ = failure

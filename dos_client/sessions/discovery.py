@@ -6,7 +6,7 @@ The sessions are short, with single servers and without a store. What the answer
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
@@ -15,27 +15,33 @@ import trio
 from dos_client.core.membership import Membership, ServerAnswer, decide
 from dos_client.limits import probe_grace_s, probe_timeout_s
 from dos_client.sessions.connection import open_connection
-from dos_protocol.errors import BrokenConnectionError, DosError, UnauthorisedError
+from dos_client.sessions.dialling import line_of
+from dos_protocol.errors import BrokenConnectionError, DosError, TlsRequiredError, UnauthorisedError
 from dos_protocol.store_record import Member, StoreRecord
+from dos_tls import TlsError, TlsTruncatedError
 
 log: Final = logging.getLogger("dos.client")
+_FINAL: Final = (UnauthorisedError, TlsRequiredError, TlsError)
+"""A retry soon after does not help: a person must act."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSurvey:
     """The answers of several servers, and the errors of the others by address.
 
-    `refused`: the addresses of servers that rejected the token.
+    `refused`: by address, errors that a retry does not change: the token was rejected, or TLS failed.
     """
 
     answers: tuple[ServerAnswer, ...]
     errors: dict[str, str]
-    refused: frozenset[str] = frozenset()
+    refused: dict[str, DosError] = field(default_factory=dict)
 
     @property
-    def all_reject_token(self) -> bool:
-        """Whether all servers reject the token, so that a retry does not help."""
-        return not self.answers and bool(self.errors) and self.refused >= self.errors.keys()
+    def all_refuse(self) -> DosError | None:
+        """The first error if no server answered and a retry does not help; otherwise None."""
+        if self.answers or not self.errors or self.errors.keys() - self.refused.keys():
+            return None
+        return next(iter(self.refused.values()))
 
     def problems(self, membership: Membership) -> list[str]:
         """Return one line per problem."""
@@ -69,16 +75,16 @@ async def survey(
     """
     answers: list[ServerAnswer] = []
     errors = dict.fromkeys(addresses, "did not answer in time")
-    refused: set[str] = set()
+    refused: dict[str, DosError] = {}
 
     async def probe_one(address: str) -> None:
         try:
             answers.append(await probe(address, token=token, client=client))
             del errors[address]
         except DosError as error:
-            errors[address] = str(error.args[0])
-            if isinstance(error, UnauthorisedError):
-                refused.add(address)
+            errors[address] = line_of(error)
+            if isinstance(error, _FINAL) and not isinstance(error, TlsTruncatedError):
+                refused[address] = error
         scope = nursery.cancel_scope
         scope.deadline = min(scope.deadline, trio.current_time() + patience_s(answers))
 
@@ -86,7 +92,7 @@ async def survey(
         for address in list(errors):
             nursery.start_soon(probe_one, address)
     by_address = tuple(sorted(answers, key=lambda one: one.address))
-    return ServerSurvey(by_address, dict(sorted(errors.items())), frozenset(refused))
+    return ServerSurvey(by_address, dict(sorted(errors.items())), dict(sorted(refused.items())))
 
 
 async def send_record(address: str, record: StoreRecord, *, token: bytes = b"", client: str = "") -> None:

@@ -27,8 +27,8 @@ def choose_addresses(
     if not insecure:
         raise InsecureNetworkError(
             f"{master.url} may place workers on several machines, and their links are not encrypted (both"
-            " ends prove that they have the job's key, but the data can be read): pass insecure=True on"
-            " a network that you trust"
+            " ends prove that they have the job's key, but the data can be read): set DOS_TLS, or pass"
+            " insecure=True on a network that you trust"
         )
     host = bare_host(requested or driver_host or LOOPBACK)
     if is_wildcard(host):
@@ -42,4 +42,4 @@ def choose_addresses(
             " elsewhere cannot connect to it",
             remedy=REMEDY,
         )
-    return host, "0.0.0.0"  # noqa: S104  # confirmed by insecure=True
+    return host, "0.0.0.0"  # noqa: S104  # confirmed, or TLS

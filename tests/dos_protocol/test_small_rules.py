@@ -152,13 +152,13 @@ def test_a_refusal_is_of_the_class_for_its_code_and_keeps_the_servers_remedy(cod
 
 def test_what_ends_a_connection() -> None:
     names = {"BAD_FRAME", "BAD_DIGEST", "TOO_LARGE", "BAD_VERSION", "UNAUTHORISED", "STALE_GENERATION",
-             "WRONG_STORE", "NOT_A_MEMBER", "ROLLED_BACK", "INTERNAL"}  # fmt: skip
+             "WRONG_STORE", "NOT_A_MEMBER", "ROLLED_BACK", "TLS_REQUIRED", "INTERNAL"}  # fmt: skip
     assert {code.name for code in CLOSING} == names
 
 
 def test_numbers_of_the_wire_are_those_of_version_1() -> None:
     """Numbers are never reused or changed: a change here is another protocol."""
-    assert [code.value for code in ErrorCode] == list(range(1, 28))
+    assert [code.value for code in ErrorCode] == list(range(1, 29))
     assert [opcode.value for opcode in m.Opcode] == [*range(1, 14), *range(129, 142), 255]
     assert {name: value for name, value in vars(limits).items() if isinstance(value, int)} == {
         "KIB": 2**10, "MIB": 2**20, "PROTOCOL_VERSION": 1, "frame_header_bytes": 32, "meta_bytes_max": 2**16,

@@ -251,7 +251,7 @@ def test_too_many_connections_are_reported_busy(
     server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # EVIDENCE-OF: P-9
-    monkeypatch.setattr("dos_server.server.connections_max", 1)  # the bystander's
+    monkeypatch.setattr("dos_server.accepting.connections_max", 1)  # the bystander's
     with Wire(server.address, greet=False) as wire:
         error = wire.receive()
         assert isinstance(error, m.Error)

@@ -1,0 +1,46 @@
+"""TLS for every connection: settings, contexts, streams, named errors, and a private authority.
+
+The standard library's `ssl` does all cryptography. Nothing here runs unless TLS is asked for.
+
+    core         which files an end uses, what a failure means; pure
+    contexts     the settings as contexts of `ssl`, read again when a file changes
+    engine       TLS over bytes in memory: one end, without any input or output
+    streams      an engine over a socket of trio, for clients and links
+    authority    `dos tls`: makes an authority and its certificates
+"""
+
+from typing import TYPE_CHECKING
+
+from dos_protocol.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from dos_tls.contexts import ServerContext as ServerContext
+    from dos_tls.core.log_limit import LogLimit as LogLimit
+    from dos_tls.core.reasons import BUSY_ALERT as BUSY_ALERT
+    from dos_tls.core.settings import AUTHORITIES as AUTHORITIES
+    from dos_tls.core.settings import CERTIFICATE as CERTIFICATE
+    from dos_tls.core.settings import DIRECTORY as DIRECTORY
+    from dos_tls.core.settings import KEY as KEY
+    from dos_tls.core.settings import VARIABLES as VARIABLES
+    from dos_tls.core.settings import WORKER_NAME as WORKER_NAME
+    from dos_tls.core.settings import TlsSettings as TlsSettings
+    from dos_tls.core.settings import directory_settings as directory_settings
+    from dos_tls.core.settings import settings_of as settings_of
+    from dos_tls.engine import TlsEngine as TlsEngine
+    from dos_tls.environment import tls_of_environment as tls_of_environment
+    from dos_tls.errors import CertificateAuthorityError as CertificateAuthorityError
+    from dos_tls.errors import CertificateExpiredError as CertificateExpiredError
+    from dos_tls.errors import CertificateNameError as CertificateNameError
+    from dos_tls.errors import CertificateNotYetValidError as CertificateNotYetValidError
+    from dos_tls.errors import CertificateRejectedError as CertificateRejectedError
+    from dos_tls.errors import CertificateRequiredError as CertificateRequiredError
+    from dos_tls.errors import PlainTextPeerError as PlainTextPeerError
+    from dos_tls.errors import TlsError as TlsError
+    from dos_tls.errors import TlsHandshakeError as TlsHandshakeError
+    from dos_tls.errors import TlsSettingsError as TlsSettingsError
+    from dos_tls.errors import TlsTruncatedError as TlsTruncatedError
+    from dos_tls.streams import TlsListener as TlsListener
+    from dos_tls.streams import TlsStream as TlsStream
+    from dos_tls.streams import connect_tls as connect_tls
+else:
+    __getattr__, __dir__, __all__ = lazy_names(globals())
