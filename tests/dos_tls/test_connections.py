@@ -23,6 +23,7 @@ from dos_tls import (
     CertificateRequiredError,
     PlainTextPeerError,
     ServerContext,
+    TlsSettings,
     TlsSettingsError,
 )
 from tests.support.certificates import HERE, Certificates, certificates
@@ -284,3 +285,18 @@ def test_a_store_survives_a_moment_without_the_files_of_its_clients(
 
     with serving(tmp_path / "data", ours.context(client_certificates=True)) as server:
         assert trio.run(work, server) == b"before after"
+
+
+def test_two_authorities_are_trusted_while_a_store_changes_over(
+    certificates: Certificates, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    both = tmp_path / "both.pem"
+    theirs = certificates.foreign_client
+    both.write_bytes(b"".join((one / "ca.pem").read_bytes() for one in (certificates.client, theirs)))
+    for server in (certificates.server, certificates.foreign_server):
+        own = (str(server / "cert.pem"), str(server / "key.pem"))
+        context = ServerContext(TlsSettings(str(both), *own), client_certificates=True)
+        with serving(folder, context) as running:
+            for client in (certificates.client, theirs):
+                use(monkeypatch, client, DOS_TLS_CA=str(both))
+                assert ping(address_of(running)).hex() == running.server_id
