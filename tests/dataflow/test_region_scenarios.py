@@ -26,6 +26,7 @@ from dataflow.sinks.part_file import PartFile
 from tests.dataflow.fork_launcher import ForkLauncher
 from tests.dataflow.support import last_counts, split_words, true_counts
 from tests.dataflow.test_region_processes import WAIT_S, Watch, finished, running
+from tests.support.polling import until
 from tests.support.sockets import break_between
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
@@ -348,6 +349,10 @@ def slowly(gate: Gate, batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
+def has_committed(control: RegionHandle, number: int) -> bool:
+    return control.status.last_checkpoint == number
+
+
 def test_a_barrier_passes_where_one_worker_is_slow_and_all_others_wait(scenario: Scenario) -> None:
     """Sources run at most two steps ahead of the slowest, so a barrier has few steps before it, however much
     input there is.
@@ -355,11 +360,11 @@ def test_a_barrier_passes_where_one_worker_is_slow_and_all_others_wait(scenario:
     graph = scenario.graph(after=partial(slowly, scenario.gate))
     with scenario.running(graph, checkpoint_interval=3600.0) as (control, watch):
         watch.wait(lambda event: getattr(event, "state", None) is RegionState.RUNNING)
-        for _ in range(3):
+        for number in range(1, 4):
             before = control.status.step
-            control.checkpoint(WAIT_S)
+            assert control.checkpoint(WAIT_S) == number
+            until(partial(has_committed, control, number), "the status has the checkpoint", WAIT_S)
             assert control.status.last_checkpoint_step <= before + 8
-        assert control.status.last_checkpoint == 3
         assert not any(worker.counters.exhausted for worker in control.status.workers)
         scenario.ends_right(control)
 
