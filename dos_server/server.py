@@ -203,11 +203,9 @@ class ObjectServer:
         """Send the error and close the connection: the bytes after a bad frame cannot be framed."""
         connection = self._connections[session]
         text = str(error.args[0])
-        self._log_end(session, text)
-        if text.endswith(IS_TLS):
-            self._warn(
-                IS_TLS, f"{self._connections[session].peer} uses TLS, but this server does not; closed"
-            )
+        tls = f"{connection.peer} uses TLS, but this server does not ({text}); closed"
+        if not (text.endswith(IS_TLS) and self._warn(IS_TLS, tls)):
+            self._log_end(session, text)
         verdict = VERDICTS[error.code]
         message = m.Error(int(error.code), str(error.args[0]), verdict.remedy)
         connection.send(m.encode(message, error.request_id))
@@ -239,11 +237,12 @@ class ObjectServer:
     def is_welcome(self, session: int) -> bool:
         return self._core.is_welcome(session)
 
-    def _warn(self, kind: str, line: str) -> None:
-        """Log a warning about peers, at most one of each kind within some seconds."""
+    def _warn(self, kind: str, line: str) -> bool:
+        """Log a warning about peers, at most one of each kind within some seconds. Return whether it was."""
         text = self._warnings.text(kind, line, self._now())
         if text is not None:
             logger.warning("%s", text)
+        return text is not None
 
     def _log_end(self, session: int, why: str) -> None:
         """Log why a connection is closed because of its input. The text contains no raw bytes of the peer."""

@@ -34,7 +34,7 @@ _REFUSED: Final = "this server accepts TLS only"
 class TlsPeers:
     """All TLS connections of one server. `handshakes`: how many have not completed it."""
 
-    def __init__(self, context: ServerContext, warn: Callable[[str, str], None]) -> None:
+    def __init__(self, context: ServerContext, warn: Callable[[str, str], object]) -> None:
         self.scratch = bytearray(_SCRATCH_BYTES)
         self.handshakes = 0
         self._context = context
