@@ -45,6 +45,9 @@ def ls_regions(url: StoreUrl, as_json: AsJson = False, token_file: TokenFile = N
     if as_json:
         print_json(rows)
         return
+    if not rows:
+        print("the store has no region")
+        return
     columns = ("region", "#checkpoint", "committed", "#step", "#workers", "savepoints", "outputs", "note")
     print_table(columns, [_region_cells(one, now_ms) for one in rows])
 
@@ -111,6 +114,9 @@ def ls_inputs(url: StoreUrl, as_json: AsJson = False, token_file: TokenFile = No
     rows = in_store(url, token_file, work)
     if as_json:
         print_json(rows)
+        return
+    if not rows:
+        print("the store has no input")
         return
     print_table(("input", "producers", "regions", "queries", "note"), [_input_cells(one) for one in rows])
 

@@ -78,7 +78,7 @@ class Greetings:
         self._attempts.hold(HeldRefusal(at, session.number, request_id))
 
     def _refuse_token(self, session: Session, request_id: int) -> None:
-        text = "the token is not valid at this server"
+        text = "the token is missing, wrong, expired or revoked"
         self._tables.refuse(session, ErrorCode.UNAUTHORISED, text, request_id)
 
     @property

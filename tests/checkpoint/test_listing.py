@@ -28,6 +28,8 @@ def test_a_region_that_cannot_be_read_has_its_problem_beside_it() -> None:
     with threaded_store(1) as servers:
         assert json.loads(dos("region", "ls", servers.url, "--json").stdout) == []
         assert json.loads(dos("input", "ls", servers.url, "--json").stdout) == []
+        assert dos("region", "ls", servers.url).stdout == "the store has no region\n"
+        assert dos("input", "ls", servers.url).stdout == "the store has no input\n"
         trio.run(write, servers.url)
         listed = dos("region", "ls", servers.url)
         assert listed.returncode == 0

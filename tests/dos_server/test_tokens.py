@@ -149,7 +149,9 @@ def test_the_commands_change_the_file_and_a_running_server_notices(tmp_path: Pat
         assert "`dos token ls` shows what each one grants" in refused.stderr
         assert dos("token", "revoke", path, "shop").stdout == "revoked: shop\n"
         until(
-            lambda: "the token is not valid at this server" in append("shop").stderr, "it is revoked", WAIT_S
+            lambda: "the token is missing, wrong, expired or revoked" in append("shop").stderr,
+            "it is revoked",
+            WAIT_S,
         )
         with Wire(server.address) as wire:
             assert wire.welcome.code == ErrorCode.UNAUTHORISED
