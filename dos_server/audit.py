@@ -7,9 +7,10 @@ to a file, as lines of JSON.
 
 import json
 import logging
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
+
+from dos_server.logs import time_of
 
 logger: Final = logging.getLogger("dos.audit")
 
@@ -24,8 +25,7 @@ def note_audit(peer: str, token: str, action: str) -> None:
 
 class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        return json.dumps({"time": at, **getattr(record, "audit", {})})
+        return json.dumps({"time": time_of(record), **getattr(record, "audit", {})})
 
 
 def write_audit_to(path: Path) -> None:

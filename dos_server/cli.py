@@ -38,6 +38,7 @@ from dos_server.embedded import DataDirectoryInUseError, OpenServer
 from dos_server.figures import ServerFigures
 from dos_server.health import HealthServer
 from dos_server.limits import log_bytes_default
+from dos_server.logs import begin_logs
 from dos_server.tokens_on_disk import TokensOnDisk
 from dos_server.wording import path_argument
 from dos_tls import (
@@ -173,14 +174,13 @@ def serve(
     scrub_every: ScrubEvery = "24h",
     as_json: Annotated[bool, typer.Option("--json", help="Print the startup line as JSON.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log progress to standard error.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines of JSON, for programs.")] = False,
 ) -> None:
     """Serve the objects kept in a directory, until SIGTERM or SIGINT.
 
     Example: dos serve --data /var/lib/dos --listen 127.0.0.1:9999
     """
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    begin_logs(verbose=verbose, as_json=log_json)
     try:
         host, port = parse_listen(listen)
     except ValueError as error:

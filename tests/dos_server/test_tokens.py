@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from dos_server.core.access import (
     encode_tokens,
 )
 from dos_server.core.attempts import Attempts
+from dos_server.logs import JsonLines
 from dos_server.tokens_on_disk import TokensOnDisk
 from tests.dos_server.test_access import OPERATOR, READ, code_of, granted
 from tests.support.core_harness import Harness
@@ -165,6 +168,39 @@ def test_the_commands_change_the_file_and_a_running_server_notices(tmp_path: Pat
         ("shop", "refused: token 'shop' may not open directory 'prices'"),
         ("shop", "removed this token"),
     ]
+
+
+def test_a_log_of_json_has_a_line_for_each_event(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    dos("token", "add", path, "reader", "--grant", "shop:read", "--out", tmp_path / "reader.token")
+    options = ("--tokens", str(path), "--log-json")
+    with ServerProcess(tmp_path / "data", options=options) as server:
+        (tmp_path / "line").write_text("one\n")
+        url = f"{server.url}/prices/o"
+        dos("append", url, tmp_path / "line", "--token-file", tmp_path / "reader.token")
+        with Wire(server.address) as wire:
+            assert wire.welcome.code == ErrorCode.UNAUTHORISED
+        lines = server.log_path.read_text().splitlines()
+    logged = [json.loads(line) for line in lines if line.startswith("{")]
+    assert len(logged) == len(lines) - sum(line.startswith("dos: serving") for line in lines)
+    assert all({"time", "level", "logger", "message"} <= one.keys() for one in logged)
+    (refused,) = [one["audit"] for one in logged if "audit" in one]
+    assert (refused["token"], refused["peer"].partition(":")[0]) == ("reader", "127.0.0.1")
+    assert refused["action"] == "refused: token 'reader' may not open directory 'prices'"
+
+
+def test_an_unexpected_error_is_one_line_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    record = logging.LogRecord("dos.server", logging.ERROR, "x", 1, "it\nbroke: %s", ("why",), None)
+    try:
+        raise ValueError("a reason")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    text = JsonLines().format(record)
+    assert "\n" not in text
+    found = json.loads(text)
+    assert (found["message"], found["level"], found["logger"]) == ("it\nbroke: why", "ERROR", "dos.server")
+    assert "ValueError: a reason" in found["traceback"]
+    assert capsys.readouterr().err == ""
 
 
 def test_the_commands_refuse_what_makes_no_sense(tmp_path: Path) -> None:
