@@ -26,7 +26,7 @@ from dos_client.core.claim import (
     was_held,
 )
 from dos_client.core.collecting import Garbage
-from dos_client.core.quorum import Quorums, raise_forbidden
+from dos_client.core.quorum import Quorums
 from dos_client.core.record_log import record_in
 from dos_client.core.window import SendWindow
 from dos_client.errors import MissingDataError, QuorumUnavailableError
@@ -40,7 +40,7 @@ from dos_client.writing.local_copy import LocalCopy
 from dos_client.writing.object_writer import ObjectWriter
 from dos_client.writing.target import WriteTarget
 from dos_client.writing.views import ClaimStore, LinkView
-from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtocolError
+from dos_protocol.errors import ClosedError, DosError, FencedError, ForbiddenError, LocalProtocolError
 from dos_protocol.names import check_name
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
@@ -68,6 +68,7 @@ class Claim:
         self.garbage: Garbage = lambda _: False
         self.deleting: set[str] = set()
         self.lost: FencedError | None = None
+        self.refused: ForbiddenError | None = None
         self.waited = False
         self._quorums = Quorums(record_in(store.record, directory))
         self._machine = ClaimMachine(self._quorums)
@@ -85,8 +86,8 @@ class Claim:
     @property
     def ended(self) -> DosError | None:
         """Why the claim can no longer be used, or None."""
-        if self.lost is not None:
-            return self.lost
+        if self.lost is not None or self.refused is not None:
+            return self.lost or self.refused
         if self._machine.state is ClaimState.CLOSED:
             return ClosedError(f"the claim of {self.directory} is closed")
         return None
@@ -207,7 +208,7 @@ class Claim:
         """End the sessions. Unacknowledged bytes may or may not arrive. Waits raise ClosedError."""
         if self._machine.state is not ClaimState.CLOSED:
             self._machine.handle(ClaimClosed())
-        self._finish()
+        self.finish()
         self.store.forget(self)
         await self._ended.wait()
 
@@ -226,6 +227,8 @@ class Claim:
         match self.ended:
             case FencedError() as fenced:
                 raise FencedError(str(fenced.args[0]), actual=fenced.epoch_held)
+            case ForbiddenError() as refused:
+                raise ForbiddenError(str(refused.args[0]))
             case DosError() as closed:
                 raise ClosedError(str(closed.args[0]))
 
@@ -242,14 +245,11 @@ class Claim:
             self._ended.set()
 
     async def wait_granted(self) -> None:
-        """Wait until F members hold it (R1), and a moment longer for the others. Raises FencedError, and
-        ForbiddenError if the token does not grant it.
-        """
-        while self._machine.state is ClaimState.CLAIMING:
-            raise_forbidden(self._quorums, {one: link.forbidden for one, link in self._links.items()})
+        """Wait until F members hold it (R1), shortly for the others. Raises FencedError, ForbiddenError."""
+        while self._machine.state is ClaimState.CLAIMING and self.ended is None:
             await self.wait_changed(1.0)
         with trio.move_on_after(answers_grace_s):
-            while self.lost is None and not self._quorums.sets[0] <= self.answers.keys():
+            while self.ended is None and not self._quorums.sets[0] <= self.answers.keys():
                 await self.wait_changed(1.0)
         self.check()
 
@@ -301,9 +301,9 @@ class Claim:
                     text = f"{self.directory} has a writer, at epoch {effect.epoch_held}; claim it to write"
                 self.lost = FencedError(text, actual=effect.epoch_held)
                 log.info("%s", self.lost)
-        self._finish()
+        self.finish()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         self._end.set()
         self.reads.drop_ahead()
         self.waits.inspect()

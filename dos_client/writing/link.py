@@ -22,6 +22,8 @@ import trio
 from dos_client import randomness
 from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import FenceReason, climb, judge_fenced
+from dos_client.core.quorum import Quorums, raise_forbidden
+from dos_client.core.record_log import record_in
 from dos_client.limits import session_worked_s, superseded_joining_s
 from dos_client.sessions.connection import Connection
 from dos_client.sessions.members import admit_or_act
@@ -118,6 +120,12 @@ class MemberLink:
                     self._failed(error)
                     if self.member.state != "in":
                         await trio.sleep(superseded_joining_s)
+                except ForbiddenError as error:
+                    self._failed(error)
+                    if self._is_refused():
+                        self.claim.refused = error
+                        self.claim.finish()
+                        return
                 except RolledBackError as error:
                     self._distrust()
                     self._failed(error)
@@ -125,6 +133,15 @@ class MemberLink:
                     self._failed(error)
                 attempt = 1 if self.copies.worked else attempt + 1
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
+
+    def _is_refused(self) -> bool:
+        """Return whether so many members refuse the token that the others are not enough."""
+        quorums = Quorums(record_in(self.claim.store.record, self.claim.directory))
+        try:
+            raise_forbidden(quorums, {link.server_id: link.forbidden for link in self.claim.links()})
+        except ForbiddenError:
+            return True
+        return False
 
     def _distrust(self) -> None:
         """Discard what the member reported: its disk went back in time.

@@ -15,7 +15,7 @@ from dos_client.core.replica import Event, Replica, ReplicaState
 from dos_client.reading.sessions import ReadableStore
 from dos_client.sessions.connection import Connection
 from dos_client.writing.target import WriteTarget
-from dos_protocol.errors import DosError, FencedError
+from dos_protocol.errors import DosError, FencedError, ForbiddenError
 from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
@@ -82,6 +82,7 @@ class LinkView(Protocol):
     member: Member
     server_id: bytes
     error: str
+    forbidden: ForbiddenError | None
     scope: trio.CancelScope
 
     @property
@@ -108,6 +109,7 @@ class ClaimView(Protocol):
     writer_id: bytes
     claiming: bool
     answers: dict[bytes, dict[str, ObjectInfo]]
+    refused: ForbiddenError | None
     targets: dict[str, WriteTarget]
     garbage: Garbage
     deleting: set[str]
@@ -140,6 +142,8 @@ class ClaimView(Protocol):
     def source_for(self, target: WriteTarget, at_least: int, excluding: object) -> Connection | None: ...
 
     def changed(self) -> None: ...
+
+    def finish(self) -> None: ...
 
     async def wait_changed(self, timeout_s: float) -> None: ...
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from dos_client import connect
 from dos_protocol import messages as m
-from dos_protocol.errors import ErrorCode, LocalProtocolError
+from dos_protocol.errors import ErrorCode, ForbiddenError, LocalProtocolError
 from dos_server.core import attempts
 from dos_server.core.access import (
     FILE_VERSION,
@@ -168,6 +170,33 @@ def test_the_commands_change_the_file_and_a_running_server_notices(tmp_path: Pat
         ("shop", "refused: token 'shop' may not open directory 'prices'"),
         ("shop", "removed this token"),
     ]
+
+
+def test_a_writer_that_may_not_append_any_more_ends_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    dos("token", "add", path, "writer", "--grant", "shop:read,append", "--out", tmp_path / "writer.token")
+    dos("token", "add", path, "reader", "--grant", "shop:read", "--out", tmp_path / "reader.token")
+    (tmp_path / "line").write_text("one\n")
+
+    async def append_for_ever(url: str) -> None:
+        token = (tmp_path / "writer.token").read_bytes().strip()
+        async with connect(url, token=token) as store, await store.claim("shop", 1, b"w" * 16) as claim:
+            writer = claim.open_object("o")
+            await writer.wait_synced(writer.append(b"before"))
+            path.write_text(path.read_text().replace('"append"', '"delete"', 1))
+            while True:
+                await writer.wait_synced(writer.append(b"x"))
+
+    async def until_refused(url: str) -> None:
+        with trio.fail_after(WAIT_S), pytest.raises(ForbiddenError, match="has no right append in directory"):
+            await append_for_ever(url)
+
+    with ServerProcess(tmp_path / "data", options=("--tokens", str(path))) as server:
+        url = f"{server.url}/shop/o"
+        refused = dos("append", url, tmp_path / "line", "--token-file", tmp_path / "reader.token")
+        assert refused.returncode == 2
+        assert "token 'reader' has no right append in directory 'shop'" in refused.stderr
+        trio.run(until_refused, server.url)
 
 
 def test_a_log_of_json_has_a_line_for_each_event(tmp_path: Path) -> None:
