@@ -140,9 +140,9 @@ class Quorums:
         return all(len(group & present) >= least for group, least in zip(self.sets, needed, strict=True))
 
 
-def raise_forbidden(quorums: Quorums, errors: Mapping[bytes, DosError | None]) -> None:
-    """Raise the ForbiddenError of a member if so many members refuse the token that the others are not
-    enough. One alone may have tokens that are older than those of the others.
+def forbidden_by(quorums: Quorums, errors: Mapping[bytes, DosError | None]) -> ForbiddenError | None:
+    """Return the refusal of a member if so many members refuse the token that the others are not enough; None
+    otherwise. One alone may have tokens that are older than those of the others.
 
     errors: member -> why it did not answer. If its session failed, the refusal is the cause.
     """
@@ -151,5 +151,6 @@ def raise_forbidden(quorums: Quorums, errors: Mapping[bytes, DosError | None]) -
         for one in (error, None if error is None else error.__cause__):
             if isinstance(one, ForbiddenError):
                 refusals[server_id] = one
-    if refusals and not quorums.can_take_over(quorums.members - refusals.keys()):
-        raise next(iter(refusals.values()))
+    if not refusals or quorums.can_take_over(quorums.members - refusals.keys()):
+        return None
+    return next(iter(refusals.values()))

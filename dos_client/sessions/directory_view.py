@@ -5,7 +5,7 @@ The store sends the requests and limits the time.
 
 from dataclasses import dataclass, field
 
-from dos_client.core.quorum import Quorums, raise_forbidden
+from dos_client.core.quorum import Quorums, forbidden_by
 from dos_client.errors import DamagedMembersError, QuorumUnavailableError
 from dos_protocol.errors import CorruptError, DosError
 from dos_protocol.store_record import Member, StoreRecord
@@ -108,7 +108,9 @@ def view_of(
         opened = {one: _without_damage(answer) for one, answer in opened.items()}
     quorums, trusted = Quorums(record), trusted_members(opened)
     if not quorums.can_take_over(trusted):
-        raise_forbidden(quorums, {one.server_id: errors.get(one.address) for one in record.members})
+        found = {one.server_id: errors.get(one.address) for one in record.members}
+        if (refusal := forbidden_by(quorums, found)) is not None:
+            raise refusal
         damaged = {one.server_id for one in record.members if _reports_damage(errors.get(one.address))}
         enough = quorums.can_take_over({*opened, *damaged})
         raise (DamagedMembersError if enough else QuorumUnavailableError)(

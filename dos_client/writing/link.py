@@ -22,7 +22,7 @@ import trio
 from dos_client import randomness
 from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import FenceReason, climb, judge_fenced
-from dos_client.core.quorum import Quorums, raise_forbidden
+from dos_client.core.quorum import Quorums, forbidden_by
 from dos_client.core.record_log import record_in
 from dos_client.limits import session_worked_s, superseded_joining_s
 from dos_client.sessions.connection import Connection
@@ -137,11 +137,8 @@ class MemberLink:
     def _is_refused(self) -> bool:
         """Return whether so many members refuse the token that the others are not enough."""
         quorums = Quorums(record_in(self.claim.store.record, self.claim.directory))
-        try:
-            raise_forbidden(quorums, {link.server_id: link.forbidden for link in self.claim.links()})
-        except ForbiddenError:
-            return True
-        return False
+        refusals = {link.server_id: link.forbidden for link in self.claim.links()}
+        return forbidden_by(quorums, refusals) is not None
 
     def _distrust(self) -> None:
         """Discard what the member reported: its disk went back in time.

@@ -85,9 +85,7 @@ class Access(NamedTuple):
     @property
     def is_admin(self) -> bool:
         """Whether it may change the store record."""
-        return self.grants is None or any(
-            grant.prefix == EVERY and Right.ADMIN in grant.rights for grant in self.grants
-        )
+        return self.may(Right.ADMIN, EVERY)
 
 
 EVERYTHING: Final = Access("")

@@ -126,7 +126,10 @@ def test_a_token_grants_what_its_file_says_and_nothing_else() -> None:
 BUGS = {
     "a prefix covers names that begin alike": ('startswith(f"{self.prefix}.")', "startswith(self.prefix)"),
     "a prefix covers its directory only": (' or directory.startswith(f"{self.prefix}.")', ""),
-    "an admin of a prefix is one of the store": ("grant.prefix == EVERY and Right.ADMIN", "Right.ADMIN"),
+    "an admin of a prefix is one of the store": (
+        "self.may(Right.ADMIN, EVERY)",
+        "any(Right.ADMIN in one.rights for one in self.grants or ())",
+    ),
     "everybody may configure": ("if isinstance(message, m.Configure):", "if False:"),
     "a reader may claim": ("if message.claim else tuple(Right)", "and tuple(Right)"),
     "a repair needs no right": ("    m.RepairChunk: Right.ADMIN,\n", ""),
