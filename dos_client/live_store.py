@@ -346,10 +346,10 @@ class Store:
             watch = self._watches.get(member.server_id)
             if watch is not None and watch.connection is not None:
                 return watch.connection
-            if watch is None or (watch.tried and not patient):
-                raise QuorumUnavailableError(
-                    f"{member.address}: {watch.error if watch is not None else 'no longer a member'}"
-                )
+            if watch is None:
+                raise QuorumUnavailableError(f"{member.address}: no longer a member")
+            if watch.failure is not None and not patient:
+                raise QuorumUnavailableError(f"{member.address}: {watch.error}") from watch.failure
             await self.wait_moved(0.05)
 
     async def _open_on_members(

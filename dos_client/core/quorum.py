@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import structs
 
-from dos_protocol.errors import DosError, ForbiddenError
+from dos_protocol.errors import DosError, ForbiddenError, UnauthorisedError
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
 
 
@@ -140,7 +140,10 @@ class Quorums:
         return all(len(group & present) >= least for group, least in zip(self.sets, needed, strict=True))
 
 
-def forbidden_by(quorums: Quorums, errors: Mapping[bytes, DosError | None]) -> ForbiddenError | None:
+TokenRefusal = ForbiddenError | UnauthorisedError
+
+
+def refusal_of_token(quorums: Quorums, errors: Mapping[bytes, DosError | None]) -> TokenRefusal | None:
     """Return the refusal of a member if so many members refuse the token that the others are not enough; None
     otherwise. One alone may have tokens that are older than those of the others.
 
@@ -149,7 +152,7 @@ def forbidden_by(quorums: Quorums, errors: Mapping[bytes, DosError | None]) -> F
     refusals = {}
     for server_id, error in errors.items():
         for one in (error, None if error is None else error.__cause__):
-            if isinstance(one, ForbiddenError):
+            if isinstance(one, TokenRefusal):
                 refusals[server_id] = one
     if not refusals or quorums.can_take_over(quorums.members - refusals.keys()):
         return None

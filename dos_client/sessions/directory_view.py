@@ -5,7 +5,7 @@ The store sends the requests and limits the time.
 
 from dataclasses import dataclass, field
 
-from dos_client.core.quorum import Quorums, forbidden_by
+from dos_client.core.quorum import Quorums, refusal_of_token
 from dos_client.errors import DamagedMembersError, QuorumUnavailableError
 from dos_protocol.errors import CorruptError, DosError
 from dos_protocol.store_record import Member, StoreRecord
@@ -92,8 +92,9 @@ def view_of(
 ) -> DirectoryView:
     """Build the view from the answers; `errors` by address.
 
-    Raises ForbiddenError if the token does not grant it; QuorumUnavailableError, or DamagedMembersError if
-    the members that answered would be enough without their damage.
+    Raises ForbiddenError or UnauthorisedError if the token does not grant it; QuorumUnavailableError, or
+    DamagedMembersError if the members that answered would be enough without
+    their damage.
 
     `as_files`: in a directory that was never claimed, each file belongs to its own server, and no quorum has
     acknowledged it (docs/decisions/0050). So a damaged file is left out, and its member stays trusted.
@@ -109,7 +110,7 @@ def view_of(
     quorums, trusted = Quorums(record), trusted_members(opened)
     if not quorums.can_take_over(trusted):
         found = {one.server_id: errors.get(one.address) for one in record.members}
-        if (refusal := forbidden_by(quorums, found)) is not None:
+        if (refusal := refusal_of_token(quorums, found)) is not None:
             raise refusal
         damaged = {one.server_id for one in record.members if _reports_damage(errors.get(one.address))}
         enough = quorums.can_take_over({*opened, *damaged})

@@ -55,7 +55,7 @@ class Watch:
         self.member = member
         self.connection: Connection | None = None
         self.error = "not connected yet"
-        self.tried = False
+        self.failure: DosError | None = None
         self._was_connected = False
         self.scope = trio.CancelScope()
         self._store = store
@@ -77,7 +77,7 @@ class Watch:
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
     def _note_failure(self, error: DosError) -> None:
-        self.error, self.tried = str(error.args[0]), True
+        self.error, self.failure = str(error.args[0]), error
         self._store.member_moved()
 
     async def _refused(self, refusal: RefusedError) -> None:

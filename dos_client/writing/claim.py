@@ -26,7 +26,7 @@ from dos_client.core.claim import (
     was_held,
 )
 from dos_client.core.collecting import Garbage
-from dos_client.core.quorum import Quorums
+from dos_client.core.quorum import Quorums, TokenRefusal
 from dos_client.core.record_log import record_in
 from dos_client.core.window import SendWindow
 from dos_client.errors import MissingDataError, QuorumUnavailableError
@@ -40,7 +40,7 @@ from dos_client.writing.local_copy import LocalCopy
 from dos_client.writing.object_writer import ObjectWriter
 from dos_client.writing.target import WriteTarget
 from dos_client.writing.views import ClaimStore, LinkView
-from dos_protocol.errors import ClosedError, DosError, FencedError, ForbiddenError, LocalProtocolError
+from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtocolError, RefusedError
 from dos_protocol.names import check_name
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
@@ -68,7 +68,7 @@ class Claim:
         self.garbage: Garbage = lambda _: False
         self.deleting: set[str] = set()
         self.lost: FencedError | None = None
-        self.refused: ForbiddenError | None = None
+        self.refused: TokenRefusal | None = None
         self.waited = False
         self._quorums = Quorums(record_in(store.record, directory))
         self._machine = ClaimMachine(self._quorums)
@@ -225,10 +225,8 @@ class Claim:
         """Raise the reason if the claim has ended, or LocalProtocolError in another trio run."""
         check_run(self.store.run_token)
         match self.ended:
-            case FencedError() as fenced:
-                raise FencedError(str(fenced.args[0]), actual=fenced.epoch_held)
-            case ForbiddenError() as refused:
-                raise ForbiddenError(str(refused.args[0]))
+            case RefusedError() as refused:  # FencedError, ForbiddenError, UnauthorisedError
+                raise type(refused)(str(refused.args[0]), actual=refused.actual)
             case DosError() as closed:
                 raise ClosedError(str(closed.args[0]))
 
@@ -245,7 +243,7 @@ class Claim:
             self._ended.set()
 
     async def wait_granted(self) -> None:
-        """Wait until F members hold it (R1), shortly for the others. Raises FencedError, ForbiddenError."""
+        """Wait until F members hold it (R1), shortly for the others. Raises why the claim has ended."""
         while self._machine.state is ClaimState.CLAIMING and self.ended is None:
             await self.wait_changed(1.0)
         with trio.move_on_after(answers_grace_s):

@@ -22,7 +22,7 @@ import trio
 from dos_client import randomness
 from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import FenceReason, climb, judge_fenced
-from dos_client.core.quorum import Quorums, forbidden_by
+from dos_client.core.quorum import Quorums, TokenRefusal, refusal_of_token
 from dos_client.core.record_log import record_in
 from dos_client.limits import session_worked_s, superseded_joining_s
 from dos_client.sessions.connection import Connection
@@ -39,6 +39,7 @@ from dos_protocol.errors import (
     NotAMemberError,
     RolledBackError,
     StaleGenerationError,
+    UnauthorisedError,
     WrongStoreError,
 )
 from dos_protocol.store_record import Member
@@ -87,7 +88,7 @@ class Outage:
 
 class MemberLink:
     """The link of one claim with one member. `error`: why there is no session, '' while there is one.
-    `forbidden`: set if the reason is that the member's tokens do not grant it.
+    `refusal`: set if the reason is that the member refuses the token.
     """
 
     def __init__(self, claim: ClaimView, member: Member) -> None:
@@ -95,7 +96,7 @@ class MemberLink:
         self.member = member
         self.server_id = member.server_id
         self.error = "not connected yet"
-        self.forbidden: ForbiddenError | None = None
+        self.refusal: TokenRefusal | None = None
         self.scope = trio.CancelScope()
         self.copies = MemberCopies(self)
         self.outage = Outage(f"{member.address} for {claim.directory}")
@@ -120,7 +121,7 @@ class MemberLink:
                     self._failed(error)
                     if self.member.state != "in":
                         await trio.sleep(superseded_joining_s)
-                except ForbiddenError as error:
+                except (ForbiddenError, UnauthorisedError) as error:
                     self._failed(error)
                     if self._is_refused():
                         self.claim.refused = error
@@ -137,8 +138,8 @@ class MemberLink:
     def _is_refused(self) -> bool:
         """Return whether so many members refuse the token that the others are not enough."""
         quorums = Quorums(record_in(self.claim.store.record, self.claim.directory))
-        refusals = {link.server_id: link.forbidden for link in self.claim.links()}
-        return forbidden_by(quorums, refusals) is not None
+        refusals = {link.server_id: link.refusal for link in self.claim.links()}
+        return refusal_of_token(quorums, refusals) is not None
 
     def _distrust(self) -> None:
         """Discard what the member reported: its disk went back in time.
@@ -151,7 +152,7 @@ class MemberLink:
 
     def _failed(self, error: DosError) -> None:
         self.error = str(error.args[0])
-        self.forbidden = error if isinstance(error, ForbiddenError) else None
+        self.refusal = error if isinstance(error, TokenRefusal) else None
         self.copies.left(self.error)
         self.claim.changed()
         self.outage.failed(error, worked=self.copies.worked)
@@ -202,7 +203,7 @@ class MemberLink:
 
     async def _serve(self, connection: Connection, opened: DirectoryOpened) -> None:
         """Bring the member up to the claim's objects until the session breaks."""
-        self.error, self.forbidden = "", None
+        self.error, self.refusal = "", None
         if self.outage.over():
             self.claim.store.counts.reconnects[self.member.address] += 1
         begun = trio.current_time()

@@ -11,11 +11,12 @@ import trio
 
 from dos_client.core.claim import ClaimState
 from dos_client.core.collecting import Collecting, Garbage
+from dos_client.core.quorum import TokenRefusal
 from dos_client.core.replica import Event, Replica, ReplicaState
 from dos_client.reading.sessions import ReadableStore
 from dos_client.sessions.connection import Connection
 from dos_client.writing.target import WriteTarget
-from dos_protocol.errors import DosError, FencedError, ForbiddenError
+from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
@@ -82,7 +83,7 @@ class LinkView(Protocol):
     member: Member
     server_id: bytes
     error: str
-    forbidden: ForbiddenError | None
+    refusal: TokenRefusal | None
     scope: trio.CancelScope
 
     @property
@@ -109,7 +110,7 @@ class ClaimView(Protocol):
     writer_id: bytes
     claiming: bool
     answers: dict[bytes, dict[str, ObjectInfo]]
-    refused: ForbiddenError | None
+    refused: TokenRefusal | None
     targets: dict[str, WriteTarget]
     garbage: Garbage
     deleting: set[str]

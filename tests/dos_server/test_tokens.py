@@ -12,7 +12,13 @@ import trio
 
 from dos_client import connect
 from dos_protocol import messages as m
-from dos_protocol.errors import ErrorCode, ForbiddenError, LocalProtocolError
+from dos_protocol.errors import (
+    ErrorCode,
+    ForbiddenError,
+    LocalProtocolError,
+    RefusedError,
+    UnauthorisedError,
+)
 from dos_server.core import attempts
 from dos_server.core.access import (
     FILE_VERSION,
@@ -172,7 +178,17 @@ def test_the_commands_change_the_file_and_a_running_server_notices(tmp_path: Pat
     ]
 
 
-def test_a_writer_that_may_not_append_any_more_ends_with_the_reason(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "refusal", "reason"),
+    [
+        ('"append"', '"delete"', ForbiddenError, "has no right append in directory"),
+        ('"expires_s": null', '"expires_s": 1', UnauthorisedError, "was revoked, or has expired"),
+    ],
+    ids=["without the right", "expired"],
+)
+def test_a_writer_that_may_not_append_any_more_ends_with_the_reason(
+    tmp_path: Path, before: str, after: str, refusal: type[RefusedError], reason: str
+) -> None:
     path = tmp_path / "tokens.json"
     dos("token", "add", path, "writer", "--grant", "shop:read,append", "--out", tmp_path / "writer.token")
     dos("token", "add", path, "reader", "--grant", "shop:read", "--out", tmp_path / "reader.token")
@@ -183,12 +199,12 @@ def test_a_writer_that_may_not_append_any_more_ends_with_the_reason(tmp_path: Pa
         async with connect(url, token=token) as store, await store.claim("shop", 1, b"w" * 16) as claim:
             writer = claim.open_object("o")
             await writer.wait_synced(writer.append(b"before"))
-            path.write_text(path.read_text().replace('"append"', '"delete"', 1))
+            path.write_text(path.read_text().replace(before, after, 1))
             while True:
                 await writer.wait_synced(writer.append(b"x"))
 
     async def until_refused(url: str) -> None:
-        with trio.fail_after(WAIT_S), pytest.raises(ForbiddenError, match="has no right append in directory"):
+        with trio.fail_after(WAIT_S), pytest.raises(refusal, match=reason):
             await append_for_ever(url)
 
     with ServerProcess(tmp_path / "data", options=("--tokens", str(path))) as server:
