@@ -27,7 +27,7 @@ from checkpoint.cli.arguments import RegionName, Timeout, in_store
 from checkpoint.cli.requests import add_request_commands
 from checkpoint.core.checkpoint_views import checkpoint_row
 from checkpoint.core.dropped import dropped_text
-from checkpoint.core.progress import recovery_text
+from checkpoint.core.progress import recovery_text, under_way_text
 from checkpoint.core.request_records import Answer
 from checkpoint.errors import NoAnswerError
 from checkpoint.requests.client import Reply, RequestClient
@@ -171,6 +171,8 @@ def _print_status(answer: Answer) -> None:
         print(f"autoscale {policy['minimum']} to {policy['maximum']} workers: {policy['reason']}{last}")
     if lost := dropped_text(found.get("rowsDropped", {})):
         print(lost)
+    if under_way := found.get("underWay"):
+        print(under_way_text(under_way))
     if recovery := found.get("recovery"):
         print(recovery_text(recovery))
     if fell_back := found.get("fellBack"):

@@ -12,7 +12,14 @@ from typing import Any, Final
 
 from checkpoint.core.dropped import merge_counters
 from checkpoint.core.recovery_estimate import RecoveryEstimate
-from checkpoint.core.region import AutoScaleStatus, RegionStatus, ResetReport, ScalingStatus, WorkerStatus
+from checkpoint.core.region import (
+    AutoScaleStatus,
+    RegionStatus,
+    ResetReport,
+    ScalingStatus,
+    UnderWayStatus,
+    WorkerStatus,
+)
 from checkpoint.core.region_events import CheckpointCommitted
 
 RECENT_PROGRESS_MAX: Final = 100
@@ -126,10 +133,37 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "autoscale": None if status.autoscale is None else _autoscale_json(status.autoscale),
         "recovery": recovery_json(status.recovery),
         "standbys": status.standbys,
+        "underWay": None if status.under_way is None else _under_way_json(status.under_way),
+        "operators": operators_json(status),
         "fellBack": status.fell_back,
         "workers": [worker_json(worker) for worker in status.workers],
         "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_LISTED_MAX:]],
     }
+
+
+def operators_json(status: RegionStatus) -> list[dict[str, Any]]:
+    """Return the counters of each operator, summed over the workers, since this incarnation began."""
+    summed: dict[str, dict[str, int]] = {}
+    for worker in status.workers:
+        for name, counters in worker.counters.operators.items():
+            merge_counters(summed.setdefault(name, {}), counters)
+    return [{"name": name, **_camel_case(counters)} for name, counters in summed.items()]
+
+
+def _under_way_json(under_way: UnderWayStatus) -> dict[str, Any]:
+    return {
+        "checkpoint": under_way.checkpoint,
+        "seconds": round(under_way.seconds, 3),
+        "waitsFor": [{"worker": index, "why": why} for index, why in under_way.waits_for.items()],
+    }
+
+
+def under_way_text(under_way: Mapping[str, Any]) -> str:
+    """Return one line about the checkpoint that is under way, of its JSON."""
+    waits = under_way["waitsFor"]
+    who = "; ".join(f"worker {one['worker']}: {one['why']}" for one in waits)
+    what = f"has waited {under_way['seconds']:.1f} s for the vote of {who}" if waits else "is being committed"
+    return f"checkpoint {under_way['checkpoint']} {what}"
 
 
 def _scaling_json(scaling: ScalingStatus) -> dict[str, Any]:

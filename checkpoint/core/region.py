@@ -301,6 +301,17 @@ class ScaleDecided:
 
 
 @dataclass(frozen=True, slots=True)
+class UnderWayStatus:
+    """A checkpoint that is requested and not committed."""
+
+    checkpoint: int
+    seconds: float
+    """Since it was requested, as of the last event."""
+    waits_for: Mapping[int, str] = field(default_factory=dict)
+    """Worker that has not voted -> why, as far as the driver knows. Empty: the manifest is being written."""
+
+
+@dataclass(frozen=True, slots=True)
 class AutoScaleStatus:
     """What the policy of `RegionSpec.autoscale` does."""
 
@@ -349,6 +360,8 @@ class RegionStatus:
     """How long a recovery would take now; None before the workers have started, and at the end."""
     standbys: int = 0
     """Processes that wait to become a worker."""
+    under_way: UnderWayStatus | None = None
+    """The checkpoint that is under way, None if there is none."""
     fell_back: str = ""
     """Why this driver went back to an older checkpoint, and what was lost; empty if it did not."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from checkpoint.core.coordinator_state import CoordinatorState, Scaling
 from checkpoint.core.recovery_estimate import RecoveryEstimate, estimate
-from checkpoint.core.region import RegionState, RegionStatus, ScalingPhase, ScalingStatus
+from checkpoint.core.region import RegionState, RegionStatus, ScalingPhase, ScalingStatus, UnderWayStatus
 from checkpoint.core.region_events import StateChanged
 from checkpoint.core.region_states import LINKED, VISIBLE_STATES, CoordinatorPhase
 from checkpoint.core.roster import Worker
@@ -87,6 +87,7 @@ class StatusReporter:
             dropped=state.dropped,
             recovery=self._recovery(),
             scaling=self._scaling(),
+            under_way=self._under_way(),
             autoscale=self._state.autoscale,
             fell_back=state.fell_back,
         )
@@ -106,6 +107,14 @@ class StatusReporter:
             change.replaces,
         )
 
+    def _under_way(self) -> UnderWayStatus | None:
+        pending, roster = self._state.pending, self._state.roster
+        if pending is None:
+            return None
+        newest = max((worker.status().step for worker in roster), default=0)
+        late = {index: _why_no_vote(roster[index], newest) for index in pending.missing()}
+        return UnderWayStatus(pending.number, self._now - pending.requested_at, late)
+
     def _recovery(self) -> RecoveryEstimate | None:
         """Return how long a recovery would take now; None if the region is over or was never started."""
         state = self._state
@@ -122,6 +131,21 @@ class StatusReporter:
         if current != self._reported:
             self._reported = current
             self._state.report(StateChanged(*current))
+
+
+def _why_no_vote(worker: Worker, newest: int) -> str:
+    """Return why a worker has not voted, by what it reported last. newest: the last step that any ended."""
+    counters = worker.counters
+    if worker.state not in LINKED:
+        return f"it is {worker.state.name}"
+    if counters.waiting_for_store:
+        reason = f": {counters.waiting_reason}" if counters.waiting_reason else ""
+        return f"it waits for a quorum of the store{reason}"
+    if (step := worker.status().step) < newest:
+        return f"it has ended step {step}, another one step {newest}: its operators are slow or stuck"
+    if counters.lag_bytes:
+        return f"{counters.lag_bytes} bytes of it are not synced"
+    return f"it has ended step {step}, like all others, and works on the next one"
 
 
 def _phase_of(change: Scaling) -> ScalingPhase:

@@ -18,6 +18,7 @@ from checkpoint.core.messages import (
     Restored,
     WantsCut,
 )
+from checkpoint.core.progress import status_json, under_way_text
 from checkpoint.core.region_events import CheckpointCommitted
 from journal.core.position import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
@@ -250,3 +251,32 @@ def test_a_cut_in_doubt_that_is_in_the_manifest_is_restored_and_forgives() -> No
     region.receive_from_all(Restored, last_step=5)
     region.play(CheckpointWanted())
     assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2]
+
+
+def test_the_status_says_what_a_checkpoint_that_is_under_way_waits_for() -> None:
+    region = CoordinatorHarness(workers=4).run()
+    assert region.core.status().under_way is None
+    region.play(CheckpointWanted())
+    region.progress(0, step=4)
+    region.progress(1, step=5)
+    region.progress(2, step=5, waiting_for_store=True, waiting_reason="h2:1 is unavailable")
+    region.progress(3, step=5, lag_bytes=70)
+    region.vote(1, 1)
+    region.tick(2)
+    under_way = region.core.status().under_way
+    assert under_way is not None
+    assert (under_way.checkpoint, under_way.seconds) == (1, 2)
+    assert under_way.waits_for == {
+        0: "it has ended step 4, another one step 5: its operators are slow or stuck",
+        2: "it waits for a quorum of the store: h2:1 is unavailable",
+        3: "70 bytes of it are not synced",
+    }
+    shown = status_json(region.core.status())["underWay"]
+    assert under_way_text(shown).startswith("checkpoint 1 has waited 2.0 s for the vote of worker 0: it has")
+    for worker in (0, 2, 3):
+        region.vote(worker, 1)
+    committing = status_json(region.core.status())["underWay"]
+    assert under_way_text(committing) == "checkpoint 1 is being committed"
+    (append,) = region.take(AppendCut)
+    region.play(CutAppended(append.cut))
+    assert region.core.status().under_way is None
