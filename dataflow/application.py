@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checkpoint import AutoScale, RegionSpec, RegionStatus
 from checkpoint.coordinator.control import RegionControl
@@ -16,6 +16,9 @@ from checkpoint.coordinator.listeners import RegionListener
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart
 from dataflow.handle import RegionEvents, RegionHandle, WorkerLauncher, start_part
+
+if TYPE_CHECKING:
+    from dos_ui.serving import PageServer
 
 
 class Application:
@@ -44,6 +47,11 @@ class Application:
     def status(self) -> dict[str, RegionStatus]:
         """A snapshot of the status of each part."""
         return {name: part.status for name, part in self.parts.items()}
+
+    def serve_page(self, listen: str = "127.0.0.1:0") -> "PageServer":
+        """Serve a web page of all parts and their store, as `RegionHandle.serve_page`."""
+        first = next(iter(self.parts.values()))
+        return first.serve_page(listen, beside=self.parts)
 
     @property
     def isActive(self) -> bool:  # noqa: N802  # Spark's name

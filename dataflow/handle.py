@@ -9,10 +9,10 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from checkpoint import (
     Launcher,
@@ -23,11 +23,16 @@ from checkpoint import (
     ReplaceSettled,
     ScaleSettled,
     StateChanged,
+    driver_report,
 )
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, check_places, part_options
 from dataflow.limits import handle_poll_s, stop_timeout_s, workers_end_timeout_s
+from dataflow.page import serve_page
+
+if TYPE_CHECKING:
+    from dos_ui.serving import PageServer
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -85,6 +90,26 @@ class RegionHandle:
     def status(self) -> RegionStatus:
         """A snapshot: state and its reason, incarnation, last checkpoint, workers, resets."""
         return self._control.status()
+
+    def report(self) -> dict[str, Any]:
+        """The status as JSON: what `dos region status --json` shows of a driver."""
+        return driver_report(self._control.spec, self.status, self.lastProgress)
+
+    def serve_page(
+        self, listen: str = "127.0.0.1:0", *, beside: "Mapping[str, RegionHandle] | None" = None
+    ) -> "PageServer":
+        """Serve a web page of this region and its store at HOST:PORT until `close` of the result, whose
+        `url` is to be opened. beside: other regions of this process in the same store.
+
+            page = region.serve_page("127.0.0.1:4050")
+            print(page.url)
+
+        The status is that of this process, so it is also shown while the store is unavailable. Raises
+        MissingExtraError without the extra `ui`, LocalProtocolError for an invalid address, ValueError for
+        one that other machines can reach, OSError if the port cannot be used.
+        """
+        reports = {name: one.report for name, one in {**(beside or {}), self.name: self}.items()}
+        return serve_page(self._control.spec, reports, listen)
 
     @property
     def isActive(self) -> bool:  # noqa: N802  # Spark's name

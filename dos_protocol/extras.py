@@ -25,6 +25,8 @@ EXTRA_OF: Final[Mapping[str, str]] = MappingProxyType(
         "botocore": "s3",
         "sqlalchemy": "sql",
         "matplotlib": "plots",
+        "hypercorn": "ui",
+        "starlette": "ui",
     }
 )
 """Top-level module -> extra."""

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 
 from journal.core.inspection import Located
+from journal.core.rendering import as_json
 from journal.inspecting import Consumer
 from journal.ops import Op
 
@@ -56,3 +57,20 @@ class RecordFilter:
         found = any(self._pattern.search(string) for string in record.strings or (b"",))
         self.found += found
         return found
+
+
+def json_page(
+    pattern: str, *, begin: int = 0, count_max: int = 200, op: Op | None = None
+) -> tuple[Consumer, list[str]]:
+    """Return a consumer, and the list in which it collects the first `count_max` records that begin at or
+    after a logical offset and match, each as JSON. Strings are shortened. Raises as `RecordFilter`.
+    """
+    wanted, found = RecordFilter(pattern, op), list[str]()
+
+    def consume(records: list[Located]) -> bool:
+        for located in records:
+            if located.offset >= begin and len(found) < count_max and wanted(located):
+                found.append(as_json(located))
+        return len(found) < count_max
+
+    return consume, found

@@ -35,13 +35,7 @@ def ls_regions(url: StoreUrl, as_json: AsJson = False, token_file: TokenFile = N
     Exit codes: 0 listed, also if there is none or one cannot be read; 2 usage; 3 the store cannot be reached.
     """
 
-    async def work(store: Store) -> list[dict[str, Any]]:
-        async def row(region: str) -> dict[str, Any]:
-            return _region_row(await read_manifest(store, region))
-
-        return await _rows(await regions_of(store), "region", row)
-
-    rows, now_ms = in_store(url, token_file, work), wall_time_ms()
+    rows, now_ms = in_store(url, token_file, region_rows), wall_time_ms()
     if as_json:
         print_json(rows)
         return
@@ -50,6 +44,15 @@ def ls_regions(url: StoreUrl, as_json: AsJson = False, token_file: TokenFile = N
         return
     columns = ("region", "#checkpoint", "committed", "#step", "#workers", "savepoints", "outputs", "note")
     print_table(columns, [_region_cells(one, now_ms) for one in rows])
+
+
+async def region_rows(store: Store) -> list[dict[str, Any]]:
+    """Return a row for each region, as `dos region ls --json` prints it. Raises QuorumUnavailableError."""
+
+    async def row(region: str) -> dict[str, Any]:
+        return _region_row(await read_manifest(store, region))
+
+    return await _rows(await regions_of(store), "region", row)
 
 
 def _region_row(view: ManifestView) -> dict[str, Any]:
@@ -93,25 +96,7 @@ def ls_inputs(url: StoreUrl, as_json: AsJson = False, token_file: TokenFile = No
     Exit codes: 0 listed, also if there is none or one cannot be read; 2 usage; 3 the store cannot be reached.
     """
 
-    async def work(store: Store) -> list[dict[str, Any]]:
-        directories = await store.list_directories()
-        handles = {"/".join(one): one for one in handles_among(directories)}
-
-        async def row(name: str) -> dict[str, Any]:
-            application, handle = handles[name]
-            register = await read_register(store, input_register(application, handle))
-            return {
-                "application": application,
-                "handle": handle,
-                "producers": producers_among(directories, application, handle),
-                "regions": sorted(register.consumers),
-                "queries": sorted(register.queries),
-                "problem": "",
-            }
-
-        return await _rows(handles, "input", row)
-
-    rows = in_store(url, token_file, work)
+    rows = in_store(url, token_file, input_rows)
     if as_json:
         print_json(rows)
         return
@@ -119,6 +104,26 @@ def ls_inputs(url: StoreUrl, as_json: AsJson = False, token_file: TokenFile = No
         print("the store has no input")
         return
     print_table(("input", "producers", "regions", "queries", "note"), [_input_cells(one) for one in rows])
+
+
+async def input_rows(store: Store) -> list[dict[str, Any]]:
+    """Return a row for each input, as `dos input ls --json` prints it. Raises QuorumUnavailableError."""
+    directories = await store.list_directories()
+    handles = {"/".join(one): one for one in handles_among(directories)}
+
+    async def row(name: str) -> dict[str, Any]:
+        application, handle = handles[name]
+        register = await read_register(store, input_register(application, handle))
+        return {
+            "application": application,
+            "handle": handle,
+            "producers": producers_among(directories, application, handle),
+            "regions": sorted(register.consumers),
+            "queries": sorted(register.queries),
+            "problem": "",
+        }
+
+    return await _rows(handles, "input", row)
 
 
 def _input_cells(one: dict[str, Any]) -> tuple[Any, ...]:

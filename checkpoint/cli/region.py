@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from checkpoint import limits
-from checkpoint.chains.manifest_reading import ManifestView, read_manifest
+from checkpoint.chains.manifest_reading import ManifestView
 from checkpoint.cli import (
     backup,
     delete,
@@ -25,12 +25,10 @@ from checkpoint.cli import (
 )
 from checkpoint.cli.arguments import RegionName, Timeout, in_store
 from checkpoint.cli.requests import add_request_commands
-from checkpoint.core.checkpoint_views import checkpoint_row
 from checkpoint.core.dropped import dropped_text
 from checkpoint.core.progress import recovery_text, under_way_text
 from checkpoint.core.request_records import Answer
-from checkpoint.errors import NoAnswerError
-from checkpoint.requests.client import Reply, RequestClient
+from checkpoint.requests.reading import RegionReader, RegionReading
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store
 from dos_client.cli.kit import (
@@ -81,43 +79,21 @@ def status(
     cannot be reached.
     """
 
-    async def work(store: Store) -> tuple[ManifestView, Reply | None, str]:
-        view = await read_manifest(store, name)
-        if not ask:
-            return view, None, ""
-        try:
-            reply = await RequestClient(store, name).send("status", patience_s=timeout)
-        except NoAnswerError as silence:
-            return view, None, str(silence)
-        return await read_manifest(store, name), reply, ""
+    async def work(store: Store) -> RegionReading:
+        return await RegionReader(store, name).read(ask=ask, patience_s=timeout)
 
-    view, reply, silence = in_store(url, token_file, work)
+    reading = in_store(url, token_file, work)
+    view, reply = reading.view, reading.reply
     if as_json:
-        print_json(_status_json(view, reply, silence))
+        print_json(reading.as_json())
     else:
         _print_manifest(view)
         if reply is not None:
             _print_status(reply.answer)
-    if silence:
-        fail(f"{silence}. {_hint(view)}", NEGATIVE)
+    if reading.silence:
+        fail(f"{reading.silence}. {_hint(view)}", NEGATIVE)
     if reply is not None and reply.answer.verdict != "done":
         fail(f"{reply.answer.verdict}: {reply.answer.reason}", NEGATIVE)
-
-
-def _status_json(view: ManifestView, reply: Reply | None, silence: str) -> dict[str, Any]:
-    return {
-        "name": view.region,
-        "answered": reply is not None,
-        "problem": silence,
-        "driver": reply.answer.driver if reply is not None else None,
-        "status": reply.answer.result if reply is not None else None,
-        "manifest": {
-            "epoch": view.epoch,
-            "checkpoints": len(view.cuts),
-            "lastCheckpoint": checkpoint_row(view.last) if view.last is not None else None,
-            "unproved": view.unproved,
-        },
-    }
 
 
 def _print_manifest(view: ManifestView) -> None:

@@ -116,6 +116,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Input that its sources know and have not read, in the unit of `bytes_in`; -1: one does not know it."""
     operators: dict[str, dict[str, int]] = {}
     """Operator -> counter -> value, such as rows_in, rows_out, keys."""
+    operator: str = ""
+    """The operator that ran when this was sampled, "" if none did: the circuit waited."""
 
 
 class Progress(FromWorker, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from checkpoint.core.dropped import merge_counters
 from checkpoint.core.recovery_estimate import RecoveryEstimate
 from checkpoint.core.region import (
     AutoScaleStatus,
+    RegionSpec,
     RegionStatus,
     ResetReport,
     ScalingStatus,
@@ -138,6 +139,18 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "fellBack": status.fell_back,
         "workers": [worker_json(worker) for worker in status.workers],
         "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_LISTED_MAX:]],
+    }
+
+
+def driver_report(
+    spec: RegionSpec, status: RegionStatus, last_progress: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return what a driver answers to a request for its status."""
+    return {
+        "name": spec.name,
+        **status_json(status),
+        "checkpointIntervalSeconds": spec.checkpoint_interval_s,
+        "lastProgress": last_progress,
     }
 
 

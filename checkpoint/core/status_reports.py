@@ -141,11 +141,12 @@ def _why_no_vote(worker: Worker, newest: int) -> str:
     if counters.waiting_for_store:
         reason = f": {counters.waiting_reason}" if counters.waiting_reason else ""
         return f"it waits for a quorum of the store{reason}"
-    if (step := worker.status().step) < newest:
-        return f"it has ended step {step}, another one step {newest}: its operators are slow or stuck"
+    at = f"after step {worker.status().step} of {newest}"
+    if counters.operator:
+        return f"it runs operator {counters.operator!r}, {at}"
     if counters.lag_bytes:
-        return f"{counters.lag_bytes} bytes of it are not synced"
-    return f"it has ended step {step}, like all others, and works on the next one"
+        return f"{counters.lag_bytes} bytes of it are not synced, {at}"
+    return f"it waits for rows of other workers, {at}"
 
 
 def _phase_of(change: Scaling) -> ScalingPhase:

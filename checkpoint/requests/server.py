@@ -21,7 +21,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import Event
-from checkpoint.core.progress import status_json
+from checkpoint.core.progress import driver_report
 from checkpoint.core.region import (
     RegionSpec,
     RegionState,
@@ -197,12 +197,7 @@ class RequestServer:
         )
 
     def _status(self) -> dict[str, Any]:
-        return {
-            "name": self._spec.name,
-            **status_json(self._region.status()),
-            "checkpointIntervalSeconds": self._spec.checkpoint_interval_s,
-            "lastProgress": self._region.last_progress(),
-        }
+        return driver_report(self._spec, self._region.status(), self._region.last_progress())
 
     def _log_failure(self, error: DosError) -> None:
         """Log a failure once, until it is over."""

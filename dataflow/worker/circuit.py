@@ -83,8 +83,8 @@ class Circuit:
         """Operator -> port of a side output -> its consumers."""
         self._exchanges: dict[int, NodePlan] = {}
         self._rows_in = self._rows_out = 0
-        self._rows_taken, self._rows_given = Counter[str](), Counter[str]()
-        self._bytes_read = Counter[str]()
+        self._rows_taken, self._rows_given, self._bytes_read = Counter[str](), Counter[str](), Counter[str]()
+        self.operator = ""  # the one whose code ran last
         for node in graph.plan.nodes:
             spec = graph.specs[node.name]
             if isinstance(spec, SideOutputSpec):
@@ -259,9 +259,7 @@ class Circuit:
                 self._deliver(run, self._exchanges[channel], received.get(channel, ()))
         output = self._finish(run, cut=cut)
         if index == len(self.graph.plan.stages) - 1:
-            assert not any(self._later_inputs.pop(step, {}).values()), (
-                "rows were left over at the end of a step"
-            )
+            assert not any(self._later_inputs.pop(step, {}).values()), "rows were left over at the end"
             for broadcast in self._broadcast_tables.values():
                 broadcast.begin_step()
         return output
@@ -350,6 +348,7 @@ class Circuit:
             return
         if self.time.flows and given.origin.source is not None:
             self.time.coming(node.name, given.origin.name, given.origin.source.split)
+        self.operator = node.name
         try:
             made = operator.process_of(given.port, given.batch)
         except UserFault as fault:
@@ -376,7 +375,7 @@ class Circuit:
         return sends
 
     def _end_step(self, run: "_Run", node: NodePlan, *, cut: bool) -> None:
-        operator = self._operators[node.name]
+        self.operator, operator = node.name, self._operators[node.name]
         origin = BatchOrigin(f"the end of step {run.step}")
         # In input order: the result must not depend on how the step was divided into batches.
         for given in sorted(self._unions.pop(node.name, ()), key=lambda given: given.port):

@@ -108,6 +108,7 @@ class CircuitIncarnation:
             checkpoint=order.cut,
             owner=order.owner,
         )
+        shared.operator = lambda: self._circuit.operator
         self._sending = StageOutput(self._circuit, identity, order, self._stages, self._aligned)
         self._checkpoints = CheckpointTaking(
             self._circuit, shared, self._clock, identity.scratch, incarnation=self.number
@@ -245,6 +246,7 @@ class CircuitIncarnation:
 
         Raises OperatorError, and what ends the circuit.
         """
+        self._circuit.operator = ""
         action = self._schedule.next_action(
             self._is_complete,
             input_waits=self._input_waits(),
@@ -371,10 +373,8 @@ class CircuitIncarnation:
         self._request_cuts(step)
         self._waits_since[step] = self._clock.seconds()
         if self._stages[stage].sends:
-            frames, rows = (
-                self._sending.end_step(stage, step, sends, barrier),
-                self._sending.rows(stage, sends),
-            )
+            frames = self._sending.end_step(stage, step, sends, barrier)
+            rows = self._sending.rows(stage, sends)
             self._post(StageEnded(self.number, step, frames, stage=stage, records=rows))
         if self._schedule.stage_done(stage, step):
             self._step_over(step)

@@ -261,6 +261,7 @@ class Links:
             busy_s=round(shared.busy_s, 3),
             backlog_bytes=shared.backlog_bytes,
             operators=shared.operators,
+            operator=shared.operator(),
         )
 
 

@@ -381,8 +381,7 @@ class Shared:
     incarnation: int = 0
     room: bool = True
     """Whether the store accepts more data. Sources stop reading otherwise."""
-    peers_at: int = 0
-    """The highest step that any peer has ended. Stage 0 ends that step here too."""
+    peers_at: int = 0  # the highest step that any peer has ended; stage 0 ends that step here too
     pausing: bool = False
     """A pause is requested: reading returns soon."""
     snapshot_due: bool = False
@@ -396,5 +395,6 @@ class Shared:
     backlog_bytes: int = -1
     cuts: int = 0
     operators: dict[str, dict[str, int]] = field(default_factory=dict)
-    over: threading.Event = field(default_factory=threading.Event)
-    """Set after the circuit thread has ended."""
+    operator: Callable[[], str] = str
+    """Returns the operator that runs now, "" if none does."""
+    over: threading.Event = field(default_factory=threading.Event)  # set after that thread has ended

@@ -95,13 +95,10 @@ def ls(
         async with opened(parsed, read_token(token_file)) as store:
             if parsed.directory is None:
                 return [{"name": name} for name in await store.list_directories(prefix)]
-            list_copies = _copies_on_one_server if store.of_one_server else _copies_on_members
-            objects = await list_copies(store, parsed.directory)
-            if not objects and parsed.directory not in await store.list_directories(parsed.directory):
+            found = await object_rows(store, parsed.directory)
+            if not found and parsed.directory not in await store.list_directories(parsed.directory):
                 fail(f"directory {parsed.directory} does not exist", NEGATIVE)
-            return [
-                _entry(name, copies) for name, copies in sorted(objects.items()) if name.startswith(prefix)
-            ]
+            return [row for row in found if row["name"].startswith(prefix)]
 
     rows = run(work)
     if as_json:
@@ -110,6 +107,15 @@ def ls(
     for row in rows:
         marks = "".join(f"  {mark}" for mark in ("corrupt", "poisoned") if row.get(mark))
         print(f"{row['synced']:>15} {row['name']}{marks}" if "synced" in row else row["name"])
+
+
+async def object_rows(store: Store, directory: str) -> list[dict[str, Any]]:
+    """Return a row for each object of a directory, as `dos ls --json` prints it; none if the directory does
+    not exist. Raises QuorumUnavailableError.
+    """
+    list_copies = _copies_on_one_server if store.of_one_server else _copies_on_members
+    objects = await list_copies(store, directory)
+    return [_entry(name, copies) for name, copies in sorted(objects.items())]
 
 
 async def _copies_on_members(store: Store, directory: str) -> dict[str, list[ObjectInfo]]:

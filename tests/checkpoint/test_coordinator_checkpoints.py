@@ -257,7 +257,7 @@ def test_the_status_says_what_a_checkpoint_that_is_under_way_waits_for() -> None
     region = CoordinatorHarness(workers=4).run()
     assert region.core.status().under_way is None
     region.play(CheckpointWanted())
-    region.progress(0, step=4)
+    region.progress(0, step=4, operator="enrich")
     region.progress(1, step=5)
     region.progress(2, step=5, waiting_for_store=True, waiting_reason="h2:1 is unavailable")
     region.progress(3, step=5, lag_bytes=70)
@@ -267,12 +267,12 @@ def test_the_status_says_what_a_checkpoint_that_is_under_way_waits_for() -> None
     assert under_way is not None
     assert (under_way.checkpoint, under_way.seconds) == (1, 2)
     assert under_way.waits_for == {
-        0: "it has ended step 4, another one step 5: its operators are slow or stuck",
+        0: "it runs operator 'enrich', after step 4 of 5",
         2: "it waits for a quorum of the store: h2:1 is unavailable",
-        3: "70 bytes of it are not synced",
+        3: "70 bytes of it are not synced, after step 5 of 5",
     }
     shown = status_json(region.core.status())["underWay"]
-    assert under_way_text(shown).startswith("checkpoint 1 has waited 2.0 s for the vote of worker 0: it has")
+    assert under_way_text(shown).startswith("checkpoint 1 has waited 2.0 s for the vote of worker 0: it runs")
     for worker in (0, 2, 3):
         region.vote(worker, 1)
     committing = status_json(region.core.status())["underWay"]

@@ -13,13 +13,14 @@ from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.chains.output_follower import OutputFollower
 from checkpoint.chains.output_following import PublishedOutput
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.cli.region import _print_manifest, _status_json
+from checkpoint.cli.region import _print_manifest
 from checkpoint.coordinator.manifest_log import CHAIN, cut_record
 from checkpoint.core.inputs import INPUT_CHAIN, InputPart, InputPiece, encode_part, producer_directory
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut
 from checkpoint.core.outputs import Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.requests.reading import RegionReading
 from dataflow.outputs import read_output
 from dos_client import Store
 from journal import ChainWriter, Op, Position, Record, StopNotFoundError, inspect_chain, take_over
@@ -189,7 +190,7 @@ async def test_a_manifest_says_when_a_later_checkpoint_may_be_hidden(
     assert "a take-over at epoch 2 did not complete" in view.unproved
     _print_manifest(view)
     assert capsys.readouterr().out.splitlines()[-1] == view.unproved
-    assert _status_json(view, None, "")["manifest"]["unproved"] == view.unproved
+    assert RegionReading(view).as_json()["manifest"]["unproved"] == view.unproved
 
 
 @pytest.mark.parametrize("fails", [True, False])

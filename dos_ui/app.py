@@ -1,0 +1,226 @@
+"""The web application of the page: its files, the readings as JSON and as server-sent events, changes.
+
+| path | answer |
+|---|---|
+| / | the page |
+| /page/FILE | its script, style and libraries |
+| /api/store, /api/lists, /api/regions/NAME | a reading |
+| /api/events?region=NAME | the same readings again and again, as server-sent events |
+| /api/directories, /api/objects, /api/records, /api/state | what is stored |
+| POST /api/regions/NAME/CHANGE | a change (`changes.py`) |
+
+Everything needs the key of this page: what it shows is read with a token of the store. `/?key=KEY` sets it as
+a cookie, which other sites cannot use; a change needs it once more, as `Authorization: Bearer KEY`.
+"""
+
+import hmac
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dos_protocol.errors import DosError, ForbiddenError, LocalProtocolError, NotFoundError
+from dos_ui.browsing import directory_rows, objects_of, records_of, state_of
+from dos_ui.changes import change
+from dos_ui.readings import REGION_S, Readings
+
+_PAGE: Final = Path(__file__).parent / "page"
+_COOKIE: Final = "dos_page"
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_KEY_PAGE: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>DOS</title>
+<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
+<link rel="stylesheet" href="/page/style.css"><main><h1>This page needs its key</h1>
+<p>It was printed when the page was started, at the end of its address.</p>
+<form action="/"><label>Key <input name="key" type="password" autocomplete="off" autofocus></label>
+<button>Open</button></form></main></html>"""
+
+
+class PageKey:
+    """The key of a page. read_only: changes are refused also with it."""
+
+    def __init__(self, key: str, *, read_only: bool) -> None:
+        self._key = key.encode()
+        self.read_only = read_only
+
+    def fits(self, given: str) -> bool:
+        """Compare in a time that does not depend on how much of it is right."""
+        return hmac.compare_digest(given.encode(), self._key)
+
+
+def make_app(readings: Readings, key: PageKey) -> Starlette:
+    """Return the ASGI application. It runs on the trio thread of `readings`."""
+    api = _Api(readings, key)
+    routes = [
+        Route("/", api.page),
+        Mount("/page", StaticFiles(directory=_PAGE)),
+        Route("/api/about", api.about),
+        Route("/api/store", _json(lambda _: readings.store())),
+        Route("/api/lists", _json(lambda _: readings.lists())),
+        Route("/api/regions/{name}", _json(lambda request: readings.region(request.path_params["name"]))),
+        Route("/api/regions/{name}/{change}", _json(api.change), methods=["POST"]),
+        Route("/api/events", api.events),
+        Route("/api/directories", _json(api.directories)),
+        Route("/api/objects", _json(api.objects)),
+        Route("/api/records", _json(api.records)),
+        Route("/api/state", _json(api.state)),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(_Guard, key=key)])
+
+
+class _Guard:
+    """Lets through only requests with the key, and adds the headers of every answer."""
+
+    def __init__(self, app: ASGIApp, key: PageKey) -> None:
+        self._app = app
+        self._key = key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        answer: ASGIApp = self._app if self._may(request) else _refusal(request)
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        await answer(scope, receive, send_with_headers)
+
+    def _may(self, request: Request) -> bool:
+        if request.url.path.startswith("/page/"):
+            return True  # they are the same for everybody
+        if request.url.path == "/" and "key" in request.query_params:
+            return True  # `_Api.page` compares it
+        if request.method not in ("GET", "HEAD"):  # the cookie alone changes nothing
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            return scheme == "Bearer" and self._key.fits(given)
+        return self._key.fits(request.cookies.get(_COOKIE, ""))
+
+
+def _refusal(request: Request) -> Response:
+    if request.url.path == "/":
+        return Response(_KEY_PAGE, 401, media_type="text/html")
+    return JSONResponse({"error": "this page needs its key: open the address that was printed"}, 401)
+
+
+def _json(read: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers with JSON, and with the text of a DosError."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return JSONResponse(await read(request))
+        except DosError as error:
+            return JSONResponse({"error": str(error)}, _status_of(error))
+
+    return endpoint
+
+
+def _status_of(error: DosError) -> int:
+    match error:
+        case NotFoundError():
+            return 404
+        case ForbiddenError():
+            return 403
+        case LocalProtocolError():
+            return 400
+        case _:
+            return 503
+
+
+class _Api:
+    def __init__(self, readings: Readings, key: PageKey) -> None:
+        self._readings = readings
+        self._key = key
+
+    async def page(self, request: Request) -> Response:
+        given = request.query_params.get("key")
+        if given is None:
+            return FileResponse(_PAGE / "index.html")
+        if not self._key.fits(given):
+            return Response(_KEY_PAGE, 401, media_type="text/html")
+        answer = RedirectResponse("/", 303)
+        secure = request.url.scheme == "https"
+        answer.set_cookie(_COOKIE, given, httponly=True, samesite="strict", secure=secure)
+        return answer
+
+    async def about(self, _: Request) -> Response:
+        return JSONResponse({"url": self._readings.url, "readOnly": self._key.read_only})
+
+    async def events(self, request: Request) -> Response:
+        region = request.query_params.get("region", "")
+        return StreamingResponse(self._events(region), media_type="text/event-stream")
+
+    async def _events(self, region: str) -> AsyncGenerator[str]:
+        """Yield readings until the viewer leaves, which cancels this where it waits."""
+        readings = self._readings
+        kinds: dict[str, Callable[[], Awaitable[Any]]] = {"store": readings.store, "lists": readings.lists}
+        if region:
+            kinds = {"region": lambda: readings.region(region)}
+        while True:
+            for kind, read in kinds.items():
+                try:
+                    yield _event(kind, await read())
+                except DosError as error:
+                    yield _event("problem", {"what": kind, "error": str(error)})
+            await trio.sleep(REGION_S)
+
+    async def change(self, request: Request) -> Any:
+        if self._key.read_only:
+            raise ForbiddenError("this page changes nothing", remedy="start it without --read-only")
+        try:
+            given = json.loads(await request.body() or b"{}")
+        except ValueError as error:
+            raise LocalProtocolError(f"the request is no JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise LocalProtocolError("the request must be a JSON object")
+        names = request.path_params
+        return await change(await self._readings.opened(), names["name"], names["change"], given)
+
+    async def directories(self, _: Request) -> Any:
+        return await directory_rows(await self._readings.opened())
+
+    async def objects(self, request: Request) -> Any:
+        return await objects_of(await self._readings.opened(), request.query_params.get("directory", ""))
+
+    async def records(self, request: Request) -> Any:
+        asked = request.query_params
+        url = f"{self._readings.url}/{asked.get('directory', '')}/{asked.get('name', '')}"
+        begin = _number(asked.get("begin", "0"))
+        return await records_of(url, self._readings.token, pattern=asked.get("pattern", ""), begin=begin)
+
+    async def state(self, request: Request) -> Any:
+        asked = request.query_params
+        return await state_of(
+            await self._readings.opened(),
+            asked.get("region", ""),
+            checkpoint=_number(asked.get("checkpoint", "0")),
+            table=asked.get("table", ""),
+            search=asked.get("search", ""),
+        )
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise LocalProtocolError(f"{text!r} is not a number")
+    return int(text)
+
+
+def _event(kind: str, data: Any) -> str:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"

@@ -1,0 +1,90 @@
+"""`dos ui`: serves the web page of a store."""
+
+from pathlib import Path
+from typing import Annotated
+
+import trio
+import typer
+
+from dos_client.cli.kit import REFUSED, StoreUrl, TokenFile, fail, parsed_url, read_token, run, warn
+from dos_protocol.addresses import is_loopback, parse_listen
+from dos_protocol.errors import LocalProtocolError
+from dos_tls import TlsSettings, tls_of_environment
+
+_PORT = 4050
+
+
+def ui(
+    url: StoreUrl,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Serve the page here; port 0 picks a free port.")
+    ] = f"127.0.0.1:{_PORT}",
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Offer no changes: only show what is there.")
+    ] = False,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the key of the page; a new random one otherwise.", metavar="FILE"),
+    ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Serve HTTPS, with the certificate of DOS_TLS.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve plain HTTP to other machines; the key can be read.")
+    ] = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Serve a web page that shows a store: its members, regions and checkpoints, what is stored, live.
+
+    Open the address that is printed. It ends with the key of the page, without which it shows nothing. What
+    the page may read and change is what the token of --token-file may: give it one that may only read, or
+    pass --read-only. It runs until interrupted.
+
+    Example: dos ui dos://h1,h2,h3
+
+    Example: dos ui dos://h1,h2,h3 --read-only --listen 127.0.0.1:0
+
+    Exit codes: 2 usage, or the address cannot be used.
+    """
+    from dos_ui.app import PageKey  # needs the extra [ui], like the next
+    from dos_ui.serving import new_key, serve_page
+
+    servers = parsed_url(url).servers
+    try:
+        host, port = parse_listen(listen)
+    except LocalProtocolError as error:
+        fail(str(error), REFUSED)
+    settings = _certificate() if tls else None
+    if not is_loopback(host) and settings is None:
+        if not insecure:
+            fail(f"{host} can be reached from other machines: pass --tls, or listen on 127.0.0.1", REFUSED)
+        warn(f"listening on {host} without TLS, because of --insecure: the key can be read on the way")
+    secret = new_key() if key_file is None else _key_in(key_file)
+    key, token = PageKey(secret, read_only=read_only), read_token(token_file)
+
+    async def serve() -> None:
+        async with trio.open_nursery() as nursery:
+            address = await nursery.start(
+                lambda task_status: serve_page(
+                    servers, host, port, key, token=token, tls=settings, task_status=task_status
+                )
+            )
+            shown = f"/?key={secret}" if key_file is None else f" with the key of {key_file}"
+            print(f"dos ui: open {address}{shown}", flush=True)
+
+    run(serve)
+
+
+def _certificate() -> TlsSettings:
+    settings = tls_of_environment()
+    if settings is None or not settings.certificate:
+        fail("--tls needs a certificate: set DOS_TLS to a directory that `dos tls init` made", REFUSED)
+    return settings
+
+
+def _key_in(path: Path) -> str:
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"cannot read the key of the page in {path}: {error}", REFUSED)
+    if not key:
+        fail(f"{path} has no key: write a long random word into it", REFUSED)
+    return key

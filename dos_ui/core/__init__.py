@@ -1,0 +1,1 @@
+"""What a page or a screen shows, computed from readings. Pure: no I/O."""

@@ -1,0 +1,41 @@
+"""What holds the sources of a region back. Pure: no I/O.
+
+A source reads no faster than the workers process and the store syncs. So input that waits is explained by the
+first of these that is at its limit.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+BUSY: Final = 0.9
+"""A worker whose circuit works for this share of the time takes all that it can."""
+
+
+def pressure(status: Mapping[str, Any] | None, rates: Mapping[str, Any]) -> dict[str, str]:
+    """Return what holds the sources back, of a status and the rates that belong to it.
+
+    kind: "store", "workers" or "none"; "unknown" without a status. text: in words, "" if there is nothing to
+    say.
+    """
+    if status is None:
+        return {"kind": "unknown", "text": ""}
+    workers = status["workers"]
+    unread = sum(one["backlogBytes"] or 0 for one in workers)
+    waits = f"{unread} bytes of input are not yet read" if unread else ""
+    if status["storeWaiting"]:
+        return {"kind": "store", "text": status["storeWaiting"]}
+    if not unread:
+        return {"kind": "none", "text": ""}
+    busy = [
+        str(one["worker"])
+        for one in workers
+        if (rates["workers"].get(str(one["worker"]), {}).get("busySeconds") or 0.0) >= BUSY
+    ]
+    if busy:
+        who = f"worker {busy[0]} is" if len(busy) == 1 else f"workers {', '.join(busy)} are"
+        return {"kind": "workers", "text": f"{who} busy all the time; {waits}"}
+    lag = sum(one["lagBytes"] for one in workers)
+    stuck = status["underWay"] is not None and bool(status["underWay"]["waitsFor"])
+    if lag > unread and not stuck:
+        return {"kind": "store", "text": f"{lag} bytes are not yet synced; {waits}"}
+    return {"kind": "none", "text": waits}

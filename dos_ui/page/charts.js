@@ -1,0 +1,89 @@
+// Charts by Chart.js. Each has a table or a text with the same data beside it.
+import { html, useEffect, useRef } from "./vendor/htm-preact.js";
+import { rate, seconds } from "./parts.js";
+
+const COLOURS = ["#4f86e8", "#d98a2b", "#3fa66b", "#b65fb0", "#c9515a", "#6b7a90"];
+const PHASES = ["align", "drain", "write", "sync"];
+
+// make(colours) -> the configuration; change(chart) brings a chart up to date.
+function useChart(make, change, deps) {
+  const canvas = useRef(null);
+  const chart = useRef(null);
+  useEffect(() => {
+    chart.current = new globalThis.Chart(canvas.current, make());
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    const recolour = () => { colour(chart.current); chart.current.update("none"); };
+    recolour();
+    scheme.addEventListener("change", recolour);
+    return () => { scheme.removeEventListener("change", recolour); chart.current.destroy(); };
+  }, []);
+  useEffect(() => { change(chart.current); chart.current.update("none"); }, deps);
+  return canvas;
+}
+
+function colour(chart) {
+  const style = getComputedStyle(document.documentElement);
+  const [ink, line] = [style.getPropertyValue("--quiet"), style.getPropertyValue("--line")];
+  chart.options.plugins.legend.labels.color = ink;
+  for (const scale of Object.values(chart.options.scales)) {
+    scale.ticks.color = ink;
+    scale.grid = { color: line };
+  }
+}
+
+const options = (format, more = {}) => ({
+  animation: false,
+  responsive: true,
+  maintainAspectRatio: false,
+  interaction: { mode: "index", intersect: false },
+  plugins: {
+    legend: { labels: { boxWidth: 12 } },
+    tooltip: { callbacks: { label: (item) => `${item.dataset.label}: ${format(item.raw)}` } },
+  },
+  scales: {
+    x: { ticks: { maxTicksLimit: 6, maxRotation: 0 }, ...more },
+    y: { beginAtZero: true, ticks: { callback: (value) => format(value) }, ...more },
+  },
+});
+
+export function RateChart({ history }) {
+  const canvas = useChart(
+    () => ({
+      type: "line",
+      data: { labels: [], datasets: ["rows in", "rows out"].map((label, at) => ({
+        label, data: [], borderColor: COLOURS[at], backgroundColor: COLOURS[at], borderWidth: 2, pointRadius: 0,
+      })) },
+      options: options(rate),
+    }),
+    (chart) => {
+      chart.data.labels = history.map((one) => new Date(one.timeMs).toLocaleTimeString());
+      chart.data.datasets[0].data = history.map((one) => one.rowsIn);
+      chart.data.datasets[1].data = history.map((one) => one.rowsOut);
+    },
+    [history],
+  );
+  const last = history.at(-1);
+  return html`<div class="plot"><canvas ref=${canvas} role="img" aria-label=${last
+    ? `Rows per second over time; now ${rate(last.rowsIn)} in and ${rate(last.rowsOut)} out` : "No rates yet"}></canvas></div>`;
+}
+
+export function PhaseChart({ timeline }) {
+  const canvas = useChart(
+    () => ({ type: "bar", data: { labels: [], datasets: [] }, options: options(seconds, { stacked: true }) }),
+    (chart) => {
+      chart.data.labels = timeline.map((one) => one.checkpoint);
+      chart.data.datasets = PHASES.map((phase, at) => ({
+        label: phase, backgroundColor: COLOURS[at], data: timeline.map((one) => longest(one.workers, phase)),
+      }));
+      chart.options.plugins.tooltip.callbacks.afterBody = ([item]) => byWorker(timeline[item.dataIndex]);
+    },
+    [timeline],
+  );
+  return html`<div class="plot"><canvas ref=${canvas} role="img"
+    aria-label="Seconds of each phase of the last checkpoints, of the slowest worker"></canvas></div>`;
+}
+
+const longest = (workers, phase) => Math.max(0, ...Object.values(workers).map((phases) => phases[phase] ?? 0));
+
+const byWorker = (one) => Object.entries(one?.workers ?? {}).map(([worker, phases]) =>
+  `worker ${worker}: ${PHASES.map((phase) => `${phase} ${seconds(phases[phase] ?? 0)}`).join(", ")}`);

@@ -1,0 +1,60 @@
+// The dataflow graph: laid out by dagre, drawn as SVG, with the rates of each operator.
+import { html } from "./vendor/htm-preact.js";
+import { rate, Table } from "./parts.js";
+
+const HEIGHT = 58;
+
+export function Graph({ operators, rates }) {
+  if (operators.length === 0) return html`<p class="quiet">The graph is known after the first checkpoint.</p>`;
+  const { nodes, edges, width, height } = layout(operators);
+  const known = operators.map((one) => ({ ...one, rates: rates[one.name] ?? {} }));
+  return html`<h2>Dataflow</h2>
+    <svg class="graph" viewBox=${`0 0 ${width} ${height}`} width=${width} height=${height} role="img"
+      aria-label="The dataflow graph; the table below has the same data">
+      <defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">
+        <path d="M0 0 L8 4 L0 8 z" /></marker></defs>
+      ${edges.map((points) => html`<path d=${line(points)} marker-end="url(#tip)" />`)}
+      ${nodes.map((node) => html`<g transform=${`translate(${node.x - node.width / 2},${node.y - HEIGHT / 2})`}>
+        <title>${node.name}: ${node.kind} ${node.detail}</title>
+        <rect width=${node.width} height=${HEIGHT} rx="6" />
+        <text x="10" y="19">${node.name}</text>
+        <text x="10" y="34" class="kind">${node.kind}</text>
+        <text x="10" y="50" class="rate">${ratesText(node, rates[node.name])}</text></g>`)}
+    </svg>
+    <details><summary>As a table</summary><${Table} caption="Operators" rows=${known} columns=${[
+      ["operator", (one) => one.name],
+      ["kind", (one) => one.kind],
+      ["reads", (one) => one.inputs.join(", ")],
+      ["rows in", (one) => rate(one.rates.rowsIn), "number"],
+      ["rows out", (one) => rate(one.rates.rowsOut), "number"],
+      ["details", (one) => one.detail, "long"],
+    ]} /></details>`;
+}
+
+// A source has no rows in, and a sink none out.
+function ratesText(node, found) {
+  if (!found) return "";
+  if (node.kind === "source") return `${rate(found.rowsOut)} out`;
+  return node.kind === "sink" ? `${rate(found.rowsIn)} in` : `${rate(found.rowsIn)} in, ${rate(found.rowsOut)} out`;
+}
+
+function layout(operators) {
+  const graph = new globalThis.dagre.graphlib.Graph();
+  graph.setGraph({ rankdir: "LR", nodesep: 18, ranksep: 34, marginx: 4, marginy: 4 });
+  graph.setDefaultEdgeLabel(() => ({}));
+  for (const one of operators) {
+    graph.setNode(one.name, { ...one, width: Math.max(158, 9 * one.name.length + 24), height: HEIGHT });
+  }
+  for (const one of operators) {
+    for (const input of one.inputs) if (graph.hasNode(input)) graph.setEdge(input, one.name);
+  }
+  globalThis.dagre.layout(graph);
+  const { width, height } = graph.graph();
+  return {
+    nodes: graph.nodes().map((name) => graph.node(name)),
+    edges: graph.edges().map((edge) => graph.edge(edge).points),
+    width: Math.ceil(width), height: Math.ceil(height),
+  };
+}
+
+const line = (points) => points.map(({ x, y }, at) => `${at === 0 ? "M" : "L"}${x} ${y}`).join(" ");

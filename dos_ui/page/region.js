@@ -1,0 +1,185 @@
+// One region: what it does now, its graph with rates, its checkpoints by phase and worker, and changes to it.
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { Graph } from "./graph.js";
+import { PhaseChart, RateChart } from "./charts.js";
+import { ago, Badge, bytes, Notice, number, post, rate, seconds, Table, useEvents } from "./parts.js";
+
+const STATES = { RUNNING: "good", FINISHED: "good", STOPPED: "", PAUSED: "warn", FAILED: "bad", FENCED: "bad" };
+
+export function RegionView({ name, readOnly, Live }) {
+  const { data, problems, live } = useEvents(`api/events?region=${encodeURIComponent(name)}`);
+  const region = data.region;
+  useEffect(() => { document.title = `${name} · DOS`; }, [name]);
+  if (!region) return html`<h1>Region ${name}</h1><${Live} live=${live} problems=${problems} />
+    ${Object.keys(problems).length === 0 && html`<p class="quiet">Asking its driver…</p>`}`;
+  const { status, rates } = region;
+  return html`
+    <h1>Region ${name} ${status
+      ? html`<${Badge} kind=${STATES[status.state] ?? "warn"}>${status.state}<//>`
+      : html`<${Badge} kind="warn">no driver answers<//>`}</h1>
+    <${Live} live=${live} problems=${problems} />
+    <${Now} region=${region} />
+    <${Graph} operators=${region.graph} rates=${rates.operators} />
+    <div class="two">
+      <section><h2>Rows per second</h2><${RateChart} history=${region.history} /></section>
+      <section><h2>Checkpoints by phase</h2><${PhaseChart} timeline=${region.timeline} /></section>
+    </div>
+    ${status && html`<${Workers} status=${status} rates=${rates} />`}
+    <${Checkpoints} region=${region} />
+    ${status?.resets.length > 0 && html`<${Resets} resets=${status.resets} />`}
+    ${readOnly === false && status && html`<${Changes} name=${name} region=${region} />`}`;
+}
+
+function Now({ region }) {
+  const { status, manifest, rates } = region;
+  const last = manifest.lastCheckpoint;
+  const way = status?.underWay;
+  return html`
+    ${!status && region.problem && html`<${Notice} kind="warn">${region.problem}. What follows is from the
+      manifest.<//>`}
+    ${status?.reason && html`<${Notice} kind="warn">${status.reason}<//>`}
+    ${status?.fellBack && html`<${Notice} kind="bad">${status.fellBack}<//>`}
+    ${manifest.unproved && html`<${Notice} kind="warn">${manifest.unproved}<//>`}
+    <div id="under-way" aria-live="polite">${way && way.seconds > 1 && html`<${Notice} kind="warn">
+      Checkpoint ${way.checkpoint} was requested ${seconds(way.seconds)} ago and ${way.waitsFor.length === 0
+        ? "is being written to the manifest." : "waits for the votes of:"}
+      <ul>${way.waitsFor.map((one) => html`<li>worker ${one.worker}: ${one.why}</li>`)}</ul><//>`}</div>
+    <div class="facts">
+      <${Fact} name="last checkpoint" value=${last ? number(last.checkpoint) : "none"} more=${last && ago(last.timeMs)} />
+      <${Fact} name="rows in" value=${rate(rates.rowsIn)} />
+      <${Fact} name="rows out" value=${rate(rates.rowsOut)} />
+      <${Fact} name="back-pressure" value=${region.pressure.kind} more=${region.pressure.text} />
+      <${Fact} name="state" value=${last ? bytes(last.stateBytes) : ""} />
+      ${status && html`
+        <${Fact} name="workers" value=${status.workers.length} more=${status.standbys ? `${status.standbys} stand-by` : ""} />
+        <${Fact} name="incarnation" value=${number(status.incarnation)} />
+        <${Fact} name="a recovery takes" value=${status.recovery ? `about ${seconds(status.recovery.seconds)}` : "?"} />`}
+      <${Fact} name="driver" value=${region.driver ?? last?.driver ?? ""} />
+    </div>
+    ${status?.scaling && html`<${Notice}>Going to ${status.scaling.workers} workers: ${status.scaling.phase}, since
+      ${" "}${seconds(status.scaling.seconds)}.<//>`}`;
+}
+
+const Fact = ({ name, value, more }) => html`<div><div class="name">${name}</div>
+  <div class="value">${value}</div>${more && html`<div class="quiet">${more}</div>`}</div>`;
+
+function Workers({ status, rates }) {
+  return html`<h2>Workers</h2>
+    <${Table} caption="Workers" rows=${status.workers} columns=${[
+      ["worker", (one) => one.worker, "number"],
+      ["state", (one) => html`<${Badge} kind=${one.state === "RUNNING" ? "good" : "warn"}>${one.state}<//>`],
+      ["process", (one) => `${one.host} ${one.pid || ""}`],
+      ["attempt", (one) => number(one.attempt), "number"],
+      ["step", (one) => number(one.step), "number"],
+      ["rows in", (one) => rate(rates.workers[one.worker]?.rowsIn), "number"],
+      ["rows out", (one) => rate(rates.workers[one.worker]?.rowsOut), "number"],
+      ["busy", (one) => percent(rates.workers[one.worker]?.busySeconds), "number"],
+      ["not yet synced", (one) => bytes(one.lagBytes), "number"],
+      ["not yet read", (one) => (one.backlogBytes === null ? "?" : bytes(one.backlogBytes)), "number"],
+      ["last error", (one) => one.error, "long"],
+    ]} />`;
+}
+
+const percent = (value) => (value === null || value === undefined ? "?" : `${Math.round(Math.min(1, value) * 100)} %`);
+
+function Checkpoints({ region }) {
+  const retained = new Set(region.retained);
+  const held = Object.entries(region.savepoints);
+  const rows = [...region.timeline].reverse();
+  return html`<h2>Checkpoints</h2>
+    ${held.length > 0 && html`<p>Savepoints: ${held.map(([name, number]) => html`<${Badge}>${name}: checkpoint ${number}<//> `)}</p>`}
+    <details><summary>The last ${rows.length}</summary><${Table} caption="Checkpoints" rows=${rows} columns=${[
+      ["checkpoint", (one) => number(one.checkpoint), "number"],
+      ["committed", (one) => new Date(one.timeMs).toLocaleString()],
+      ["step", (one) => number(one.step), "number"],
+      ["incarnation", (one) => number(one.incarnation), "number"],
+      ["state", (one) => bytes(one.stateBytes), "number"],
+      ["slowest worker", (one) => slowest(one.workers)],
+      ["restorable", (one) => (retained.has(one.checkpoint) ? "yes" : "no")],
+    ]} /></details>`;
+}
+
+function slowest(workers) {
+  const totals = Object.entries(workers).map(([worker, phases]) => [worker,
+    Object.values(phases).reduce((sum, one) => sum + one, 0)]);
+  if (totals.length === 0) return "";
+  const [worker, total] = totals.reduce((most, one) => (one[1] > most[1] ? one : most));
+  return `worker ${worker}: ${seconds(total)}`;
+}
+
+const Resets = ({ resets }) => html`<h2>Resets</h2>
+  <${Table} caption="Resets" rows=${[...resets].reverse()} columns=${[
+    ["worker", (one) => (one.worker < 0 ? "by hand" : one.worker)],
+    ["took", (one) => seconds(one.seconds), "number"],
+    ["replayed", (one) => bytes(one.bytes), "number"],
+    ["to checkpoint", (one) => number(one.checkpoint), "number"],
+    ["phases", (one) => Object.entries(one.phases).map(([phase, took]) => `${phase} ${seconds(took)}`).join(", "), "long"],
+    ["reason", (one) => one.reason.trim().split("\n").pop(), "long"],
+  ]} />`;
+
+function Changes({ name, region }) {
+  const [key, setKey] = useState(sessionStorage.getItem("key") ?? "");
+  const [busy, setBusy] = useState("");
+  const [outcome, setOutcome] = useState(null);
+  const request = (change, body) => {
+    setBusy(change);
+    setOutcome(null);
+    post(`api/regions/${encodeURIComponent(name)}/${change}`, key, body)
+      .then((result) => {
+        sessionStorage.setItem("key", key);
+        setOutcome(["", `${change}: done${result.checkpoint ? `, at checkpoint ${result.checkpoint}` : ""}`]);
+      })
+      .catch((error) => setOutcome(["bad", error.message]))
+      .finally(() => setBusy(""));
+  };
+  const off = !key || busy !== "";
+  const paused = region.status.state === "PAUSED";
+  return html`<h2>Change it</h2>
+    <form class="row" onSubmit=${(event) => event.preventDefault()}>
+      <label>Key of this page <input name="key" type="password" autocomplete="off" value=${key}
+        onInput=${(event) => setKey(event.target.value.trim())} /></label>
+      <button disabled=${off} onClick=${() => request("checkpoint", {})}>Checkpoint now</button>
+      <button disabled=${off} onClick=${() => request(paused ? "resume" : "pause", {})}>${paused ? "Resume" : "Pause"}</button>
+    </form>
+    <${Fields} label="Create a savepoint" off=${off} fields=${[["name", "Name"], ["why", "Note"]]}
+      onDone=${(given) => request("savepoint", given)} />
+    <${Fields} label="Scale" off=${off} fields=${[["workers", "Workers", region.status.workers.length]]}
+      onDone=${({ workers }) => request("scale", { workers: Number(workers) })} />
+    <${Restore} region=${region} off=${off} onDone=${(given) => request("restore", given)} />
+    <div aria-live="polite">${busy && html`<${Notice}>${busy}: under way…<//>`}
+      ${outcome && html`<${Notice} kind=${outcome[0]}>${outcome[1]}<//>`}</div>`;
+}
+
+function Fields({ label, fields, off, onDone }) {
+  return html`<form class="row" onSubmit=${(event) => {
+      event.preventDefault();
+      onDone(Object.fromEntries(new FormData(event.target)));
+    }}>
+    ${fields.map(([name, text, value]) => html`<label>${text} <input name=${name} defaultValue=${value}
+      required=${name !== "why"} /></label>`)}
+    <button disabled=${off}>${label}</button></form>`;
+}
+
+function Restore({ region, off, onDone }) {
+  const dialog = useRef(null);
+  const [target, setTarget] = useState("");
+  const [republish, setRepublish] = useState(false);
+  const targets = [
+    ...Object.keys(region.savepoints).map((name) => [`savepoint:${name}`, `savepoint ${name}`]),
+    ...[...region.retained].reverse().map((number) => [`checkpoint:${number}`, `checkpoint ${number}`]),
+  ];
+  return html`<form class="row" onSubmit=${(event) => { event.preventDefault(); dialog.current.showModal(); }}>
+      <label>Restore to <select required value=${target} onChange=${(event) => setTarget(event.target.value)}>
+        <option value="">choose</option>
+        ${targets.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></label>
+      <label class="check"><input type="checkbox" checked=${republish}
+        onChange=${(event) => setRepublish(event.target.checked)} /> rows that were shown may come again</label>
+      <button disabled=${off}>Restore</button></form>
+    <dialog ref=${dialog} aria-label="Confirm the restore">
+      <p>All workers of ${region.name} go back to ${target.replace(":", " ")}. Output after it is taken back, and
+        input is read again from there.</p>
+      <form method="dialog" class="row">
+        <button onClick=${() => onDone({ name: target, allow_republish: republish })}>Restore</button>
+        <button>Cancel</button></form>
+    </dialog>`;
+}
