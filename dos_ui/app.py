@@ -108,10 +108,11 @@ class _Guard:
             return True  # they are the same for everybody
         if request.url.path == "/" and "key" in request.query_params:
             return True  # `_Api.page` compares it
-        if request.method not in ("GET", "HEAD"):  # the cookie alone changes nothing
-            scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            return scheme == "Bearer" and self._key.fits(given)
-        return self._key.fits(request.cookies.get(_COOKIE, ""))
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme == "Bearer":
+            return self._key.fits(given)
+        reads = request.method in ("GET", "HEAD")  # the cookie alone changes nothing
+        return reads and self._key.fits(request.cookies.get(_COOKIE, ""))
 
 
 def _refusal(request: Request) -> Response:
@@ -202,8 +203,13 @@ class _Api:
     async def records(self, request: Request) -> Any:
         asked = request.query_params
         url = f"{self._readings.url}/{asked.get('directory', '')}/{asked.get('name', '')}"
-        begin = _number(asked.get("begin", "0"))
-        return await records_of(url, self._readings.token, pattern=asked.get("pattern", ""), begin=begin)
+        return await records_of(
+            url,
+            self._readings.token,
+            pattern=asked.get("pattern", ""),
+            begin=_number(asked.get("begin", "0")),
+            whole="whole" in asked,
+        )
 
     async def state(self, request: Request) -> Any:
         asked = request.query_params

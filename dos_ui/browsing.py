@@ -39,14 +39,18 @@ def _chain_of(name: str) -> str:
     return "" if segment is None else segment.chain
 
 
-async def records_of(url: str, token: bytes, *, pattern: str = "", begin: int = 0) -> Row:
+async def records_of(
+    url: str, token: bytes, *, pattern: str = "", begin: int = 0, whole: bool = False
+) -> Row:
     """Return the first records of a chain or an object that match a regular expression, as `dos journal grep
-    --json` prints them, from a logical offset on. `next`: from where to continue, None at the end.
+    --json` prints them, from a logical offset on. `next`: from where to continue, None at the end. whole:
+    only one record, with its strings in full.
 
     Raises LocalProtocolError for an invalid pattern, and what `inspect_url` raises.
     """
+    count_max = 1 if whole else RECORDS_MAX
     try:
-        consume, found = json_page(pattern, begin=begin, count_max=RECORDS_MAX)
+        consume, found = json_page(pattern, begin=begin, count_max=count_max, full=whole)
     except ValueError as error:
         raise LocalProtocolError(str(error), remedy="correct the regular expression") from error
     outcome = await inspect_url(url, token, consume, lambda *_: None, history=True)
@@ -54,7 +58,7 @@ async def records_of(url: str, token: bytes, *, pattern: str = "", begin: int = 
     return {
         "kind": outcome.kind,
         "records": records,
-        "next": records[-1]["end"] if len(records) == RECORDS_MAX else None,
+        "next": records[-1]["end"] if len(records) == count_max else None,
         "fault": "" if outcome.fault is None else str(outcome.fault),
         "notes": [text for text in (outcome.gone, *outcome.not_verified) if text],
     }

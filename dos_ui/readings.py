@@ -14,7 +14,7 @@ import trio
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.cli.listing import input_rows, region_rows
 from checkpoint.requests.reading import RegionReader, RegionReading
-from checkpoint.runtime import wall_time_ms
+from checkpoint.runtime import this_driver, wall_time_ms
 from dos_client import Store, backoff_s, open_store
 from dos_client.cli.status import status_json
 from dos_client.membership.status import store_status
@@ -117,7 +117,7 @@ class Readings:
     def _region_json(self, name: str, reading: RegionReading, local: dict[str, Any] | None = None) -> Reading:
         found, view = reading.as_json(), reading.view
         if local is not None:
-            found |= {"answered": True, "driver": "this process", "status": local}
+            found |= {"answered": True, "driver": this_driver(), "status": local}
         status = found["status"] if found["answered"] else None
         rates = self._rates.setdefault(name, RegionRates())
         now = rates.update(status, trio.current_time(), wall_time_ms())

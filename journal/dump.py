@@ -60,17 +60,18 @@ class RecordFilter:
 
 
 def json_page(
-    pattern: str, *, begin: int = 0, count_max: int = 200, op: Op | None = None
+    pattern: str, *, begin: int = 0, count_max: int = 200, full: bool = False
 ) -> tuple[Consumer, list[str]]:
     """Return a consumer, and the list in which it collects the first `count_max` records that begin at or
-    after a logical offset and match, each as JSON. Strings are shortened. Raises as `RecordFilter`.
+    after a logical offset and match, each as JSON. Long strings are shortened unless `full`. Raises as
+    `RecordFilter`.
     """
-    wanted, found = RecordFilter(pattern, op), list[str]()
+    wanted, found = RecordFilter(pattern), list[str]()
 
     def consume(records: list[Located]) -> bool:
         for located in records:
             if located.offset >= begin and len(found) < count_max and wanted(located):
-                found.append(as_json(located))
+                found.append(as_json(located, full=full))
         return len(found) < count_max
 
     return consume, found

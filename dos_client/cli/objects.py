@@ -12,6 +12,7 @@ from typing import Annotated, Any, BinaryIO
 import trio
 import typer
 
+from dos_client.cli import directories
 from dos_client.cli.get import get
 from dos_client.cli.kit import (
     NEGATIVE,
@@ -69,6 +70,7 @@ _OF_STORE: tuple[Callable[..., None], ...] = (
 )
 for _command in _OF_STORE:
     store_app.command()(_command)
+store_app.command("ls")(directories.ls)
 store_app.command(context_settings={"auto_envvar_prefix": "DOS_WATCH"})(watch)
 store_app.add_typer(spare_app, name="spare")
 

@@ -58,11 +58,23 @@ function Records({ directory, name }) {
       ["offset", (one) => number(one.offset), "number"],
       ["record", (one) => one.name, "mono"],
       ["numbers", (one) => one.ints.join(", "), "mono"],
-      ["strings", (one) => one.strings.map((part) => html`<div>${part.text ?? `hex ${part.hex}`}${part.cut
-        ? html` <span class="quiet">… ${number(part.bytes)} bytes</span>` : ""}</div>`), "mono long"],
+      ["strings", (one) => html`<${Strings} key=${one.offset} record=${one}
+        url=${`api/records?${query({ directory, name, begin: one.offset, whole: "" })}`} />`, "mono long"],
     ]} />
     ${found?.fault && html`<${Notice} kind="bad">${found.fault}<//>`}
     ${found?.next && html`<p><button onClick=${() => setBegin(found.next)}>Continue at offset ${number(found.next)}</button></p>`}`;
+}
+
+// The strings of a record: shortened, and whole on request.
+function Strings({ record, url }) {
+  const [wanted, setWanted] = useState(false);
+  const [found, problem] = useFetched(wanted ? url : "");
+  const whole = found?.records[0]?.offset === record.offset ? found.records[0] : record;
+  return html`${whole.strings.map((part) => html`<div>${part.text ?? `hex ${part.hex}`}${part.cut
+    ? html` <span class="quiet">… ${number(part.bytes)} bytes</span>` : ""}</div>`)}
+    <${Problem} text=${problem} />
+    ${!wanted && record.strings.some((part) => part.cut) && html`<button
+      aria-label=${`Show the whole record at ${record.offset}`} onClick=${() => setWanted(true)}>show whole</button>`}`;
 }
 
 function State({ region, table }) {

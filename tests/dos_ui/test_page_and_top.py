@@ -1,0 +1,398 @@
+"""The web page in a real browser and `dos top` in a real terminal, on a region of real processes that is
+stopped and killed.
+"""
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from selenium import webdriver
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+import dos
+from dataflow.handle import RegionHandle
+from dos_client import init_store
+from dos_ui.serving import PageServer
+from tests.support.dos_command import dos as command
+from tests.support.needs import lacking
+from tests.support.polling import until
+from tests.support.servers import ServerProcess, url_of
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+WAIT_S = 90.0
+
+
+@dataclass
+class Watched:
+    """A region that runs, and its page. While `slow` exists, an operator of it does not return."""
+
+    region: RegionHandle
+    page: PageServer
+    servers: list[ServerProcess]
+    store: str
+    slow: Path
+
+    @property
+    def address(self) -> str:
+        return self.page.url.partition("/?")[0]
+
+    @property
+    def key(self) -> str:
+        return self.page.url.partition("key=")[2]
+
+
+def counted_words(slow: Path) -> dos.Graph:
+    def not_while_slow(row: Any) -> bool:
+        while slow.exists():
+            select.select([], [], [], 0.05)
+        return bool(row["value"] % 3)
+
+    graph = dos.Graph("words")
+    some = graph.source("ticks", dos.RateSource(500)).filter("some", not_while_slow)
+    words = some.flat_map("named", lambda row: [{"word": f"word{row['value'] % 50}"}], schema="word string")
+    words.key_by("by_word", "word").count("counts").sink("out", dos.LogSink(publish="checkpoint"))
+    return graph
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("watched")
+    slow = folder / "slow"
+    with ExitStack() as stack:
+        servers = [stack.enter_context(ServerProcess(folder / f"server-{index}")) for index in range(3)]
+        url = url_of(servers)
+        trio.run(init_store, url)
+        region = dos.run_local(
+            counted_words(slow), store=url, workers=2, checkpoint_interval=0.5, logs=folder / "logs"
+        )
+        stack.callback(region.stop)
+        stack.callback(lambda: slow.unlink(missing_ok=True))
+        page = stack.enter_context(region.serve_page())
+        until(lambda: region.status.last_checkpoint >= 2, "two checkpoints", WAIT_S)
+        yield Watched(region, page, servers, url, slow)
+
+
+class Browser:
+    """Chromium without a window."""
+
+    def __init__(self, driver: webdriver.Chrome, address: str) -> None:
+        self.driver = driver
+        self.address = address
+
+    def go(self, where: str) -> None:
+        self.driver.get(f"{self.address}/{where}")
+
+    def text(self, selector: str = "main") -> str:
+        try:
+            return self.driver.find_element(By.CSS_SELECTOR, selector).text
+        except (NoSuchElementException, StaleElementReferenceException):  # it is drawn again just now
+            return ""
+
+    def until(self, words: str, selector: str = "main") -> str:
+        """Wait until the page shows the words."""
+        until(lambda: words in self.text(selector), f"{words!r} is shown", WAIT_S)
+        return self.text(selector)
+
+    def named(self, tag: str, text: str) -> WebElement:
+        found = [one for one in self.driver.find_elements(By.TAG_NAME, tag) if one.text == text]
+        assert found, (
+            f"no {tag} {text!r} among {[one.text for one in self.driver.find_elements(By.TAG_NAME, tag)]}"
+        )
+        return found[0]
+
+    def fill(self, name: str, text: str) -> None:
+        field = self.driver.find_element(By.NAME, name)
+        field.clear()
+        field.send_keys(text)
+
+
+@pytest.fixture(scope="module")
+def browser(watched: Watched) -> Iterator[Browser]:
+    if shutil.which("chromedriver") is None:
+        lacking("the page is tested in Chromium: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    for switch in (
+        "headless=new",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-dev-shm-usage",
+        "window-size=1300,1500",
+    ):
+        options.add_argument(f"--{switch}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        driver.get(watched.page.url)
+        yield Browser(driver, watched.address)
+        severe = [one["message"] for one in driver.get_log("browser") if one["level"] == "SEVERE"]
+        assert [one for one in severe if "401" not in one] == [], "the page has errors"  # 401: a wrong key
+    finally:
+        driver.quit()
+
+
+def ask(watched: Watched, path: str, *, body: Any = None, **headers: str) -> tuple[int, Any]:
+    """The status and the JSON of an answer."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{watched.address}/{path}", data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_nothing_is_shown_or_changed_without_the_key(watched: Watched) -> None:
+    for path in ("api/store", "api/regions/words", "api/records?directory=words.coord&name=manifest"):
+        code, answer = ask(watched, path)
+        assert (code, "this page needs its key" in answer["error"]) == (401, True)
+    cookie = {"Cookie": f"dos_page={watched.key}"}
+    assert ask(watched, "api/store", **cookie)[0] == 200
+    assert ask(watched, "api/store", Cookie="dos_page=wrong")[0] == 401
+    assert ask(watched, "api/regions/words/checkpoint", body={}, **cookie)[0] == 401, (
+        "not with the cookie alone"
+    )
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+        urllib.request.urlopen(f"{watched.address}/?key=wrong", timeout=60)
+    with refused.value as answer:
+        assert b"This page needs its key" in answer.read()
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'")
+
+
+def test_what_cannot_be_done_is_refused_with_the_reason(watched: Watched) -> None:
+    key = {"Authorization": f"Bearer {watched.key}"}
+    code, answer = ask(watched, "api/regions/words/explode", body={}, **key)
+    assert (code, answer["error"].split(" (")[0]) == (400, "unknown change 'explode'")
+    assert ask(watched, "api/regions/words/scale", body={"workers": "3"}, **key)[0] == 400
+    code, answer = ask(watched, "api/regions/words/restore", body={"name": "savepoint:none"}, **key)
+    assert (code, "none" in answer["error"]) == (503, True)
+    code, answer = ask(watched, "api/regions/absent", Cookie=f"dos_page={watched.key}")
+    assert (code, "absent" in answer["error"]) == (503, True)
+    code, answer = ask(
+        watched, "api/records?directory=words.coord&name=manifest&pattern=(", Cookie=f"dos_page={watched.key}"
+    )
+    assert (code, "is not a regular expression" in answer["error"]) == (400, True)
+
+
+def test_the_page_shows_the_store_and_what_is_stored(watched: Watched, browser: Browser) -> None:
+    browser.go("#/store")
+    shown = browser.until("available")
+    assert all(server.location in shown for server in watched.servers)
+    browser.until("words")
+    browser.go("#/browse")
+    assert "words.w0001\nworker" in browser.until("words.w0001").replace(" ", "\n")
+    browser.driver.find_element(By.LINK_TEXT, "words.coord").click()
+    browser.until("Journals: manifest")
+    browser.driver.find_element(By.LINK_TEXT, "manifest").click()
+    browser.until("SEGMENT_START")
+    browser.fill("text", '"cut":2,')
+    browser.named("button", "Search").click()
+    until(lambda: "SEGMENT_START" not in browser.text(), "the search has its answer", WAIT_S)
+    browser.until("2,")
+    browser.named("button", "show whole").click()
+    browser.until('"operators":{')
+    browser.go("#/browse/state-of/words/counts")
+    browser.until("word17")
+    browser.fill("text", "word42")
+    browser.named("button", "Search").click()
+    until(lambda: "word17" not in browser.text(), "only rows with the text", WAIT_S)
+    assert "word42" in browser.text()
+
+
+def test_the_page_shows_a_region_live_while_it_is_slow_and_after_a_kill(
+    watched: Watched, browser: Browser
+) -> None:
+    browser.go("#/region/words")
+    shown = browser.until("RUNNING")
+    assert "Dataflow" in shown
+    for operator in ("ticks", "some", "by_word", "counts", "out"):
+        assert operator in browser.text("svg.graph")
+    until(lambda: "/s in" in browser.text("svg.graph"), "rates are shown", WAIT_S)
+    watched.slow.touch()
+    waits = browser.until("it runs operator 'some'", "#under-way")
+    assert re.search(r"Checkpoint \d+ was requested .* ago and waits for the votes of", waits)
+    watched.slow.unlink()
+    until(lambda: "waits for" not in browser.text("#under-way"), "the checkpoint is committed", WAIT_S)
+    os.kill(watched.region.status.workers[1].pid, signal.SIGKILL)
+    until(lambda: "ended with signal 9" in browser.text(), "the reset is shown", WAIT_S)
+    browser.until("RUNNING")
+    assert "Resets" in browser.text()
+
+
+def test_a_savepoint_and_a_restore_by_keyboard(watched: Watched, browser: Browser) -> None:
+    browser.go("#/store")
+    browser.until("words")
+    browser.driver.find_element(By.LINK_TEXT, "words").send_keys(Keys.ENTER)
+    browser.until("Change it")
+    browser.fill("key", "wrong")
+    browser.fill("name", "good")
+    browser.driver.find_element(By.NAME, "name").send_keys(Keys.ENTER)
+    browser.until("this page needs its key")
+    browser.fill("key", watched.key)
+    browser.driver.find_element(By.NAME, "name").send_keys(Keys.ENTER)
+    browser.until("savepoint: done, at checkpoint")
+    browser.until("good: checkpoint")
+    target = browser.driver.find_element(By.TAG_NAME, "select")
+    until(lambda: "savepoint good" in target.text, "it can be restored", WAIT_S)
+    target.send_keys("savepoint good")
+    browser.named("button", "Restore").send_keys(Keys.ENTER)
+    dialog = browser.until("All workers of words go back to savepoint good", "dialog")
+    assert "Cancel" in dialog
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    browser.until("restore: done, at checkpoint")
+    assert watched.region.status.resets[-1].reason.startswith("it was restored to checkpoint")
+
+
+def test_every_chart_and_field_has_a_name_for_a_screen_reader(watched: Watched, browser: Browser) -> None:
+    browser.go("#/region/words")
+    browser.until("Change it")
+    unnamed = browser.driver.execute_script(
+        "return [...document.querySelectorAll("
+        "'canvas, svg.graph, table, input, select, button, a, nav, dialog')]"
+        ".filter((one) => !(one.getAttribute('aria-label') || one.labels?.length || one.innerText?.trim()))"
+        ".map((one) => one.outerHTML)"
+    )
+    assert unnamed == []
+    browser.go("#/store")
+    browser.driver.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+    assert browser.driver.switch_to.active_element.text == "Skip to the content"
+
+
+def test_the_page_continues_while_the_store_has_no_quorum(watched: Watched, browser: Browser) -> None:
+    browser.go("#/region/words")
+    browser.until("RUNNING")
+    for server in watched.servers[:2]:
+        server.kill()
+    try:
+        browser.until("WAITING_FOR_STORE")
+    finally:
+        for server in watched.servers[:2]:
+            server.restart()
+    browser.until("RUNNING", "h1")
+
+
+class Terminal:
+    """`dos top` in a terminal of 100 columns."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dos_cli", "top", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def until(self, words: str) -> None:
+        """Wait until the words appear after what was waited for before."""
+
+        def reached() -> bool:
+            if select.select([self.master], [], [], 0)[0]:
+                self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
+            return words in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.seen)
+
+        until(reached, f"{words!r} in the terminal", WAIT_S)
+        self.seen = ""
+
+    def press(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def end(self) -> int:
+        try:
+            return self.process.wait(WAIT_S)
+        finally:
+            self.process.kill()
+            os.close(self.master)
+
+
+def test_top_shows_the_store_and_a_region_and_takes_keys(watched: Watched) -> None:
+    top = Terminal(watched.store, "--interval", "0.5")
+    top.until("enter open")
+    top.press("\r")
+    top.until("by_word")
+    top.until("/s")
+    top.press("\x1b")
+    top.until("up/down choose")
+    top.press("q")
+    assert top.end() == 0
+
+
+def test_top_once_prints_a_reading(watched: Watched) -> None:
+    found = json.loads(command("top", watched.store, "words", "--once", "--json").stdout)
+    assert (found["name"], found["answered"]) == ("words", True)
+    assert [one["name"] for one in found["graph"]] == ["ticks", "some", "named", "by_word", "counts", "out"]
+    assert found["rates"]["operators"]["ticks"]["rowsOut"] is not None
+    assert found["timeline"][-1]["checkpoint"] == found["manifest"]["lastCheckpoint"]["checkpoint"]
+    store = json.loads(command("top", watched.store, "--once", "--json").stdout)
+    assert [one["region"] for one in store["regions"]] == ["words"]
+    assert "words: RUNNING" in command("top", watched.store, "words", "--once").stdout
+    refused = command("top", watched.store)
+    assert (refused.returncode, "this is no terminal: pass --once" in refused.stderr) == (2, True)
+
+
+def test_store_ls_lists_every_directory(watched: Watched) -> None:
+    rows = {
+        one["directory"]: one for one in json.loads(command("store", "ls", watched.store, "--json").stdout)
+    }
+    assert {"words.coord", "words.w0000", "words.w0001"} <= rows.keys()
+    assert rows["words.coord"]["epoch"] == watched.region.status.incarnation
+    assert rows["words.w0000"]["bytes"] > 0
+    assert "words.coord" in command("store", "ls", watched.store).stdout
+
+
+def test_ui_serves_the_page_of_any_store(watched: Watched, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("a-long-word\n")
+    arguments = (
+        "ui",
+        watched.store,
+        "--listen",
+        "127.0.0.1:0",
+        "--read-only",
+        "--key-file",
+        str(tmp_path / "key"),
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dos_cli", *arguments], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        page = Watched(watched.region, watched.page, [], watched.store, tmp_path)
+        page.page = type("At", (), {"url": f"{line.split()[3]}/?key=a-long-word"})()
+        key = {"Authorization": "Bearer a-long-word"}
+        code, region = ask(page, "api/regions/words", **key)
+        assert (code, region["status"]["state"]) == (200, "RUNNING")
+        code, answer = ask(page, "api/regions/words/checkpoint", body={}, **key)
+        assert (code, "this page changes nothing" in answer["error"]) == (403, True)
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 130
+        assert process.stdout is not None
+        process.stdout.close()
+    open_to_all = command("ui", watched.store, "--listen", "0.0.0.0:0")
+    assert (open_to_all.returncode, "pass --tls, or listen on 127.0.0.1" in open_to_all.stderr) == (2, True)
+    with pytest.raises(ValueError, match="can be reached from other machines"):
+        watched.region.serve_page("0.0.0.0:0")

@@ -1,0 +1,154 @@
+"""What a page or a screen shows of a reading: the graph, rates, back-pressure, the kinds of directories."""
+
+import pytest
+from rich.console import Console
+
+import dos
+from checkpoint.core.consumers import input_register, output_register
+from checkpoint.core.inputs import input_directory, producer_directory
+from checkpoint.core.region import (
+    answers_directory,
+    coordinator_directory,
+    requests_directory,
+    worker_directory,
+)
+from checkpoint.core.staged import staging_directory
+from dos_ui.core.directories import directory_row
+from dos_ui.core.graph import graph_of
+from dos_ui.core.pressure import pressure
+from dos_ui.core.rates import HISTORY_MAX, RegionRates
+from dos_ui.screen import Screen, View
+
+
+def test_the_graph_is_read_from_the_texts_of_a_real_graph() -> None:
+    graph = dos.Graph("shop")
+    left = graph.source("left", dos.IteratorSource(lambda: iter(()), schema="word string"))
+    right = graph.source("right", dos.IteratorSource(lambda: iter(()), schema="word string"))
+    both = left.union("both", right)
+    both.key_by("by_word", "word").count("counts").sink("out", dos.LogSink())
+    shown = {one["name"]: one for one in graph_of(graph.plan().operators)}
+    assert {name: (one["kind"], one["inputs"]) for name, one in shown.items()} == {
+        "left": ("source", []),
+        "right": ("source", []),
+        "both": ("union", ["left", "right"]),
+        "by_word": ("key_by", ["both"]),
+        "counts": ("count", ["by_word"]),
+        "out": ("sink", ["counts"]),
+    }
+    assert "gives (word string, count bigint)" in shown["counts"]["detail"]
+    assert graph_of({"new": "of a later version"}) == [
+        {"name": "new", "kind": "", "inputs": [], "detail": "of a later version"}
+    ]
+
+
+def status(*rows: int, busy: float = 0.0, incarnation: int = 1, attempt: int = 1, **more: object) -> dict:
+    workers = [
+        {
+            "worker": index,
+            "attempt": attempt,
+            "rowsIn": number,
+            "rowsOut": 2 * number,
+            "busySeconds": busy,
+            "lagBytes": 5,
+            "backlogBytes": None,
+        }
+        for index, number in enumerate(rows)
+    ]
+    operators = [{"name": "counts", "rowsIn": sum(rows), "rowsOut": sum(rows)}]
+    return {
+        "incarnation": incarnation,
+        "workers": workers,
+        "operators": operators,
+        "storeWaiting": "",
+        "underWay": None,
+        **more,
+    }
+
+
+def test_rates_are_differences_between_two_readings() -> None:
+    rates = RegionRates()
+    assert rates.update(status(10, 20), 100.0, 1)["rowsIn"] is None
+    found = rates.update(status(30, 60, busy=1.5), 102.0, 2)
+    assert (found["rowsIn"], found["rowsOut"]) == (30.0, 60.0)
+    assert found["workers"]["1"] == {"rowsIn": 20.0, "rowsOut": 40.0, "busySeconds": 0.75}
+    assert found["operators"]["counts"] == {"rowsIn": 30.0, "rowsOut": 30.0}
+    assert [one["rowsIn"] for one in rates.history] == [None, 30.0]
+
+
+def test_counters_that_begin_again_have_no_rate() -> None:
+    rates = RegionRates()
+    rates.update(status(1000, 1000), 1.0, 1)
+    found = rates.update(status(5, 5, incarnation=2, attempt=2), 2.0, 2)
+    assert (found["rowsIn"], found["workers"]["0"]["rowsIn"]) == (None, None)
+    assert found["operators"]["counts"]["rowsIn"] is None
+    assert rates.update(None, 3.0, 3)["rowsIn"] is None
+    assert rates.update(status(9, 9), 4.0, 4)["rowsIn"] is None, "the reading before had no status"
+    for number in range(HISTORY_MAX):
+        rates.update(status(number), float(number + 5), number)
+    assert len(rates.history) == HISTORY_MAX
+
+
+@pytest.mark.parametrize(
+    ("busy", "backlog", "lag", "more", "kind", "words"),
+    [
+        (0.1, 0, 0, {}, "none", ""),
+        (0.1, None, 0, {}, "none", ""),
+        (0.95, 700, 0, {}, "workers", "worker 0 is busy all the time; 700 bytes of input are not yet read"),
+        (0.1, 700, 900, {}, "store", "900 bytes are not yet synced"),
+        (0.1, 700, 0, {"storeWaiting": "2 of 3 are away"}, "store", "2 of 3 are away"),
+        (0.1, 700, 900, {"underWay": {"waitsFor": [{"worker": 0, "why": ""}]}}, "none", "700 bytes"),
+    ],
+)
+def test_what_holds_the_sources_back(
+    busy: float, backlog: int | None, lag: int, more: dict, kind: str, words: str
+) -> None:
+    now = status(10, **more)
+    now["workers"][0] |= {"backlogBytes": backlog, "lagBytes": lag}
+    found = pressure(now, {"workers": {"0": {"busySeconds": busy}}})
+    assert found["kind"] == kind
+    assert words in found["text"]
+    assert pressure(None, {})["kind"] == "unknown"
+
+
+def test_each_directory_of_this_project_has_a_kind_and_an_owner() -> None:
+    of_shop = {
+        coordinator_directory("shop"): "manifest",
+        requests_directory("shop"): "requests",
+        answers_directory("shop"): "requests",
+        worker_directory("shop", 3): "worker",
+        input_directory("shop", "sales"): "input",
+        producer_directory("shop", "sales", "till-1"): "input",
+        staging_directory("shop", "out", "job", 7): "staged rows",
+        input_register("shop", "sales").directory: "readers",
+        output_register("shop", "out").directory: "readers",
+        "shop.sites-.rome": "sites",
+    }
+    assert [directory_row(name) for name in of_shop] == [
+        {"name": name, "kind": kind, "owner": "shop"} for name, kind in of_shop.items()
+    ]
+    assert directory_row("my.files") == {"name": "my.files", "kind": "", "owner": ""}
+
+
+def test_a_screen_without_a_reading_says_why() -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console.print(Screen(View(""), {}, "no server answers"))
+    assert console.export_text() == "cannot be read now: no server answers\n\n"
+    console.file.close()
+
+
+def test_keys_choose_open_and_leave_a_region() -> None:
+    view = View("")
+    assert view.regions_are(["a", "b"]) == 0
+    for key in ("down", "down", "down"):
+        view.press(key)
+    view.press("up")
+    view.press("down")
+    view.press("hold")
+    assert view.held
+    view.press("open")
+    assert (view.region, view.held) == ("b", False)
+    view.press("open")
+    assert view.region == "b"
+    view.press("back")
+    view.press("sort")
+    assert (view.region, view.sorted) == ("", True)
