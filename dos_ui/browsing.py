@@ -8,7 +8,6 @@ import trio
 
 from checkpoint import Cut
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.chains.state_reading import blocks_at
 from dos_client import Store
 from dos_client.cli.objects import object_rows
 from dos_protocol.errors import LocalProtocolError
@@ -72,7 +71,7 @@ async def state_of(
 
     Needs the extra `dataflow`. Raises CheckpointReleasedError, MissingExtraError, and what reading raises.
     """
-    from checkpoint.chains.state_blocks import StateFold  # needs pyarrow
+    from checkpoint.chains.state_blocks import StateFold  # needs the extra `dataflow`, for this page only
 
     view = await read_manifest(store, region)
     cut = view.restorable(checkpoint) if checkpoint else view.last
@@ -101,6 +100,8 @@ _HIDDEN: Final = ("_hash", "_deleted")
 
 
 async def _folded(store: Store, region: str, worker: int, cut: Cut, fold: Any) -> Any:
+    from checkpoint.chains.state_reading import blocks_at
+
     async with aclosing(blocks_at(store, region, worker, cut.workers[worker].state)) as blocks:
         async for block in blocks:
             fold.add(block.operator, await trio.to_thread.run_sync(block.decoded))

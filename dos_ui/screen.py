@@ -15,7 +15,7 @@ _BAD: Final = ("FAILED", "FENCED")
 Reading = Mapping[str, Any]
 
 
-class View:
+class TopView:
     """What the user looks at. `press` changes it. region: "" for the store."""
 
     def __init__(self, region: str) -> None:
@@ -52,7 +52,7 @@ class View:
 class Screen:
     """A reading, drawn. problem: why there is no newer one, None if there is none."""
 
-    def __init__(self, view: View, reading: Reading, problem: str | None) -> None:
+    def __init__(self, view: TopView, reading: Reading, problem: str | None) -> None:
         self._view = view
         self._reading = reading
         self._problem = problem
@@ -72,7 +72,7 @@ class Screen:
             yield Text(f"{keys}  space hold  q quit{held}", "dim")
 
 
-def _store(view: View, reading: Reading) -> RenderResult:
+def _store(view: TopView, reading: Reading) -> RenderResult:
     state, now = reading["store"], wall_time_ms()
     if state["store"] is None:
         yield Text("no store record could be confirmed", "bold red")
@@ -118,7 +118,7 @@ def _region_row(one: Reading, now_ms: int) -> tuple[Any, ...]:
     return one["region"], one.get("checkpoint"), committed, one.get("step"), one.get("workers"), names, note
 
 
-def _region(view: View, reading: Reading) -> RenderResult:
+def _region(view: TopView, reading: Reading) -> RenderResult:
     status, rates, last = reading["status"], reading["rates"], reading["manifest"]["lastCheckpoint"]
     state = status["state"] if status else "no driver answers"
     style = "bold green" if state in _GOOD else "bold red" if state in _BAD else "bold yellow"
@@ -156,7 +156,7 @@ def _under_way(under_way: Reading) -> RenderResult:
     yield from (Text(f"  worker {one['worker']}: {one['why']}", style) for one in waits)
 
 
-def _operators(view: View, graph: Iterable[Reading], rates: Reading) -> RenderResult:
+def _operators(view: TopView, graph: Iterable[Reading], rates: Reading) -> RenderResult:
     rows = [(one, rates.get(one["name"], {})) for one in graph]
     if view.sorted:
         rows.sort(key=lambda pair: -(pair[1].get("rowsIn") or 0.0))

@@ -21,7 +21,7 @@ from dos_client.cli.kit import REFUSED, StoreUrl, TokenFile, fail, parsed_url, p
 from dos_client.tasks import background_tasks
 from dos_protocol.errors import DosError
 from dos_ui.readings import REGION_S, Readings, open_readings
-from dos_ui.screen import Screen, View
+from dos_ui.screen import Screen, TopView
 
 _KEYS = {
     "q": "quit",
@@ -72,7 +72,7 @@ def top(
 
     async def show() -> None:
         async with open_readings(servers, token=token) as readings:
-            view = View(region)
+            view = TopView(region)
             if once:
                 await _print_once(readings, view, interval, as_json=as_json)
             else:
@@ -81,7 +81,7 @@ def top(
     run(show)
 
 
-async def _print_once(readings: Readings, view: View, interval: float, *, as_json: bool) -> None:
+async def _print_once(readings: Readings, view: TopView, interval: float, *, as_json: bool) -> None:
     found = await _read(readings, view)
     if view.region:  # rates need two readings
         await trio.sleep(interval)
@@ -92,14 +92,14 @@ async def _print_once(readings: Readings, view: View, interval: float, *, as_jso
         Console().print(Screen(view, found, None))
 
 
-async def _read(readings: Readings, view: View) -> dict[str, Any]:
+async def _read(readings: Readings, view: TopView) -> dict[str, Any]:
     """Return the reading that the view shows. Raises DosError."""
     if view.region:
         return await readings.region(view.region)
     return {"url": readings.url, "store": await readings.store(), **await readings.lists()}
 
 
-async def _show(readings: Readings, view: View, interval: float) -> None:
+async def _show(readings: Readings, view: TopView, interval: float) -> None:
     """Draw until a key ends it. What cannot be read is shown above the last reading."""
     with Live(console=Console(), screen=True, auto_refresh=False) as live:
         async with background_tasks() as nursery, _keys() as keys:

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,6 +166,34 @@ def test_a_bucket_is_asked_for_with_the_extra_s3(environment: Environment) -> No
     url = "s3://bucket/prefix/ledger/files?endpoint=http://127.0.0.1:1"
     done = environment.run("dos", "journal", "verify", url, **variables)
     assert done.returncode == 3, done.stderr  # the service cannot be reached: boto3 has tried
+
+
+def test_the_page_is_served_with_the_extra_ui(environment: Environment, server: str) -> None:
+    assert environment.run("dos", "store", "init", server).returncode == 0
+    missing = environment.run("dos", "ui", server)
+    assert (missing.returncode, "pip install 'dos-journal[ui]'" in missing.stderr) == (2, True)
+    environment.install("[ui]")
+    process = subprocess.Popen(
+        [environment.place / "bin" / "dos", "ui", server, "--listen", "127.0.0.1:0"],
+        cwd=environment.place,
+        env=environment.variables,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        address, _, key = process.stdout.readline().split()[-1].partition("/?key=")
+        for file in ("index.html", "app.js", "vendor/chart.js", "style.css"):
+            with urllib.request.urlopen(f"{address}/page/{file}", timeout=60) as answer:
+                assert answer.status == 200
+        asked = urllib.request.Request(f"{address}/api/store", headers={"Authorization": f"Bearer {key}"})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            assert json.loads(answer.read())["usable"] is True
+    finally:
+        process.terminate()
+        process.wait(30)
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 WORD_COUNT = """

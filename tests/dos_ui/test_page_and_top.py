@@ -104,7 +104,7 @@ class Browser:
     def text(self, selector: str = "main") -> str:
         try:
             return self.driver.find_element(By.CSS_SELECTOR, selector).text
-        except (NoSuchElementException, StaleElementReferenceException):  # it is drawn again just now
+        except (NoSuchElementException, StaleElementReferenceException):  # it is being drawn again
             return ""
 
     def until(self, words: str, selector: str = "main") -> str:

@@ -17,7 +17,7 @@ from dos_ui.core.directories import directory_row
 from dos_ui.core.graph import graph_of
 from dos_ui.core.pressure import pressure
 from dos_ui.core.rates import HISTORY_MAX, RegionRates
-from dos_ui.screen import Screen, View
+from dos_ui.screen import Screen, TopView
 
 
 def test_the_graph_is_read_from_the_texts_of_a_real_graph() -> None:
@@ -131,13 +131,13 @@ def test_each_directory_of_this_project_has_a_kind_and_an_owner() -> None:
 
 def test_a_screen_without_a_reading_says_why() -> None:
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(Screen(View(""), {}, "no server answers"))
+    console.print(Screen(TopView(""), {}, "no server answers"))
     assert console.export_text() == "cannot be read now: no server answers\n\n"
     console.file.close()
 
 
 def test_keys_choose_open_and_leave_a_region() -> None:
-    view = View("")
+    view = TopView("")
     assert view.regions_are(["a", "b"]) == 0
     for key in ("down", "down", "down"):
         view.press(key)
