@@ -105,8 +105,8 @@ class RegionHandle:
             print(page.url)
 
         The status is that of this process, so it is also shown while the store is unavailable. Raises
-        MissingExtraError without the extra `ui`, LocalProtocolError for an invalid address, ValueError for
-        one that other machines can reach, OSError if the port cannot be used.
+        MissingExtraError without the extra `ui`, ValueError for an address that is invalid or that other
+        machines can reach, OSError if the port cannot be used.
         """
         reports = {name: one.report for name, one in {**(beside or {}), self.name: self}.items()}
         return serve_page(self._control.spec, reports, listen)

@@ -8,7 +8,6 @@ import typer
 
 from dos_client.cli.kit import REFUSED, StoreUrl, TokenFile, fail, parsed_url, read_token, run, warn
 from dos_protocol.addresses import is_loopback, parse_listen
-from dos_protocol.errors import LocalProtocolError
 from dos_tls import TlsSettings, tls_of_environment
 
 _PORT = 4050
@@ -50,7 +49,7 @@ def ui(
     servers = parsed_url(url).servers
     try:
         host, port = parse_listen(listen)
-    except LocalProtocolError as error:
+    except ValueError as error:
         fail(str(error), REFUSED)
     settings = _certificate() if tls else None
     if not is_loopback(host) and settings is None:

@@ -83,6 +83,8 @@ def _store(view: TopView, reading: Reading) -> RenderResult:
         rows = [_member(one) for one in state["store"]["members"]]
         yield _table(("member", "condition", ">objects", ">bytes", ">behind", ">damaged"), rows)
     yield from (Text(line, "yellow") for line in state["problems"])
+    if reading["problem"] and reading["problem"] not in state["problems"]:
+        yield Text(f"regions and inputs cannot be read: {reading['problem']}", "yellow")
     regions = reading["regions"]
     chosen = view.regions_are(one["region"] for one in regions)
     table = _table(
@@ -90,7 +92,8 @@ def _store(view: TopView, reading: Reading) -> RenderResult:
         [_region_row(one, now) for one in regions],
         chosen=chosen,
     )
-    yield table if regions else Text("no region", "dim")
+    if regions or not reading["problem"]:
+        yield table if regions else Text("no region", "dim")
     if reading["inputs"]:
         inputs = [
             (one["input"], len(one.get("producers", ())), ", ".join(one.get("regions", ())), one["problem"])

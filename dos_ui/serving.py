@@ -1,6 +1,7 @@
 """Serves the page: with `serve_page` on the present trio loop, with `PageServer` in a thread of a driver."""
 
 import secrets
+import socket
 import threading
 from collections.abc import Sequence
 from typing import Any, Final, Self
@@ -40,7 +41,7 @@ async def serve_page(
     process. tls: the certificate of the page; None: plain HTTP. Raises OSError if the port cannot be used.
     """
     config = Config()
-    config.bind = [address_text(host, port)]
+    config.bind = [f"fd://{_listening(host, port).detach()}"]
     config.accesslog = None
     config.errorlog = None
     config.graceful_timeout = 0.0
@@ -51,6 +52,14 @@ async def serve_page(
         (bound,) = await nursery.start(lambda task_status: serve(app, config, task_status=task_status))
         task_status.started(bound)
         await trio.sleep_forever()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound. Raises OSError with the address, which its own text does not have."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, address_text(host, port)) from error
 
 
 class PageServer:

@@ -17,7 +17,17 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from dos_client.cli.kit import REFUSED, StoreUrl, TokenFile, fail, parsed_url, print_json, read_token, run
+from dos_client.cli.kit import (
+    REFUSED,
+    UNREACHABLE,
+    StoreUrl,
+    TokenFile,
+    fail,
+    parsed_url,
+    print_json,
+    read_token,
+    run,
+)
 from dos_client.tasks import background_tasks
 from dos_protocol.errors import DosError
 from dos_ui.readings import REGION_S, Readings, open_readings
@@ -62,7 +72,7 @@ def top(
 
     Example: dos top dos://h1,h2,h3 wordcount --once --json
 
-    Exit codes: 0, also after q; 2 usage; 3 the store cannot be reached.
+    Exit codes: 0, also after q; 2 usage; 3 the store cannot be reached, or with --once is not usable.
     """
     servers, token = parsed_url(url).servers, read_token(token_file)
     if as_json and not once:
@@ -90,13 +100,19 @@ async def _print_once(readings: Readings, view: TopView, interval: float, *, as_
         print_json(found)
     else:
         Console().print(Screen(view, found, None))
+    if not view.region and not found["store"]["usable"]:
+        raise typer.Exit(UNREACHABLE)
 
 
 async def _read(readings: Readings, view: TopView) -> dict[str, Any]:
     """Return the reading that the view shows. Raises DosError."""
     if view.region:
         return await readings.region(view.region)
-    return {"url": readings.url, "store": await readings.store(), **await readings.lists()}
+    found: dict[str, Any] = {"url": readings.url, "store": await readings.store(), "problem": ""}
+    try:
+        return found | await readings.lists()
+    except DosError as error:  # too few members are available, as the status of the store shows
+        return found | {"regions": [], "inputs": [], "problem": str(error)}
 
 
 async def _show(readings: Readings, view: TopView, interval: float) -> None:

@@ -35,7 +35,7 @@ from dos_ui.serving import PageServer
 from tests.support.dos_command import dos as command
 from tests.support.needs import lacking
 from tests.support.polling import until
-from tests.support.servers import ServerProcess, url_of
+from tests.support.servers import ServerProcess, hold_port, url_of
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 WAIT_S = 90.0
@@ -351,6 +351,20 @@ def test_top_once_prints_a_reading(watched: Watched) -> None:
     assert "words: RUNNING" in command("top", watched.store, "words", "--once").stdout
     refused = command("top", watched.store)
     assert (refused.returncode, "this is no terminal: pass --once" in refused.stderr) == (2, True)
+
+
+def test_top_shows_a_store_without_a_quorum() -> None:
+    with hold_port(0) as held:
+        url = f"dos://127.0.0.1:{held.getsockname()[1]}"
+        shown = command("top", url, "--once")
+        assert shown.returncode == 3
+        assert "no store record could be confirmed" in shown.stdout
+        refused = command("ui", url, "--listen", "127.0.0.1:65536")
+        assert (refused.returncode, "a port from 0 to 65535" in refused.stderr) == (2, True)
+        held.listen()
+        taken = f"127.0.0.1:{held.getsockname()[1]}"
+        refused = command("ui", url, "--listen", taken)
+        assert refused.stderr.startswith(f"dos: {taken}: Address already in use")
 
 
 def test_store_ls_lists_every_directory(watched: Watched) -> None:
