@@ -9,6 +9,8 @@ from typing import Any, Final
 
 BUSY: Final = 0.9
 """A worker whose circuit works for this share of the time takes all that it can."""
+LAG_BYTES: Final = 1 << 20
+"""Less is always on its way to the disks of the store."""
 
 
 def pressure(status: Mapping[str, Any] | None, rates: Mapping[str, Any]) -> dict[str, str]:
@@ -36,6 +38,6 @@ def pressure(status: Mapping[str, Any] | None, rates: Mapping[str, Any]) -> dict
         return {"kind": "workers", "text": f"{who} busy all the time; {waits}"}
     lag = sum(one["lagBytes"] for one in workers)
     stuck = status["underWay"] is not None and bool(status["underWay"]["waitsFor"])
-    if lag > unread and not stuck:
+    if lag > LAG_BYTES and not stuck:
         return {"kind": "store", "text": f"{lag} bytes are not yet synced; {waits}"}
     return {"kind": "none", "text": waits}

@@ -1,5 +1,5 @@
 // Charts by Chart.js. Each has a table or a text with the same data beside it.
-import { html, useEffect, useRef } from "./vendor/htm-preact.js";
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { rate, seconds } from "./parts.js";
 
 const COLOURS = ["#4f86e8", "#d98a2b", "#3fa66b", "#b65fb0", "#c9515a", "#6b7a90"];
@@ -68,22 +68,29 @@ export function RateChart({ history }) {
 }
 
 export function PhaseChart({ timeline }) {
+  const [worker, setWorker] = useState("");
+  const workers = [...new Set(timeline.flatMap((one) => Object.keys(one.workers)))].sort((a, b) => a - b);
   const canvas = useChart(
     () => ({ type: "bar", data: { labels: [], datasets: [] }, options: options(seconds, { stacked: true }) }),
     (chart) => {
       chart.data.labels = timeline.map((one) => one.checkpoint);
       chart.data.datasets = PHASES.map((phase, at) => ({
-        label: phase, backgroundColor: COLOURS[at], data: timeline.map((one) => longest(one.workers, phase)),
+        label: phase, backgroundColor: COLOURS[at], data: timeline.map((one) => took(one.workers, phase, worker)),
       }));
       chart.options.plugins.tooltip.callbacks.afterBody = ([item]) => byWorker(timeline[item.dataIndex]);
     },
-    [timeline],
+    [timeline, worker],
   );
   return html`<div class="plot"><canvas ref=${canvas} role="img"
-    aria-label="Seconds of each phase of the last checkpoints, of the slowest worker"></canvas></div>`;
+      aria-label=${`Seconds of each phase of the last checkpoints, of ${worker ? `worker ${worker}` : "the slowest worker"}`}></canvas></div>
+    <label>of <select value=${worker} onChange=${(event) => setWorker(event.target.value)}>
+      <option value="">the slowest worker in each phase</option>
+      ${workers.map((one) => html`<option value=${one}>worker ${one}</option>`)}</select></label>`;
 }
 
-const longest = (workers, phase) => Math.max(0, ...Object.values(workers).map((phases) => phases[phase] ?? 0));
+// The seconds of a phase: of one worker, or of the slowest one.
+const took = (workers, phase, worker) => Math.max(0, ...Object.entries(workers)
+  .filter(([one]) => worker === "" || one === worker).map(([, phases]) => phases[phase] ?? 0));
 
 const byWorker = (one) => Object.entries(one?.workers ?? {}).map(([worker, phases]) =>
   `worker ${worker}: ${PHASES.map((phase) => `${phase} ${seconds(phases[phase] ?? 0)}`).join(", ")}`);

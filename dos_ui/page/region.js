@@ -94,6 +94,8 @@ function Checkpoints({ region }) {
       ["step", (one) => number(one.step), "number"],
       ["incarnation", (one) => number(one.incarnation), "number"],
       ["state", (one) => bytes(one.stateBytes), "number"],
+      ["by worker", (one) => Object.entries(one.workers).map(([worker, phases]) =>
+        `${worker}: ${Object.entries(phases).map(([phase, took]) => `${phase} ${seconds(took)}`).join(", ")}`).join("; "), "long"],
       ["slowest worker", (one) => slowest(one.workers)],
       ["restorable", (one) => (retained.has(one.checkpoint) ? "yes" : "no")],
     ]} /></details>`;

@@ -251,7 +251,7 @@ def test_a_savepoint_and_a_restore_by_keyboard(watched: Watched, browser: Browse
     browser.driver.find_element(By.NAME, "name").send_keys(Keys.ENTER)
     browser.until("savepoint: done, at checkpoint")
     browser.until("good: checkpoint")
-    target = browser.driver.find_element(By.TAG_NAME, "select")
+    target = browser.driver.find_element(By.CSS_SELECTOR, "select[required]")
     until(lambda: "savepoint good" in target.text, "it can be restored", WAIT_S)
     target.send_keys("savepoint good")
     browser.named("button", "Restore").send_keys(Keys.ENTER)

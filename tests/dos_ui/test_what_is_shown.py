@@ -94,9 +94,10 @@ def test_counters_that_begin_again_have_no_rate() -> None:
         (0.1, 0, 0, {}, "none", ""),
         (0.1, None, 0, {}, "none", ""),
         (0.95, 700, 0, {}, "workers", "worker 0 is busy all the time; 700 bytes of input are not yet read"),
-        (0.1, 700, 900, {}, "store", "900 bytes are not yet synced"),
+        (0.1, 700, 2_000_000, {}, "store", "2000000 bytes are not yet synced"),
+        (0.1, 700, 900, {}, "none", "700 bytes of input are not yet read"),
         (0.1, 700, 0, {"storeWaiting": "2 of 3 are away"}, "store", "2 of 3 are away"),
-        (0.1, 700, 900, {"underWay": {"waitsFor": [{"worker": 0, "why": ""}]}}, "none", "700 bytes"),
+        (0.1, 700, 2_000_000, {"underWay": {"waitsFor": [{"worker": 0, "why": ""}]}}, "none", "700 bytes"),
     ],
 )
 def test_what_holds_the_sources_back(
