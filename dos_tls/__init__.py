@@ -16,6 +16,7 @@ from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from dos_tls.contexts import ServerContext as ServerContext
+    from dos_tls.contexts import client_context as client_context
     from dos_tls.core.log_limit import LogLimit as LogLimit
     from dos_tls.core.reasons import BUSY_ALERT as BUSY_ALERT
     from dos_tls.core.settings import AUTHORITIES as AUTHORITIES
