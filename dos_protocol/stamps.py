@@ -1,12 +1,13 @@
 """Stamps: how the members of a store detect that the disk of one of them went back in time.
 
-A server gives its disk a *stamp* at each start and periodically while it runs: the next number, and a random
-id. Clients report it to the other members, which *witness* it. A disk that lacks a stamp that another member
-witnessed is an older copy of itself, for example a restored backup. Bytes that it acknowledged since may be
-missing, so nothing that it reports counts.
+A server gives its disk a *stamp* at each start and periodically while it runs: the next number, and an id,
+which is random in its first half and a MAC of the server in its second half. Clients report it to the other
+members, which *witness* it. A disk that lacks a stamp that another member witnessed is an older copy of
+itself, for example a restored backup. Bytes that it acknowledged since may be missing, so nothing that it
+reports counts.
 
 The id is needed beside the number because a disk that went back continues counting and reaches the same
-number again (docs/decisions/0211).
+number again (docs/decisions/0211). The MAC shows the server which stamps it made (docs/decisions/0258).
 
 Pure: the values, and their bytes in WELCOME.
 """
@@ -22,7 +23,7 @@ _ENTRY: Final = struct.Struct(f">{id_bytes}sQ{id_bytes}s")
 
 
 class DiskStamp(NamedTuple):
-    """One stamp. `number` counts from 1 on one disk; `stamp_id` is random."""
+    """One stamp. `number` counts from 1 on one disk; Only the server can check `stamp_id`."""
 
     number: int
     stamp_id: bytes

@@ -264,7 +264,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 
 class Stamped(msgspec.Struct, frozen=True):
-    """The disk has the announced stamp. The answer is its newest stamp."""
+    """The announced stamp proves nothing against the disk. The answer is its newest stamp."""
 
     number: int
     stamp_id: bytes

@@ -50,6 +50,7 @@ from dos_tls import (
     TlsSettingsError,
     settings_of,
     tls_of_environment,
+    warn_if_open,
 )
 
 DEFAULT_ADDRESS = "127.0.0.1:9999"
@@ -326,6 +327,7 @@ def _read_token(path: Path | None) -> bytes:
     if path is None:
         return b""
     try:
+        warn_if_open(path, "the token file")
         return token_in(path.read_bytes(), str(path))
     except OSError as error:
         _refuse(f"token file {path} cannot be read: {error.strerror}")
@@ -334,8 +336,11 @@ def _read_token(path: Path | None) -> bytes:
 
 
 def _read_tokens(path: Path | None) -> TokensOnDisk | None:
+    if path is None:
+        return None
     try:
-        return None if path is None else TokensOnDisk(path)
+        warn_if_open(path, "the tokens file")
+        return TokensOnDisk(path)
     except OSError as error:
         _refuse(f"tokens file {path} cannot be read: {error.strerror}")
     except LocalProtocolError as error:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from dos_protocol.errors import CorruptDataError
-from dos_protocol.names import is_name
+from dos_protocol.names import NO_ID, is_name
 from dos_protocol.store_record import decode_store_record
 from dos_server import removal, side_files, small_files
 from dos_server.core import records
@@ -53,6 +53,7 @@ class Storage(DirectoryLoader):
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
         self._reported_no_space = False
+        self._server_id, self._is_new = NO_ID, False
         self._log: LogFiles | None = None
         self.halted = False
         self.timing: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -78,30 +79,34 @@ class Storage(DirectoryLoader):
                     "data directory", 0, "an identity beside objects", "none", "restore it, or start empty"
                 )
             small_files.replace(self._disk, "", "identity", records.encode_identity(fresh_id))
+            self._is_new = True
             identity = records.encode_identity(fresh_id)
         record = small_files.read(self._disk, "store")
         if record is not None:
             decode_store_record(record, "store")  # an empty file is damage; it does not mean "in no store"
-        return records.decode_identity(identity, "identity"), record or b"", names
+        self._server_id = records.decode_identity(identity, "identity")
+        return self._server_id, record or b"", names
 
-    def add_stamp(self, stamp_id: bytes) -> StampFiles:
-        """Give the disk a new stamp for this start; return the files `stamps` and `witnessed`.
+    def add_stamp(self, fresh: bytes) -> StampFiles:
+        """Give the disk a new stamp for this start; return the files `stamps` and `witnessed`. After `start`.
 
-        If the stamp cannot be stored, on a full disk for example, the server starts with the existing ones:
-        every stamp that another member knows is still there. Raises CorruptDataError, and OSError if a file
-        is unreadable.
+        fresh: 16 random bytes, from which the stamp and, on a disk without one, the key are made. If the
+        stamp cannot be stored, on a full disk for example, the server starts with the existing ones: every
+        stamp that another member knows is still there. Raises CorruptDataError, and OSError if a file is
+        unreadable.
         """
         stamps = small_files.read(self._disk, STAMPS)
         witnessed = small_files.read(self._disk, WITNESSED)
         history = decode_history(stamps) if stamps is not None else History()
+        history = history.keyed(fresh, is_new=self._is_new)
         if witnessed is not None:
             decode_witnesses(witnessed)
-        grown = encode_history(history.grown(stamp_id))
+        grown = encode_history(history.made(self._server_id, fresh))
         try:
             small_files.replace(self._disk, "", STAMPS, grown)
         except OSError as error:
             logger.warning("cannot store a stamp for this start: %s", error)
-            grown = stamps or b""
+            grown = encode_history(history)
         return StampFiles(grown, witnessed or b"")
 
     def store_stamps(self, effect: v.WriteStamps) -> v.StampsStored:

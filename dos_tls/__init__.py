@@ -5,6 +5,7 @@ The standard library's `ssl` does all cryptography. Nothing here runs unless TLS
     core         which files an end uses, what a failure means; pure
     contexts     the settings as contexts of `ssl`, read again when a file changes
     engine       TLS over bytes in memory: one end, without any input or output
+    secret_files warns of keys and tokens that everyone can read
     streams      an engine over a socket of trio, for clients and links
     authority    `dos tls`: makes an authority and its certificates
 """
@@ -15,6 +16,7 @@ from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from dos_tls.contexts import ServerContext as ServerContext
+    from dos_tls.contexts import client_context as client_context
     from dos_tls.core.log_limit import LogLimit as LogLimit
     from dos_tls.core.reasons import BUSY_ALERT as BUSY_ALERT
     from dos_tls.core.settings import AUTHORITIES as AUTHORITIES
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from dos_tls.errors import TlsHandshakeError as TlsHandshakeError
     from dos_tls.errors import TlsSettingsError as TlsSettingsError
     from dos_tls.errors import TlsTruncatedError as TlsTruncatedError
+    from dos_tls.secret_files import warn_if_open as warn_if_open
     from dos_tls.streams import TlsListener as TlsListener
     from dos_tls.streams import TlsStream as TlsStream
     from dos_tls.streams import connect_tls as connect_tls

@@ -12,6 +12,7 @@ from typing import Final
 
 from dos_tls.core.settings import TlsSettings
 from dos_tls.errors import TlsSettingsError
+from dos_tls.secret_files import warn_if_open
 
 logger: Final = logging.getLogger("dos.tls")
 
@@ -98,6 +99,7 @@ def _loaded(context: ssl.SSLContext, settings: TlsSettings) -> ssl.SSLContext:
     try:
         context.load_verify_locations(cafile=path)
         if settings.certificate:
+            warn_if_open(settings.key, "the TLS key")
             path = f"{settings.certificate} with {settings.key}"
             context.load_cert_chain(settings.certificate, settings.key, password=_no_password)
     except (OSError, ValueError) as error:

@@ -25,8 +25,11 @@ from typer.main import get_command
 
 from dos_chaos.servers import hold_port
 from dos_cli.main import COMMANDS, app
-from dos_client.cli.settings import read_settings
+from dos_client.cli.settings import CONFIG_VARIABLE, read_settings
+from dos_client.core.contexts import STORE_VARIABLE, Settings, decode_settings
 from dos_client.urls import parse_url
+from dos_tls import DIRECTORY
+from dos_tls.authority import Authority
 from tests.support.dos_command import dos
 from tests.support.needs import lacking
 from tests.test_repository import ROOT
@@ -35,6 +38,7 @@ DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 KUBERNETES = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "store.yaml").read_text()))
+SCRIPT: str = COMPOSE["services"]["secrets"]["command"][0]
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
 
 
@@ -70,7 +74,10 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
     yield "Containerfile", in_containerfile("CMD")
     yield "Containerfile, health", in_containerfile("HEALTHCHECK")[1:]
     for name, service in COMPOSE["services"].items():
-        yield f"compose.yaml, {name}", service["command"]
+        if "entrypoint" not in service:
+            yield f"compose.yaml, {name}", service["command"]
+    for line in re.findall(r"^ *dos (.*)$", SCRIPT, re.M):
+        yield "compose.yaml, secrets", shlex.split(line)
     for path in UNITS:
         program, *words = shlex.split(unit(path)["ExecStart"][0])
         assert program == "/opt/dos/bin/dos"
@@ -96,14 +103,20 @@ def test_the_command_accepts_every_line(
         monkeypatch.setenv("DOS_SERVE_DATA", "/var/lib/dos")  # as the image has it
     (file := tmp_path / "token").write_text("token\n")
     assert words[0] in COMMANDS
-    given = [str(file) if word.endswith("token") else word for word in words]
+    given = [re.sub(r"^(--token-file=)?[^= ]*/token$", rf"\g<1>{file}", word) for word in words]
+    if where.startswith("compose.yaml"):
+        monkeypatch.setenv(STORE_VARIABLE, COMPOSE["services"]["watch"]["environment"][STORE_VARIABLE])
     root = get_command(app)
-    context = root.make_context("dos", given)
-    name, command, rest = root.resolve_command(context, [*context._protected_args, *context.args])
-    while hasattr(command, "commands"):
-        name, command, rest = command.resolve_command(context, rest)
-    parsed = command.make_context(name, rest, parent=context)  # raises UsageError
+    with root.make_context("dos", given) as context:
+        name, command, rest = root.resolve_command(context, [*context._protected_args, *context.args])
+        while hasattr(command, "commands"):
+            name, command, rest = command.resolve_command(context, rest)
+        parsed = command.make_context(name, rest, parent=context)  # raises UsageError
     assert parsed.params
+
+
+def read_settings_of(path: Path) -> Settings:
+    return decode_settings(path.read_text(), str(path))
 
 
 def variables() -> Iterator[str]:
@@ -114,9 +127,50 @@ def variables() -> Iterator[str]:
 
 def test_every_variable_is_one_that_a_command_reads() -> None:
     shown = "".join(dos(*words, "--help").stdout for words in (["serve"], ["store", "watch"]))
-    known = set(re.findall(r"DOS_[A-Z_]+", re.sub(r"[\s│]", "", shown))) | {"DOS_CONFIG"}
+    known = set(re.findall(r"DOS_[A-Z_]+", re.sub(r"[\s│]", "", shown)))
+    known |= {CONFIG_VARIABLE, STORE_VARIABLE, DIRECTORY}
     assert set(variables()) - {"DOS_SERVE_"} <= known, "not an option of the services"
-    assert {"DOS_SERVE_DATA", "DOS_SERVE_LISTEN", "DOS_TOKEN_FILE"} <= set(variables())
+    assert {"DOS_SERVE_DATA", "DOS_SERVE_LISTEN", "DOS_TOKEN_FILE", DIRECTORY} <= set(variables())
+
+
+def test_every_server_accepts_tls_and_needs_a_certificate_and_a_token() -> None:
+    """In these files, and in the documents that people copy from first."""
+    for path in (*DEPLOY.rglob("*"), ROOT / "README.md", ROOT / "docs" / "installing.md"):
+        assert not path.is_file() or "insecure" not in path.read_text(), path
+    servers = [
+        words for where, words in command_lines() if words[0] == "serve" and "Containerfile" not in where
+    ]
+    of_systemd = read_settings_of(DEPLOY / "systemd" / "dos.toml")
+    assert len(servers) == 5
+    for words in servers:
+        text = " ".join(words)
+        assert "--token-file" in text
+        if "%i" not in text:  # in the unit, dos.toml has the others
+            assert "--tls=/etc/dos/" in text
+            assert "--tls-client-auth" in text
+    assert of_systemd.serve["tls_client_auth"] is True
+    assert of_systemd.serve["tls"].startswith("/etc/dos/")
+
+
+def test_probes_and_clients_have_what_the_servers_need() -> None:
+    for pod in pods():
+        (container,) = pod["spec"]["containers"]
+        values = {one["name"]: one["value"] for one in container["env"]}
+        mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+        secrets = {one["name"]: one["secret"] for one in pod["spec"]["volumes"] if "secret" in one}
+        assert secrets[mounts[values["DOS_TLS"]]]["secretName"] == "dos-client-tls"
+        assert secrets[mounts[str(Path(values["DOS_TOKEN_FILE"]).parent)]]["secretName"] == "dos-token"
+        assert all(one["defaultMode"] == 0o440 for one in secrets.values()), "not for every user"
+    server = of_kind("StatefulSet")["spec"]["template"]["spec"]
+    (at,) = (word[len("--tls=") :] for word in server["containers"][0]["args"] if "--tls=" in word)
+    (name,) = (one["name"] for one in server["containers"][0]["volumeMounts"] if one["mountPath"] == at)
+    (secret,) = (one["secret"] for one in server["volumes"] if one["name"] == name)
+    assert secret["secretName"] == "dos-server-tls"
+    made = re.findall(r"dos tls init store-tls (\S+)", (DEPLOY / "kubernetes" / "store.yaml").read_text())
+    (init,) = of_kind("Job")["spec"]["template"]["spec"]["containers"]
+    hosts = [host.partition(":")[0] for host in parse_url(init["args"][-1]).servers]
+    assert made == [",".join([*hosts, "127.0.0.1"])]
+    assert f"dos tls init store-tls {made[0]}" in (ROOT / "docs" / "installing.md").read_text()
 
 
 def test_the_manifests_are_valid() -> None:
@@ -162,7 +216,7 @@ def test_containers_may_do_nothing_but_serve() -> None:
     for service in COMPOSE["services"].values():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
-        assert "ports" not in service  # nothing is encrypted
+        assert "ports" not in service  # the record names the members as they are called in the network
     user = re.search(r"^USER (\d+):\d+$", CONTAINERFILE, re.M)
     assert user is not None
     assert (
@@ -181,13 +235,15 @@ def test_ports_paths_and_names_agree() -> None:
     assert ports == {"9999"}
     data = re.search(r"DOS_SERVE_DATA=(\S+)", CONTAINERFILE)
     assert data is not None
-    servers = {name: one for name, one in COMPOSE["services"].items() if "volumes" in one}
-    assert {one["volumes"][0].partition(":")[2] for one in servers.values()} == {data[1]}
-    for name in ("init", "watch"):
-        assert parse_url(COMPOSE["services"][name]["command"][-1]).servers == tuple(
-            f"{one}:9999" for one in servers
-        )
-    assert set(COMPOSE["volumes"]) == {one["volumes"][0].partition(":")[0] for one in servers.values()}
+    servers = {name: one for name, one in COMPOSE["services"].items() if one["command"][0] == "serve"}
+    assert {one["volumes"][1].partition(":")[2] for one in servers.values()} == {data[1]}
+    for name, one in servers.items():
+        assert f"--tls=/etc/dos/secrets/tls/servers/{name}" in one["command"]
+    for one in COMPOSE["services"].values():
+        assert parse_url(one["environment"]["DOS_STORE"]).servers == tuple(f"{name}:9999" for name in servers)
+        assert one["volumes"][0].removesuffix(":ro") == "secrets:/etc/dos/secrets"
+    volumes = {one["volumes"][1].partition(":")[0] for one in servers.values()}
+    assert set(COMPOSE["volumes"]) == volumes | {"secrets"}
     images = {one["image"] for one in COMPOSE["services"].values()}
     images |= {container["image"] for pod in pods() for container in pod["spec"]["containers"]}
     version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
@@ -251,18 +307,22 @@ def test_a_server_starts_as_its_unit_says(tmp_path: Path, monkeypatch: pytest.Mo
     """With its paths below a directory, and another address than that of the example."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "token").write_text("open sesame\n")
-    shutil.copy(DEPLOY / "systemd" / "dos.toml", tmp_path / "etc" / "dos.toml")
+    authority = Authority.create(tmp_path / "authority")
+    authority.add_server(["127.0.0.1"]).rename(tmp_path / "etc" / "tls")
+    authority.add_client().rename(tmp_path / "etc" / "client-tls")
     found = unit(DEPLOY / "systemd" / "dos-server@.service")
 
     def here(text: str) -> str:
         text = text.replace("%d/", "/etc/dos/").replace("%i", "main")
         return text.replace("/etc/dos/", f"{tmp_path}/etc/").replace("/var/lib/dos/", f"{tmp_path}/lib/")
 
+    toml = tmp_path / "etc" / "dos.toml"
+    toml.write_text(here((DEPLOY / "systemd" / "dos.toml").read_text()))
     assert found["LoadCredential"] == ["token:/etc/dos/token"]
     set_there = dict(pair.split("=") for pair in shlex.split(here(found["Environment"][0])))
     monkeypatch.setenv("DOS_CONFIG", set_there["DOS_CONFIG"])
     settings = read_settings()
-    assert (settings.store, settings.serve["insecure"]) == ("dos://host1,host2,host3", True)
+    assert settings.store == "dos://host1,host2,host3"
     with hold_port(0) as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
         words = shlex.split(here(found["ExecStart"][0]))[1:]
@@ -277,10 +337,10 @@ def test_a_server_starts_as_its_unit_says(tmp_path: Path, monkeypatch: pytest.Mo
             started = json.loads(process.stdout.readline())
             assert started["data"] == f"{tmp_path}/lib/main"
             assert (tmp_path / "lib" / "main").stat().st_mode & 0o077 == 0
-            pinged = dos(
-                "ping", f"dos://{address}", "--count", "1", "--token-file", tmp_path / "etc" / "token"
-            )
+            toml.write_text(toml.read_text().replace("dos://host1,host2,host3", f"dos://{address}"))
+            pinged = dos("ping", "--count", "1")  # store, token and certificate are those of dos.toml
             assert pinged.returncode == 0, pinged.stderr
+            assert "this server accepts TLS only" in dos("ping", f"dos://{address}", "--count", "1").stdout
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=60)

@@ -3,6 +3,7 @@
 Exit codes are those of `dos_client.cli.kit`. An error of `NEGATIVE_ANSWERS` is an answer, with exit code 1.
 """
 
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
@@ -54,10 +55,14 @@ def _completed(ctx: typer.Context, read: Callable[[Store], Awaitable[list[str]]]
                 return await read(store)
         return []
 
+    logged = logging.root.manager.disable
+    logging.disable()  # a warning would be printed into the line that the user types
     try:
         return [name for name in trio.run(work) if name.startswith(begun)]
     except (DosError, OSError, typer.Exit):
         return []
+    finally:
+        logging.disable(logged)
 
 
 def complete_region(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -1,9 +1,9 @@
 """`dos context`: names for stores, in a file of this user. `core/contexts.py` has the format."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,8 +19,16 @@ from dos_client.cli.kit import (
     read_token,
 )
 from dos_client.cli.settings import contexts_path, read_contexts, store_in_use
-from dos_client.core.contexts import Contexts, StoreContext, check_store, encode_contexts
+from dos_client.core.contexts import (
+    Contexts,
+    Settings,
+    StoreContext,
+    check_store,
+    encode_contexts,
+    find_store,
+)
 from dos_client.errors import ConfigurationError
+from dos_tls import AUTHORITIES, CERTIFICATE, KEY, client_context, settings_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,6 +53,10 @@ NameOrNone = Annotated[
 ]
 
 
+def _file_of_tls(what: str, variable: str) -> Any:
+    return typer.Option(help=f"PEM file with the {what}, as {variable}.", exists=True, dir_okay=False)
+
+
 @app.command()
 def add(
     name: Annotated[str, typer.Argument(help="A name for the store.", metavar="NAME")],
@@ -60,11 +72,20 @@ def add(
             readable=True,
         ),
     ] = None,
+    tls: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of a client of `dos tls init`, as DOS_TLS.", exists=True, file_okay=False
+        ),
+    ] = None,
+    tls_ca: Annotated[Path | None, _file_of_tls("authorities", AUTHORITIES)] = None,
+    tls_cert: Annotated[Path | None, _file_of_tls("certificate", CERTIFICATE)] = None,
+    tls_key: Annotated[Path | None, _file_of_tls("key of the certificate", KEY)] = None,
     use: Annotated[bool, typer.Option("--use", help="Make it the current context.")] = False,
 ) -> None:
     """Name a store. Nothing is sent to it.
 
-    Example: dos context add prod dos://h1,h2,h3 --token-file /etc/dos/token --use
+    Example: dos context add prod dos://h1,h2,h3 --token-file /etc/dos/token --tls /etc/dos/client-tls --use
 
     Then: dos region status wordcount
 
@@ -73,9 +94,18 @@ def add(
     with errors_end_command(lambda _: REFUSED, also=(UnicodeEncodeError,)):  # a path may be no text
         check_store(url, "a context")
         read_token(token_file)  # ends the command if the file holds none
-        context = StoreContext(url, str(token_file.absolute()) if token_file else "")
+        paths = (token_file, tls, tls_ca, tls_cert, tls_key)
+        context = StoreContext(url, *(str(path.absolute()) if path else "" for path in paths))
+        _check_tls(name, context)
         _change(lambda contexts: contexts.with_context(name, context, use=use))
     print(f"context {name} is {url}" + (", and the current one" if use else ""))
+
+
+def _check_tls(name: str, context: StoreContext) -> None:
+    """Raise TlsSettingsError if the files cannot be used: the command that needs them would fail."""
+    found = find_store(name, {}, Contexts(contexts={name: context}), Settings())
+    if (settings := settings_of(found.tls)) is not None:
+        client_context(settings)
 
 
 @app.command()
@@ -99,16 +129,31 @@ def ls(as_json: AsJson = False) -> None:
     """
     with errors_end_command(lambda _: REFUSED):
         found = read_contexts()
-    rows = [
-        {"name": name, "store": one.store, "tokenFile": one.token_file, "current": name == found.current}
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "store": one.store,
+            "tokenFile": one.token_file,
+            "tls": dict(find_store(name, {}, found, Settings()).tls),
+            "current": name == found.current,
+        }
         for name, one in sorted(found.contexts.items())
     ]
     if as_json:
         print_json(rows)
         return
     print_table(
-        ("", "name", "store", "token file"),
-        [("*" if row["current"] else " ", row["name"], row["store"], row["tokenFile"]) for row in rows],
+        ("", "name", "store", "token file", "TLS"),
+        [
+            (
+                "*" if row["current"] else " ",
+                row["name"],
+                row["store"],
+                row["tokenFile"],
+                _tls_text(row["tls"]),
+            )
+            for row in rows
+        ],
     )
 
 
@@ -131,9 +176,19 @@ def show(name: NameOrNone = "", as_json: AsJson = False) -> None:
     """
     with errors_end_command(lambda _: REFUSED):
         found = store_in_use(name)
-    value = {"store": found.url, "tokenFile": found.token_file, "from": found.origin}
+    value = {
+        "store": found.url,
+        "tokenFile": found.token_file,
+        "tls": dict(found.tls),
+        "from": found.origin,
+    }
     token = f", token file {found.token_file}" if found.token_file else ""
-    print_result(value, f"{found.url}{token}, from {found.origin}", as_json=as_json)
+    tls = f", {_tls_text(found.tls)}" if found.tls else ""
+    print_result(value, f"{found.url}{token}{tls}, from {found.origin}", as_json=as_json)
+
+
+def _tls_text(tls: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={path}" for name, path in tls.items())
 
 
 def _change(change: Callable[[Contexts], Contexts]) -> Contexts:

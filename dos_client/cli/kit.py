@@ -53,7 +53,7 @@ from dos_protocol.errors import (
 )
 from dos_protocol.limits import id_bytes
 from dos_protocol.tokens import token_in
-from dos_tls import TlsSettingsError
+from dos_tls import TlsSettingsError, warn_if_open
 
 T = TypeVar("T")
 
@@ -110,6 +110,7 @@ def read_token(path: Path | None) -> bytes:
     if path is None:
         return b""
     try:
+        warn_if_open(path, "the token file")
         return token_in(path.read_bytes(), str(path))
     except OSError as error:
         fail(f"token file {path} cannot be read: {error.strerror}", REFUSED)

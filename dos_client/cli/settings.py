@@ -20,6 +20,7 @@ from dos_client.core.contexts import (
     decode_contexts,
     decode_settings,
     find_store,
+    tls_to_set,
 )
 from dos_client.errors import ConfigurationError
 
@@ -108,7 +109,10 @@ def complete_words(context: Any, name: str, command: Any, words: list[str]) -> l
     given = _given(context, leaf, words[len(path) - 1 :])
     if given.needs_store:
         store = _store_for(given, asked)
-        return words if store is None else [*path[1:], *completed(given, store)]
+        if store is None:
+            return words
+        _set_tls(context, store)
+        return [*path[1:], *completed(given, store)]
     if asked:
         raise ConfigurationError(
             f"context {asked} is not used: the command names its store, or takes none",
@@ -124,6 +128,14 @@ def _store_for(given: GivenArguments, asked: str) -> NamedStore | None:
     if not (given.requires_store or names_one or os.environ.get(CONTEXT_VARIABLE)):
         return None
     return find_store(asked, os.environ, contexts, settings)
+
+
+def _set_tls(context: Any, store: NamedStore) -> None:
+    """Set the variables of TLS until the command has ended, for it and for the processes that it starts."""
+    added = tls_to_set(store, os.environ)
+    os.environ.update(added)
+    if not context.resilient_parsing:  # a completion asks the store after its context is closed
+        context.call_on_close(lambda: [os.environ.pop(name, None) for name in added])
 
 
 def _without_context(words: list[str], asked: str) -> tuple[list[str], str]:

@@ -8,11 +8,13 @@ Two files of TOML. `contexts.toml` is written by `dos context`:
     [contexts."prod"]
     store = "dos://h1,h2,h3"
     token_file = "/etc/dos/token"
+    tls = "/etc/dos/tls"
 
 `dos.toml` is written by people: the store of a machine, and options of its services, by their long names.
 
     store = "dos://h1,h2,h3"
     token_file = "/etc/dos/token"
+    tls = "/etc/dos/tls"       # or tls_ca, tls_cert, tls_key
 
     [serve]                    # dos serve
     data = "/var/lib/dos"
@@ -21,7 +23,8 @@ Two files of TOML. `contexts.toml` is written by `dos context`:
     replace_after = "10m"
 
 Neither file holds a token, only the path of its file. A token is sent only to the store that is named beside
-it.
+it. `tls`, `tls_ca`, `tls_cert` and `tls_key` mean the variables DOS_TLS, DOS_TLS_CA, DOS_TLS_CERT and
+DOS_TLS_KEY; if one of these is set, all of them are used as they are, and none of a file.
 """
 
 import json
@@ -34,6 +37,7 @@ import msgspec
 from dos_client.errors import BadUrlError, ConfigurationError
 from dos_client.urls import SCHEME, parse_url
 from dos_protocol.names import check_name
+from dos_tls import AUTHORITIES, CERTIFICATE, DIRECTORY, KEY, VARIABLES
 
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
@@ -48,10 +52,16 @@ NO_STORE: Final = (
 
 
 class StoreContext(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A store by a short name. token_file: the path of the file with its token; "" for none."""
+    """A store by a short name. token_file: the path of the file with its token; "" for none. tls: paths, as
+    of the variables of TLS.
+    """
 
     store: str
     token_file: str = ""
+    tls: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
 
 
 class Contexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,16 +102,23 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     store: str = ""
     token_file: str = ""
+    tls: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
     serve: dict[str, Any] = {}
     watch: dict[str, Any] = {}
 
 
 class NamedStore(NamedTuple):
-    """A store that a command uses without naming it. origin: what named it, for messages."""
+    """A store that a command uses without naming it. origin: what named it, for messages. tls: the variables
+    of TLS that are named beside it.
+    """
 
     url: str
     token_file: str
     origin: str
+    tls: Mapping[str, str]
 
 
 def decode_contexts(text: str, where: str) -> Contexts:
@@ -153,11 +170,11 @@ def find_store(
     url = variables.get(STORE_VARIABLE, "")
     name = asked or ("" if url else variables.get(CONTEXT_VARIABLE, "") or contexts.current)
     if name:
-        found = NamedStore(*_fields(contexts.named(name)), f"context {name}")
+        found = _named(contexts.named(name), f"context {name}")
     elif url:
-        found = NamedStore(url, "", STORE_VARIABLE)
+        found = NamedStore(url, "", STORE_VARIABLE, {})
     elif settings.store:
-        found = NamedStore(*_fields(settings), "dos.toml")
+        found = _named(settings, "dos.toml")
     else:
         raise ConfigurationError("no store is named", remedy=NO_STORE)
     check_store(found.url, found.origin)
@@ -209,8 +226,18 @@ def completed(given: GivenArguments, store: NamedStore) -> list[str]:
     return words
 
 
-def _fields(one: StoreContext | Settings) -> tuple[str, str]:
-    return one.store, one.token_file
+def tls_to_set(store: NamedStore, variables: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables of TLS to set for a command that uses the store: none if any of them is set.
+
+    They hold for all connections of the command, also if the line names another store. A token that the
+    line or a variable names must not pass in plain text because of that.
+    """
+    return {} if any(name in variables for name in VARIABLES) else store.tls
+
+
+def _named(one: StoreContext | Settings, origin: str) -> NamedStore:
+    tls = {DIRECTORY: one.tls, AUTHORITIES: one.tls_ca, CERTIFICATE: one.tls_cert, KEY: one.tls_key}
+    return NamedStore(one.store, one.token_file, origin, {name: path for name, path in tls.items() if path})
 
 
 def _decode(text: str, where: str, kind: type[_Kind]) -> _Kind:

@@ -4,11 +4,16 @@ Two small files, each replaced whole (temporary file, fsync, rename, fsync of th
 
 `stamps`, written before a start serves, and before a later stamp is reported to any client:
 
-    magic 2 = D0 48 | version u8 = 1 | reserved u8 = 0 | missing number u64 | missing id 16 |
+    magic 2 = D0 48 | version u8 = 2 | proven u8 0 or 1 | key 16 | missing number u64 | missing id 16 |
     first number u64 | count u16 | then per stamp: id 16 | xxh3-64 over everything before
 
 The stamps are numbered from the first one on without a gap. *Missing*: a stamp that another member witnessed
 and this disk lacks; number 0: none. If there is one, the disk is permanently an older copy of itself.
+Version 1 has a reserved 0 instead of *proven*, and no key.
+
+The second half of a stamp's id is a MAC of the rest with the key of the disk, so clients cannot invent a
+stamp that the disk lacks (docs/decisions/0258). *Proven*: no newer copy of this disk has another key. Until
+then a stamp that the disk lacks counts against it whatever its MAC is: a newer copy may have made it.
 
 `witnessed`, written before WITNESSED is answered:
 
@@ -20,6 +25,8 @@ stable storage before it is reported: otherwise a crash could make a current dis
 back.
 """
 
+import hashlib
+import hmac
 import struct
 from collections import deque
 from typing import Final, NamedTuple
@@ -41,6 +48,11 @@ _WITNESSED_MAGIC: Final = b"\xd0\x57"
 _HEAD: Final = struct.Struct(">2sBB")
 _HISTORY: Final = struct.Struct(f">Q{id_bytes}sQH")
 _DIGEST: Final = struct.Struct(">Q")
+_NUMBER: Final = struct.Struct(">Q")
+_KEY_BYTES: Final = 16
+_MAC_BYTES: Final = id_bytes // 2
+_HEAD_1: Final = _HEAD.pack(_STAMPS_MAGIC, 1, 0)
+_WITNESSED_HEAD: Final = _HEAD.pack(_WITNESSED_MAGIC, 1, 0)
 _HINT: Final = "replace the server: it is unknown whether its disk is current"
 
 
@@ -58,16 +70,50 @@ class History(NamedTuple):
     """The stamps of a disk, at most the latest `stamps_kept_max`.
 
     `first`: the number of the oldest. `missing`: a stamp that another member witnessed and the disk lacks.
+    `key`: of the MACs; b"": this version has not started on the disk yet. `proven`: no newer copy of the disk
+    has another key.
     """
 
     first: int = 1
     ids: tuple[bytes, ...] = ()
     missing: DiskStamp = NO_STAMP
+    key: bytes = b""
+    proven: bool = False
 
     @property
     def newest(self) -> DiskStamp:
         """The latest stamp."""
         return DiskStamp(self.first + len(self.ids) - 1, self.ids[-1]) if self.ids else NO_STAMP
+
+    def keyed(self, fresh: bytes, *, is_new: bool) -> "History":
+        """Return the history with a key, made from 16 random bytes if it has none.
+
+        is_new: the server id was made at this start, so there is no other copy of the disk.
+        """
+        if self.key:
+            return self
+        key = hashlib.blake2b(fresh, digest_size=_KEY_BYTES, person=b"dos stamp key").digest()
+        return self._replace(key=key, proven=is_new)
+
+    def made(self, server_id: bytes, fresh: bytes) -> "History":
+        """Return the history with one more stamp: a random half, of 16 random bytes, and its MAC."""
+        half = hashlib.blake2b(fresh, digest_size=id_bytes - _MAC_BYTES, person=b"dos stamp id").digest()
+        number = self.first + len(self.ids)
+        return self.grown(half + self._mac(server_id, number, half))
+
+    def _mac(self, server_id: bytes, number: int, half: bytes) -> bytes:
+        """Return the second half of a stamp's id.
+
+        It covers the number: otherwise a client could announce the id of a stamp that it knows under a number
+        that the disk has not reached.
+        """
+        told = server_id + _NUMBER.pack(number) + half
+        return hashlib.blake2b(told, digest_size=_MAC_BYTES, key=self.key, person=b"dos stamp mac").digest()
+
+    def has_made(self, server_id: bytes, stamp: DiskStamp) -> bool:
+        """Return whether this key made the stamp, on this disk or on another copy of it."""
+        half, mac = stamp.stamp_id[:-_MAC_BYTES], stamp.stamp_id[-_MAC_BYTES:]
+        return bool(self.key) and hmac.compare_digest(mac, self._mac(server_id, stamp.number, half))
 
     def grown(self, stamp_id: bytes) -> "History":
         """Return the history with one more stamp."""
@@ -84,45 +130,51 @@ class History(NamedTuple):
 
 def encode_history(history: History) -> bytes:
     """Return the contents of the file `stamps`."""
-    body = _HEAD.pack(_STAMPS_MAGIC, 1, 0)
+    body = _HEAD.pack(_STAMPS_MAGIC, 2, history.proven) + history.key if history.key else _HEAD_1
     body += _HISTORY.pack(*history.missing, history.first, len(history.ids)) + b"".join(history.ids)
     return body + _DIGEST.pack(digest64(body))
 
 
 def decode_history(data: bytes) -> History:
     """Return the history in the file. Raises CorruptDataError for anything but one whole history."""
-    body = _body(data, _STAMPS_MAGIC, STAMPS)
+    heads = (_HEAD_1, *(_HEAD.pack(_STAMPS_MAGIC, 2, proven) for proven in (0, 1)))
+    head, body = _parts(data, heads, STAMPS)
+    key = b""
+    if head != _HEAD_1:
+        key, body = body[:_KEY_BYTES], body[_KEY_BYTES:]
     ids = body[_HISTORY.size :]
     if len(body) >= _HISTORY.size:
         number, stamp_id, first, count = _HISTORY.unpack_from(body)
         if first and len(ids) == count * id_bytes:
             parts = tuple(ids[start : start + id_bytes] for start in range(0, len(ids), id_bytes))
-            return History(first, parts, DiskStamp(number, stamp_id))
+            return History(first, parts, DiskStamp(number, stamp_id), key, head[-1] == 1)
     raise CorruptDataError(STAMPS, 0, "a history of whole stamps", f"{len(data)} bytes", _HINT)
 
 
 def encode_witnesses(witnessed: dict[bytes, DiskStamp]) -> bytes:
     """Return the contents of the file `witnessed`."""
-    body = _HEAD.pack(_WITNESSED_MAGIC, 1, 0) + encode_witnessed(witnessed)
+    body = _WITNESSED_HEAD + encode_witnessed(witnessed)
     return body + _DIGEST.pack(digest64(body))
 
 
 def decode_witnesses(data: bytes) -> dict[bytes, DiskStamp]:
     """Return the stamps in the file, by server id. Raises CorruptDataError."""
     try:
-        return decode_witnessed(_body(data, _WITNESSED_MAGIC, WITNESSED))
+        return decode_witnessed(_parts(data, (_WITNESSED_HEAD,), WITNESSED)[1])
     except ValueError as error:
         raise CorruptDataError(WITNESSED, 0, "whole entries", str(error), _HINT) from error
 
 
-def _body(data: bytes, magic: bytes, where: str) -> bytes:
-    """Return the bytes between head and digest. Raises CorruptDataError."""
+def _parts(data: bytes, heads: tuple[bytes, ...], where: str) -> tuple[bytes, bytes]:
+    """Return the head and the bytes between it and the digest. Raises CorruptDataError."""
     body, end = data[: -_DIGEST.size], data[-_DIGEST.size :]
     if len(body) < _HEAD.size or _DIGEST.pack(digest64(body)) != end:
         raise CorruptDataError(where, 0, "bytes and their digest", f"{len(data)} others", _HINT)
-    if body[: _HEAD.size] != _HEAD.pack(magic, 1, 0):
-        raise CorruptDataError(where, 0, f"{where} version 1", body[:4].hex(), "use a newer release")
-    return body[_HEAD.size :]
+    head = body[: _HEAD.size]
+    if head not in heads:
+        known = f"{where} version {heads[-1][2]}"
+        raise CorruptDataError(where, 0, known, head.hex(), "use a newer release")
+    return head, body[_HEAD.size :]
 
 
 class Stamps:
@@ -134,6 +186,7 @@ class Stamps:
         self.witnessed = decode_witnesses(files.witnessed) if files.witnessed else {}
         self._stamped_at: float | None = None
         self._storing: set[str] = set()
+        self._verdict_waits = False
         self._member_being_stored = NO_ID
         self._waiting: deque[tuple[int, m.Witness, int]] = deque()
 
@@ -158,16 +211,35 @@ class Stamps:
                 "STAMP requires a session of a store: name the store in HELLO",
                 request_id,
             )
-        elif announced.number and self.history.lacks(announced):
+        elif announced.number and self._went_back_before(session, announced):
             self._went_back(session, announced, request_id)
         elif self._is_due():
             unique = b"%s stamp %d" % (self._incarnation_id, self.history.newest.number)
-            stamp_id = b"".join(_DIGEST.pack(digest64(unique, seed)) for seed in (1, 2))
             session.pending += 1
             self._stamped_at = tables.now
-            self._store(session.number, request_id, STAMPS, encode_history(self.history.grown(stamp_id)))
+            grown = self.history.made(tables.server_id, unique)
+            self._store(session.number, request_id, STAMPS, encode_history(grown))
         else:
             tables.send(session, m.Stamped(*self.history.newest), request_id)
+
+    def _went_back_before(self, session: Session, announced: DiskStamp) -> bool:
+        """Return whether the stamp proves that the disk went back in time.
+
+        A stamp that the disk lacks and never made is a lie of a client. The session that announces it may
+        have it from another member, to which a third client sent it, so this session is served.
+        """
+        history, server_id = self.history, self._tables.server_id
+        is_ours = history.has_made(server_id, announced)
+        if not history.lacks(announced):
+            if is_ours and not history.proven:
+                # Clients pass a stamp of this key on only after the disk had all stamps that others knew.
+                self.history = history._replace(proven=True)
+                self._store_verdict()
+            return False
+        if is_ours or not history.proven:
+            return True
+        self._tables.audit_seldom(session, "ignored: a stamp of this server that its disk never made")
+        return False
 
     def _is_due(self) -> bool:
         """Return whether the newest stamp is old and no newer one is being stored."""
@@ -180,7 +252,7 @@ class Stamps:
         """Record that the disk went back in time: no session of the store is served, even after a restart."""
         tables = self._tables
         self.history = self.history._replace(missing=announced)
-        self._store(session.number, request_id, STAMPS, encode_history(self.history))
+        self._store_verdict()
         text = self.problem()
         assert text is not None
         remedy = VERDICTS[ErrorCode.ROLLED_BACK].remedy
@@ -217,6 +289,13 @@ class Stamps:
         kept[request.server_id] = sent
         self._store(session.number, request_id, WITNESSED, encode_witnesses(kept))
 
+    def _store_verdict(self) -> None:
+        """Store what is known of the disk now. Two writes of one file must not run at once."""
+        if STAMPS in self._storing:
+            self._verdict_waits = True
+        else:
+            self._store(0, 0, STAMPS, encode_history(self.history))
+
     def _store(self, session: int, request_id: int, name: str, data: bytes) -> None:
         self._storing.add(name)
         self._tables.effects.append(v.WriteStamps(session, request_id, name, data))
@@ -227,13 +306,16 @@ class Stamps:
         if event.name == WITNESSED:
             self._witnesses_stored(event)
             self._next_witness()
-        elif not decode_history(event.data).missing.number:
+        else:
             self._history_stored(event)
+            if self._verdict_waits:
+                self._verdict_waits = False
+                self._store_verdict()
 
     def _history_stored(self, event: v.StampsStored) -> None:
-        session = self._tables.answerable(event.session)
-        if event.failure is v.DiskFailure.NONE and not self.history.missing.number:
-            self.history = decode_history(event.data)
+        session, known = self._tables.answerable(event.session), self.history
+        if event.failure is v.DiskFailure.NONE:
+            self.history = decode_history(event.data)._replace(missing=known.missing, proven=known.proven)
         if session is not None:  # if storing failed, the older stamp is still on stable storage
             self._tables.send(session, m.Stamped(*self.history.newest), event.request_id)
 

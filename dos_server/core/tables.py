@@ -97,7 +97,7 @@ class Tables:
         self.damaged_names = damaged_names
         self.later: list[tuple[float, v.Effect]] = []
         self.now = 0.0
-        self._refusals = Seldom()
+        self._seldom = Seldom()
         self.log: GroupLog | None = None
 
     def send(self, session: Session, message: m.Message, request_id: int = 0) -> None:
@@ -132,8 +132,7 @@ class Tables:
 
     def forbid(self, session: Session, reason: str, request_id: int) -> None:
         """Answer that the session's token does not grant a request."""
-        if self._refusals.is_due((session.host, reason), self.now):
-            self.audit(session, f"refused: {reason}")
+        self.audit_seldom(session, f"refused: {reason}")
         self.refuse(session, ErrorCode.FORBIDDEN, reason, request_id)
 
     def close(self, session: Session) -> None:
@@ -239,6 +238,11 @@ class Tables:
     def audit(self, session: Session, action: str) -> None:
         """Log what a session has changed or was refused, for an operator."""
         self.effects.append(v.Audit(session.number, session.access.name, action))
+
+    def audit_seldom(self, session: Session, action: str) -> None:
+        """Log an action at most once a minute for each host: a client may repeat it at once."""
+        if self._seldom.is_due((session.host, action), self.now):
+            self.audit(session, action)
 
     def warn(self, text: str | None) -> None:
         """Log the text, if there is one."""

@@ -71,9 +71,12 @@ class MemoryHost:
         return self.server is not None and not self._scope.cancel_called
 
     def prepare(self, fresh_id: bytes, record: StoreRecord | None = None) -> None:
-        """Write the server's identity and store record to the disk before the first incarnation."""
+        """Write the server's identity, a stamp and its store record to the disk before the first
+        incarnation.
+        """
         storage = Storage(self.disk)
         storage.start(fresh_id)
+        storage.add_stamp(fresh_id)  # with the identity, as in the start of a new server
         if record is not None:
             storage.store_record(encode_store_record(record))
         storage.stop()

@@ -19,6 +19,7 @@ from dos_client import blocking, randomness
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.tokens import token_in
+from dos_tls import warn_if_open
 from spark_integration import on_executor
 from spark_integration.core.option_texts import StoreOptions, TokenOptions
 from spark_integration.core.source_options import SourceOptions
@@ -85,6 +86,7 @@ def with_token(options: Options) -> Options:
     if options.token_file is None:
         return options
     try:
+        warn_if_open(options.token_file, "the token file")
         token = token_in(Path(options.token_file).read_bytes(), options.token_file)
     except LocalProtocolError as error:
         raise BadOptionError(f"option 'tokenFile': {error}") from error

@@ -62,7 +62,7 @@ def test_a_context_names_the_store_and_its_token(store: str, token: Path, contex
     missing = dos("region", "status", "wordcounts", "--no-ask")  # the name alone: the store is put before it
     assert (missing.returncode, "wordcounts" in missing.stderr) == (1, True)
     shown = json.loads(dos("context", "show", "--json").stdout)
-    assert shown == {"store": store, "tokenFile": str(token), "from": "context prod"}
+    assert shown == {"store": store, "tokenFile": str(token), "tls": {}, "from": "context prod"}
 
 
 def test_another_context_is_used_for_one_command(store: str, token: Path) -> None:

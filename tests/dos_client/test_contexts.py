@@ -15,6 +15,7 @@ from dos_client.core.contexts import (
     decode_settings,
     encode_contexts,
     find_store,
+    tls_to_set,
 )
 from dos_client.errors import ConfigurationError
 
@@ -25,7 +26,7 @@ TEST = StoreContext("dos://t1")
 BOTH = Contexts(current="prod", contexts={"prod": PROD, "test": TEST})
 
 
-@given(st.dictionaries(names, st.builds(StoreContext, texts, texts)), texts)
+@given(st.dictionaries(names, st.builds(StoreContext, *(texts,) * 6)), texts)
 def test_the_file_is_read_as_it_was_written(contexts: dict[str, StoreContext], current: str) -> None:
     written = Contexts(current=current, contexts=contexts)
     assert decode_contexts(encode_contexts(written), "contexts.toml") == written
@@ -61,7 +62,7 @@ def test_an_argument_comes_before_a_variable_a_context_and_the_file(
 ) -> None:
     contexts = Contexts(current=current, contexts=BOTH.contexts)
     file = Settings(store=settings, token_file="/etc/dos/token")
-    assert find_store(asked, variables, contexts, file) == expected
+    assert find_store(asked, variables, contexts, file)[:3] == expected
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,35 @@ def test_what_names_no_store_is_refused(asked: str, variables: dict[str, str], e
         find_store(asked, variables, Contexts(contexts=BOTH.contexts), Settings())
 
 
-HERE = NamedStore("dos://p1:9999", "/t", "context prod")
+@pytest.mark.parametrize(
+    ("asked", "variables", "expected"),
+    [
+        ("", {}, {"DOS_TLS": "/etc/dos/tls"}),
+        ("own", {}, {"DOS_TLS_CA": "/ca", "DOS_TLS_CERT": "/cert", "DOS_TLS_KEY": "/key"}),
+        ("plain", {}, {}),
+        ("", {"DOS_STORE": "dos://v"}, {}),  # a store that is named otherwise
+        ("", {"DOS_TLS_CA": "/other"}, {}),  # of the variables, or of the file: never mixed
+        ("", {"DOS_TLS": ""}, {}),
+    ],
+)
+def test_tls_is_used_for_the_store_that_it_is_named_beside(
+    asked: str, variables: dict[str, str], expected: dict[str, str]
+) -> None:
+    contexts = Contexts(
+        current="prod",
+        contexts={
+            "prod": StoreContext("dos://p1", tls="/etc/dos/tls"),
+            "own": StoreContext("dos://o1", tls_ca="/ca", tls_cert="/cert", tls_key="/key"),
+            "plain": TEST,
+        },
+    )
+    file = Settings(store="dos://s", tls="/etc/dos/other")
+    assert tls_to_set(find_store(asked, variables, contexts, file), variables) == expected
+    from_file = find_store("", variables, Contexts(), file)
+    assert ("DOS_TLS" in from_file.tls) == ("DOS_STORE" not in variables)
+
+
+HERE = NamedStore("dos://p1:9999", "/t", "context prod", {})
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,10 @@ from dos_client.core.describing import Condition
 from dos_client.membership.status import store_status
 from dos_client.repair.repairing import RepairOutcome
 from dos_client.repair.verifying import verify_store
-from dos_server.core.stamps import decode_history, decode_witnesses
+from dos_client.sessions.connection import open_connection
+from dos_protocol.messages import Stamp, Stamped, Witness, Witnessed
+from dos_protocol.stamps import DiskStamp, decode_witnessed
+from dos_server.core.stamps import decode_history, decode_witnesses, encode_history
 from journal import ChainWriter, EpochUsedTwiceError, Op, Record, inspect_chain, read_records, take_over
 from tests.dos_client.support import (
     ThreadServer,
@@ -167,9 +170,12 @@ async def put_back(server: ThreadServer, image: Path) -> None:
     await trio.to_thread.run_sync(shutil.copytree, image, server.data)
 
 
-async def restored_while_another_is_away(three: list[ThreadServer], *, running: bool) -> None:
+async def restored_while_another_is_away(
+    three: list[ThreadServer], *, running: bool, before_macs: bool = False
+) -> None:
     """The first has the disk of before the record "acknowledged by the first and the second", of which the
-    third knows nothing. It and the third are there, the second is not."""
+    third knows nothing. It and the third are there, the second is not. before_macs: the copy is of a version
+    whose stamps had no MAC."""
     first, second, third = three
     url, image = url_of(three), first.data.with_name("image")
     await init_store(url)
@@ -194,6 +200,9 @@ async def restored_while_another_is_away(three: list[ThreadServer], *, running: 
         await wrote(store, "acknowledged by the first and the second")
     await off(second)
     await put_back(first, image)
+    if before_macs:
+        stamps = first.data / "stamps"
+        stamps.write_bytes(encode_history(decode_history(stamps.read_bytes())._replace(key=b"")))
     await on(first, third)
 
 
@@ -204,14 +213,18 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dos_client.sessions.witnesses.stamp_renewal_s", 0.2)
 
 
-@pytest.mark.parametrize("running", [False, True], ids=["the copy of a stopped disk", "of a running one"])
+@pytest.mark.parametrize(
+    ("running", "before_macs"),
+    [(False, False), (True, False), (False, True)],
+    ids=["the copy of a stopped disk", "of a running one", "of a version without MACs"],
+)
 async def test_a_disk_that_went_back_counts_for_nothing_and_nothing_acknowledged_is_missing(
-    three: list[ThreadServer], request: pytest.FixtureRequest, running: bool
+    three: list[ThreadServer], request: pytest.FixtureRequest, running: bool, before_macs: bool
 ) -> None:
     # EVIDENCE-OF: P-5
     if running:
         request.getfixturevalue("often")
-    await restored_while_another_is_away(three, running=running)
+    await restored_while_another_is_away(three, running=running, before_macs=before_macs)
     first, second, _ = three
     url = url_of(three)
     with pytest.raises(QuorumUnavailableError, match="went back in time"):
@@ -290,3 +303,26 @@ async def test_a_member_that_went_back_is_emptied_and_replaced_under_its_own_add
     async with open_store(url) as store:
         await wrote(store, "goes on")
         assert await shown(store) == ["base", "acknowledged by the first and the second", "goes on"]
+
+
+async def test_false_stamps_of_a_client_put_no_member_out_of_service(three: list[ThreadServer]) -> None:
+    # EVIDENCE-OF: P-5
+    url, false = url_of(three), DiskStamp(1_000, b"f" * 16)
+    await init_store(url)
+    async with open_store(url) as store:
+        await wrote(store, "base")
+        await all_stamps_exchanged(store, three)
+        ids = [bytes.fromhex(one.server_id) for one in three]
+        for server, server_id in zip(three, ids, strict=True):
+            async with open_connection(
+                server.location, store_id=store.record.store_id, generation=store.record.generation
+            ) as liar:
+                known = decode_witnessed(liar.welcome.witnessed)
+                for other in set(ids) - {server_id}:
+                    await liar.call(Witness(other, *false, *known[other]), Witnessed, 10.0)
+                await liar.call(Stamp(*false), Stamped, 10.0)
+    async with open_store(url) as store:
+        await all_stamps_exchanged(store, three)
+        await wrote(store, "goes on")
+        assert await shown(store) == ["base", "goes on"]
+        assert not (await store_status([one.location for one in three])).problems

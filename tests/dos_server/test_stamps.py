@@ -47,6 +47,12 @@ def newest_of(server: Harness) -> DiskStamp:
     return DiskStamp(answer.number, answer.stamp_id)
 
 
+def made_by_a_newer_copy(server: Harness, number: int) -> DiskStamp:
+    """Return a stamp of a copy of the disk, which has its key."""
+    before = decode_history(server.disk.content("stamps") or b"")
+    return before._replace(first=number, ids=()).made(SERVER_ID, b"a start of the other copy").newest
+
+
 def welcome_of(server: Harness, hello: m.Hello = HELLO) -> m.Message:
     session = server.connect(hello)
     return server.heard[session][0][1]
@@ -82,7 +88,7 @@ def test_a_disk_that_lacks_a_stamp_serves_its_store_no_more_not_even_after_a_sta
     # EVIDENCE-OF: P-5
     other, session = server.connect(HELLO), server.connect(HELLO)
     alone = server.connect()
-    missing = DiskStamp(newest_of(server).number + ahead, b"m" * 16)
+    missing = made_by_a_newer_copy(server, newest_of(server).number + ahead)
     answer = server.ask(session, m.Stamp(*missing))
     assert isinstance(answer, m.Error)
     assert (answer.code, answer.actual) == (ErrorCode.ROLLED_BACK, missing.number)

@@ -46,6 +46,11 @@ def restored(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
     return patches
 
 
+def forged(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+    NEED_FAULT[patches.__name__] = "forged_stamps"
+    return patches
+
+
 for _breaks, _, _patches in REGION_BUGS:
     bug(_breaks)(_patches)
 
@@ -257,11 +262,32 @@ def a_stamp_is_sent_before_it_is_stored() -> list[Patch]:
     """After a crash a correct disk lacks a stamp that others know."""
     original = Storage.add_stamp
 
-    def give(self: Any, stamp_id: bytes) -> Any:
+    def give(self: Any, fresh: bytes) -> Any:
         before = small_files.read(self._disk, "stamps")
-        given = original(self, stamp_id)
+        given = original(self, fresh)
         if before is not None:
             small_files.replace(self._disk, "", "stamps", before)
         return given
 
     return [(Storage, "add_stamp", give)]
+
+
+@restored
+@bug("O1")
+def a_disk_knows_no_stamp_of_its_own_key() -> list[Patch]:
+    """Every stamp that the disk lacks is taken for a forgery."""
+    return [(History, "has_made", lambda self, server_id, stamp: False)]
+
+
+@forged
+@bug("O11")
+def macs_are_not_checked() -> list[Patch]:
+    return [(History, "has_made", lambda self, server_id, stamp: True)]
+
+
+@forged
+@bug("O11")
+def a_mac_does_not_cover_the_number() -> list[Patch]:
+    """The id of a known stamp is valid under every number."""
+    original = History._mac
+    return [(History, "_mac", lambda self, server_id, number, half: original(self, server_id, 0, half))]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from tests.shells.forger import Forger
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.nemesis.fault import Fault
 
@@ -179,6 +180,11 @@ def _restore_disk(cluster: "Cluster", image: "Image", others: "list[Machine]") -
     cluster.later(10.0, cluster.start, others[1])  # or at the heal
 
 
+def forged_stamps(cluster: "Cluster", fault: Fault, rng: Random) -> None:
+    """A client sends stamps that no disk ever had."""
+    cluster.begin(lambda name: Forger(cluster, name), "f")
+
+
 KINDS: Final[dict[str, Kind]] = {
     kind.__name__: kind
     for kind in (
@@ -190,10 +196,12 @@ KINDS: Final[dict[str, Kind]] = {
 }
 RARE: Final[dict[str, Kind]] = {"half_open": half_open}
 RESTORED: Final[dict[str, Kind]] = {"restored_disk": restored_disk}
+FORGED: Final[dict[str, Kind]] = {"forged_stamps": forged_stamps}
 """Each planned by a stream of its own: so many of the runs have one of it, or two."""
 RARE_SHARE: Final = 0.2
 RESTORED_SHARE: Final = 0.4
-ALL_KINDS: Final = {**KINDS, **RARE, **RESTORED}
+FORGED_SHARE: Final = 0.2
+ALL_KINDS: Final = {**KINDS, **RARE, **RESTORED, **FORGED}
 
 
 def plan(streams: RandomStreams, seconds: float) -> list[Fault]:
@@ -209,10 +217,9 @@ def plan(streams: RandomStreams, seconds: float) -> list[Fault]:
             faults += _rare(
                 streams.stream("rare faults"), streams.seed, RARE, RARE_SHARE, seconds, len(faults)
             )
-            restored = streams.stream("restored disks")
-            return faults + _rare(
-                restored, streams.seed, RESTORED, RESTORED_SHARE, 0.5 * seconds, len(faults), 1
-            )
+            restored, forged = streams.stream("restored disks"), streams.stream("forged stamps")
+            faults += _rare(restored, streams.seed, RESTORED, RESTORED_SHARE, 0.5 * seconds, len(faults), 1)
+            return faults + _rare(forged, streams.seed, FORGED, FORGED_SHARE, seconds, len(faults), 1)
         number = len(faults)
         length = rng.choice([0.01, 0.1, 0.3, 1.0, 3.0]) * (0.5 + rng.random())
         faults.append(Fault(number, at, rng.choice(on), length, f"{streams.seed}/fault/{number}"))
