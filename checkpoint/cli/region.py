@@ -27,7 +27,7 @@ from checkpoint.cli.arguments import RegionName, Timeout, in_store
 from checkpoint.cli.requests import add_request_commands
 from checkpoint.core.checkpoint_views import checkpoint_row
 from checkpoint.core.dropped import dropped_text
-from checkpoint.core.progress import recovery_text
+from checkpoint.core.progress import prometheus_targets, recovery_text
 from checkpoint.core.request_records import Answer
 from checkpoint.errors import NoAnswerError
 from checkpoint.requests.client import Reply, RequestClient
@@ -35,6 +35,7 @@ from checkpoint.runtime import wall_time_ms
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
+    REFUSED,
     AsJson,
     StoreUrl,
     TokenFile,
@@ -65,6 +66,13 @@ def status(
         bool, typer.Option(help="Ask the driver; --no-ask shows the manifest only, and writes nothing.")
     ] = True,
     timeout: Timeout = limits.request_patience_s,
+    targets: Annotated[
+        bool,
+        typer.Option(
+            "--prometheus-targets",
+            help="Print only where its processes serve figures, as JSON for file_sd_configs of Prometheus.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
@@ -76,6 +84,8 @@ def status(
     Example: dos region status dos://h1,h2,h3 wordcount
 
     Example: dos region status dos://h1,h2,h3 wordcount --no-ask --json
+
+    Example: dos region status dos://h1,h2,h3 wordcount --prometheus-targets > targets.json
 
     Exit codes: 0 a driver answered (or --no-ask), 1 no such region, or no answer, 2 usage, 3 the store
     cannot be reached.
@@ -91,8 +101,13 @@ def status(
             return view, None, str(silence)
         return await read_manifest(store, name), reply, ""
 
+    if targets and not ask:
+        fail("--prometheus-targets asks the driver: leave out --no-ask", REFUSED)
     view, reply, silence = in_store(url, token_file, work)
-    if as_json:
+    if targets:
+        if reply is not None and reply.answer.verdict == "done":
+            print_json(prometheus_targets(view.region, reply.answer.result))
+    elif as_json:
         print_json(_status_json(view, reply, silence))
     else:
         _print_manifest(view)
@@ -177,6 +192,8 @@ def _print_status(answer: Answer) -> None:
         print(fell_back)
     if standbys := found.get("standbys"):
         print(f"stand-bys that wait: {standbys}")
+    if address := found.get("metrics"):
+        print(f"figures: http://{address}/metrics; of the workers: --prometheus-targets")
     workers = found.get("workers", [])
     versions = {one.get("version", "") for one in workers}
     if len(versions) > 1:

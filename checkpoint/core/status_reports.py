@@ -89,6 +89,7 @@ class StatusReporter:
             scaling=self._scaling(),
             autoscale=self._state.autoscale,
             fell_back=state.fell_back,
+            metrics=state.spec.metrics,
         )
 
     def _scaling(self) -> ScalingStatus | None:
