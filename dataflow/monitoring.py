@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from checkpoint import RegionEvent, RegionState
+from checkpoint import RegionEvent, RegionState, span_of
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.coordinator.figures import RegionFigures
 from checkpoint.runtime import runtime
@@ -23,6 +23,7 @@ from dos_monitoring import (
     log_choice_of_environment,
     parse_metrics_listen,
     serve_health,
+    tracer_of_environment,
 )
 from dos_tls import TlsSettingsError
 
@@ -40,10 +41,11 @@ class Monitoring(NamedTuple):
 
 def monitoring_of(metrics: str | None) -> Monitoring:
     """Return what was asked for; `metrics` None: as DOS_METRICS. Begins the driver's log if DOS_LOG asks for
-    one and the program has none. Raises ValueError.
+    one and the program has none. Raises ValueError, MissingExtraError.
     """
     given = os.environ.get(METRICS_VARIABLE, "") if metrics is None else metrics
     parse_metrics_listen(given)
+    tracer_of_environment()
     choice = log_choice_of_environment()
     if choice is not None:
         begin_logs(choice)
@@ -54,8 +56,9 @@ class RegionMonitor:
     """The HTTP port of one region in its driver, and its figures. Without an address there is no port."""
 
     def __init__(self, region: str, listen: str) -> None:
-        """listen: `Monitoring.metrics`."""
+        """listen: `Monitoring.metrics`. Raises as `tracer_of_environment`."""
         self.address = ""
+        self._tracer = tracer_of_environment()
         self._region = region
         self._figures = RegionFigures(region)
         self._control: RegionControl | None = None
@@ -76,8 +79,10 @@ class RegionMonitor:
             self.address = place.reached_at(self._server.port, runtime().host_name())
 
     def observe(self, event: RegionEvent) -> None:
-        """Count an event. On the coordinator's thread."""
+        """Count an event, and emit its trace. On the coordinator's thread."""
         self._figures.observe(event, time.time())
+        if self._tracer is not None and (span := span_of(self._region, event)) is not None:
+            self._tracer.emit(span)
 
     def watch(self, control: RegionControl) -> None:
         """Show this region from now on."""

@@ -25,6 +25,7 @@ EXTRA_OF: Final[Mapping[str, str]] = MappingProxyType(
         "botocore": "s3",
         "sqlalchemy": "sql",
         "matplotlib": "plots",
+        "opentelemetry": "otel",
     }
 )
 """Top-level module -> extra."""

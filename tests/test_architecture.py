@@ -64,7 +64,7 @@ CORE_DEPENDENCIES_ONLY = (
     "dos_cli",
 )
 """These packages work without the extras; what is `ON_USE` is imported by the functions that need it."""
-ON_USE = {"matplotlib", "boto3", "botocore"}
+ON_USE = {"matplotlib", "boto3", "botocore", "opentelemetry"}
 EXTRAS = {*EXTRA_OF, "psutil"} - ON_USE
 SPARK = {"pyspark", "py4j"}
 
@@ -262,7 +262,7 @@ def test_spark_is_imported_by_the_spark_integration_alone() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_pictures_and_buckets_are_imported_in_the_functions_that_use_them() -> None:
+def test_pictures_buckets_and_traces_are_imported_in_the_functions_that_use_them() -> None:
     """A program that uses none can do without the library."""
     wrong = []
     for path in source_files():
