@@ -106,6 +106,11 @@ class RegionFigures(Collector):
                 "When this driver last committed a checkpoint, in Unix time; 0 before the first",
                 self._committed_at_s,
             ),
+            (
+                "steps_since_checkpoint",
+                "Steps that ended after the last checkpoint",
+                max(status.step - status.last_checkpoint_step, 0),
+            ),
             ("reset_attempts", "Resets in a row without a checkpoint", status.reset_attempts),
             ("waiting_seconds", "How long the region has waited for the store", status.waiting_s),
             ("lag_bytes", "Appended and not durable", sum(worker.lag_bytes for worker in status.workers)),

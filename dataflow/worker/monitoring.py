@@ -35,9 +35,13 @@ class WorkerHealth:
         self._shared = shared
         self._pulse = pulse
 
+    def busy_for_s(self) -> float:
+        """Return how long the circuit thread has worked on its current batch, 0 while it waits."""
+        return self._pulse.busy_for_s()
+
     def hangs(self) -> str:
         """Return why the worker does not move; "" if it does."""
-        busy_s = self._pulse.busy_for_s()
+        busy_s = self.busy_for_s()
         if busy_s > self._silent_s:
             return f"its circuit thread has worked on one batch for {busy_s:.0f} s: does a function hang?"
         return _counters(self.sample)[1]
@@ -85,6 +89,7 @@ class WorkerFigures(Collector):
             yield _filled(CounterMetricFamily(f"dos_worker_{name}", text, labels=_LABELS), of, value)
         yield from _operators(of, shared.operators)
         for name, text, gauge in (
+            ("batch_seconds", "How long the circuit has worked on its batch", self._health.busy_for_s()),
             ("incarnation", "The incarnation that runs or is being restored", shared.incarnation),
             ("step", "The last step that ended, numbered since the region began", shared.step),
             ("running", "1 while the incarnation runs", int(not self._health.not_ready())),
