@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from checkpoint.core.region_events import ReplaceSettled as ReplaceSettled
     from checkpoint.core.region_events import ScaleSettled as ScaleSettled
     from checkpoint.core.region_events import StateChanged as StateChanged
+    from checkpoint.core.region_spans import span_of as span_of
     from checkpoint.core.retention import Rolling as Rolling
     from checkpoint.core.staged import BatchMark as BatchMark
     from checkpoint.core.staged import CommitUnit as CommitUnit

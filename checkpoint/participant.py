@@ -148,6 +148,7 @@ class Participant:
         exchange_host: str,
         exchange_port: int,
         scratch: str = "",
+        metrics: str = "",
     ) -> None:
         """Register this worker. Call it once, after its exchange listener is bound."""
         await self._report(
@@ -160,6 +161,7 @@ class Participant:
                 exchange_host=exchange_host,
                 exchange_port=exchange_port,
                 scratch=scratch,
+                metrics=metrics,
                 python=platform.python_version(),
                 package=package_version(),
                 speaks=VERSIONS,

@@ -38,8 +38,10 @@ from dos_client import Store
 from dos_client.cli.kit import (
     REFUSED,
     AsJson,
+    LogJson,
     StoreUrl,
     TokenFile,
+    begin_command_log,
     fail,
     fill_help,
     in_store,
@@ -112,6 +114,7 @@ def serve(
     marks_every: MarksEvery = None,
     clock_error_max: ClockErrorMax = entry_clock_error_max_us / 1e6,
     as_json: AsJson = False,
+    log_json: LogJson = False,
     token_file: TokenFile = None,
 ) -> None:
     """Receive lines over TCP until SIGTERM or SIGINT. Each line is recorded with its arrival time, and is on
@@ -132,6 +135,8 @@ def serve(
     Exit codes: 0 stopped by a signal; 1 another entry point has taken the name, the input is closed, or its
     entry points have other settings; 2 usage or the address is refused; 3 the store cannot be reached.
     """
+    if log_json:
+        begin_command_log(as_json=True)
     try:
         host, port = parse_listen(listen)
     except ValueError as error:

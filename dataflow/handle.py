@@ -29,6 +29,7 @@ from checkpoint.coordinator.control import RegionControl, RegionListener
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, check_places, part_options
 from dataflow.limits import handle_poll_s, stop_timeout_s, workers_end_timeout_s
+from dataflow.monitoring import RegionMonitor
 from dataflow.page import serve_page
 
 if TYPE_CHECKING:
@@ -280,10 +281,12 @@ def start_part(
     on_event: Callable[[RegionEvent], None] | None,
     listeners: Sequence[RegionListener],
     at_end: Callable[[], None] = lambda: None,
+    metrics: str = "",
     **fields: Any,
 ) -> RegionHandle:
     """Start one part of an application as a region. `undo` ends it if a later step of the caller fails.
 
+    metrics: where to serve its figures (`Monitoring.metrics`).
     make_launcher: called when the coordinator listens, and before any worker is started. fields: further
     fields of `RegionSpec`. Raises ValueError for a field out of range, BrokenConnectionError if no port is
     free.
@@ -295,8 +298,11 @@ def start_part(
         options.setdefault("recovery", recovery)
     if retain is not None:
         options["retain"] = retain
+    monitor = RegionMonitor(part.name, metrics)
+    undo.callback(monitor.close)
     spec = RegionSpec(
         name=part.name,
+        metrics=monitor.address,
         job_key=secrets.token_bytes(_key_bytes),
         restore=restore or "",
         **part.graph.plan().stored(),
@@ -304,12 +310,23 @@ def start_part(
         **fields,
     )
     events = RegionEvents()
-    control = RegionControl(spec, observer=events, check=partial(check_places, part))
+
+    def observe(event: RegionEvent) -> None:
+        monitor.observe(event)
+        events(event)
+
+    control = RegionControl(spec, observer=observe, check=partial(check_places, part))
     for listener in listeners:
         control.addListener(listener)
     control.listen()
+    monitor.watch(control)
     undo.callback(control.stop)
     launcher = make_launcher(spec, control, events)
     undo.callback(launcher.close, 0.0)
     control.start(launcher)
-    return RegionHandle(part.name, control, launcher, events, on_event=on_event, at_end=at_end)
+
+    def end() -> None:
+        monitor.close()
+        at_end()
+
+    return RegionHandle(part.name, control, launcher, events, on_event=on_event, at_end=end)

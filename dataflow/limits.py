@@ -25,6 +25,8 @@ stop_timeout_s: Final = 60.0
 """How long `stop` waits for the region's last checkpoint and the end of its workers before it kills them."""
 workers_end_timeout_s: Final = 15.0
 """How long the workers of an ended region may take to end on their own, and again after they were killed."""
+circuit_silent_s: Final = 60.0
+"""The default of `WorkerLimits.circuit_silent_s`: a function that calls a slow service may take seconds."""
 handle_poll_s: Final = 1.0
 """Interval at which a handle that receives no event checks whether the region has ended."""
 
@@ -239,10 +241,13 @@ class WorkerLimits:
     retained_bytes_max: int = retained_bytes_max
     """Local recovery: the bytes in memory that are retained for other workers."""
 
+    circuit_silent_s: float = circuit_silent_s
+    """A circuit thread that works on one batch for longer counts as one that hangs, in /healthz."""
+
     def __post_init__(self) -> None:
         for name in (
             *("step_bytes_max", "step_ms_max", "batch_bytes_max", "steps_ahead"),
-            *("snapshot_bytes_min", "retained_bytes_max"),
+            *("snapshot_bytes_min", "retained_bytes_max", "circuit_silent_s"),
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be greater than 0, got {getattr(self, name)}")

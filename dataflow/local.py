@@ -32,8 +32,10 @@ from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, parts_of
 from dataflow.handle import RegionEvents, RegionHandle
 from dataflow.limits import WorkerLimits
+from dataflow.monitoring import Monitoring, monitoring_of
 from dataflow.worker.process import WorkerSpec, run_worker
 from dataflow.worker.standby import Standby
+from dos_monitoring import LogChoice, begin_logs, log_choice_of_environment
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -63,6 +65,7 @@ def run_local(
     logs: "str | os.PathLike[str] | None" = None,
     worker_limits: WorkerLimits | None = None,
     standby: int = 1,
+    metrics: str | None = None,
 ) -> RegionHandle | Application:
     """Run a graph as a region of local processes.
 
@@ -74,14 +77,18 @@ def run_local(
     - `worker_limits`: limits of each worker, such as the size of its steps.
     - `standby`: processes of each region that have imported everything and wait to replace a lost worker
       (about 120 MB each).
+    - `metrics`: where the driver and each worker serve figures and health over HTTP (docs/metrics.md), as
+      HOST:PORT or HOST:FIRST-LAST: each takes the first port that is free; port 0 is any. The status has the
+      addresses. Default: DOS_METRICS, otherwise none.
 
     Raises GraphError, ValueError before anything is started.
     """
     application = name or graph.name
     parts = parts_of(graph, application)
     check_autoscale(parts, autoscale, workers)
+    shown = monitoring_of(metrics)
     make_launcher = partial(
-        _launch, application, scratch=scratch, logs=logs, limits=worker_limits, standby=standby
+        _launch, application, shown, scratch=scratch, logs=logs, limits=worker_limits, standby=standby
     )
     return start_application(
         application,
@@ -102,11 +109,13 @@ def run_local(
         token=token,
         start_timeout_s=start_timeout,
         port_range=port_range,
+        metrics=shown.metrics,
     )
 
 
 def _launch(
     application: str,
+    shown: Monitoring,
     part: GraphPart[Graph],
     spec: RegionSpec,
     control: RegionControl,
@@ -133,6 +142,8 @@ def _launch(
             store_url=spec.store_url,
             token=spec.token,
             scratch_dir="" if scratch is None else str(Path(scratch) / below / f"w{worker:04d}"),
+            metrics=shown.metrics,
+            log=shown.log,
             limits=limits or WorkerLimits(),
             orphan_timeout_s=spec.orphan_timeout_s,
         )
@@ -298,7 +309,8 @@ def main() -> int:
     if not first:
         return 0
     _print_to(json.loads(first))
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    choice = log_choice_of_environment() or LogChoice()
+    begin_logs(choice, "%(asctime)s %(name)s %(levelname)s %(message)s")
     spec = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the parent process
     try:
         summary = run_worker(spec)

@@ -9,15 +9,17 @@ do not mix with an application's metrics. Documentation: docs/metrics.md.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from dos_client.sessions.members import MemberStatus
 from dos_client.status.counters import StoreCounters
-from dos_protocol.addresses import is_loopback
-from dos_tls import TlsSettingsError, tls_of_environment
+from dos_monitoring import HealthServer, refuse_plain_text
+from dos_monitoring.health import nothing_wrong
 
 registry: Final = CollectorRegistry()
 
@@ -85,35 +87,60 @@ member_state: Final = Enum(
 
 _lock: Final = threading.Lock()
 _seen: Final[dict["StoreFigures", tuple[Sequence[MemberStatus], int]]] = {}
+_shared_by: Final[list["SharedFigures"]] = []
 
 
-class MetricsServer:
-    """An HTTP server that answers GET /metrics at `address` and `port`, in its own thread, until `close`."""
+def serve(
+    port: int,
+    address: str = "127.0.0.1",
+    *,
+    hangs: Callable[[], str] = nothing_wrong,
+    not_ready: Callable[[], str] | None = None,
+) -> HealthServer:
+    """Serve GET /metrics, /healthz and /readyz until the result is closed or the process ends. Port 0 selects
+    a free port; the result's `port` has it.
 
-    def __init__(self, port: int, address: str) -> None:
-        self.address = address
-        self._server, self._thread = start_http_server(port, address, registry)
-        self.port = self._server.server_port
-
-    def close(self) -> None:
-        """Stop the server."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def serve(port: int, address: str = "127.0.0.1") -> MetricsServer:
-    """Serve GET /metrics until the result is closed or the process ends. Port 0 selects a free port.
+    hangs, not_ready: return why your program does not move, and why it does not do its work; "" for no
+    reason. They are called in threads of the server. Default: /healthz shows that the process answers, and
+    /readyz fails while writers wait for a quorum (`store_problem`).
 
     It is plain HTTP. Raises OSError if the port is in use, and TlsSettingsError for an address that other
     machines can reach although the environment demands TLS.
     """
-    if not is_loopback(address) and tls_of_environment() is not None:
-        raise TlsSettingsError(
-            f"metrics would be served at {address} as plain text, but DOS_TLS demands TLS",
-            remedy="serve them at 127.0.0.1, behind a proxy that speaks TLS",
-        )
-    return MetricsServer(port, address)
+    refuse_plain_text(address)
+    return HealthServer(registry, address, port, hangs=hangs, not_ready=not_ready or store_problem)
+
+
+def store_problem() -> str:
+    """Return which members are missing while writers of this process wait for a quorum; "" if none waits."""
+    with _lock:
+        waiting = sum(waits for _, waits in _seen.values())
+        members = {one.address for found, _ in _seen.values() for one in found if one.state == "unavailable"}
+    if not waiting:
+        return ""
+    return f"{waiting} writers wait for a quorum; unavailable: {', '.join(sorted(members)) or 'none'}"
+
+
+class SharedFigures(Collector):
+    """The metrics of this process's stores for one of several HTTP servers of the process.
+
+    Only the server that was opened first, of those that are open, has them: otherwise sums over all scraped
+    addresses would count them again.
+    """
+
+    def __init__(self) -> None:
+        with _lock:
+            _shared_by.append(self)
+
+    def collect(self) -> Iterable[Metric]:
+        with _lock:
+            first = _shared_by[0] is self if _shared_by else False
+        return registry.collect() if first else ()
+
+    def close(self) -> None:
+        """Leave the metrics to the server that was opened next."""
+        with _lock:
+            _shared_by.remove(self)
 
 
 def text() -> str:

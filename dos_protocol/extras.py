@@ -27,6 +27,7 @@ EXTRA_OF: Final[Mapping[str, str]] = MappingProxyType(
         "matplotlib": "plots",
         "hypercorn": "ui",
         "starlette": "ui",
+        "opentelemetry": "otel",
     }
 )
 """Top-level module -> extra."""

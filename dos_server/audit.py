@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from dos_server.logs import time_of
+from dos_monitoring.logs import time_of
 
 logger: Final = logging.getLogger("dos.audit")
 

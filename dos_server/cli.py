@@ -25,6 +25,7 @@ from typing import Annotated, Any, NoReturn
 import trio
 import typer
 
+from dos_monitoring import HealthServer, LogChoice, begin_logs
 from dos_protocol.addresses import address_text, is_loopback, parse_listen
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.limits import MIB
@@ -35,10 +36,8 @@ from dos_server.allocator import keep_large_blocks
 from dos_server.core.quantities import parse_rate, parse_span
 from dos_server.core.scrub import ScrubPlan
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
-from dos_server.figures import ServerFigures
-from dos_server.health import HealthServer
+from dos_server.figures import ServerFigures, registry_of
 from dos_server.limits import log_bytes_default
-from dos_server.logs import begin_logs
 from dos_server.tokens_on_disk import TokensOnDisk
 from dos_server.wording import path_argument
 from dos_tls import (
@@ -181,7 +180,7 @@ def serve(
 
     Example: dos serve --data /var/lib/dos --listen 127.0.0.1:9999
     """
-    begin_logs(verbose=verbose, as_json=log_json)
+    begin_logs(LogChoice(as_json=log_json, level="INFO" if verbose else "WARNING"))
     try:
         host, port = parse_listen(listen)
     except ValueError as error:
@@ -268,7 +267,9 @@ def _metrics_served(opened: OpenServer, address: str | None, figures: ServerFigu
         yield
         return
     try:
-        served = HealthServer(figures, *parse_listen(address, "--metrics"))
+        host, port = parse_listen(address, "--metrics")
+        why = {"hangs": figures.hangs, "not_ready": figures.not_ready}
+        served = HealthServer(registry_of(figures), host, port, **why)
     except (ValueError, OSError) as error:
         opened.shut()
         _refuse(f"cannot serve metrics at {address}: {error}")

@@ -18,7 +18,9 @@ from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
     AsJson,
+    LogJson,
     TokenFile,
+    begin_command_log,
     fail,
     print_json,
     print_table,
@@ -335,6 +337,7 @@ def forget(
 def run(
     file: File,
     site: Annotated[str, typer.Option(help="The site at which this command runs.")],
+    log_json: LogJson = False,
     token_file: TokenFile = None,
 ) -> None:
     """Run the replicas that the deployment places at a site, until interrupted.
@@ -348,6 +351,8 @@ def run(
     Exit codes: 130 interrupted, and all regions are stopped; 2 usage, or an invalid description; 3 too few
     servers of the entry store answer.
     """
+    if log_json:
+        begin_command_log(as_json=True)
     from sites.runner import run_site  # imports pyarrow
 
     description, _ = deployable(file)

@@ -17,6 +17,7 @@ DISTRIBUTION = "dos-journal"
 PACKAGES = (
     "dos_protocol",
     "dos_tls",
+    "dos_monitoring",
     "dos_client",
     "journal",
     "checkpoint",

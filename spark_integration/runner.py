@@ -19,6 +19,7 @@ from dataflow.application import Application, check_autoscale, start_application
 from dataflow.graph.builder import Graph
 from dataflow.graph.parts import GraphPart, parts_of
 from dataflow.handle import RegionEvents, RegionHandle
+from dataflow.monitoring import Monitoring, monitoring_of
 from dos_tls import tls_of_environment
 from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
@@ -74,6 +75,7 @@ def run(
     on_event: Callable[[RegionEvent], None] | None = None,
     listeners: Sequence[RegionListener] = (),
     standby: int = 0,
+    metrics: str | None = None,
 ) -> RegionHandle | Application:
     """Run a graph on Spark as a region.
 
@@ -122,25 +124,25 @@ def run(
     - `standby`: processes of each region that have imported everything and wait to replace a lost worker
       (about 120 MB each). Each holds a slot in addition to those of the workers. Without a free slot the
       region runs with fewer of them and logs a warning.
+    - `metrics`: where the driver and each worker serve figures and health over HTTP (docs/metrics.md), as
+      HOST:PORT or HOST:FIRST-LAST: each takes the first port that is free; port 0 is any. The status has the
+      addresses. Default: DOS_METRICS, otherwise none.
 
     Raises before anything is started: GraphError, HostPathError, CannotShipError, UnfitConfError,
     NotEnoughSlotsError, StoreNotChosenError, StoreNotUsableError, InsecureNetworkError,
     WrongAddressError, ConnectSessionError; ValueError for an argument out of range. Later errors are returned
     by the handle's `exception()`.
     """
-    if standby < 0:
-        raise ValueError(f"standby is the number of processes that wait, at least 0, got {standby}")
+    _check_standby(standby)
     application = name or graph.name
     parts = parts_of(graph, application)
-    check_autoscale(parts, autoscale, workers)
+    first, shown = _first_workers(parts, autoscale, workers), monitoring_of(metrics)
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
     master = master_of(spark)
     if not master.one_machine:
         _refuse_host_paths(graph)
     host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
-    use_this_python(spark, master)
-    use_tls_of_driver(spark)
-    first = workers or (workers_default if autoscale is None else autoscale.limited(workers_default))
+    _prepare_session(spark, master)
     _check_confs_and_slots(spark, master, first * len(parts), spare_slots, start_timeout)
     with contextlib.ExitStack() as undo:
         used = choose_store(
@@ -150,7 +152,7 @@ def run(
         handle = start_application(
             application,
             parts,
-            partial(_launch, spark, application, host, shipped, scratch, standby, spare_slots),
+            partial(_launch, spark, application, host, shipped, scratch, standby, spare_slots, shown),
             checkpoint_interval=checkpoint_interval,
             retain=retain,
             recovery=recovery,
@@ -168,6 +170,7 @@ def run(
             start_timeout_s=start_timeout,
             listen_host=listen_host,
             port_range=port_range,
+            metrics=shown.metrics,
         )
         undo.pop_all()
     return handle
@@ -181,16 +184,37 @@ def _launch(
     scratch: str | Path | None,
     standby: int,
     spare_slots: int,
+    shown: Monitoring,
     part: GraphPart[Graph],
     spec: RegionSpec,
     control: RegionControl,
     events: RegionEvents,
 ) -> SparkLauncher:
     """Return the launcher of a region whose workers connect to this driver at `host`."""
-    make_task = _task_maker(spec, application, (host, control.address[1]), shipped[part.name], scratch)
+    address = host, control.address[1]
+    make_task = _task_maker(spec, application, address, shipped[part.name], scratch, shown)
     shortage = partial(_standby_shortage, spark, master_of(spark), spare_slots)
     settings = StandbySettings(standby, control, shortage) if standby else None
     return SparkLauncher(spark, spec.name, make_task, _end_reporter(control, events), control.move, settings)
+
+
+def _first_workers(
+    parts: Sequence[GraphPart[Graph]], autoscale: AutoScale | None, workers: int | None
+) -> int:
+    """Return how many workers each part needs for its start. Raises ValueError as `check_autoscale`."""
+    check_autoscale(parts, autoscale, workers)
+    return workers or (workers_default if autoscale is None else autoscale.limited(workers_default))
+
+
+def _check_standby(standby: int) -> None:
+    if standby < 0:
+        raise ValueError(f"standby is the number of processes that wait, at least 0, got {standby}")
+
+
+def _prepare_session(spark: SparkSession, master: SparkMaster) -> None:
+    """Let executors use this Python, and the TLS of this driver."""
+    use_this_python(spark, master)
+    use_tls_of_driver(spark)
 
 
 def _refuse_host_paths(graph: Graph) -> None:
@@ -233,7 +257,12 @@ def _addresses(
 
 
 def _task_maker(
-    spec: RegionSpec, application: str, coordinator: tuple[str, int], graph: bytes, scratch: str | Path | None
+    spec: RegionSpec,
+    application: str,
+    coordinator: tuple[str, int],
+    graph: bytes,
+    scratch: str | Path | None,
+    shown: Monitoring,
 ) -> Callable[[int | None, int], TaskFunction]:
     """Return what makes the task of an attempt of a worker; of a stand-by, if the worker is None."""
     expected = on_executor.expected_of_driver()
@@ -251,6 +280,8 @@ def _task_maker(
             "listen_host": spec.listen_host,
             "port_range": spec.port_range,
             "scratch": None if scratch is None else str(scratch),
+            # only what is asked for: executors with an older version do not know these fields
+            **{name: value for name, value in shown._asdict().items() if value},
         }
         return on_executor.make_task(expected, graph, fields)
 

@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard of deploy/: they name metrics that exist, and promtool accepts them."""
+"""The alert rules and the dashboards of deploy/: they name metrics that exist, and promtool accepts them."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from tests.support.needs import lacking
 from tests.test_repository import ROOT
 
 RULES = ROOT / "deploy" / "prometheus" / "rules.yaml"
-BOARD = ROOT / "deploy" / "grafana" / "dos.json"
+BOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
@@ -22,8 +22,22 @@ def rules() -> dict[str, str]:
 
 
 def board() -> list[str]:
-    panels = json.loads(BOARD.read_text())["panels"]
+    panels = [panel for board in BOARDS for panel in json.loads(board.read_text())["panels"]]
     return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def test_each_dashboard_has_its_own_id_and_panels_that_do_not_overlap() -> None:
+    boards = [json.loads(board.read_text()) for board in BOARDS]
+    assert len({board["uid"] for board in boards}) == len(boards) == 2
+    for board in boards:
+        places = [
+            (x, y)
+            for at in (panel["gridPos"] for panel in board["panels"])
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        ]
+        assert len(places) == len(set(places))
+        assert max(x for x, _ in places) < 24
 
 
 def test_every_metric_is_documented_and_every_alert_has_a_remedy() -> None:

@@ -16,12 +16,13 @@ from dos_protocol.extras import EXTRA_OF
 
 ROOT = Path(__file__).parent.parent
 
-CLIENT = {"dos_client", "dos_tls", "dos_protocol"}
+CLIENT = {"dos_client", "dos_monitoring", "dos_tls", "dos_protocol"}
 MAY_IMPORT: dict[str, set[str]] = {
     "dos_protocol": set(),
     "dos_tls": {"dos_protocol"},
-    "dos_server": {"dos_tls", "dos_protocol"},
-    "dos_client": {"dos_tls", "dos_protocol"},
+    "dos_monitoring": {"dos_tls", "dos_protocol"},
+    "dos_server": {"dos_monitoring", "dos_tls", "dos_protocol"},
+    "dos_client": {"dos_monitoring", "dos_tls", "dos_protocol"},
     "journal": CLIENT,
     "dos_chaos": {"journal", *CLIENT},
     "checkpoint": {"journal", *CLIENT},
@@ -60,10 +61,11 @@ CLIENT_PARTS: dict[str, set[str]] = {
 above."""
 
 CORE_DEPENDENCIES_ONLY = (
-    *("dos_protocol", "dos_tls", "dos_server", "dos_client", "journal", "dos_chaos", "dos_cli"),
+    *("dos_protocol", "dos_tls", "dos_monitoring", "dos_server", "dos_client", "journal", "dos_chaos"),
+    "dos_cli",
 )
 """These packages work without the extras; what is `ON_USE` is imported by the functions that need it."""
-ON_USE = {"matplotlib", "boto3", "botocore"}
+ON_USE = {"matplotlib", "boto3", "botocore", "opentelemetry"}
 EXTRAS = {*EXTRA_OF, "psutil"} - ON_USE
 SPARK = {"pyspark", "py4j"}
 
@@ -261,7 +263,7 @@ def test_spark_is_imported_by_the_spark_integration_alone() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_pictures_and_buckets_are_imported_in_the_functions_that_use_them() -> None:
+def test_pictures_buckets_and_traces_are_imported_in_the_functions_that_use_them() -> None:
     """A program that uses none can do without the library."""
     wrong = []
     for path in source_files():

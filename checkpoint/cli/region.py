@@ -26,13 +26,14 @@ from checkpoint.cli import (
 from checkpoint.cli.arguments import RegionName, Timeout, in_store
 from checkpoint.cli.requests import add_request_commands
 from checkpoint.core.dropped import dropped_text
-from checkpoint.core.progress import recovery_text, under_way_text
+from checkpoint.core.progress import prometheus_targets, recovery_text, under_way_text
 from checkpoint.core.request_records import Answer
 from checkpoint.requests.reading import RegionReader, RegionReading
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
+    REFUSED,
     AsJson,
     StoreUrl,
     TokenFile,
@@ -63,6 +64,13 @@ def status(
         bool, typer.Option(help="Ask the driver; --no-ask shows the manifest only, and writes nothing.")
     ] = True,
     timeout: Timeout = limits.request_patience_s,
+    targets: Annotated[
+        bool,
+        typer.Option(
+            "--prometheus-targets",
+            help="Print only where its processes serve figures, as JSON for file_sd_configs of Prometheus.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
@@ -75,6 +83,8 @@ def status(
 
     Example: dos region status dos://h1,h2,h3 wordcount --no-ask --json
 
+    Example: dos region status dos://h1,h2,h3 wordcount --prometheus-targets > targets.json
+
     Exit codes: 0 a driver answered (or --no-ask), 1 no such region, or no answer, 2 usage, 3 the store
     cannot be reached.
     """
@@ -82,9 +92,14 @@ def status(
     async def work(store: Store) -> RegionReading:
         return await RegionReader(store, name).read(ask=ask, patience_s=timeout)
 
+    if targets and not ask:
+        fail("--prometheus-targets asks the driver: leave out --no-ask", REFUSED)
     reading = in_store(url, token_file, work)
     view, reply = reading.view, reading.reply
-    if as_json:
+    if targets:
+        if reply is not None and reply.answer.verdict == "done":
+            print_json(prometheus_targets(view.region, reply.answer.result))
+    elif as_json:
         print_json(reading.as_json())
     else:
         _print_manifest(view)
@@ -155,6 +170,8 @@ def _print_status(answer: Answer) -> None:
         print(fell_back)
     if standbys := found.get("standbys"):
         print(f"stand-bys that wait: {standbys}")
+    if address := found.get("metrics"):
+        print(f"figures: http://{address}/metrics; of the workers: --prometheus-targets")
     workers = found.get("workers", [])
     versions = {one.get("version", "") for one in workers}
     if len(versions) > 1:

@@ -43,6 +43,7 @@ from checkpoint.limits import listeners_end_s
 from checkpoint.runtime import checkpoint_named, this_driver, wall_time_ms
 from checkpoint.standby import StandbyLinks
 from dos_client import MemberStatus, Store
+from dos_monitoring import log_fields, silence_of
 from dos_protocol.errors import LocalProtocolError, errors_in
 
 logger: Final = logging.getLogger("dos.checkpoint")
@@ -134,6 +135,10 @@ class RegionControl:
     def _end_text(self) -> str:
         """Return the final state and its reason, empty while it runs. Hold the lock."""
         return f"it is {self._status.state.value}; {self._status.reason}" if self._over else ""
+
+    def hangs(self) -> str:
+        """Return why the coordinator's event loop does not move; "" if it does. Not on that loop."""
+        return "" if self._token is None or self._over else silence_of(self._token)
 
     def members(self) -> list[MemberStatus]:
         """Return the store's members as the coordinator sees them; empty before it is connected."""
@@ -333,7 +338,8 @@ class RegionControl:
     def _run(self) -> None:
         error: Exception | None = None
         try:
-            trio.run(self._main)
+            with log_fields(lambda: {"region": self.spec.name}):
+                trio.run(self._main)
         except Exception as group:
             error = errors_in(group)[0]
             logger.error("region %s ended with an error: %s", self.spec.name, error, exc_info=group)
@@ -342,15 +348,7 @@ class RegionControl:
                 self._error = error
                 self._status = replace(self._status, state=RegionState.FAILED, reason=str(error))
             status, failure = self._status, self._error
-        self._listeners.ended(
-            {
-                **self._listeners.stamp(status),
-                "state": status.state.value,
-                "reason": status.reason,
-                "lastCheckpoint": status.last_checkpoint,
-                "exception": None if failure is None else str(failure),
-            }
-        )
+        self._listeners.region_ended(status, failure)
         with self._lock:
             self._over = True
             self._lock.notify_all()

@@ -132,6 +132,18 @@ class Listeners:
                 self._dropped = 0
             self._put(method, what)
 
+    def region_ended(self, status: RegionStatus, failure: Exception | None) -> None:
+        """Queue the report of the end, as `ended`."""
+        self.ended(
+            {
+                **self.stamp(status),
+                "state": status.state.value,
+                "reason": status.reason,
+                "lastCheckpoint": status.last_checkpoint,
+                "exception": None if failure is None else str(failure),
+            }
+        )
+
     def ended(self, end: dict[str, Any]) -> None:
         """Queue the end of the region. Only the first call has an effect; nothing follows."""
         with self._lock:

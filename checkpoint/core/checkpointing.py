@@ -143,7 +143,7 @@ class Checkpointing:
             worker.last_step = vote.step  # steps that are recorded above it had another layout
         worker.step = max(worker.step, vote.produced)
         worker.note_operators(vote.operators)
-        refusal = pending.vote(vote)
+        refusal = pending.vote(vote, now)
         if refusal is not None or pending.missing():
             return refusal
         disagreement = pending.disagreement()
@@ -232,7 +232,10 @@ class Checkpointing:
         prepared = max(pending.phases_s().values(), default=0.0)
         phases = {**pending.phases_s(), "commit": max(seconds - prepared, 0.0)}
         by_worker = {worker: vote.phases_s for worker, vote in sorted(pending.votes.items())}
-        state.report(CheckpointCommitted(cut.cut, cut.step, pending.final, seconds, phases, by_worker))
+        votes_s = {worker: pending.voted_at[worker] - pending.requested_at for worker in by_worker}
+        state.report(
+            CheckpointCommitted(cut.cut, cut.step, pending.final, seconds, phases, by_worker, votes_s)
+        )
 
     # --- the end of input -----------------------------------------------------------------------------
 

@@ -136,6 +136,7 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "standbys": status.standbys,
         "underWay": None if status.under_way is None else _under_way_json(status.under_way),
         "operators": operators_json(status),
+        "metrics": status.metrics,
         "fellBack": status.fell_back,
         "workers": [worker_json(worker) for worker in status.workers],
         "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_LISTED_MAX:]],
@@ -246,6 +247,7 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
         "pid": worker.pid,
         "version": worker.version,
         "hostedBy": worker.hosted_by,
+        "metrics": worker.metrics,
         "step": worker.step,
         "rowsIn": worker.rows_in,
         "rowsOut": worker.counters.rows_out,
@@ -256,6 +258,20 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
         "replayedBytes": worker.replayed_bytes,
         "error": worker.error,
     }
+
+
+def prometheus_targets(region: str, status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the addresses of figures in a status in JSON, as a file of `file_sd_configs`.
+
+    Processes that serve none, and drivers of a version without figures, are left out.
+    """
+    roles = [("driver", status.get("metrics"))]
+    roles += [(f"w{one['worker']}", one.get("metrics")) for one in status.get("workers", ())]
+    return [
+        {"targets": [address], "labels": {"job": "dos-region", "dos_region": region, "dos_role": role}}
+        for role, address in roles
+        if address
+    ]
 
 
 def reset_json(reset: ResetReport) -> dict[str, Any]:

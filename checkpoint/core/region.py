@@ -126,6 +126,8 @@ class RegionSpec:
     """What follows if the last checkpoint is damaged (`falling_back.py`)."""
     hand_over: bool = False
     """Whether the driver that runs the region continues until all workers of this one have joined."""
+    metrics: str = ""
+    """The address at which the driver serves the figures of the region, empty if it does not."""
     answer_requests: bool = True
     """Whether this driver reads requests (`dos region`) from the store and answers them."""
 
@@ -218,6 +220,8 @@ class WorkerStatus:
     """Of the package that it runs."""
     hosted_by: int | None = None
     """Local recovery: the worker in whose process it runs for a while; None: it has its own process."""
+    metrics: str = ""
+    """The address at which it serves its figures; empty if it does not."""
     counters: Counters = field(default_factory=Counters)
     replayed_bytes: int = 0
     restore_seconds: float = 0.0
@@ -362,6 +366,8 @@ class RegionStatus:
     """Processes that wait to become a worker."""
     under_way: UnderWayStatus | None = None
     """The checkpoint that is under way, None if there is none."""
+    metrics: str = ""
+    """The address at which the driver serves the figures of the region; empty if it does not."""
     fell_back: str = ""
     """Why this driver went back to an older checkpoint, and what was lost; empty if it did not."""
 

@@ -27,6 +27,8 @@ class CheckpointCommitted:
     """Seconds of the slowest worker by phase (align, drain, write, sync), and `commit`."""
     worker_phases_s: dict[int, dict[str, float]] = field(default_factory=dict)
     """Worker -> seconds by phase."""
+    votes_s: dict[int, float] = field(default_factory=dict)
+    """Worker -> seconds from the request until its vote arrived."""
 
 
 @dataclass(frozen=True, slots=True)

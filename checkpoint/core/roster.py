@@ -75,6 +75,7 @@ class Worker:
             scratch=join.scratch if join else "",
             version=join.package if join else "",
             hosted_by=self.host,
+            metrics=join.metrics if join else "",
             counters=structs.replace(self.counters, step=max(self.step, self.counters.step)),
             replayed_bytes=self.replayed_bytes,
             restore_seconds=self.restore_seconds,

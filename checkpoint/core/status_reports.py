@@ -90,6 +90,7 @@ class StatusReporter:
             under_way=self._under_way(),
             autoscale=self._state.autoscale,
             fell_back=state.fell_back,
+            metrics=state.spec.metrics,
         )
 
     def _scaling(self) -> ScalingStatus | None:

@@ -29,11 +29,13 @@ class PendingCut:
     terms: dict[int, int] = field(default_factory=dict)
     """Worker -> its term, if it was taken over in this incarnation."""
     votes: dict[int, Prepared] = field(default_factory=dict)
+    voted_at: dict[int, float] = field(default_factory=dict)
+    """Worker -> when its vote arrived."""
     appended: bool = False
     """The record was passed to the manifest and is not acknowledged yet."""
 
-    def vote(self, vote: Prepared) -> Refusal | None:
-        """Count a vote, or return why it is refused. Each worker votes once."""
+    def vote(self, vote: Prepared, now: float = 0.0) -> Refusal | None:
+        """Count a vote that arrived `now`, or return why it is refused. Each worker votes once."""
         term = self.terms.get(vote.worker, self.incarnation)
         epochs = (vote.epoch, *sorted(vote.positions.epochs()))
         if vote.incarnation != self.incarnation or set(epochs) != {term}:  # R12: every voted position
@@ -48,6 +50,7 @@ class PendingCut:
         if first is not None:
             return Refusal("UNEXPECTED", f"worker {vote.worker} voted twice for checkpoint {vote.cut}")
         self.votes[vote.worker] = vote
+        self.voted_at[vote.worker] = now
         return None
 
     def taken_over(self, worker: int, term: int) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from dataflow import limits
 from dataflow.errors import UserFault
 from dataflow.operators.base import Operator
+from dos_monitoring import adopting_log_fields
 
 _SliceOutput: TypeAlias = "tuple[Sequence[pa.RecordBatch], Mapping[str, Sequence[pa.RecordBatch]]]"
 """The output of a slice, and its side outputs."""
@@ -39,7 +40,9 @@ class ThreadedOperator(Operator):
         self._inner = inner
         self._side_outputs: dict[str, list[pa.RecordBatch]] = {port: [] for port in ports}
         self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"operator {name}")
+        self._pool = ThreadPoolExecutor(
+            threads, thread_name_prefix=f"operator {name}", initializer=adopting_log_fields()
+        )
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         rows = max(1, -(-batch.num_rows // (self._threads * limits.slices_per_thread)))

@@ -46,6 +46,7 @@ from dataflow.worker.messages import (
     ToCircuit,
     ToLinks,
 )
+from dataflow.worker.pulse import CircuitPulse
 from dos_protocol.errors import CorruptDataError
 
 logger = logging.getLogger("dos.dataflow")
@@ -76,8 +77,10 @@ class CircuitLoop:
         shared: Shared,
         post: Callable[[ToLinks], None],
         clock: Clock | None = None,
+        pulse: CircuitPulse | None = None,
     ) -> None:
         self._clock = clock
+        self._pulse = pulse or CircuitPulse()
         self._graph = graph
         self._identity = identity
         self._limits = worker_limits
@@ -98,7 +101,9 @@ class CircuitLoop:
                 message = self._next_message()
                 if isinstance(message, LinksEnded):
                     return message
+                self._pulse.begin()
                 self.turn(message)
+                self._pulse.end()
         finally:
             self.drop()
 
@@ -142,6 +147,7 @@ class CircuitLoop:
     def drop(self) -> None:
         """End the incarnation, if there is one, and close its files."""
         self._state = LoopState.IDLE
+        self._pulse.running = False
         self._waiting = False
         if self._run is not None:
             self._run.close()
@@ -181,6 +187,7 @@ class CircuitLoop:
         elif isinstance(message, Started):
             run.start(message)
             self._state = LoopState.RUNNING
+            self._pulse.running = True
         elif isinstance(message, PeerRestarts):
             self._post(PeerHeld(run.number, message.peer, message.link, run.peer_restarts(message.peer)))
         elif isinstance(message, DivisionsDurable):

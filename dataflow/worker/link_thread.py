@@ -4,14 +4,17 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import trio
 
+from checkpoint import Counters
 from checkpoint.errors import OrphanedError
 from dataflow import limits
 from dataflow.worker.links import Links
 from dataflow.worker.messages import Inbox, LinksEnded, Shared, ToLinks
 from dataflow.worker.spec import WorkerSpec
+from dos_monitoring import SilentLoopError, answer_of_loop, log_fields
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -20,11 +23,18 @@ class LinkThread:
     """The thread that runs `Links`. `start` it, `post` messages to it, `join` it."""
 
     def __init__(
-        self, spec: WorkerSpec, *, inbox: Inbox, shared: Shared, host: Callable[[int, int], None]
+        self,
+        spec: WorkerSpec,
+        *,
+        inbox: Inbox,
+        shared: Shared,
+        host: Callable[[int, int], None],
+        metrics: Callable[[str], str],
     ) -> None:
+        self._spec = spec
         self._inbox = inbox
         self._shared = shared
-        self._links = Links(spec, inbox=inbox, shared=shared, host=host)
+        self._links = Links(spec, inbox=inbox, shared=shared, host=host, metrics=metrics)
         self._token: trio.lowlevel.TrioToken | None = None
         self._thread = threading.Thread(target=self._run, name="dos-links", daemon=True)
 
@@ -45,9 +55,24 @@ class LinkThread:
         except trio.RunFinishedError:
             logger.debug("dropped %s: the links have ended", type(message).__name__)
 
+    def sample(self) -> Counters:
+        """Return the counters of the worker. Call it in another thread than the two of the worker.
+
+        Raises SilentLoopError if the loop of this thread does not answer.
+        """
+        if self._token is None:
+            raise SilentLoopError("its event loop has not started")
+        return answer_of_loop(self._token, self._links.sample)
+
+    def log_fields(self) -> dict[str, Any]:
+        """Return what each line of the log has in addition."""
+        of = self._spec
+        return {"region": of.region, "worker": of.worker, "incarnation": self._shared.incarnation}
+
     def _run(self) -> None:
         try:
-            ended = trio.run(self._main)
+            with log_fields(self.log_fields):
+                ended = trio.run(self._main)
         except BaseException as error:  # from trio itself: the main thread must end too
             self._inbox.put(LinksEnded(f"{type(error).__name__}: {error}", error))
             raise

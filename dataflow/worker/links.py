@@ -46,9 +46,18 @@ class Links:
     """
 
     def __init__(
-        self, spec: WorkerSpec, *, inbox: Inbox, shared: Shared, host: Callable[[int, int], None]
+        self,
+        spec: WorkerSpec,
+        *,
+        inbox: Inbox,
+        shared: Shared,
+        host: Callable[[int, int], None],
+        metrics: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """host: runs an attempt of another worker in this process, as `host(worker, attempt)`."""
+        """host: runs an attempt of another worker in this process, as `host(worker, attempt)`. metrics:
+        returns the address of this worker's figures, from the host at which others reach it.
+        """
+        self._metrics = metrics
         self._spec = spec
         self._host = host
         self._inbox = inbox
@@ -91,7 +100,7 @@ class Links:
         spec = self._spec
         stopped = ""
         async with (
-            open_participant(spec.participant(), counters=self._sample) as control,
+            open_participant(spec.participant(), counters=self.sample) as control,
             open_store(spec.store_url, token=spec.token, client=f"{spec.region}.w{spec.worker}") as store,
             trio.open_nursery() as nursery,
         ):
@@ -106,7 +115,12 @@ class Links:
             )
             address: tuple[str, int] = await nursery.start(serve)
             host = spec.advertise_host or control.local_address[0]
-            await control.join(exchange_host=host, exchange_port=address[1], scratch=spec.scratch_dir)
+            await control.join(
+                exchange_host=host,
+                exchange_port=address[1],
+                scratch=spec.scratch_dir,
+                metrics=self._metrics(host),
+            )
             try:
                 await self._take_orders(control, store, nursery)
             except StoppedError as error:
@@ -247,7 +261,8 @@ class Links:
         else:
             logger.info("refused an exchange link of incarnation %d, which does not run here", wanted)
 
-    def _sample(self) -> Counters:
+    def sample(self) -> Counters:
+        """Return the counters of now. In the trio run of the links."""
         shared, claim = self._shared, None if self._incarnation is None else self._incarnation.claim
         return Counters(
             step=shared.step,

@@ -20,7 +20,10 @@ from dataflow.worker.hosting import Hosting
 from dataflow.worker.identity import Identity
 from dataflow.worker.link_thread import LinkThread
 from dataflow.worker.messages import Inbox, Shared
+from dataflow.worker.monitoring import Served
+from dataflow.worker.pulse import CircuitPulse
 from dataflow.worker.spec import WorkerSpec, WorkerSummary
+from dos_monitoring import LogChoice, begin_logs, log_fields, parse_log_choice
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -34,8 +37,9 @@ def run_worker(spec: WorkerSpec) -> WorkerSummary:
     """
     hosting = Hosting(spec, run_worker)
     plan = spec.graph.plan()
-    inbox, shared = Inbox(), Shared()
-    links = LinkThread(spec, inbox=inbox, shared=shared, host=hosting.host)
+    inbox, shared, pulse = Inbox(), Shared(), CircuitPulse()
+    served = Served(spec, shared, pulse)
+    links = LinkThread(spec, inbox=inbox, shared=shared, host=hosting.host, metrics=served.address)
     loop = CircuitLoop(
         plan,
         Identity(spec.region, spec.worker, spec.scratch_dir),
@@ -43,15 +47,22 @@ def run_worker(spec: WorkerSpec) -> WorkerSummary:
         inbox=inbox,
         shared=shared,
         post=links.post,
+        pulse=pulse,
     )
+    if spec.log:
+        begin_logs(parse_log_choice(spec.log) or LogChoice())
     threads_before = pa.cpu_count()
     pa.set_cpu_count(1)  # one worker uses one core; restored below, because Spark reuses the process
+    served.begin()
     links.start()
+    served.health.sample = links.sample
     try:
-        ended = loop.run()
+        with log_fields(links.log_fields):
+            ended = loop.run()
     finally:
         shared.over.set()
         pa.set_cpu_count(threads_before)
+        served.close()
     links.join()
     hosting.join()
     if ended.error is not None:

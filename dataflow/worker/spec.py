@@ -48,6 +48,10 @@ class WorkerSpec:
     """
     advertise_host: str = ""
     port_range: tuple[int, int] | None = None
+    metrics: str = ""
+    """Where to serve the worker's figures, as `parse_metrics_listen` reads it; '': nowhere."""
+    log: str = ""
+    """How to log, as `parse_log_choice` reads it; '': as the process does anyway."""
     limits: WorkerLimits = field(default_factory=WorkerLimits)
     heartbeat_s: float = checkpoint_limits.heartbeat_s
     orphan_timeout_s: float = checkpoint_limits.orphan_timeout_s

@@ -43,6 +43,7 @@ from dos_client.live_store import Store
 from dos_client.store import connect, open_store
 from dos_client.tasks import background_tasks
 from dos_client.urls import DosUrl, parse_url
+from dos_monitoring import LOG_VARIABLE, begin_logs, log_choice_of_environment
 from dos_protocol.errors import (
     BrokenConnectionError,
     CorruptDataError,
@@ -83,6 +84,7 @@ StoreUrl = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log lines of JSON, for programs.")]
 TokenFile = Annotated[
     Path | None,
     typer.Option(
@@ -157,11 +159,27 @@ def in_store(
     return run(with_store, negative=negative)
 
 
+def begin_command_log(*, as_json: bool = False) -> None:
+    """Write the log of this command, and of the processes that it starts, as DOS_LOG says, or as JSON.
+
+    Ends the command for a DOS_LOG that is not valid.
+    """
+    if as_json:
+        os.environ[LOG_VARIABLE] = "json"
+    try:
+        choice = log_choice_of_environment()
+    except ValueError as error:
+        fail(str(error), REFUSED)
+    if choice is not None:
+        begin_logs(choice)
+
+
 def run(function: Callable[[], Awaitable[T]], *, negative: tuple[type[Exception], ...] = ()) -> T:
     """Run an async command and return its result.
 
     Errors end the command with their text and exit code; those of `negative` are answers, with exit code 1.
     """
+    begin_command_log()
     with errors_end_command(lambda error: NEGATIVE if isinstance(error, negative) else exit_code(error)):
         return run_interruptible(function)
 

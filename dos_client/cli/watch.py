@@ -16,8 +16,10 @@ from dos_client.cli.kit import (
     REFUSED,
     UNREACHABLE,
     AsJson,
+    LogJson,
     StoreUrl,
     TokenFile,
+    begin_command_log,
     fail,
     fill_help,
     print_json,
@@ -31,6 +33,7 @@ from dos_client.core import watching as core
 from dos_client.limits import watch_interval_s, watch_stand_by_s
 from dos_client.membership.spares import add_spare, move_member, remove_spare
 from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
+from dos_monitoring import silence_of
 from dos_protocol.addresses import address_text, parse_listen
 from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord
@@ -75,10 +78,13 @@ def watch(
     serve_metrics: Annotated[
         str | None,
         typer.Option(
-            "--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at http://HOST:PORT/metrics."
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Serve /metrics for Prometheus, /healthz and /readyz at http://HOST:PORT.",
         ),
     ] = None,
     as_json: AsJson = False,
+    log_json: LogJson = False,
     token_file: TokenFile = None,
 ) -> None:
     """Keep a store whole, without end: replace members that are silent by spares, follow members to new
@@ -101,13 +107,16 @@ def watch(
 
     Example: dos store watch dos://h1,h2,h3 --metrics 127.0.0.1:9400
     """
+    if log_json:
+        begin_command_log(as_json=True)
     options = WatchOptions(
         look_at or (), duration_s(replace_after), duration_s(interval), duration_s(stand_by), dry_run
     )
     printer = _Printer(as_json=as_json, dry_run=dry_run)
 
     async def work() -> None:
-        with _metrics_served(serve_metrics), ProgressDisplay(quiet=as_json) as display:
+        health = _WatchHealth(printer)
+        with _metrics_served(serve_metrics, health), ProgressDisplay(quiet=as_json) as display:
             watcher = StoreWatcher(
                 url, options, progress=filling_progress(display), token=read_token(token_file)
             )
@@ -127,14 +136,14 @@ def watch(
 
 
 @contextmanager
-def _metrics_served(address: str | None) -> Iterator[None]:
+def _metrics_served(address: str | None, health: "_WatchHealth") -> Iterator[None]:
     """Serve the metrics of this process, if an address is given."""
     if address is None:
         yield
         return
     try:
         host, port = parse_listen(address, "--metrics")
-        server = metrics.serve(port, host)
+        server = metrics.serve(port, host, hangs=health.hangs, not_ready=health.not_ready)
     except (ValueError, OSError) as error:
         fail(f"cannot serve metrics at {address}: {error}", REFUSED)
     try:
@@ -151,6 +160,26 @@ def _exit_after(seen: Seen) -> None:
         raise typer.Exit(NEGATIVE if usable else UNREACHABLE)
     if seen.failure:
         raise typer.Exit(NEGATIVE)
+
+
+class _WatchHealth:
+    """Whether this watcher moves and can act, for its HTTP port. Make it in the watcher's loop."""
+
+    def __init__(self, printer: "_Printer") -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._printer = printer
+
+    def hangs(self) -> str:
+        return silence_of(self._token)
+
+    def not_ready(self) -> str:
+        """Return why the watcher cannot keep the store whole; "" if it can."""
+        seen = self._printer.last
+        if seen is None:
+            return "it has not looked at the store yet"
+        if isinstance(seen.action, core.ReportAction):
+            return f"a person has to act: {seen.action.why} ({seen.action.remedy})"
+        return seen.failure
 
 
 class _Printer:

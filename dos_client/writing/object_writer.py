@@ -5,6 +5,7 @@ import trio
 from dos_client.arguments import check_number
 from dos_client.core.window import SendWindow
 from dos_client.limits import chunk_bytes_max, journal_lag_bytes_max
+from dos_client.writing.append_tracing import tracing_of
 from dos_client.writing.target import WriteTarget
 from dos_client.writing.views import ClaimView
 from dos_protocol.digests import Buffer
@@ -25,6 +26,10 @@ class ObjectWriter:
         self._target = target
         self._window: SendWindow = target.window
         self._yielded_at = 0
+        self._tracing = tracing_of(target, claim.directory, self._members)
+
+    def _members(self) -> dict[bytes, str]:
+        return {link.server_id: link.member.address for link in self._claim.links()}
 
     @property
     def name(self) -> str:
@@ -66,6 +71,8 @@ class ObjectWriter:
         if target.synced == window.size:
             target.about_to_append()
         size = window.append(data)
+        if self._tracing is not None:
+            self._tracing.appended(size)
         self._claim.wake_links()
         return size
 

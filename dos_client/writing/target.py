@@ -92,6 +92,8 @@ class WriteTarget:
         self.received_waiters = Waiters()
         self.moved_at = trio.current_time()
         self.on_complete: Callable[[WriteTarget], None] | None = None
+        self.traced: Callable[[bytes, int, int], None] | None = None
+        """Called with each report of a member while an append is traced."""
         self._quorums = quorums
         self._trimmed_at = 0
         self._counted_size = None if window is None else window.size
@@ -147,6 +149,8 @@ class WriteTarget:
         self.sizes[server_id] = synced
         self.received_sizes[server_id] = received
         self._recount()
+        if self.traced is not None:
+            self.traced(server_id, received, synced)
 
     def _recount(self) -> None:
         synced = self._quorums.watermark(self.sizes)

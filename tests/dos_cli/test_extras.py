@@ -77,7 +77,8 @@ def test_what_prints_help_imports_no_library_of_an_extra() -> None:
 
 def test_the_extra_of_a_library_is_the_one_that_lists_it() -> None:
     extras = {name: names_of(listed) for name, listed in PROJECT["optional-dependencies"].items()}
-    parts = {"botocore": "boto3", "py4j": "pyspark"}  # come with another library
+    # come with another library, or under another name
+    parts = {"botocore": "boto3", "py4j": "pyspark", "opentelemetry": "opentelemetry_sdk"}
     for module, extra in EXTRA_OF.items():
         assert parts.get(module, module) in extras[extra]
 

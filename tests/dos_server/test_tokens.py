@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from dos_client import connect
+from dos_monitoring.logs import JsonLines
 from dos_protocol import messages as m
 from dos_protocol.errors import (
     ErrorCode,
@@ -28,7 +29,6 @@ from dos_server.core.access import (
     encode_tokens,
 )
 from dos_server.core.attempts import Attempts
-from dos_server.logs import JsonLines
 from dos_server.tokens_on_disk import TokensOnDisk
 from tests.dos_server.test_access import OPERATOR, READ, code_of, granted
 from tests.support.core_harness import Harness

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -138,7 +139,8 @@ def test_words_are_counted_right_and_the_handle_tells_of_it(start: Start, tmp_pa
 def test_a_region_on_spark_is_asked_cut_and_stopped_from_outside(
     start: Start, tmp_path: Path, store: str
 ) -> None:
-    region = start(word_count(tmp_path, passes=20_000, function=split_slowly), store=store)
+    graph = word_count(tmp_path, passes=20_000, function=split_slowly)
+    region = start(graph, store=store, metrics="127.0.0.1:0")
     wait_until(cuts(region, 1), region)
 
     def dos(*arguments: str) -> dict[str, Any]:
@@ -148,6 +150,11 @@ def test_a_region_on_spark_is_asked_cut_and_stopped_from_outside(
 
     shown = dos("region", "status")["status"]
     assert [one["pid"] for one in shown["workers"]] == [one.pid for one in region.status.workers]
+    served = [shown["metrics"], *(one["metrics"] for one in shown["workers"])]
+    assert len(set(served)) == 3
+    for address in served:
+        with urllib.request.urlopen(f"http://{address}/readyz", timeout=PATIENCE_S) as answer:
+            assert answer.status == 200
     assert dos("region", "checkpoint")["result"]["checkpoint"] > shown["lastCheckpoint"]
     assert dos("region", "stop")["result"]["state"] == "STOPPED"
     assert region.awaitTermination(PATIENCE_S)

@@ -19,7 +19,10 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Final
 
-_PRODUCT: Final = ("checkpoint", "dataflow", "dos_client", "dos_protocol", "dos_server", "dos_tls", "journal")
+_PRODUCT: Final = (
+    *("checkpoint", "dataflow", "dos_client", "dos_monitoring", "dos_protocol", "dos_server", "dos_tls"),
+    "journal",
+)
 _ATOMS: Final = (str, bytes, int, float, bool, type(None), type, types.ModuleType, enum.Enum, random.Random)
 _CONTAINERS: Final = (dict, list, set, frozenset, deque)
 _Found = Iterator[tuple[str, object]]

@@ -1,0 +1,1 @@
+"""Decisions about what a process shows: addresses of figures, choices of a log, spans. Pure."""

@@ -1,0 +1,117 @@
+"""The HTTP port of a process: /metrics for Prometheus, /healthz and /readyz for what starts and watches it.
+
+| path | answer |
+|---|---|
+| /metrics | the metrics, as text |
+| /healthz | 200 while the process moves, otherwise 503 with the reason: restart it |
+| /readyz | 200 while it does its work, otherwise 503 with the reason |
+
+It is plain HTTP without a password, in threads of its own: an event loop that hangs does not keep it from
+answering. It changes nothing in the process.
+"""
+
+import socket
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any, ClassVar, Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from dos_monitoring.core.listening import MetricsListen
+from dos_protocol.addresses import is_loopback
+from dos_tls import TlsSettingsError, tls_of_environment
+
+_REQUEST_S_MAX: Final = 10.0
+
+
+def nothing_wrong() -> str:
+    """Return "": for a process of which only the metrics are known."""
+    return ""
+
+
+class HealthServer:
+    """Serves the figures of one process until `close`. Raises OSError if the port cannot be used.
+
+    hangs, not_ready: return why the process does not move, and why it cannot be used; "" for no reason. They
+    are called in threads of this server. Port 0 selects a free port: `port` has it.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        host: str,
+        port: int,
+        *,
+        hangs: Callable[[], str] = nothing_wrong,
+        not_ready: Callable[[], str] = nothing_wrong,
+    ) -> None:
+        def answer(path: str) -> tuple[int, str, bytes]:
+            if path == "/metrics":
+                return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+            if path in ("/healthz", "/readyz"):
+                why = hangs() or (not_ready() if path == "/readyz" else "")
+                return 503 if why else 200, "text/plain; charset=utf-8", f"{why or 'ok'}\n".encode()
+            return 404, "text/plain; charset=utf-8", b"there are /metrics, /healthz and /readyz\n"
+
+        class Handler(_Handler):
+            answers = staticmethod(answer)
+
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            daemon_threads = True
+
+        self._server = Server((host, port), Handler)
+        self.port = self._server.server_port
+        self.address = host, self.port
+        self._thread = Thread(target=self._server.serve_forever, name="dos health", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the server."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve_health(
+    listen: MetricsListen, registry: CollectorRegistry, **why: Callable[[], str]
+) -> HealthServer:
+    """Serve at the first port that is free. why: `hangs` and `not_ready` of `HealthServer`.
+
+    Raises OSError if none is free, TlsSettingsError as `refuse_plain_text`.
+    """
+    refuse_plain_text(listen.host)
+    for port in listen.ports[:-1]:
+        try:
+            return HealthServer(registry, listen.host, port, **why)
+        except OSError:
+            continue  # in use: by another worker of this machine
+    return HealthServer(registry, listen.host, listen.ports[-1], **why)
+
+
+def refuse_plain_text(host: str) -> None:
+    """Raise TlsSettingsError for a host that other machines can reach while the environment demands TLS."""
+    if not is_loopback(host) and tls_of_environment() is not None:
+        raise TlsSettingsError(
+            f"metrics would be served at {host} as plain text, but DOS_TLS demands TLS",
+            remedy="serve them at 127.0.0.1, behind a proxy that speaks TLS",
+        )
+
+
+class _Handler(BaseHTTPRequestHandler):
+    answers: ClassVar[Any]
+    timeout = _REQUEST_S_MAX
+    server_version = "dos"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        status, kind, body = self.answers(self.path.partition("?")[0])
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """A scrape every few seconds is not worth a line."""

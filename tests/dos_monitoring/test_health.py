@@ -1,0 +1,108 @@
+"""The HTTP port of any process, and the question to its event loop."""
+
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import trio
+from prometheus_client import CollectorRegistry, Gauge
+
+from dos_client import metrics
+from dos_monitoring import (
+    HealthServer,
+    MetricsListen,
+    SilentLoopError,
+    answer_of_loop,
+    serve_health,
+    silence_of,
+)
+
+WAIT_S = 60.0
+
+
+def fetch(address: tuple[str, int], path: str) -> tuple[int, str]:
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    try:
+        with urllib.request.urlopen(f"http://{host}:{address[1]}{path}", timeout=WAIT_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_what_hangs_is_neither_alive_nor_ready(host: str) -> None:
+    registry, hangs, unready = CollectorRegistry(), [""], [""]
+    Gauge("a_figure", "Any", registry=registry).set(7)
+    with closing(
+        HealthServer(registry, host, 0, hangs=lambda: hangs[0], not_ready=lambda: unready[0])
+    ) as server:
+        assert "a_figure 7.0" in fetch(server.address, "/metrics")[1]
+        assert fetch(server.address, "/healthz") == fetch(server.address, "/readyz?x=1") == (200, "ok\n")
+        unready[0] = "it waits"
+        assert fetch(server.address, "/healthz") == (200, "ok\n")
+        assert fetch(server.address, "/readyz") == (503, "it waits\n")
+        hangs[0] = "it hangs"
+        assert fetch(server.address, "/healthz") == fetch(server.address, "/readyz") == (503, "it hangs\n")
+        assert fetch(server.address, "/")[0] == 404
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://{host if host != '::1' else '[::1]'}:{server.port}/healthz")
+
+
+def test_the_first_free_port_of_a_range_is_taken() -> None:
+    with closing(HealthServer(CollectorRegistry(), "127.0.0.1", 0)) as one:
+        two_ports = MetricsListen("127.0.0.1", (one.port, 0))
+        with closing(serve_health(two_ports, CollectorRegistry())) as two:
+            assert two.port not in (0, one.port)
+        with pytest.raises(OSError, match="in use"):
+            serve_health(MetricsListen("127.0.0.1", (one.port, one.port)), CollectorRegistry())
+
+
+@pytest.fixture
+def loop() -> Iterator[tuple[trio.lowlevel.TrioToken, threading.Event]]:
+    """A loop in another thread, which blocks while the event is clear."""
+    tokens: list[trio.lowlevel.TrioToken] = []
+    begun, moves, end = threading.Event(), threading.Event(), threading.Event()
+    moves.set()
+
+    async def run() -> None:
+        tokens.append(trio.lowlevel.current_trio_token())
+        begun.set()
+        await trio.to_thread.run_sync(end.wait)
+
+    thread = threading.Thread(target=trio.run, args=(run,))
+    thread.start()
+    assert begun.wait(WAIT_S)
+    yield tokens[0], moves
+    moves.set()
+    end.set()
+    thread.join()
+    assert silence_of(tokens[0]) == "its event loop has ended"
+
+
+def test_a_loop_answers_unless_it_is_blocked(loop: tuple[trio.lowlevel.TrioToken, threading.Event]) -> None:
+    token, moves = loop
+    assert answer_of_loop(token, lambda: 7) == 7
+    assert silence_of(token) == ""
+    with pytest.raises(ZeroDivisionError):
+        answer_of_loop(token, lambda: 1 // 0)
+    moves.clear()
+    token.run_sync_soon(moves.wait)
+    with pytest.raises(SilentLoopError, match="has not answered for 0 s"):
+        answer_of_loop(token, lambda: 7, timeout_s=0.05)
+    moves.set()
+    assert answer_of_loop(token, lambda: 8) == 8
+
+
+def test_the_stores_of_a_process_are_in_one_of_its_ports_only() -> None:
+    def shows(one: metrics.SharedFigures) -> bool:
+        return any(family.name == "dos_client_questions" for family in one.collect())
+
+    first, second = metrics.SharedFigures(), metrics.SharedFigures()
+    assert (shows(first), shows(second)) == (True, False)
+    first.close()
+    assert (shows(first), shows(second)) == (False, True)
+    second.close()
