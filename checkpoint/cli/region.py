@@ -5,6 +5,7 @@ neither Spark nor a connection to the driver. Commands that only send a request 
 (`requests.py`); the others are in files of their names.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -148,6 +149,27 @@ def _hint(view: ManifestView) -> str:
     )
 
 
+def _notes(found: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each thing that is not always so."""
+    if change := found.get("scaling"):
+        yield _change_text(change, len(found.get("workers", [])))
+    if policy := found.get("autoscale"):
+        last = f"; last decision: {policy['lastDecision']}" if policy["lastDecision"] else ""
+        yield f"autoscale {policy['minimum']} to {policy['maximum']} workers: {policy['reason']}{last}"
+    if lost := dropped_text(found.get("rowsDropped", {})):
+        yield lost
+    if under_way := found.get("underWay"):
+        yield under_way_text(under_way)
+    if recovery := found.get("recovery"):
+        yield recovery_text(recovery)
+    if fell_back := found.get("fellBack"):
+        yield fell_back
+    if standbys := found.get("standbys"):
+        yield f"stand-bys that wait: {standbys}"
+    if address := found.get("metrics"):
+        yield f"figures: http://{address}/metrics; of the workers: --prometheus-targets"
+
+
 def _print_status(answer: Answer) -> None:
     found = answer.result
     reason = f" ({found['reason']})" if found.get("reason") else ""
@@ -155,23 +177,8 @@ def _print_status(answer: Answer) -> None:
         f"{found.get('state')}{reason}, reported by driver {answer.driver}: incarnation {answer.incarnation},"
         f" {found.get('checkpointsCommitted')} checkpoints, {found.get('resetAttempts')} reset attempts spent"
     )
-    if change := found.get("scaling"):
-        print(_change_text(change, len(found.get("workers", []))))
-    if policy := found.get("autoscale"):
-        last = f"; last decision: {policy['lastDecision']}" if policy["lastDecision"] else ""
-        print(f"autoscale {policy['minimum']} to {policy['maximum']} workers: {policy['reason']}{last}")
-    if lost := dropped_text(found.get("rowsDropped", {})):
-        print(lost)
-    if under_way := found.get("underWay"):
-        print(under_way_text(under_way))
-    if recovery := found.get("recovery"):
-        print(recovery_text(recovery))
-    if fell_back := found.get("fellBack"):
-        print(fell_back)
-    if standbys := found.get("standbys"):
-        print(f"stand-bys that wait: {standbys}")
-    if address := found.get("metrics"):
-        print(f"figures: http://{address}/metrics; of the workers: --prometheus-targets")
+    for line in _notes(found):
+        print(line)
     workers = found.get("workers", [])
     versions = {one.get("version", "") for one in workers}
     if len(versions) > 1:
