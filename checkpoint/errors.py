@@ -274,6 +274,14 @@ class ConsumerRefusedError(DosError):
     remedy = "`dos input consumers` lists the registered ones"
 
 
+class ConsumerTakenError(ConsumerRefusedError):
+    """Another process has registered under the name of this consumer. This one may not publish any more, so
+    it ends; what it has read stays read.
+    """
+
+    remedy = "give each query, and each stream that it reads, its own name in the option 'consumer'"
+
+
 class RegisterUnsettledError(DosError):
     """The register of consumers cannot be read: a process that was changing it has died, or needs longer than
     usual. Nothing is trimmed meanwhile.
@@ -329,6 +337,7 @@ __all__ = [
     "BackupRefusedError",
     "ChannelFrameError",
     "ConsumerRefusedError",
+    "ConsumerTakenError",
     "ControlMessageError",
     "EntryRefusedError",
     "ErrorCode",

@@ -63,7 +63,8 @@ class MergedOutput:
     async def __anext__(self) -> MergedBatch:
         """Wait for rows or a higher mark. Ends when all rows were returned and no replica has more.
 
-        Raises ReplicasDifferError, and if no stream can be read because of what it contains, the reason.
+        Raises ReplicasDifferError, ConsumerTakenError if another reader registered under the name of this
+        one, and if no stream can be read because of what it contains, the reason.
         """
         if self._merge.is_over:
             raise StopAsyncIteration
@@ -115,8 +116,9 @@ async def read_merged(
     `MergedLogSource`. after: the token of the last batch that was committed, or a mark, if all rows up to it
     were committed and none after it; None: from the beginning. consumer: a name of this reader, under which
     it is registered at the sites: what lies above the last acknowledged token is then not deleted. One reader
-    of a name at a time. consumer_retain_s: so long what was acknowledged is not deleted either, in case that
-    the reader continues after an older token. token: of the servers.
+    of a name at a time: if another one registers, this one ends with ConsumerTakenError. consumer_retain_s:
+    so long what was acknowledged is not deleted either, in case that the reader continues after an older
+    token. token: of the servers.
 
     A replica that cannot be reached delays nothing; its status has the reason. Raises BadNameError,
     SchemaError, BadUrlError, TokenMismatchError if `after` is of another output, CorruptDataError if it is

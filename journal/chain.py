@@ -8,8 +8,10 @@ import logging
 from collections import deque
 from typing import Final
 
+import trio
+
 from dos_client.errors import MissingDataError, QuorumUnavailableError
-from dos_protocol.errors import CorruptError, NotFoundError, PoisonedError
+from dos_protocol.errors import BusyError, CorruptError, NotFoundError, PoisonedError
 from journal.core.chain import ChainState
 from journal.core.errors import LostBytesError, NotEnoughAnswersError
 from journal.core.position import NO_FLOOR, Position
@@ -29,7 +31,7 @@ from journal.core.walk_vocabulary import (
     SurveySegment,
     WalkDone,
 )
-from journal.limits import answers_wait_s, late_answer_tries, listing_tries_max
+from journal.limits import answers_wait_s, late_answer_tries, listing_pause_s, listing_tries_max
 from journal.ports import ClaimPort, DirectoryViewPort, StorePort
 from journal.reading import ChainSource, find_snapshot, read_start, survey
 from journal.scratch import Scratch
@@ -97,8 +99,8 @@ async def inspect_chain(
         does not depend on what precedes it. None: the lowest offset that is not released.
 
     The returned `end` is None if nothing is committed or the chain never existed; `seen` distinguishes the
-    two. Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError, and
-    the errors of the store if too few members answer.
+    two. Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError,
+    BusyError if a removal takes longer than a second, and the errors of the store if too few members answer.
     """
     state, view = await _inspect_once(store, directory, chain, measured=measured, floor=floor)
     for _ in range(late_answer_tries):
@@ -123,11 +125,14 @@ async def _inspect_once(
         )
         try:
             return await _walk(walk, store, directory), view
-        except NotFoundError:
-            # A segment that was listed is gone: its writer trimmed the chain meanwhile. A new list shows it.
+        except (NotFoundError, BusyError) as error:
+            # A segment that was listed is gone, or is being removed: its writer trimmed the chain meanwhile.
+            # A new list shows it.
             tries -= 1
             if not tries:
                 raise
+            if isinstance(error, BusyError):
+                await trio.sleep(listing_pause_s)
 
 
 async def inspect_committed(store: StorePort, directory: str, chain: str) -> ChainState:

@@ -11,6 +11,7 @@ from checkpoint.core.consumers import Register, RegisterPlace, with_query
 from checkpoint.core.registered_queries import (
     POSITIONS_PER_RETENTION,
     RegisteredQuery,
+    check_session,
     continued_later,
     continued_query,
     new_query,
@@ -36,17 +37,20 @@ class QueryRegistration:
         """What was registered under the name before."""
         self._published_at: float | None = None
 
-    async def begin(self, start: Mapping[str, int] | None) -> None:
+    async def begin(self, start: Mapping[str, int] | None, *, again: bool = False) -> None:
         """Register the query: acknowledged by the quorum when this returns. From then on, nothing that it
         needs is trimmed.
 
-        start: split -> the offset at which it continues, from its checkpoint; None: it has none. Raises
-        ConsumerRefusedError; waits while too few members answer.
+        start: split -> the offset at which it continues, from its checkpoint; None: it has none. again: the
+        session was registered before. Raises ConsumerRefusedError, with `again` ConsumerTakenError if another
+        process has registered under the name since; waits while too few members answer.
         """
         now_ms = self._host.wall_time_ms()
 
         def change(register: Register) -> Register:
             self._before = known = register.queries.get(self._name)
+            if again and known is not None:
+                check_session(known, self._name, self._session)
             if start is None:
                 query = new_query(known, self._name, self._session, now_ms)
             else:

@@ -17,14 +17,15 @@ Theory:
    read: rows that are still there stay. Rows that are gone are an error of the reader.
    A query that learns only from the data where it continues needs everything until then (`continued_later`).
 5. One process at a time publishes under a name, the one that registered last (`session`). So a second query
-   with the name of another one cannot release what the other one needs: one of the two fails.
+   with the name of another one cannot release what the other one needs: one of the two fails. A process that
+   registers again, because it lost its connection, does not take the name back (`check_session`).
 """
 
 from collections.abc import Mapping
 
 import msgspec
 
-from checkpoint.errors import ConsumerRefusedError
+from checkpoint.errors import ConsumerRefusedError, ConsumerTakenError
 
 POSITIONS_PER_RETENTION = 4
 """How many positions a query publishes within the time for which it retains them; bounds the register."""
@@ -114,7 +115,7 @@ def continued_later(
 
     Raises ConsumerRefusedError if another process has registered under this name, or a person has removed it.
     """
-    _check_session(known, name, session)
+    check_session(known, name, session)
     return continued_query(before, session, start, now_ms)
 
 
@@ -136,7 +137,7 @@ def published(
 
     Raises ConsumerRefusedError if another process has registered under this name, or a person has removed it.
     """
-    known = _check_session(known, name, session)
+    known = check_session(known, name, session)
     retain_ms = int(1000 * retain_s)
     # A clock that was set back must not keep positions for ever: they count as published now.
     before = [msgspec.structs.replace(one, at_ms=min(one.at_ms, now_ms)) for one in known.positions]
@@ -148,16 +149,18 @@ def published(
     return msgspec.structs.replace(known, positions=(*kept[:1], *kept[1:][-_POSITIONS_MAX:]))
 
 
-def _check_session(known: RegisteredQuery | None, name: str, session: str) -> RegisteredQuery:
+def check_session(known: RegisteredQuery | None, name: str, session: str) -> RegisteredQuery:
+    """Return what is registered. Raises ConsumerTakenError if another process has registered under this name,
+    ConsumerRefusedError if a person has removed it.
+    """
     if known is None:
         raise ConsumerRefusedError(
             f"{name!r} was removed from the consumers while its query ran",
             remedy="restart the query: it registers again, and continues if no row that it needs was deleted",
         )
     if known.session != session:
-        raise ConsumerRefusedError(
+        raise ConsumerTakenError(
             f"{name!r} was registered by another process while this query ran: either this query was started"
-            " a second time, or two queries use this name",
-            remedy="give each query, and each stream that it reads, its own name in the option 'consumer'",
+            " a second time, or two queries use this name"
         )
     return known

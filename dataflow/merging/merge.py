@@ -156,7 +156,7 @@ class Merge:
         self.leave(site, "detached", str(error))
         self._excluded[site] = error
         if len(self._excluded) == len(self.status):
-            self._fail(error)
+            self.fail(error)
 
     def _check(self, site: str) -> None:
         if site in self._excluded:
@@ -189,7 +189,7 @@ class Merge:
                 return
             if 2 * (len(largest) + candidates - len(self._graphs)) > candidates:
                 return  # those that are not known yet decide
-        self._fail(self._other_graph(largest[0], others[0]))
+        self.fail(self._other_graph(largest[0], others[0]))
 
     def _other_graph(self, site: str, other: str) -> ReplicasDifferError:
         one, two = self._graphs[site], self._graphs[other]
@@ -201,7 +201,8 @@ class Merge:
         )
         return ReplicasDifferError(f"the replicas at {site} and {other} run different graphs: {lines}")
 
-    def _fail(self, error: DosError | UserFault) -> None:
+    def fail(self, error: DosError | UserFault) -> None:
+        """Let `next` raise the error instead of returning further rows."""
         self._error = self._error or error
         self._wake()
 
@@ -270,7 +271,7 @@ class Merge:
     def _difference(self, found: Difference) -> None:
         error = _differ(found)
         if not found.minority:
-            self._fail(error)
+            self.fail(error)
         for site in found.minority:
             self.exclude(site, error)
 

@@ -25,7 +25,7 @@ from checkpoint.chains.output_follower import FollowedOutput, OutputFollower
 from checkpoint.chains.output_following import PublishedOutput, split_of
 from checkpoint.chains.query_registration import QueryRegistration
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.errors import InputTrimmedError, OutputRewoundError
+from checkpoint.errors import ConsumerTakenError, InputTrimmedError, OutputRewoundError
 from dataflow.core.event_time import IDLE
 from dataflow.errors import NoMarksError, ReplicasDifferError, UserFault
 from dataflow.limits import replica_retry_s
@@ -70,6 +70,7 @@ class ReplicaStream:
         what it has acknowledged is retained too.
         """
         self._consumer, self._retain_s = consumer, retain_s
+        self._session, self._registered = randomness.fresh_id().hex() if consumer else "", False
         self._place = place
         self._merge = merge
         self._connect = connect
@@ -92,10 +93,11 @@ class ReplicaStream:
             StoreHost(store),
             place,
             self._consumer,
-            session=randomness.fresh_id().hex(),
+            session=self._session,
             retain_s=self._retain_s,
         )
-        await registration.begin({})
+        await registration.begin({}, again=self._registered)
+        self._registered = True
         task_status.started()
         with trio.move_on_after(limits.query_publish_s):
             await self._merge.wait_read(self._place.site)
@@ -118,7 +120,8 @@ class ReplicaStream:
 
     async def run(self) -> None:
         """Read until it is cancelled, or the replica is found not to fit. Raises nothing that concerns only
-        this stream.
+        this stream. If another process registered under the name of the consumer, the merge fails: two that
+        registered again and again would read nothing.
         """
         site = self._place.site
         while True:
@@ -133,6 +136,9 @@ class ReplicaStream:
                     return
                 if not isinstance(first, (DosError, UserFault)):
                     raise
+                if isinstance(first, ConsumerTakenError):
+                    self._merge.fail(first)
+                    return
                 if isinstance(first, _MISFIT):
                     self._merge.exclude(site, first)
                     return

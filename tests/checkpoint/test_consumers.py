@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.chains.consumer_register import change_register, read_register
+from checkpoint.chains.query_registration import QueryRegistration
 from checkpoint.chains.trimming import TrimPlanner
 from checkpoint.core.consumers import (
     ChainNow,
@@ -22,10 +23,11 @@ from checkpoint.core.consumers import (
     with_consumer,
     without_consumer,
 )
-from checkpoint.errors import ConsumerRefusedError, RegisterUnsettledError
+from checkpoint.errors import ConsumerRefusedError, ConsumerTakenError, RegisterUnsettledError
 from dos_protocol.errors import CorruptDataError
 from journal import NO_FLOOR, limits, whole_state
 from journal.core.decoder import decode_all
+from tests.checkpoint.test_input_trimming import model_with
 from tests.checkpoint.trim_model import REGISTER, PatientHost, TrimModel
 
 # --- the pure core ------------------------------------------------------------------------------------------
@@ -173,3 +175,18 @@ async def test_a_register_that_is_replaced_while_it_is_read_is_read_again(
 
     monkeypatch.setattr(whole_state, "inspect_chain", inspect_and_change)
     assert sorted((await read_register(model.store, REGISTER)).consumers) == ["early", "late"]
+
+
+@pytest.mark.trio
+async def test_a_process_that_registers_again_does_not_take_the_name_from_another_one() -> None:
+    host = PatientHost((await model_with(1)).store)
+    first, second = (
+        QueryRegistration(host, REGISTER, "board", session=session, retain_s=0.0) for session in ("s1", "s2")
+    )
+    await first.begin({})
+    await first.begin({}, again=True)
+    await second.begin({})
+    with pytest.raises(ConsumerTakenError, match="'board' was registered by another process"):
+        await first.begin({}, again=True)
+    await second.begin({}, again=True)
+    await first.begin({})  # a process that is started later

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ import trio
 from click.testing import Result
 from typer.testing import CliRunner
 
+from checkpoint import limits as checkpoint_limits
 from checkpoint.coordinator.control import RegionControl
+from checkpoint.errors import ConsumerTakenError
 from checkpoint.maintenance.retained_rows import OutputRows
 from checkpoint.maintenance.retention import Retention
 from dataflow import Graph, InputSource, LogSink, MergedBatch, MergedOutput, blocking, read_merged
 from dataflow.core.event_time import END
 from dataflow.errors import NoMarksError, ReplicasDifferError, TokenMismatchError
+from dataflow.merging import replica_stream
 from dataflow.merging.cli import app
 from dataflow.merging.merge import StreamStatus
 from dos_client import open_store, store
@@ -125,6 +129,61 @@ def test_threads_read_too_and_what_was_not_acknowledged_stays(tmp_path: Path) ->
             assert trio.run(_registered, one) == ["board"]
         with blocking.read_merged(urls([one]), REGION, "out", SCHEMA, after=91_000) as output:
             assert keys_in(list(output)) == keys_of([row for row in rows if row.at_ms > 91])
+
+
+def test_of_two_readers_with_one_name_the_first_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_limits, "query_publish_s", 0.05)
+    monkeypatch.setattr(replica_stream, "replica_retry_s", 0.05)
+    rows = rows_of(600)
+
+    async def work(one: Site) -> list[str]:
+        ended: list[str] = []
+
+        async def reader(name: str, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
+            try:
+                async with read_merged(urls([one]), REGION, "out", SCHEMA, consumer="board") as output:
+                    async for batch in output:
+                        output.acknowledge(batch.token)
+                        if name not in begun and await _published(one) > published[0]:
+                            published[0] = await _published(one)
+                            begun.append(name)
+                            task_status.started()
+            except ConsumerTakenError as error:
+                ended.append(f"{name}: {error}")
+
+        begun: list[str] = []
+        published = [0]
+        with trio.fail_after(WAIT_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_send_slowly, one, rows)
+                await nursery.start(reader, "first")
+                await nursery.start(reader, "second")
+                while not ended:  # noqa: ASYNC110 - the end sets no event
+                    await trio.sleep(0.01)
+                before = await _published(one)
+                while await _published(one) <= before:  # noqa: ASYNC110 - nor does the other process
+                    await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+        return ended
+
+    with open_sites(tmp_path, "a") as (one,), one.replica():
+        (reason,) = trio.run(work, one)
+    assert reason.startswith("first: 'board' was registered by another process while this query ran")
+
+
+async def _send_slowly(site: Site, rows: list[Row]) -> None:
+    for begin in range(0, len(rows), 3):
+        part = rows[begin : begin + 3]
+        await trio.to_thread.run_sync(partial(site.send, part, mark_ms=part[-1].at_ms))
+
+
+async def _published(site: Site) -> int:
+    """Return how far the registered reader has acknowledged."""
+    async with open_store(site.server.url) as store:
+        status = await Retention(store, OutputRows(store, REGION, "out")).status()
+    return max((at for query in status.queries for at in query.read.values()), default=0)
 
 
 async def _registered(site: Site) -> list[str]:
