@@ -41,7 +41,7 @@ class Monitoring(NamedTuple):
 
 def monitoring_of(metrics: str | None) -> Monitoring:
     """Return what was asked for; `metrics` None: as DOS_METRICS. Begins the driver's log if DOS_LOG asks for
-    one and the program has none. Raises ValueError, MissingExtraError.
+    one and the program has none. Raises ValueError, MissingExtraError; OSError for a file of spans.
     """
     given = os.environ.get(METRICS_VARIABLE, "") if metrics is None else metrics
     parse_metrics_listen(given)

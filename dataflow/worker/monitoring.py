@@ -35,6 +35,11 @@ class WorkerHealth:
         self._shared = shared
         self._pulse = pulse
 
+    @property
+    def running(self) -> bool:
+        """Whether the incarnation runs."""
+        return self._pulse.running
+
     def busy_for_s(self) -> float:
         """Return how long the circuit thread has worked on its current batch, 0 while it waits."""
         return self._pulse.busy_for_s()
@@ -92,7 +97,7 @@ class WorkerFigures(Collector):
             ("batch_seconds", "How long the circuit has worked on its batch", self._health.busy_for_s()),
             ("incarnation", "The incarnation that runs or is being restored", shared.incarnation),
             ("step", "The last step that ended, numbered since the region began", shared.step),
-            ("running", "1 while the incarnation runs", int(not self._health.not_ready())),
+            ("running", "1 while the incarnation runs", int(self._health.running)),
             ("store_has_room", "0 while sources wait because the store is slower", int(shared.room)),
             ("exhausted", "1 after all sources have reached their end", int(shared.exhausted)),
         ):

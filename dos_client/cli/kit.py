@@ -160,12 +160,14 @@ def in_store(
 
 
 def begin_command_log(*, as_json: bool = False) -> None:
-    """Write the log of this command, and of the processes that it starts, as DOS_LOG says, or as JSON.
+    """Write the log of this command, and of the processes that it starts, as DOS_LOG says; as_json: as JSON,
+    with the level of DOS_LOG.
 
     Ends the command for a DOS_LOG that is not valid.
     """
     if as_json:
-        os.environ[LOG_VARIABLE] = "json"
+        _, colon, level = os.environ.get(LOG_VARIABLE, "").partition(":")
+        os.environ[LOG_VARIABLE] = f"json{colon}{level}"
     try:
         choice = log_choice_of_environment()
     except ValueError as error:

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dataflow import FileSink, FileSource, Graph
 from dataflow.handle import RegionHandle
 from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
+from dos_monitoring.logs import JsonLines
 from tests.dataflow.support import made, word_count
 from tests.support.dos_command import dos
 from tests.support.polling import until
@@ -219,13 +221,19 @@ def noisy(folder: Path) -> Graph:
     return graph
 
 
-def test_logs_of_workers_are_lines_of_json(
-    shared_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_logs_of_a_region_are_lines_of_json(
+    shared_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("DOS_LOG", "json")
+    of_driver = logging.StreamHandler(StringIO())
+    of_driver.setFormatter(JsonLines())
+    monkeypatch.setattr(logging.getLogger("dos.checkpoint"), "handlers", [of_driver])
+    caplog.set_level(logging.INFO, logger="dos.checkpoint")
     with running(shared_store, tmp_path, "logged", noisy(tmp_path)) as region:
         until(lambda: region.status.checkpoints_committed > 0, "it runs", WAIT_S)
         incarnation = region.status.incarnation
+    driver = [json.loads(line) for line in of_driver.stream.getvalue().splitlines()]
+    assert {one.get("region") for one in driver if one["message"].startswith("region logged: ")} == {"logged"}
     texts = {worker: (tmp_path / "logs" / f"w{worker:04d}.1.log").read_text() for worker in range(2)}
     logged = [(worker, json.loads(line)) for worker, text in texts.items() for line in text.splitlines()]
     found = [(worker, line) for worker, line in logged if line.get("logger") == "mine"]

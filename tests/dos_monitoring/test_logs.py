@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
@@ -63,3 +66,42 @@ def test_an_error_has_its_traceback(logger: logging.Logger) -> None:
     (line,) = lines(logger)
     assert (line["level"], line["message"]) == ("ERROR", "it failed")
     assert line["traceback"].endswith("ValueError: no")
+
+
+BEGIN = """
+import logging
+from dos_client.cli.kit import begin_command_log
+begin_command_log(as_json={as_json})
+logging.getLogger("mine").info("fine")
+logging.getLogger("mine").warning("not fine")
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "as_json", "messages"),
+    [
+        ("", True, ["not fine"]),
+        ("json", False, ["not fine"]),
+        ("json:info", False, ["fine", "not fine"]),
+        ("text:info", True, ["fine", "not fine"]),
+    ],
+)
+def test_a_command_logs_as_its_option_and_the_variable_say(
+    variable: str, as_json: bool, messages: list[str]
+) -> None:
+    done = begun(variable, as_json=as_json)
+    found = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [one["message"] for one in found] == messages
+
+
+def test_a_command_with_a_wrong_variable_ends_with_the_reason() -> None:
+    words = (sys.executable, "-m", "dos_cli", "store", "spare", "add", "dos://127.0.0.1:1", "127.0.0.1:2")
+    done = subprocess.run(words, env={**os.environ, "DOS_LOG": "xml"}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "DOS_LOG is json or text" in done.stderr
+
+
+def begun(variable: str, *, as_json: bool) -> "subprocess.CompletedProcess[str]":
+    program = BEGIN.format(as_json=as_json)
+    variables = {**os.environ, "DOS_LOG": variable}
+    return subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True)
