@@ -50,6 +50,7 @@ class ErrorCode(IntEnum):
     ROLLED_BACK = 26
     FORBIDDEN = 27
     TLS_REQUIRED = 28
+    QUOTA_EXCEEDED = 29
 
 
 class ErrorMeaning(NamedTuple):
@@ -144,6 +145,11 @@ VERDICTS: Final[dict[ErrorCode, ErrorMeaning]] = {
     ErrorCode.TLS_REQUIRED: ErrorMeaning(
         Blame.CALLER,
         "use TLS: set DOS_TLS to the client directory that `dos tls init` made for this server",
+    ),
+    ErrorCode.QUOTA_EXCEEDED: ErrorMeaning(
+        Blame.CALLER,
+        "delete what is not needed, or ask the operator for more: `dos quota ls` shows the limits",
+        "the limit that is reached",
     ),
 }
 

@@ -244,6 +244,12 @@ class TlsRequiredError(RefusedError):
     code_of_class = ErrorCode.TLS_REQUIRED
 
 
+class QuotaExceededError(RefusedError):
+    """A limit of the directory's prefix is reached. Nothing was done. `actual` is the limit."""
+
+    code_of_class = ErrorCode.QUOTA_EXCEEDED
+
+
 class TooLargeError(RefusedError):
     """A limit was exceeded; `actual` is the limit."""
 

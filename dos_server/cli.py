@@ -7,7 +7,7 @@
 | 2 | usage error, or refused to start (below) |
 
 It refuses to start if the data directory is in use, or is not the complete data of one server; if the token
-file, or the file of tokens, is not valid; if the address needs `--insecure` or cannot be bound.
+file, or the file of tokens or quotas, is not valid; if the address needs `--insecure` or cannot be bound.
 """
 
 import json
@@ -16,7 +16,7 @@ import random
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +38,7 @@ from dos_server.core.scrub import ScrubPlan
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
 from dos_server.figures import ServerFigures, registry_of
 from dos_server.limits import log_bytes_default
-from dos_server.tokens_on_disk import TokensOnDisk
+from dos_server.watched_files import Content, Settings, WatchedFile, watched_quotas, watched_tokens
 from dos_server.wording import path_argument
 from dos_tls import (
     AUTHORITIES,
@@ -92,6 +92,14 @@ TokensFile = Annotated[
     typer.Option(
         help="File of tokens with limited rights, as `dos token add` writes it. It is read again when it"
         " changes.",
+        metavar="FILE",
+    ),
+]
+QuotasFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of limits for the directories of prefixes, as `dos quota set` writes it. It is read again"
+        " when it changes. Disables version 0.",
         metavar="FILE",
     ),
 ]
@@ -154,6 +162,7 @@ def serve(
         typer.Option(help="File whose first line is the token that clients must present; must not be blank."),
     ] = None,
     tokens: TokensFile = None,
+    quotas: QuotasFile = None,
     audit_log: AuditLog = None,
     metrics: MetricsAddress = None,
     tls: Tls = None,
@@ -188,7 +197,8 @@ def serve(
     if token_file is not None and tokens is not None:
         _refuse("pass --token-file or --tokens, not both: a file of tokens can have one with all rights")
     context = _tls_context(tls, tls_ca, tls_cert, tls_key, client_auth=tls_client_auth)
-    token, granted = _read_token(token_file), _read_tokens(tokens)
+    token, granted = _read_token(token_file), _read_settings(watched_tokens, tokens)
+    limited = _read_settings(watched_quotas, quotas)
     if not is_loopback(host):
         has_token = bool(token) or granted is not None
         _check_safety(host, insecure=insecure, tls=context, has_token=has_token)
@@ -202,6 +212,7 @@ def serve(
         port,
         token=token,
         tokens=granted,
+        quotas=limited,
         figures=figures,
         version0=not no_v0,
         reserve_bytes=None if reserve_mib is None else reserve_mib * MIB,
@@ -336,14 +347,17 @@ def _read_token(path: Path | None) -> bytes:
         _refuse(str(error))
 
 
-def _read_tokens(path: Path | None) -> TokensOnDisk | None:
+def _read_settings(
+    read: Callable[[Path], WatchedFile[Content, Settings]], path: Path | None
+) -> WatchedFile[Content, Settings] | None:
     if path is None:
         return None
     try:
-        warn_if_open(path, "the tokens file")
-        return TokensOnDisk(path)
+        if read is watched_tokens:
+            warn_if_open(path, "the tokens file")
+        return read(path)
     except OSError as error:
-        _refuse(f"tokens file {path} cannot be read: {error.strerror}")
+        _refuse(f"{path} cannot be read: {error.strerror}")
     except LocalProtocolError as error:
         _refuse(str(error))
 

@@ -2,14 +2,19 @@
 
 from typing import Any
 
+from dos_server.core.quota_file import Quota
+from dos_server.core.quotas import Quotas
 from dos_server.core.server import ServerCore
 from dos_server.limits import log_slots
 from dos_server.ports import Ports
 from dos_server.storage import Storage
 
 
-def start_core(storage: Storage, ports: Ports, log_bytes: int, **options: Any) -> tuple[bytes, ServerCore]:
+def start_core(
+    storage: Storage, ports: Ports, log_bytes: int, quotas: tuple[Quota, ...] | None, **options: Any
+) -> tuple[bytes, ServerCore]:
     """Return the server id and the core. `options`: of the core. `log_bytes`: see `ObjectServer`.
+    `quotas`: None: there are none, and nothing is counted.
 
     Raises CorruptDataError if this is not the complete data of one server, and OSError. Everything is closed
     then, and nothing that was acknowledged is lost.
@@ -30,6 +35,7 @@ def start_core(storage: Storage, ports: Ports, log_bytes: int, **options: Any) -
             damaged_names=storage.damaged_among(names),
             stamps=storage.add_stamp(ports.fresh_id()),
             log=log,
+            quotas=None if quotas is None else Quotas(quotas, storage.usage_among(names)),
             **options,
         )
     except BaseException:

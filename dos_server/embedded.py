@@ -21,7 +21,7 @@ from dos_server.figures import ServerFigures
 from dos_server.limits import connections_waiting_max, log_bytes_embedded
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
-from dos_server.tokens_on_disk import TokensOnDisk
+from dos_server.watched_files import WatchedQuotas, WatchedTokens
 from dos_tls import ServerContext
 
 LOG_BYTES: Final = log_bytes_embedded
@@ -46,7 +46,8 @@ class OpenServer:
         port: int,
         *,
         token: bytes = b"",
-        tokens: TokensOnDisk | None = None,
+        tokens: WatchedTokens | None = None,
+        quotas: WatchedQuotas | None = None,
         figures: ServerFigures | None = None,
         version0: bool = True,
         reserve_bytes: int | None = None,
@@ -69,6 +70,7 @@ class OpenServer:
                 Storage(self._disk),
                 token=token,
                 tokens=tokens,
+                quotas=quotas,
                 figures=figures,
                 version0=version0,
                 reserve_bytes=reserve_bytes,

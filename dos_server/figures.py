@@ -159,6 +159,19 @@ def _gauges(now: CoreGauges) -> Iterable[Metric]:
         ("store_generation", "Generation of the store record; 0 without one", now.generation),
     ):
         yield GaugeMetricFamily(f"dos_server_{name}", text, value)
+    labels = ["prefix", "what"]
+    limits = GaugeMetricFamily("dos_server_quota_limit", "Limits of the quotas", labels=labels)
+    used = GaugeMetricFamily("dos_server_quota_used", "What is used of them", labels=labels)
+    refused = CounterMetricFamily(
+        "dos_server_quota_refusals",
+        "Requests that a quota has refused, or how often it delayed",
+        labels=labels,
+    )
+    for one in now.quotas:
+        limits.add_metric([one.prefix, one.what], one.limit)
+        used.add_metric([one.prefix, one.what], one.used)
+        refused.add_metric([one.prefix, one.what], one.refused)
+    yield from (limits, used, refused)
 
 
 def registry_of(figures: ServerFigures) -> CollectorRegistry:

@@ -11,6 +11,7 @@ import threading
 
 from dos_server import small_files
 from dos_server.core import records
+from dos_server.core.quotas import StoredUsage
 from dos_server.core.records import ObjectMark
 from dos_server.disk import Disk
 from dos_server.limits import mark_bytes
@@ -111,8 +112,18 @@ class ObjectMarks:
 
 def has_damage_mark(disk: Disk, folder: str) -> bool:
     """Whether a mark of a folder says damaged. False if the marks are unreadable, which `load` reports."""
+    return any(mark.damaged for mark in _marks_in(disk, folder))
+
+
+def stored_usage(disk: Disk, folder: str) -> StoredUsage:
+    """Return what the marks of a folder say that it holds; nothing if they are unreadable."""
+    sizes = [mark.synced for mark in _marks_in(disk, folder) if not mark.removed]
+    return StoredUsage(sum(sizes), len(sizes))
+
+
+def _marks_in(disk: Disk, folder: str) -> list[ObjectMark]:
     try:
         data = small_files.read(disk, f"{folder}/.marks") or b""
     except OSError:
-        return False
-    return any(mark is not None and mark.damaged for mark in records.decode_marks(data))
+        return []
+    return [mark for mark in records.decode_marks(data) if mark is not None]

@@ -28,10 +28,7 @@ from dos_server.core.version0 import wire as wire0
 from dos_server.core_start import start_core
 from dos_server.disk_effects import DiskEffects
 from dos_server.figures import ServerFigures
-from dos_server.limits import (
-    space_check_seconds,
-    sync_threads_max,
-)
+from dos_server.limits import space_check_seconds, sync_threads_max
 from dos_server.log_thread import LogThread
 from dos_server.owner import Resumable
 from dos_server.paced_reads import PacedReads
@@ -39,8 +36,8 @@ from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Socket, Workers
 from dos_server.scrubber import Scrubber
 from dos_server.storage import Storage
 from dos_server.tls_sockets import TlsPeers
-from dos_server.tokens_on_disk import TokensOnDisk
 from dos_server.turns import OncePerRound, Turns
+from dos_server.watched_files import WatchedQuotas, WatchedTokens
 from dos_server.writes import Writes
 from dos_tls import LogLimit, ServerContext, TlsError, TlsTruncatedError
 
@@ -62,7 +59,8 @@ class ObjectServer:
         storage: Storage,
         *,
         token: bytes = b"",
-        tokens: TokensOnDisk | None = None,
+        tokens: WatchedTokens | None = None,
+        quotas: WatchedQuotas | None = None,
         figures: ServerFigures | None = None,
         version0: bool = True,
         reserve_bytes: int | None = None,
@@ -74,19 +72,21 @@ class ObjectServer:
         """Read the identity and the store record, or create an identity. Raises CorruptDataError.
         `reserve_bytes`: disk space that appends must leave free; None: the default for the size of the disk.
         `log_bytes`: size of the group log; 0: every object is synced in its own file. `token`: clients must
-        send it; `tokens`: or one of these. `figures`: count what the server does. `tls`: None for plain text.
+        send it; `tokens`: or one of these. `quotas`: None: off. `figures`: count what the server does.
+        `tls`: None for plain text.
         """
         self._storage, self._ports, self._now = storage, ports, ports.monotonic
         self.server_id, self._core = start_core(
             storage,
             ports,
             log_bytes,
-            tokens=tokens.tokens if tokens is not None else Tokens.single(token) if token else None,
+            quotas.settings if quotas is not None else None,
+            tokens=tokens.settings if tokens is not None else Tokens.single(token) if token else None,
             version0=version0,
             reserve_bytes=reserve_bytes,
             scrub=scrub,
         )
-        self._tokens = tokens
+        self._tokens, self._quotas = tokens, quotas
         self._connections: dict[int, ServerConnection] = {}
         self._warnings = LogLimit()
         self._tls = None if tls is None else TlsPeers(tls, self._warn)
@@ -145,8 +145,11 @@ class ObjectServer:
                 if self._scrub.bytes_per_s:
                     self._scrubber.begin(nursery, self._scrub.first_seconds)
                 nursery.start_soon(self._housekeeper)
-                if self._tokens is not None:
-                    nursery.start_soon(self._tokens.watch, self._ports, self._tokens_changed)
+                for file, event in ((self._tokens, v.TokensChanged), (self._quotas, v.QuotasChanged)):
+                    if file is not None:
+                        nursery.start_soon(
+                            file.watch, self._ports, lambda now, event=event: self._feed(event(now))
+                        )
                 await self._measure_space()
                 self._served = nursery.cancel_scope
                 nursery.start_soon(self._space_watcher)
@@ -248,9 +251,6 @@ class ObjectServer:
         """Log why a connection is closed because of its input. The text contains no raw bytes of the peer."""
         connection = self._connections.get(session)
         logger.info("session %d of %s: %s; closed", session, connection.peer if connection else "?", why)
-
-    def _tokens_changed(self, tokens: Tokens) -> None:
-        self._feed(v.TokensChanged(tokens))
 
     def _audit(self, effect: v.Audit) -> None:
         connection = self._connections.get(effect.session)

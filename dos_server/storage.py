@@ -33,6 +33,7 @@ from dos_server.core import vocabulary as v
 from dos_server.core.group_log.survey import RecordPlace
 from dos_server.core.group_log.tail import LogTail
 from dos_server.core.layout import OBJECTS, STAMPS, WITNESSED
+from dos_server.core.quotas import StoredUsage
 from dos_server.core.records import ClaimRecord, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.stamps import History, StampFiles, decode_history, decode_witnesses, encode_history
@@ -41,7 +42,7 @@ from dos_server.disk_errors import failure_of, log_errors, preceded_sync
 from dos_server.loading import DirectoryLoader
 from dos_server.log_files import LogFiles
 from dos_server.log_start import NoLogSpaceError, end_log, start_log
-from dos_server.marks import has_damage_mark
+from dos_server.marks import has_damage_mark, stored_usage
 from dos_server.open_files import OpenFile
 
 logger = logging.getLogger("dos.server")
@@ -126,6 +127,10 @@ class Storage(DirectoryLoader):
     def damaged_among(self, directories: set[str]) -> set[str]:
         """Return those of the directories that have an object marked as damaged."""
         return {name for name in directories if has_damage_mark(self._disk, f"{OBJECTS}/{name}")}
+
+    def usage_among(self, directories: set[str]) -> dict[str, StoredUsage]:
+        """Return what the directories hold by their marks. Loading a directory finds what they lack."""
+        return {name: stored_usage(self._disk, f"{OBJECTS}/{name}") for name in directories}
 
     def stop(self) -> None:
         """Sync and close everything, marks last. Errors are only logged: no guarantee depends on it.

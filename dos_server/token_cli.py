@@ -38,6 +38,7 @@ from dos_server.core.access import (
     encode_tokens,
 )
 from dos_server.core.quantities import parse_span
+from dos_server.edited_files import edit_file
 from dos_server.wording import path_argument
 
 NOT_FOUND: Final = 1
@@ -205,30 +206,16 @@ def _read(file: Path) -> TokenFile:
 
 
 def _change(file: Path, change: Callable[[TokenFile], TokenFile], *, may_create: bool = False) -> None:
-    """Replace the file by a changed one, durably. A server reads the old or the new one, never a part."""
-    new = file.with_name(f"{file.name}.new")
+    def edit(content: bytes | None) -> bytes:
+        if content is None and not may_create:
+            _fail(f"{file} cannot be read: there is no such file")
+        before = TokenFile(FILE_VERSION) if content is None else decode_tokens(content, str(file))
+        return encode_tokens(change(before))
+
     try:
-        # It is the lock of this command, too: of two at once, one would undo what the other has done.
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        _fail(f"{new} exists: another `dos token` runs, or was killed; remove the file if none runs")
-    except OSError as error:
-        _fail(f"{new} cannot be written: {error.strerror}")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            before = TokenFile(FILE_VERSION) if may_create and not file.exists() else _read(file)
-            stream.write(encode_tokens(change(before)))
-            stream.flush()
-            os.fsync(stream.fileno())
-        new.replace(file)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        edit_file(file, edit, "dos token")
+    except LocalProtocolError as error:
+        _fail(str(error))
 
 
 def _fail(text: str, code: int = REFUSED) -> NoReturn:

@@ -37,6 +37,7 @@ from dos_protocol.errors import (
     ForbiddenError,
     NoSpaceError,
     NotAMemberError,
+    QuotaExceededError,
     RolledBackError,
     StaleGenerationError,
     UnauthorisedError,
@@ -76,7 +77,7 @@ class Outage:
         """End the outage. Returns whether the member was connected before."""
         again = self._was_connected
         self._was_connected = True
-        if NoSpaceError in self._logged:
+        if not self._logged.isdisjoint((NoSpaceError, QuotaExceededError)):
             return again  # a full member accepts every claim but no bytes: it is back only after it took some
         if self._logged:
             seconds = trio.current_time() - self.since

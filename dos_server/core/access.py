@@ -39,6 +39,11 @@ class Right(StrEnum):
     ADMIN = "admin"
 
 
+def covers(prefix: str, directory: str) -> bool:
+    """Return whether a prefix covers a directory."""
+    return prefix in (EVERY, directory) or directory.startswith(f"{prefix}.")
+
+
 class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rights in the directories of a prefix."""
 
@@ -46,7 +51,7 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rights: tuple[Right, ...]
 
     def covers(self, directory: str) -> bool:
-        return self.prefix in (EVERY, directory) or directory.startswith(f"{self.prefix}.")
+        return covers(self.prefix, directory)
 
 
 class GrantedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,6 +91,11 @@ class Access(NamedTuple):
     def is_admin(self) -> bool:
         """Whether it may change the store record."""
         return self.may(Right.ADMIN, EVERY)
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it has a token with which it is one, on a server of several tokens."""
+        return self.grants is not None and self.is_admin
 
 
 EVERYTHING: Final = Access("")

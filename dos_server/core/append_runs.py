@@ -41,13 +41,14 @@ def take_run(tables: Tables, session: Session, frames: Sequence[Frame], start: i
         return start
     fold, space, number = state.fold_to_change(), tables.space, session.number
     began_at, costs, index = fold.size, 0, start
+    end = min(object_bytes_max, began_at + tables.quotas.room_bytes(directory.name))
     for index in range(start, len(frames)):
         _, request_id, meta, data, _ = frames[index]
         count = len(data)
         if meta[_NAME_AT:] != named or not 0 < count <= extent_payload_bytes_max:
             break
         size, digest = _SIZE_AND_DIGEST.unpack_from(meta)
-        if size != fold.size or digest != fold.value or size + count > object_bytes_max:
+        if size != fold.size or digest != fold.value or size + count > end:
             break
         costs += count + extent_header_bytes
         if not space.has_room(costs):
@@ -58,7 +59,10 @@ def take_run(tables: Tables, session: Session, frames: Sequence[Frame], start: i
         index = len(frames)
     if index > start:
         space.take(costs)
+        tables.quotas.add(directory.name, fold.size - began_at)
+        tables.quotas.spend(directory.name, index - start, tables.now)
         session.wrote = True
+        tables.in_flight.appended(number, tables.now)
         session.unsynced_bytes += fold.size - began_at
         session.unsynced_appends += index - start
         tables.touched[state] = directory

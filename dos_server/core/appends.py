@@ -73,6 +73,7 @@ class Appends:
         state.accept(data, session.number, request_id)
         session.unsynced_bytes += len(data)
         session.unsynced_appends += 1
+        self._tables.in_flight.appended(session.number, self._tables.now)
         self._tables.touched[state] = directory
 
     def batch_ended(self, event: v.BatchEnded | None = None) -> None:
@@ -115,6 +116,7 @@ class Appends:
                 self._write_and_sync(directory, state)
         elif event.failure is not v.DiskFailure.FAILED:
             refused = state.undo_write()
+            self._tables.quotas.add(directory.name, -sum(map(_bytes_of, refused)), -(not state.exists))
             if not state.exists:
                 del directory.objects[event.name]
             why = (
@@ -249,7 +251,9 @@ class Appends:
         if needs_log and not state.is_filed:
             text = f"a write or sync of {state.directory}/{state.name} failed, and the log has bytes of it"
             self._tables.effects.append(v.Halt(text))
+        accepted = state.accepted
         tickets = state.poison()
+        self._tables.quotas.add(state.directory, state.accepted - accepted)
         self._tables.effects.append(v.SetMark(state.directory, state.mark))
         self._tables.unacknowledged.pop(state, None)
         text = f"{state.name} is poisoned: a write or sync of it failed"

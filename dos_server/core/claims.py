@@ -13,6 +13,7 @@ from dos_protocol.session_states import SessionEvent, SessionState
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import Claimant, DirectoryState, LoadState, Opening
 from dos_server.core.name_table import ObjectTable
+from dos_server.core.quotas import StoredUsage
 from dos_server.core.records import ClaimRecord
 from dos_server.core.session import Session
 from dos_server.core.tables import REFUSALS, Tables
@@ -33,7 +34,16 @@ class Claims:
         if directory is None and (refusal := tables.refuses_directory(request.directory)) is not None:
             tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
             return
+        refusal = (
+            None
+            if session.access.is_operator
+            else tables.quotas.refuses_session(request.directory, session.directory)
+        )
+        if refusal is not None:
+            tables.refuse(session, refusal.code, refusal.message, request_id, refusal.actual)
+            return
         session.opening = request.directory
+        tables.quotas.move(None, request.directory)
         if directory is None:
             directory = tables.directories[request.directory] = DirectoryState(request.directory)
             tables.effects.append(v.LoadDirectory(request.directory))
@@ -62,6 +72,10 @@ class Claims:
             (name, self._tables.recovered_object(event.directory, name, found, version))
             for name, found in sorted(event.objects.items())
         )
+        if not event.problem:
+            objects = directory.objects.values()
+            usage = StoredUsage(sum(one.accepted for one in objects), len(objects))
+            self._tables.quotas.recount(directory.name, usage)
         openings, directory.opening = directory.opening, []
         self._tables.openings -= len(openings)
         for opening in openings:
@@ -135,6 +149,7 @@ class Claims:
 
     def _not_opened(self, opening: Claimant, code: ErrorCode, text: str, actual: int = 0) -> None:
         """Refuse the CWD. The session stays where it was."""
+        self._tables.quotas.move(opening.session.opening, None)
         opening.session.opening = None
         self._tables.opened.append(opening.session)
         self._tables.refuse(opening.session, code, text, opening.request_id, actual)
@@ -144,6 +159,8 @@ class Claims:
         session = opening.session
         if session.directory != directory.name:
             self._tables.leave_directory(session)
+        else:
+            self._tables.quotas.move(session.opening, None)  # it is counted there already
         session.move(event)
         session.opening = None
         session.directory = directory.name

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from dos_protocol.session_states import SessionState
 from dos_server.core.directory_state import LoadState
+from dos_server.core.quotas import QuotaGauge
 from dos_server.core.tables import Tables
 
 
@@ -12,6 +13,7 @@ class CoreGauges(NamedTuple):
     damaged: directories that are known to hold a damaged object. unsynced_bytes: accepted, and not on stable
     storage. room_bytes: free for appends, above the reserve. refuses_appends: because the disk is full.
     rolled_back: the disk is known to have gone back in time. generation: of the store record, 0 without one.
+    quotas: their limits.
     """
 
     sessions: int
@@ -24,6 +26,7 @@ class CoreGauges(NamedTuple):
     refuses_appends: bool
     rolled_back: bool
     generation: int
+    quotas: tuple[QuotaGauge, ...] = ()
 
 
 def gauges_of(tables: Tables, *, rolled_back: bool) -> CoreGauges:
@@ -41,4 +44,5 @@ def gauges_of(tables: Tables, *, rolled_back: bool) -> CoreGauges:
         refuses_appends=tables.space.refusing,
         rolled_back=rolled_back,
         generation=0 if tables.record is None else tables.record.generation,
+        quotas=tables.quotas.gauges(),
     )

@@ -121,6 +121,7 @@ class Removals:
         refusal = None
         if event.ending is v.Removal.GONE:
             del directory.objects[event.name]
+            tables.quotas.add(directory.name, -state.accepted, -1)
             if tables.log is not None:
                 tables.log.gone((event.directory, event.name))
             # a new object of this name gets a higher version, so that a late read of the old one is refused

@@ -156,6 +156,7 @@ class Repairs:
             return
         if state is None:
             state = directory.objects[repair.name] = self._tables.new_object(directory, repair.name)
+            self._tables.quotas.add(directory.name, 0, 1)
         sync = None if state.is_filed else state.filing_sync()
         state.repairing = repair.busy = True
         session.pending += 1
@@ -186,6 +187,7 @@ class Repairs:
             state.repairing = repair.busy = False
             if not state.exists:
                 del self._tables.directories[repair.directory].objects[repair.name]
+                self._tables.quotas.add(repair.directory, 0, -1)
             text = f"{repair.name} was not repaired: the group log has no room now"
             session = self._tables.answerable(number)
             if session is not None:
@@ -217,6 +219,7 @@ class Repairs:
             directory.objects[event.name] = tables.recovered_object(
                 event.directory, event.name, event.found, old.version + 1
             )
+            tables.quotas.add(directory.name, event.found.size - old.accepted)
             self._claims.now_exists(directory)
             text = f"{event.name} was repaired: claim {directory.name} again and compare its size and digest"
             self._claims.end_writers(directory, text, directory.claim.epoch, session)

@@ -35,6 +35,7 @@ from dos_server.core.greetings import Greetings
 from dos_server.core.group_log.tail import LogTail
 from dos_server.core.logged import GroupLog
 from dos_server.core.object_state import ObjectState
+from dos_server.core.quotas import Quotas
 from dos_server.core.reads import Reads
 from dos_server.core.removals import Removals
 from dos_server.core.repairs import Repairs
@@ -46,7 +47,6 @@ from dos_server.core.tails import Tails
 from dos_server.core.version0.service import V0Service, why_off
 from dos_server.limits import (
     entries_few,
-    in_flight_bytes_max,
     reads_queued_of_one_max,
     requests_in_flight_max,
 )
@@ -62,6 +62,7 @@ class ServerCore:
         incarnation_id: bytes,
         record: bytes = b"",
         tokens: Tokens | None = None,
+        quotas: Quotas | None = None,
         directory_names: set[str] | None = None,
         damaged_names: set[str] | None = None,
         version0: bool = True,
@@ -73,13 +74,14 @@ class ServerCore:
         """Create the core.
 
         `incarnation_id`: random bytes, unique to this start of the server. `tokens`: the valid ones; None:
-        clients send none. `directory_names`, `damaged_names`: directories on the disk, and those known to
-        hold a damaged object. `reserve_bytes`: disk space kept free; None derives it from the size of the
-        file system. `log`: where the group log continues; None: there is none.
+        clients send none. `quotas`: None: off. `directory_names`, `damaged_names`: directories on the disk,
+        and those known to hold a damaged object. `reserve_bytes`: disk space kept free; None derives it from
+        the size of the file system. `log`: where the group log continues; None: there is none.
         """
         names, bad = directory_names or set(), damaged_names or set()
         valid = tokens or Tokens.single(b"")
-        self._tables = tables = Tables(server_id, incarnation_id, record, valid, names, bad, reserve_bytes)
+        made_of = server_id, incarnation_id, record, valid, names, bad, reserve_bytes, quotas
+        self._tables = tables = Tables(*made_of)
         stamps_ = Stamps(tables, incarnation_id, stamps)
         self._greetings, claims = (greetings := Greetings(tables, stamps_)), Claims(tables)
         self._reads = reads = Reads(tables)
@@ -89,11 +91,12 @@ class ServerCore:
         self._removals = removals = Removals(tables, claims, reads)
         if log is not None:
             tables.log = self._group_log(log)
-        off = why_off(version0=version0, tokens=tokens)
+        off = why_off(version0=version0, tokens=tokens, quotas=quotas)
         self._version0 = version0_ = V0Service(tables, claims, appends, reads, removals, off=off)
         self._on_event: Final[dict[type[Any], Callable[[Any], None]]] = {
             v.Connected: self._connected,
             v.TokensChanged: greetings.tokens_changed,
+            v.QuotasChanged: lambda one: tables.quotas.replace(one.quotas, tables.now),
             v.Received: self._received,
             v.ReceivedAppends: self._received_appends,
             v.BatchEnded: appends.batch_ended,
@@ -125,11 +128,8 @@ class ServerCore:
         }
         self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
             m.Quit: self._quit,
-            m.ChangeDirectory: claims.change_directory,
-            m.Append: appends.append,
-            m.Delete: removals.delete,
             m.RepairChunk: repairs.repair,
-            **_messages_of(greetings, stamps_, reads),
+            **_messages_of(greetings, stamps_, reads, claims, appends, removals),
         }
 
     def _group_log(self, log: LogTail) -> GroupLog:
@@ -160,10 +160,11 @@ class ServerCore:
             return self._version0.may_read(session)
         return one is None or not (
             one.opening
-            or one.unsynced_bytes >= in_flight_bytes_max
+            or one.unsynced_bytes >= self._tables.in_flight.bytes_max
             or one.pending >= requests_in_flight_max
             or one.reading >= reads_queued_of_one_max
             or one.deferred
+            or self._tables.quotas.must_wait(one.directory, self._tables.now)
         )
 
     @property
@@ -200,7 +201,7 @@ class ServerCore:
         """Return whether the core needs `Tick` events, because a GET waits or a size is not yet reported."""
         tables = self._tables
         waits = tables.unacknowledged or tables.waiting or tables.later or self._version0.wants_tick()
-        waits = waits or self._greetings.wants_tick
+        waits = waits or self._greetings.wants_tick or tables.quotas.wants_tick(tables.now)
         return bool(waits or (tables.log is not None and tables.log.wants_tick))
 
     @property
@@ -279,6 +280,7 @@ class ServerCore:
         elif (reason := why_forbidden(session.access, session.directory, message)) is not None:
             self._tables.forbid(session, reason, frame.request_id)
         else:
+            self._tables.quotas.spend(session.directory, 1, self._tables.now)
             handler(session, message, frame.request_id)
 
     def _resume_deferred(self) -> None:
@@ -378,9 +380,14 @@ class ServerCore:
             self._tables.close(session)
 
 
-def _messages_of(greetings: Greetings, stamps: Stamps, reads: Reads) -> dict[type[Any], Callable[..., None]]:
-    """Return the handlers of requests that change no object."""
+def _messages_of(
+    greetings: Greetings, stamps: Stamps, reads: Reads, claims: Claims, appends: Appends, removals: Removals
+) -> dict[type[Any], Callable[..., None]]:
+    """Return the handlers of requests."""
     return {
+        m.ChangeDirectory: claims.change_directory,
+        m.Append: appends.append,
+        m.Delete: removals.delete,
         m.Hello: greetings.hello,
         m.Configure: greetings.configure,
         m.Ping: greetings.ping,

@@ -17,10 +17,12 @@ from dos_server.core.access import Tokens
 from dos_server.core.attempts import Seldom
 from dos_server.core.directory_state import DirectoryState, LoadState
 from dos_server.core.extent import fresh_root
+from dos_server.core.in_flight import InFlight
 from dos_server.core.logged import GroupLog
 from dos_server.core.name_table import NameTable
 from dos_server.core.object_state import ObjectState
 from dos_server.core.pending import AppendRefusal
+from dos_server.core.quotas import Quotas
 from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.repair import RepairInProgress
 from dos_server.core.session import Session
@@ -73,6 +75,7 @@ class Tables:
         directory_names: set[str],
         damaged_names: set[str],
         reserve_bytes: int | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.server_id = server_id
         self._incarnation_id, self._roots = incarnation_id, 0
@@ -93,6 +96,8 @@ class Tables:
         self.untranslated: list[tuple[Session, m.Message]] = []
         self.object_version = 0
         self.space = DiskSpace(reserve_bytes)
+        self.quotas = quotas or Quotas()
+        self.in_flight = InFlight()
         self.scrubbed: str | None = None
         self.damaged_names = damaged_names
         self.later: list[tuple[float, v.Effect]] = []
@@ -148,6 +153,7 @@ class Tables:
             target = self.directories.get(session.opening)
             if target is not None:
                 self.openings -= target.forget_opening(session)
+            self.quotas.move(session.opening, None)
             session.opening = None
         self.waiting.take_of_session(session.number)
         session.deferred.clear()
@@ -159,6 +165,7 @@ class Tables:
         directory = self.directories.get(session.directory) if session.directory else None
         if directory is not None:
             directory.leave(session)
+        self.quotas.move(session.directory, None)
         self.drop_repair(session.number)
         session.directory = None
         session.wrote = False
@@ -228,9 +235,16 @@ class Tables:
         return False
 
     def reserve_space(self, state: ObjectState, count: int) -> AppendRefusal | None:
-        """Reserve disk space for that many more bytes, or return why there is none above the reserve."""
+        """Reserve space for that many more bytes, and count them; or return which quota refuses them, or that
+        there is none above the reserve.
+        """
+        new = state.name not in self.directories[state.directory].objects
+        refusal = self.quotas.refuses(state.directory, count, new)
+        if refusal is not None:
+            return refusal
         wanted = cost(count, new_file=not state.exists)
         if self.space.take(wanted):
+            self.quotas.add(state.directory, count, new)
             return None
         self.warn(self.space.ran_out(wanted, self.now))
         return self.space.refusal(state.name)

@@ -87,6 +87,7 @@ class Tails:
     def _replace(self, directory: DirectoryState, old: ObjectState, new: ObjectState) -> None:
         """Replace the old object by the newly judged one, and end its writers."""
         directory.objects[old.name] = new
+        self._tables.quotas.add(directory.name, new.accepted - old.accepted)
         path = f"{directory.name}/{old.name}"
         if new.damaged:
             text = f"{path}: its torn tail was judged again; it is damaged from offset {new.corrupt_from} on"

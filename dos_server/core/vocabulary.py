@@ -25,6 +25,7 @@ from dos_server.core.loads import ForgetDirectory as ForgetDirectory
 from dos_server.core.loads import LoadDirectory as LoadDirectory
 from dos_server.core.loads import LoadObject as LoadObject
 from dos_server.core.loads import ObjectLoaded as ObjectLoaded
+from dos_server.core.quota_file import Quota
 from dos_server.core.readings import GotData as GotData
 from dos_server.core.readings import GotDigest as GotDigest
 from dos_server.core.readings import ReadData as ReadData
@@ -39,6 +40,12 @@ class Connected(NamedTuple):
 
     session: int
     host: str = ""
+
+
+class QuotasChanged(NamedTuple):
+    """Other quotas are in force from now on."""
+
+    quotas: tuple[Quota, ...]
 
 
 class TokensChanged(NamedTuple):
@@ -198,6 +205,7 @@ class Tick(NamedTuple):
 Event = (
     Connected
     | TokensChanged
+    | QuotasChanged
     | Received
     | ReceivedAppends
     | BatchEnded

@@ -124,8 +124,8 @@ def test_a_token_grants_what_its_file_says_and_nothing_else() -> None:
 
 
 BUGS = {
-    "a prefix covers names that begin alike": ('startswith(f"{self.prefix}.")', "startswith(self.prefix)"),
-    "a prefix covers its directory only": (' or directory.startswith(f"{self.prefix}.")', ""),
+    "a prefix covers names that begin alike": ('startswith(f"{prefix}.")', "startswith(prefix)"),
+    "a prefix covers its directory only": (' or directory.startswith(f"{prefix}.")', ""),
     "an admin of a prefix is one of the store": (
         "self.may(Right.ADMIN, EVERY)",
         "any(Right.ADMIN in one.rights for one in self.grants or ())",

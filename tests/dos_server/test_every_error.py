@@ -18,6 +18,7 @@ from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server import embedded
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Access, Grant, Right, Tokens
+from dos_server.core.quota_file import Quota
 from tests.support.core_harness import SERVER_ID
 from tests.support.object_lives import CONTENT, STORE, World, corrupt, poisoned, removing, sound
 from tests.support.wire import Wire
@@ -78,6 +79,11 @@ def only_for_reading(world: World) -> None:
     world.event(v.TokensChanged(Tokens([reader])))
 
 
+def over_its_quota(world: World) -> None:
+    sound(world)
+    world.event(v.QuotasChanged((Quota("dir", bytes_max=0),)))
+
+
 def full_disk(world: World) -> None:
     world.disk.fail("write", errno.ENOSPC)
 
@@ -125,6 +131,7 @@ STORIES: dict[ErrorCode, Story] = {
     ),
     ErrorCode.BUSY: Story(removing, same(m.Get("o", 0, 10))),
     ErrorCode.FORBIDDEN: Story(only_for_reading, append(len(CONTENT), CONTENT)),
+    ErrorCode.QUOTA_EXCEEDED: Story(over_its_quota, append(len(CONTENT), CONTENT)),
     ErrorCode.ROLLED_BACK: Story(sound, same(m.Stamp(7, b"n" * 16)), 7, in_store=True),
     ErrorCode.WOULD_LOSE: Story(sound, same(LOSING), len(CONTENT), in_store=True),
 }

@@ -29,7 +29,7 @@ from dos_server.core.access import (
     encode_tokens,
 )
 from dos_server.core.attempts import Attempts
-from dos_server.tokens_on_disk import TokensOnDisk
+from dos_server.watched_files import watched_tokens
 from tests.dos_server.test_access import OPERATOR, READ, code_of, granted
 from tests.support.core_harness import Harness
 from tests.support.dos_command import dos
@@ -115,18 +115,18 @@ def test_the_file_says_what_is_wrong_with_it() -> None:
 def test_a_file_that_becomes_invalid_changes_nothing_until_it_is_valid_again(tmp_path: Path) -> None:
     path = tmp_path / "tokens.json"
     path.write_bytes(encode_tokens(TokenFile(FILE_VERSION, (OPERATOR,))))
-    there = TokensOnDisk(path)
+    there = watched_tokens(path)
     assert (there.look(), there.problem) == (False, "")
     path.write_bytes(b"{")
     assert not there.look()
     assert "tokens file" in there.problem
-    assert there.tokens.find(b"operator") is not None
+    assert there.settings.find(b"operator") is not None
     path.unlink()
     assert not there.look()
     assert "No such file" in there.problem
     path.write_bytes(encode_tokens(TokenFile(FILE_VERSION, (OPERATOR, granted("t", ("shop", READ))))))
     assert there.look()
-    assert (there.problem, there.tokens.names) == ("", {"operator", "t"})
+    assert (there.problem, there.settings.names) == ("", {"operator", "t"})
 
 
 def test_the_commands_change_the_file_and_a_running_server_notices(tmp_path: Path) -> None:

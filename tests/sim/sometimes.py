@@ -89,6 +89,7 @@ EVENT_GROUPS: Final = (
             ),
             **dict.fromkeys(("NOT_READY", "BAD_NAME", "NOT_CLAIMED"), _KEEPS_THE_PROTOCOL),
             **dict.fromkeys(("UNAUTHORISED", "FORBIDDEN"), "the servers have no token"),
+            "QUOTA_EXCEEDED": "the servers have no quotas; tests/dos_server/test_quotas.py",
             "TLS_REQUIRED": "its network has no TLS; tests/dos_tls/test_connections.py",
             "INTERNAL": "a server that answers it has a bug of its own",
         },

@@ -16,6 +16,8 @@ from dos_protocol.frames import Frame
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens
+from dos_server.core.quota_file import Quota
+from dos_server.core.quotas import Quotas
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.server import ServerCore
 from dos_server.storage import Storage
@@ -46,9 +48,11 @@ class Harness:
         reserve_bytes: int | None = None,
         scrub: ScrubPlan = NO_SCRUB,
         slot_bytes: int = 0,
+        quotas: tuple[Quota, ...] | None = None,
     ) -> None:
         self.slot_bytes = slot_bytes
         self.disk = disk or FakeDisk()
+        self.quotas = quotas
         self.tokens = tokens or (Tokens.single(token) if token else None)
         self.version0 = version0
         self.scrub = scrub
@@ -91,6 +95,7 @@ class Harness:
             scrub=self.scrub,
             stamps=self.storage.add_stamp(life.ljust(16, b".")),
             log=log,
+            quotas=None if self.quotas is None else Quotas(self.quotas, self.storage.usage_among(names)),
         )
         self.pending.clear()
         self.scrub_due = 0.0 if self.scrub.bytes_per_s else None

@@ -23,6 +23,7 @@ from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens
 from dos_server.core.appends import Appends
 from dos_server.core.claims import Claims
+from dos_server.core.quotas import Quotas
 from dos_server.core.reads import Reads
 from dos_server.core.removals import RemovalOutcome, Removals
 from dos_server.core.session import Session
@@ -287,8 +288,10 @@ def _damaged(name: str) -> str:
     return f"{name} is damaged, or a write or sync of it failed"
 
 
-def why_off(*, version0: bool, tokens: Tokens | None) -> str:
+def why_off(*, version0: bool, tokens: Tokens | None, quotas: Quotas | None) -> str:
     """Return why version 0 is not served; "" if it is."""
     if not version0:
         return "version 0 is switched off on this server"
+    if quotas is not None:
+        return "this server has quotas, which version 0 has no words to explain"
     return "" if tokens is None else "this server requires a token, which version 0 cannot carry"

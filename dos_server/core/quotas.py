@@ -1,0 +1,219 @@
+"""Quotas: what the directories of a prefix may hold and request together. Pure.
+
+| limit | counted | when it is reached |
+|---|---|---|
+| bytes | the content of objects, as accepted: what LIST shows | an APPEND that needs more is refused whole |
+| objects | objects in the tables of directories | an APPEND that creates one is refused |
+| connections | sessions whose current directory is covered | a CWD that enters is refused |
+| requests | requests in a covered directory | the sessions are not read until the rate permits it |
+
+Bytes are those of the content and not those of the files, so they are the same on each member of a store: a
+member that lacks acknowledged bytes has counted less than those that have them, and has room for them.
+
+A repair (MEND) is counted and never refused: it restores what was acknowledged. So is what the disk has when
+a quota is set. Then the usage is above the limit, and nothing more is accepted until enough was deleted.
+
+The count of a directory is that of its marks at the start (`counted`), until the directory is loaded.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from dos_protocol.errors import ErrorCode
+from dos_server.core.pending import AppendRefusal
+from dos_server.core.quota_file import Quota
+
+_ENOUGH: Final = 1 << 62
+_COVERING_MAX: Final = 4_096
+
+
+class StoredUsage(NamedTuple):
+    """What directories hold."""
+
+    bytes: int = 0
+    objects: int = 0
+
+
+class QuotaGauge(NamedTuple):
+    """One limit of a quota, for metrics. requests: the burst, its use, how often it was used up."""
+
+    prefix: str
+    what: str
+    limit: float
+    used: int
+    refused: int
+
+
+@dataclass(eq=False)
+class _Rule:
+    """A quota, and what its directories use now. allowance: requests that may come, as of `at`; or a debt."""
+
+    quota: Quota
+    bytes: int = 0
+    objects: int = 0
+    sessions: int = 0
+    allowance: float = 0.0
+    at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.refused = dict.fromkeys(("bytes", "objects", "connections", "requests"), 0)
+        self.allowance = self.burst
+
+    @property
+    def burst(self) -> float:
+        return float(self.quota.burst or self.quota.requests_per_s or 0)
+
+    def refill(self, now: float) -> float:
+        rate = self.quota.requests_per_s or 0.0
+        self.allowance = min(self.burst, self.allowance + (now - self.at) * rate)
+        self.at = now
+        return self.allowance
+
+    def refusal(self, what: str, limit: int, used: int, wanted: int) -> AppendRefusal:
+        self.refused[what] += 1
+        text = f"the quota of {self.quota.prefix!r} is {limit} {what}: {used} are used, {wanted} more wanted"
+        return AppendRefusal(ErrorCode.QUOTA_EXCEEDED, f"{text}; nothing was done", limit)
+
+    def gauges(self) -> Iterable[QuotaGauge]:
+        quota, refused = self.quota, self.refused
+        for what, limit, used in (
+            ("bytes", quota.bytes_max, self.bytes),
+            ("objects", quota.objects_max, self.objects),
+            ("connections", quota.connections_max, self.sessions),
+            ("requests", quota.requests_per_s and self.burst, int(self.burst - self.allowance)),
+        ):
+            if limit is not None:
+                yield QuotaGauge(quota.prefix, what, limit, used, refused[what])
+
+
+class Quotas:
+    """The quotas of one server. `counted`: what each directory on the disk holds; None: quotas are off, and
+    nothing is counted.
+    """
+
+    def __init__(
+        self, quotas: Iterable[Quota] = (), counted: Mapping[str, StoredUsage] | None = None
+    ) -> None:
+        self.off = counted is None
+        self._usage = dict(counted or {})
+        self._sessions: dict[str, int] = {}
+        self._rules: list[_Rule] = []
+        self._covering: dict[str, tuple[_Rule, ...]] = {}
+        self.replace(quotas)
+
+    def replace(self, quotas: Iterable[Quota], now: float = 0.0) -> None:
+        """Continue with other quotas. Those that stay as they are keep their allowance of requests."""
+        before = {rule.quota: rule for rule in self._rules}
+        self._rules = [before.get(quota) or _Rule(quota, at=now) for quota in quotas]
+        self._covering = {}
+        for rule in self._rules:
+            rule.bytes = rule.objects = rule.sessions = 0
+        for directory, usage in self._usage.items():
+            self._add(directory, usage.bytes, usage.objects)
+        for directory, count in self._sessions.items():
+            for rule in self._of(directory):
+                rule.sessions += count
+
+    def usage_of(self, directory: str) -> StoredUsage:
+        return self._usage.get(directory, StoredUsage())
+
+    def gauges(self) -> tuple[QuotaGauge, ...]:
+        return tuple(gauge for rule in self._rules for gauge in rule.gauges())
+
+    # Bytes and objects
+
+    def recount(self, directory: str, usage: StoredUsage) -> None:
+        """Correct the count of a directory: it was loaded."""
+        before = self.usage_of(directory)
+        self.add(directory, usage.bytes - before.bytes, usage.objects - before.objects)
+
+    def add(self, directory: str, count_bytes: int, objects: int = 0) -> None:
+        """Count more bytes and objects, or fewer."""
+        if self.off:
+            return
+        before = self._usage.pop(directory, StoredUsage())
+        after = StoredUsage(before.bytes + count_bytes, before.objects + objects)
+        if after != StoredUsage():
+            self._usage[directory] = after
+        self._add(directory, count_bytes, objects)
+
+    def _add(self, directory: str, count_bytes: int, objects: int) -> None:
+        for rule in self._of(directory):
+            rule.bytes += count_bytes
+            rule.objects += objects
+
+    def refuses(self, directory: str, count_bytes: int, objects: int) -> AppendRefusal | None:
+        """Return why so much more may not be stored in the directory; None if it may."""
+        for rule in self._of(directory):
+            limit = rule.quota.bytes_max
+            if limit is not None and count_bytes > 0 and rule.bytes + count_bytes > limit:
+                return rule.refusal("bytes", limit, rule.bytes, count_bytes)
+            limit = rule.quota.objects_max
+            if limit is not None and objects > 0 and rule.objects + objects > limit:
+                return rule.refusal("objects", limit, rule.objects, objects)
+        return None
+
+    def room_bytes(self, directory: str) -> int:
+        """Return how many more bytes the directory may hold."""
+        return min(
+            (
+                rule.quota.bytes_max - rule.bytes
+                for rule in self._of(directory)
+                if rule.quota.bytes_max is not None
+            ),
+            default=_ENOUGH,
+        )
+
+    # Connections and requests
+
+    def refuses_session(self, directory: str, current: str | None) -> AppendRefusal | None:
+        """Return why a session that is in `current` may not enter the directory; None if it may."""
+        inside = self._of(current) if current is not None else ()
+        for rule in self._of(directory):
+            limit = rule.quota.connections_max
+            if limit is not None and rule not in inside and rule.sessions >= limit:
+                return rule.refusal("connections", limit, rule.sessions, 1)
+        return None
+
+    def move(self, before: str | None, after: str | None) -> None:
+        """Count a session where it is now."""
+        for directory, count in ((before, -1), (after, 1)):
+            if directory is None or self.off:
+                continue
+            self._sessions[directory] = self._sessions.get(directory, 0) + count
+            if not self._sessions[directory]:
+                del self._sessions[directory]
+            for rule in self._of(directory):
+                rule.sessions += count
+
+    def spend(self, directory: str | None, requests: int, now: float) -> None:
+        """Count requests in a directory."""
+        for rule in self._of(directory) if directory is not None else ():
+            if rule.quota.requests_per_s is not None:
+                waited = rule.refill(now) <= 0
+                rule.allowance -= requests
+                rule.refused["requests"] += rule.allowance <= 0 and not waited
+
+    def must_wait(self, directory: str | None, now: float) -> bool:
+        """Return whether the sessions of a directory must wait before they make another request."""
+        return any(
+            rule.quota.requests_per_s is not None and rule.refill(now) <= 0
+            for rule in (self._of(directory) if directory is not None else ())
+        )
+
+    def wants_tick(self, now: float) -> bool:
+        """Return whether sessions may wait for their rate to permit more."""
+        return any(rule.quota.requests_per_s is not None and rule.refill(now) <= 0 for rule in self._rules)
+
+    def _of(self, directory: str) -> tuple[_Rule, ...]:
+        """Return the quotas that cover a directory."""
+        if not self._rules:
+            return ()
+        found = self._covering.get(directory)
+        if found is None:
+            if len(self._covering) >= _COVERING_MAX:  # clients open directories of any name
+                self._covering.clear()
+            found = tuple(rule for rule in self._rules if rule.quota.covers(directory))
+            self._covering[directory] = found
+        return found
