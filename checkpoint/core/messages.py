@@ -77,9 +77,9 @@ class Join(FromWorker, frozen=True, kw_only=True):
     python: str = ""
     package: str = ""
     """The version of this package that it runs."""
+    speaks: Versions = (1, 1)
     metrics: str = ""
     """The address at which it serves its figures, empty if it does not."""
-    speaks: Versions = (1, 1)
 
 
 class Restored(FromWorker, frozen=True, kw_only=True):
