@@ -19,6 +19,7 @@ from dos_server import embedded
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Access, Grant, Right, Tokens
 from dos_server.core.quota_file import Quota
+from tests.dos_server.test_stamps import made_by_a_newer_copy
 from tests.support.core_harness import SERVER_ID
 from tests.support.object_lives import CONTENT, STORE, World, corrupt, poisoned, removing, sound
 from tests.support.wire import Wire
@@ -132,7 +133,9 @@ STORIES: dict[ErrorCode, Story] = {
     ErrorCode.BUSY: Story(removing, same(m.Get("o", 0, 10))),
     ErrorCode.FORBIDDEN: Story(only_for_reading, append(len(CONTENT), CONTENT)),
     ErrorCode.QUOTA_EXCEEDED: Story(over_its_quota, append(len(CONTENT), CONTENT)),
-    ErrorCode.ROLLED_BACK: Story(sound, same(m.Stamp(7, b"n" * 16)), 7, in_store=True),
+    ErrorCode.ROLLED_BACK: Story(
+        sound, lambda world: m.Stamp(*made_by_a_newer_copy(world, 7)), 7, in_store=True
+    ),
     ErrorCode.WOULD_LOSE: Story(sound, same(LOSING), len(CONTENT), in_store=True),
 }
 """Those that the core decides."""
