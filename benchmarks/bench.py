@@ -1,15 +1,15 @@
 """`./run bench`: measure everything, and write docs/benchmarks.md with a description of the machine.
 
     bench.py [server] [store] [replay] [journal] [wordcount] [memory] [checkpoint] [recovery] [local] [scale]
-             [autoscale] [dadstorm] [backup] [restore] [replication] [tls]
+             [autoscale] [dadstorm] [backup] [restore] [replication] [tls] [fairness]
              [--pairs N] [--quick] [--long]
     bench.py dataflow --help
     bench.py spark --help
 
 Without names, everything is measured and the file is written. With names, the figures are only printed.
-`server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale`, `dadstorm`, `backup`, `restore`
-and `tls` are exceptions: each has a section of the file, which is written in any case. `replication` has a
-page of its own, docs/benchmarks/replication.md.
+`server`, `checkpoint`, `recovery`, `local`, `journal`, `scale`, `autoscale`, `dadstorm`, `backup`, `restore`,
+`tls` and `fairness` are exceptions: each has a section of the file, which is written in any case.
+`replication` has a page of its own, docs/benchmarks/replication.md.
 
 Systems that are compared run alternately (A B A B), and medians are reported. Such figures vary by tens of
 percent on a shared machine, so the ratio is more reliable than the figure.
@@ -53,6 +53,9 @@ from dadstorm_page import draw as draw_dadstorm  # noqa: E402
 from dadstorm_page import section_of as dadstorm_section  # noqa: E402
 from dadstorm_rows import measure_dadstorm  # noqa: E402
 from dataflow_bench import main as measure_dataflow  # noqa: E402
+from fairness_page import PLACE as FAIRNESS  # noqa: E402
+from fairness_page import measure_fairness  # noqa: E402
+from fairness_page import section_of as fairness_section  # noqa: E402
 from journal_page import PLACE as JOURNAL  # noqa: E402
 from journal_page import section_of as journal_section  # noqa: E402
 from journal_rows import measure_journal, rounds_of  # noqa: E402
@@ -230,6 +233,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "restore": measure_restore,
     "replication": measure_replication,
     "tls": measure_tls,
+    "fairness": measure_fairness,
 }
 
 
@@ -298,6 +302,11 @@ def write_tls(rows: list[Row], effort: Effort) -> None:
     TLS.write(tls_section(rows, effort.recoveries))
 
 
+def write_fairness(rows: list[Row], effort: Effort) -> None:
+    """Write the section on a greedy client only."""
+    FAIRNESS.write(fairness_section(rows, effort.pairs))
+
+
 SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "checkpoint": write_checkpoint,
     "recovery": write_recovery,
@@ -311,6 +320,7 @@ SECTIONS: dict[str, Callable[[list[Row], Effort], None]] = {
     "restore": write_restore,
     "replication": write_replication,
     "tls": write_tls,
+    "fairness": write_fairness,
 }
 """Measure -> the function that writes its section. Measures that are not here are rows of the first table."""
 

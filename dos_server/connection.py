@@ -39,8 +39,7 @@ _RUN_FRAMES_MAX: Final = 256
 class ServerConnection:
     """One connection of one peer.
 
-    `reserved_bytes`: answers that are being read from disk. `use` and `has_more`: for the scheduling of
-    `turns`.
+    `reserved_bytes`: answers that are being read from disk. `use`, `has_more`: for the scheduling of `turns`.
     """
 
     def __init__(self, session: int, sock: Socket, owner: ConnectionOwner) -> None:
@@ -182,9 +181,10 @@ class ServerConnection:
     def _process_input(self) -> None:
         """Pass on the buffered input, then keep reading or pause because of back-pressure."""
         turns, self._lacks_room = self._owner.turns, False
-        began = self._now()
+        began, before = self._now(), self._inflow.buffered
         fed = self._feed(began, began + turns.slice_seconds)
         self.use.add(began, self._now())
+        turns.took(before - self._inflow.buffered)
         self.has_more = fed is not Fed.ALL
         if fed is Fed.STALLED:
             self._pause()

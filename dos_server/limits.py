@@ -55,6 +55,8 @@ outgoing_pressed_bytes: Final = 32 * KIB
 most this much, and only if the peer has taken everything before."""
 outgoing_full_bytes: Final = 16 * MIB
 """Above this total, LIST, CWD and `l` of version 0 wait: each of their answers has up to 1 MiB."""
+list_entries_max: Final = 1_000
+"""Entries of an answer to LIST. Longer ones would delay everybody else, and are no faster."""
 entries_few: Final = 200
 """A directory with at most this many objects is exempt from that."""
 openings_max: Final = 8
@@ -68,7 +70,9 @@ woken_of_event_max: Final = 256
 reads_queued_of_one_max: Final = 16
 """GETs and STATs of one connection that wait for the disk; above this the server stops reading from it."""
 reads_in_flight_max: Final = 4
-"""Concurrent GETs at the disk, over all connections: at most 10 MiB read for 4 MiB of payload."""
+"""Concurrent GETs at the disk, over all connections."""
+read_bytes_in_flight_max: Final = 2 * MIB
+"""Payload of these: more of them at once do not read faster, and delay the event loop."""
 read_extents_max: Final = 512
 """A GET that spans more extents is answered with the bytes of this many. Small extents cost processor time,
 7 us each, and a thread that computes for more than 5 ms without a pause delays the event loop."""
@@ -76,6 +80,11 @@ digests_in_flight_max: Final = 1
 """Concurrent digest reads. A digest over extents of one byte each takes 0.5 s of processor time."""
 in_flight_bytes_max: Final = 64 * MIB
 """Received and not yet synced, per connection; announced to clients. Above this the server stops reading."""
+in_flight_shared_bytes_max: Final = 16 * MIB
+"""The same for all sessions together, in equal shares, while several append: the disk writes about this much
+before it can sync what comes after."""
+in_flight_share_bytes_min: Final = 512 * KIB
+"""The smallest share. A frame that is larger is accepted nevertheless."""
 
 repairs_max: Final = 8
 """Concurrent repairs (new copies of objects), over all connections."""
@@ -90,8 +99,10 @@ claim_threads_max: Final = 8
 load_threads_max: Final = 4
 repair_threads_max: Final = 4
 
-round_seconds: Final = 0.004
+round_seconds: Final = 0.002
 """Maximum duration of a round, before its results are written, synced and sent."""
+round_bytes_max: Final = 1 * MIB
+"""Input of a round after which further connections wait for the next one."""
 turn_seconds: Final = 0.001
 """The time slice of one connection while others wait. A single request may take longer; none is split."""
 many_waiting: Final = 64

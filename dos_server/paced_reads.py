@@ -14,6 +14,7 @@ from dos_server.limits import (
     outgoing_bytes_max,
     outgoing_pressed_bytes,
     outgoing_total_bytes_max,
+    read_bytes_in_flight_max,
     reads_in_flight_max,
 )
 from dos_server.ports import Ports, Rounds
@@ -59,12 +60,17 @@ class PacedReads:
 
     def inspect(self) -> None:
         """Begin the reads that have become possible, after answers were taken or a peer left."""
-        for session in list(self.waiting):
+        sessions = deque(self.waiting)
+        while sessions:  # one read of each, then the next one of each
+            session = sessions.popleft()
             waiting = self.waiting[session]
-            while waiting and self._begin(waiting[0]):
-                waiting.popleft()
-            if not waiting:
-                del self.waiting[session]
+            if not self._begin(waiting[0]):
+                continue
+            waiting.popleft()
+            del self.waiting[session]
+            if waiting:
+                self.waiting[session] = waiting  # behind the others
+                sessions.append(session)
 
     def _begin(self, effect: v.ReadData) -> bool:
         """Try to begin a read: a shorter one if many peers are slow, none for a peer that is gone."""
@@ -73,6 +79,8 @@ class PacedReads:
             self._readiness.soon(partial(self._on_result, v.GotData(effect, b"")))
             return True
         wanted = effect.end - effect.start
+        if self._reserved_bytes and self._reserved_bytes + wanted > read_bytes_in_flight_max:
+            return False
         held = connection.outgoing_bytes + connection.reserved_bytes
         if held + wanted > outgoing_bytes_max:
             return False

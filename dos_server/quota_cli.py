@@ -135,7 +135,7 @@ def ls(file: File, as_json: Annotated[bool, typer.Option("--json", help="Print J
     for one in quotas:
         covers = "all" if one.prefix == "*" else f"{one.prefix}, {one.prefix}.*"
         limits = (one.bytes_max, one.objects_max, one.connections_max, one.requests_per_s, one.burst)
-        table.add_row(covers, *("" if limit is None else f"{limit:,g}" for limit in limits))
+        table.add_row(covers, *("" if limit is None else f"{limit:,}" for limit in limits))
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
 
 

@@ -147,7 +147,9 @@ class ObjectServer:
                 nursery.start_soon(self._housekeeper)
                 for file, event in ((self._tokens, v.TokensChanged), (self._quotas, v.QuotasChanged)):
                     if file is not None:
-                        nursery.start_soon(file.watch, self._ports, partial(self._changed, event))
+                        nursery.start_soon(
+                            file.watch, self._ports, lambda now, event=event: self._feed(event(now))
+                        )
                 await self._measure_space()
                 self._served = nursery.cancel_scope
                 nursery.start_soon(self._space_watcher)
@@ -249,9 +251,6 @@ class ObjectServer:
         """Log why a connection is closed because of its input. The text contains no raw bytes of the peer."""
         connection = self._connections.get(session)
         logger.info("session %d of %s: %s; closed", session, connection.peer if connection else "?", why)
-
-    def _changed(self, event: Callable[[Any], v.Event], settings: Any) -> None:
-        self._feed(event(settings))
 
     def _audit(self, effect: v.Audit) -> None:
         connection = self._connections.get(effect.session)

@@ -3,8 +3,9 @@
 Everything waits until a round ends. So a round has a maximum duration, and each connection in it a time
 slice.
 
-- When the time of the round is over, further ready connections are not read but wait for their turn. So does
-  a connection whose slice was not enough for what it had sent.
+- When the time of the round is over, or as many bytes were taken as one round should write, further ready
+  connections are not read but wait for their turn. So does a connection whose slice was not enough for what
+  it had sent.
 - At the end of this and each later round, turns alternate between connections with new input and connections
   that needed more than a slice. Within each group, the least *use* comes first: the processor time that a
   connection has cost recently.
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Protocol
 
-from dos_server.limits import many_waiting, round_seconds, turn_memory_seconds, turn_seconds
+from dos_server.limits import many_waiting, round_bytes_max, round_seconds, turn_memory_seconds, turn_seconds
 from dos_server.ports import Rounds
 from dos_server.readiness import Call
 
@@ -76,6 +77,7 @@ class Turns:
     def __init__(self, clock: Callable[[], float], rounds: Rounds) -> None:
         self.clock = clock
         self._ends: float | None = None
+        self._bytes = 0
         self._waiting: dict[Turner, None] = {}
         self._call_turns = OncePerRound(rounds, self._run_turns)
 
@@ -84,9 +86,13 @@ class Turns:
         now = self.clock()
         if self._ends is None:
             self._ends = now + round_seconds
-        elif now >= self._ends:
+        elif now >= self._ends or self._bytes >= round_bytes_max:
             self.wait(one)
         return one not in self._waiting
+
+    def took(self, count: int) -> None:
+        """Note bytes of input that were taken in this round: to write them at its end takes time, too."""
+        self._bytes += count
 
     def wait(self, one: Turner) -> None:
         """Queue a connection that has more to do than its slice allowed, or whose round was over."""
@@ -105,21 +111,23 @@ class Turns:
 
     def round_ended(self) -> None:
         """Reset the time of the round, and give turns if connections wait."""
-        self._ends = None
+        self._ends, self._bytes = None, 0
         if self._waiting:
             self._call_turns.submit()
 
     def _run_turns(self) -> None:
-        """Give turns for the duration of a round, alternating between connections with new input and those
-        that needed more than a slice, each by increasing use."""
+        """Give turns in what is left of the time of the round, alternating between connections with new input
+        and those that needed more than a slice, each by increasing use. One of each has its turn in any case.
+        """
         now = self.clock()
-        ends = now + round_seconds
+        ends = now + round_seconds if self._ends is None else self._ends
         order = sorted(self._waiting, key=lambda one: one.use.lately(now))
         new = [one for one in order if not one.has_more]
         more = [one for one in order if one.has_more]
-        for one in (one for pair in zip_longest(new, more) for one in pair if one is not None):
-            if one in self._waiting:
-                del self._waiting[one]
-                one.take_turn()
-            if self.clock() >= ends:
+        for pair in zip_longest(new, more):
+            for one in pair:
+                if one is not None and one in self._waiting:
+                    del self._waiting[one]
+                    one.take_turn()
+            if self.clock() >= ends or self._bytes >= round_bytes_max:
                 return

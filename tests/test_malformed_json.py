@@ -20,6 +20,7 @@ from checkpoint.errors import ControlMessageError, HandshakeError, ManifestError
 from dataflow.core.entry_messages import decode_message
 from dos_protocol.errors import CorruptDataError, DosError, LocalProtocolError
 from dos_server.core.access import decode_tokens
+from dos_server.core.quota_file import decode_quotas
 from journal import Op, Record
 from journal.core.errors import ChainError
 from journal.core.segment import start_of
@@ -60,6 +61,7 @@ DECODERS: Final[dict[str, tuple[type[DosError], Callable[[bytes], Any]]]] = {
     "deployment": (CorruptDataError, lambda data: decode_deployed([data], where="x", at=0)),
     "report": (CorruptDataError, lambda data: decode_report(SiteReport, [data], where="x", at=0)),
     "tokens": (LocalProtocolError, lambda data: decode_tokens(data, "x")),
+    "quotas": (LocalProtocolError, lambda data: decode_quotas(data, "x")),
 }
 
 

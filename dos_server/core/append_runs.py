@@ -62,6 +62,7 @@ def take_run(tables: Tables, session: Session, frames: Sequence[Frame], start: i
         tables.quotas.add(directory.name, fold.size - began_at)
         tables.quotas.spend(directory.name, index - start, tables.now)
         session.wrote = True
+        tables.in_flight.appended(number, tables.now)
         session.unsynced_bytes += fold.size - began_at
         session.unsynced_appends += index - start
         tables.touched[state] = directory

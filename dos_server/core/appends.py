@@ -73,6 +73,7 @@ class Appends:
         state.accept(data, session.number, request_id)
         session.unsynced_bytes += len(data)
         session.unsynced_appends += 1
+        self._tables.in_flight.appended(session.number, self._tables.now)
         self._tables.touched[state] = directory
 
     def batch_ended(self, event: v.BatchEnded | None = None) -> None:

@@ -14,7 +14,7 @@ from dos_server.core.pending import AppendRefusal
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.core.waiting import WaitingRead
-from dos_server.limits import reads_queued_of_one_max, woken_of_event_max
+from dos_server.limits import list_entries_max, reads_queued_of_one_max, woken_of_event_max
 
 
 class Reads:
@@ -248,7 +248,7 @@ class Reads:
 
     def list_entries(self, session: Session, request: m.List, request_id: int) -> None:
         """Answer a LIST from memory: objects of the session's directory, or the directories."""
-        tables, count = self._tables, min(request.entries_max, wire.entries_max)
+        tables, count = self._tables, min(request.entries_max, list_entries_max)
         if session.directory is not None:
             directory = tables.directory_of(session, request_id)
             if directory is None:

@@ -47,7 +47,6 @@ from dos_server.core.tails import Tails
 from dos_server.core.version0.service import V0Service, why_off
 from dos_server.limits import (
     entries_few,
-    in_flight_bytes_max,
     reads_queued_of_one_max,
     requests_in_flight_max,
 )
@@ -161,7 +160,7 @@ class ServerCore:
             return self._version0.may_read(session)
         return one is None or not (
             one.opening
-            or one.unsynced_bytes >= in_flight_bytes_max
+            or one.unsynced_bytes >= self._tables.in_flight.bytes_max
             or one.pending >= requests_in_flight_max
             or one.reading >= reads_queued_of_one_max
             or one.deferred

@@ -17,6 +17,7 @@ from dos_server.core.access import Tokens
 from dos_server.core.attempts import Seldom
 from dos_server.core.directory_state import DirectoryState, LoadState
 from dos_server.core.extent import fresh_root
+from dos_server.core.in_flight import InFlight
 from dos_server.core.logged import GroupLog
 from dos_server.core.name_table import NameTable
 from dos_server.core.object_state import ObjectState
@@ -96,6 +97,7 @@ class Tables:
         self.object_version = 0
         self.space = DiskSpace(reserve_bytes)
         self.quotas = quotas or Quotas()
+        self.in_flight = InFlight()
         self.scrubbed: str | None = None
         self.damaged_names = damaged_names
         self.later: list[tuple[float, v.Effect]] = []
