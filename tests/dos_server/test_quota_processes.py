@@ -1,6 +1,7 @@
 """Quotas of real servers: the commands, the file that a server reads again, and the metrics."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,21 @@ def test_a_running_server_notices_other_quotas_and_counts_again_after_a_restart(
         path.write_text("{")
         until(lambda: "quotas file" in server.log_path.read_text(), "the log says why it is not used", WAIT_S)
         assert append(server, "shop.w0", "c").actual == 1000, "the quota from before is in force"
+
+
+def test_above_the_rate_requests_are_answered_later_and_none_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "quotas.json", Quota("shop", requests_per_s=20, burst=5))
+    with (
+        ServerProcess(tmp_path / "data", options=("--quotas", str(path))) as server,
+        Wire(server.address) as shop,
+        Wire(server.address) as other,
+    ):
+        shop.ask(m.ChangeDirectory("shop"))
+        other.ask(m.ChangeDirectory("other"))
+        begun = time.monotonic()
+        for _ in range(4):
+            requests = [shop.send(m.Stat("none")) for _ in range(6)]
+            codes = {shop.answer(one).code for one in requests}
+            assert codes == {ErrorCode.NOT_FOUND}
+            assert other.ask(m.Ping(b"x")) == m.Pong(b"x")
+        assert time.monotonic() - begun > (4 * 6 - 5 - 1) / 20, "24 requests, of which 5 come at once"
