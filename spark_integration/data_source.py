@@ -26,7 +26,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
     DataSourceWriter,
 )
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from dos_protocol.errors import DosError
@@ -38,12 +37,22 @@ from spark_integration.core.sink_options import (
     parse_sink_options,
 )
 from spark_integration.core.slots import read_master
-from spark_integration.core.source_options import SourceOptions, check_batch, check_streaming, parse_options
+from spark_integration.core.source_options import (
+    NEED_BEGINNING,
+    OPTIONS,
+    SourceOptions,
+    check_batch,
+    check_streaming,
+    parse_options,
+)
 from spark_integration.reading.batch_reader import DosReader, PushingReader
 from spark_integration.reading.planning import check_once, columns_of
 from spark_integration.reading.session import with_token
 from spark_integration.reading.stream_reader import DosStreamReader
+from spark_integration.reading.unlimited_reader import UnlimitedStreamReader
 from spark_integration.sessions import is_connect, use_in_this_thread, use_this_python, use_tls_of_driver
+from spark_integration.spark_api import arrow_schema, spark_schema
+from spark_integration.versions import ADMISSION_CONTROL, FILTER_PUSHDOWN, need_pyspark, pyspark_has
 
 Options = TypeVar("Options", bound=StoreOptions)
 NAME = "dos"
@@ -59,7 +68,11 @@ def register(spark: SparkSession) -> None:
 
     Filters of a DataFrame are pushed down to where the bytes are read if
     `spark.sql.python.filterPushdown.enabled` is set in the session. After a change of it, register again.
+    Raises UnsupportedVersionError if it is set and this PySpark pushes no filters down.
     """
+    pushes = str(spark.conf.get(PUSHDOWN_CONF, "false")).lower() == "true"
+    if pushes:
+        need_pyspark(FILTER_PUSHDOWN, f"{PUSHDOWN_CONF}=true", "unset it, and use the option 'filter'")
     if not is_connect(spark):  # a Connect server knows its Python
         use_this_python(spark, read_master(spark.sparkContext.master, cores=1))
         use_in_this_thread(spark)
@@ -67,7 +80,6 @@ def register(spark: SparkSession) -> None:
     from spark_integration.inside.sources import SOURCES
     from spark_integration.reading.merged_source import MergedSource
 
-    pushes = str(spark.conf.get(PUSHDOWN_CONF, "false")).lower() == "true"
     with _registering:
         for source in (PushingDosSource if pushes else DosSource, MergedSource, *SOURCES):
             spark.dataSource.register(source)
@@ -76,7 +88,8 @@ def register(spark: SparkSession) -> None:
 class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
     """The data source `dos`.
 
-    Raises UnknownOptionError, BadOptionError, MalformedOffsetError, BadUrlError.
+    Raises UnknownOptionError, BadOptionError, MalformedOffsetError, BadUrlError, and UnsupportedVersionError
+    for an option that needs a newer PySpark.
     """
 
     _reader: type[DosReader] = DosReader
@@ -104,17 +117,21 @@ class DosSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
 
     def schema(self) -> StructType:
         """Return the columns of the data, or those of the option `columns`."""
-        return from_arrow_schema(columns_of(self._options))
+        return spark_schema(columns_of(self._options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         check_batch(self._options, self._raw_options)
         check_once(self._options.columns, schema.names)
-        return self._reader(self._options, to_arrow_schema(schema, timezone="UTC"))
+        return self._reader(self._options, arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         check_streaming(self._options)
+        for name in NEED_BEGINNING:
+            if getattr(self._options, OPTIONS[name].field) is not None:
+                need_pyspark(ADMISSION_CONTROL, f"the option {name!r} of a stream", f"omit {name!r}")
         check_once(self._options.columns, schema.names)
-        return DosStreamReader(self._options, to_arrow_schema(schema, timezone="UTC"))
+        reader = DosStreamReader if pyspark_has(ADMISSION_CONTROL) else UnlimitedStreamReader
+        return reader(self._options, arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from spark_integration.writing.spark_writers import DosWriter

@@ -41,7 +41,9 @@ class CannotShipError(DosError):
 
 
 class UnsupportedVersionError(DosError):
-    """PySpark, pandas or pyarrow is missing, or its version is not supported. Nothing was started."""
+    """PySpark, pandas or pyarrow is missing, its version is not supported, or PySpark is too old for what was
+    requested. Nothing was started, read or written.
+    """
 
 
 class UnfitConfError(DosError):

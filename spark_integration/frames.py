@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from checkpoint import RegionEvent, StateChanged
 from checkpoint import RegionState as State
@@ -35,6 +34,7 @@ from spark_integration.errors import NoCheckpointError, NoSuchEndError, NotEnoug
 from spark_integration.graph_ends import GraphEnds, ends_of
 from spark_integration.runner import run
 from spark_integration.sessions import master_of
+from spark_integration.spark_api import spark_schema
 from spark_integration.stores import UsedStore, choose_store
 
 logger = logging.getLogger("dos.spark_integration")
@@ -253,5 +253,5 @@ class _Joined:
         return self._reader(self._spark.readStream).load(self._path)
 
     def _reader(self, reader: Any) -> Any:
-        schema = from_arrow_schema(self._ends.columns)
+        schema = spark_schema(self._ends.columns)
         return reader.format(NAME).options(output=self._ends.sink, **self._options).schema(schema)

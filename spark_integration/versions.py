@@ -20,10 +20,20 @@ class VersionBounds(NamedTuple):
 
 
 SUPPORTED: Final = {
-    "pyspark": VersionBounds("4.3", "4.4"),
+    "pyspark": VersionBounds("4.0", "4.4"),
     "pandas": VersionBounds("2.2", "3"),
     "pyarrow": VersionBounds("18", None),
 }
+
+FILTER_PUSHDOWN: Final = "4.1"
+"""The first PySpark that passes filters to readers."""
+ARROW_STREAM_WRITER: Final = "4.1"
+"""The first PySpark that has a class of its own for writers of streams that get Arrow batches."""
+ADMISSION_CONTROL: Final = "4.2"
+"""The first PySpark that names the beginning of a micro-batch when it requests its end from a reader."""
+
+ARROW_TIMEZONE: Final = "4.2"
+"""The first PySpark whose conversion of columns to Arrow needs a time zone; before, it was always UTC."""
 
 
 def check_versions() -> None:
@@ -41,6 +51,25 @@ def check_versions() -> None:
                 f"{name} {found_text}, but this release of DOS needs {name} {bounds}",
                 remedy="pip install 'dos-journal[spark]'",
             )
+
+
+def pyspark_has(feature: str) -> bool:
+    """Return whether the installed PySpark is of version `feature` or newer."""
+    return _numbers(metadata.version("pyspark")) >= _numbers(feature)
+
+
+def need_pyspark(feature: str, what: str, remedy: str) -> None:
+    """Raise UnsupportedVersionError unless the installed PySpark has what `what` needs.
+
+    feature: the first version that has it. remedy: what works with older versions.
+    """
+    if not pyspark_has(feature):
+        from spark_integration.errors import UnsupportedVersionError
+
+        raise UnsupportedVersionError(
+            f"{what} needs PySpark {feature} or newer, but {metadata.version('pyspark')} is installed",
+            remedy=f"install PySpark {feature} or newer; or {remedy}",
+        )
 
 
 def _within(version: str, bounds: VersionBounds) -> bool:

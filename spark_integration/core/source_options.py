@@ -114,6 +114,8 @@ STREAMING_ONLY: Final = (
     "consumer",
     "consumerRetainSeconds",
 )
+NEED_BEGINNING: Final = ("maxRowsPerTrigger", "maxBytesPerTrigger", "consumer")
+"""Options for which a reader must know where a micro-batch begins when it chooses its end."""
 _KINDS: Final = ("output", "input", "content")
 _REMEDY: Final = (
     'for example .option("output", "counts").load("dos://h1,h2,h3/wordcount"): a sink of a region; with'

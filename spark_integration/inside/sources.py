@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_integration.core.inside_options import CUTS, JOURNAL, STATE, parse_cuts, parse_journal, parse_state
@@ -17,6 +16,7 @@ from spark_integration.inside.state import OperatorStateTable
 from spark_integration.inside.table import InsideReader, InsideTable, columns_of
 from spark_integration.reading.planning import check_once
 from spark_integration.reading.session import with_token
+from spark_integration.spark_api import arrow_schema, spark_schema
 
 
 class _Source(DataSource):  # type: ignore[misc]  # pyspark is not typed here
@@ -35,11 +35,11 @@ class _Source(DataSource):  # type: ignore[misc]  # pyspark is not typed here
 
     def schema(self) -> StructType:
         """Return the columns of the table, or those of the option `columns`."""
-        return from_arrow_schema(columns_of(self._read))
+        return spark_schema(columns_of(self._read))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         check_once(self._read.options.columns, schema.names)
-        return InsideReader(self._read, to_arrow_schema(schema, timezone="UTC"))
+        return InsideReader(self._read, arrow_schema(schema))
 
 
 def _journal(given: Mapping[str, str]) -> Any:

@@ -5,6 +5,7 @@ The readers are pickled for every task: they hold options, columns and condition
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -56,19 +57,6 @@ class PushingReader(DosReader):
                 self._comparisons = (*self._comparisons, comparison)
 
 
-_OPERATORS = {
-    datasource.EqualTo: "=",
-    datasource.GreaterThan: ">",
-    datasource.GreaterThanOrEqual: ">=",
-    datasource.LessThan: "<",
-    datasource.LessThanOrEqual: "<=",
-    datasource.In: "in",
-    datasource.StringStartsWith: "starts",
-    datasource.StringEndsWith: "ends",
-    datasource.StringContains: "contains",
-}
-
-
 def comparison_of(spark_filter: "datasource.Filter", columns: pa.Schema) -> ColumnCondition | None:
     """Return the equivalent comparison; None if it is not known to have exactly the same meaning."""
     negated = isinstance(spark_filter, datasource.Not)
@@ -79,13 +67,29 @@ def comparison_of(spark_filter: "datasource.Filter", columns: pa.Schema) -> Colu
     column, kind = attribute[0], columns.field(attribute[0]).type
     if type(inner) in (datasource.IsNull, datasource.IsNotNull):
         return ColumnCondition(column, "is null", negated=negated != (type(inner) is datasource.IsNotNull))
-    operator = _OPERATORS.get(type(inner))
+    operator = _operators().get(type(inner))
     if operator is None:
         return None
     values = tuple(inner.value) if operator == "in" else (inner.value,)
     if not values or not all(_alike(value, kind) for value in values):
         return None
     return ColumnCondition(column, operator, values, negated)
+
+
+@cache
+def _operators() -> dict[type, str]:
+    """Not a constant, because PySpark 4.0 has no filters."""
+    return {
+        datasource.EqualTo: "=",
+        datasource.GreaterThan: ">",
+        datasource.GreaterThanOrEqual: ">=",
+        datasource.LessThan: "<",
+        datasource.LessThanOrEqual: "<=",
+        datasource.In: "in",
+        datasource.StringStartsWith: "starts",
+        datasource.StringEndsWith: "ends",
+        datasource.StringContains: "contains",
+    }
 
 
 def _alike(value: Any, kind: pa.DataType) -> bool:

@@ -11,13 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from dos_client.blocking import Portal
@@ -30,6 +23,15 @@ from spark_integration.on_executor import Expected, expected_of_driver
 from spark_integration.reading.planning import check_once
 from spark_integration.reading.rows import BatchShaper, check_columns, chosen
 from spark_integration.reading.session import check_executor, with_token
+from spark_integration.spark_api import (
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    arrow_schema,
+    spark_schema,
+)
+from spark_integration.versions import ADMISSION_CONTROL, need_pyspark
 
 if TYPE_CHECKING:
     from spark_integration.reading.merged_reading import MergedReading
@@ -38,11 +40,14 @@ if TYPE_CHECKING:
 class MergedSource(DataSource):  # type: ignore[misc]  # pyspark is not typed here
     """The merged output of the replicas of a region, as a stream.
 
-    Raises UnknownOptionError, BadOptionError, FilterError, SchemaError, BadUrlError, BadNameError.
+    Raises UnknownOptionError, BadOptionError, FilterError, SchemaError, BadUrlError, BadNameError, and
+    UnsupportedVersionError with a PySpark that has no admission control: the end of each micro-batch is found
+    by reading from its beginning on.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
+        need_pyspark(ADMISSION_CONTROL, f"the format {MERGED}", 'read one replica with format("dos")')
         self._options = with_token(parse_merged(dict(options)))
         self._columns, self._subject = _checked(self._options)
 
@@ -52,7 +57,7 @@ class MergedSource(DataSource):  # type: ignore[misc]  # pyspark is not typed he
 
     def schema(self) -> StructType:
         """Return the columns of the sink, or those of the option `columns`."""
-        return from_arrow_schema(chosen(self._columns, pa.schema([]), self._options.columns))
+        return spark_schema(chosen(self._columns, pa.schema([]), self._options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         del schema
@@ -63,7 +68,7 @@ class MergedSource(DataSource):  # type: ignore[misc]  # pyspark is not typed he
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         check_once(self._options.columns, schema.names)
-        wanted = to_arrow_schema(schema, timezone="UTC")
+        wanted = arrow_schema(schema)
         check_columns(wanted, self._columns, self._options.what)
         check_filter(self._options.filter, self._columns)
         return MergedStreamReader(self._options, wanted, self._subject)

@@ -67,7 +67,8 @@ class ObjectOrigin:
         del fresh
         return 0
 
-    async def continued(self, points: Vector) -> tuple[dict[str, SplitPoint], str]:
+    async def continued(self, points: Vector, line: int | None = None) -> tuple[dict[str, SplitPoint], str]:
+        del line
         return dict(points), ""
 
     async def planned(self, start: Vector, end: Vector) -> dict[str, SplitPoint]:

@@ -35,9 +35,9 @@ class Origin(Protocol):
         """
         ...
 
-    async def continued(self, points: Vector) -> tuple[dict[str, SplitPoint], str]:
-        """Return where a stream that has read up to `points` continues on the present line, and a warning for
-        people if what it has read was taken back, otherwise "".
+    async def continued(self, points: Vector, line: int | None = None) -> tuple[dict[str, SplitPoint], str]:
+        """Return where a stream that has read up to `points` continues on a line, and a warning for people if
+        what it has read was taken back, otherwise "". line: None for the present line.
 
         Raises OutputRewoundError instead unless the option `onRewind` is "follow".
         """

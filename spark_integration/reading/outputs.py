@@ -78,8 +78,8 @@ class OutputOrigin(ChainOrigin):
             self._line = line
         return line
 
-    async def continued(self, points: Vector) -> tuple[dict[str, SplitPoint], str]:
-        present = points_on_line(await self._output.last_checkpoint(), self._sink, points)
+    async def continued(self, points: Vector, line: int | None = None) -> tuple[dict[str, SplitPoint], str]:
+        present = points_on_line(await self._output.last_checkpoint(), self._sink, points, line)
         warning = ""
         if (rewind := present.rewind) is not None:
             first, read = rewind.step + 1, max(present.read, rewind.step + 1)

@@ -140,6 +140,25 @@ class StreamPlanner:
                 found[split] = at
         return found
 
+    async def check_beginning(self, start: Points, end: Points) -> None:
+        """Check the beginning of a micro-batch whose end was planned without it. Raises as `latest`, and
+        MalformedOffsetError if the end is on an older line of history.
+        """
+        for split, to in end.items():
+            if to.line < start.get(split, BEGINNING).line:
+                raise MalformedOffsetError(
+                    f"a micro-batch of {self._options.what} begins on line {start[split].line} of its history"
+                    f" and ends on line {to.line}: too few servers answered when its end was planned",
+                    remedy="stop the query, delete the newest file in the directory `offsets` of its"
+                    " checkpointLocation, and start it again",
+                )
+        line = max((to.line for to in end.values()), default=0)
+        if any(at.line < line for at in start.values()):
+            _, warning = await self._origin.continued(start, line)
+            if warning:
+                logger.warning("%s", warning)
+        self._refuse_missing(start, list(end))
+
     async def partitions(self, start: Points, end: Points) -> list[DosPartition]:
         """Return the partitions between two offsets. Raises as `latest`."""
         begin = await self._origin.planned(start, end)

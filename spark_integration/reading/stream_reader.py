@@ -11,13 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from dos_client.blocking import BlockingStore
 from spark_integration.core.admission import BatchLimits
@@ -28,6 +21,13 @@ from spark_integration.reading.ranges import DosPartition
 from spark_integration.reading.session import check_executor, opened, origin_of, registration_of
 from spark_integration.reading.stream_planning import StreamPlanner
 from spark_integration.reading.tasks import rows_of
+from spark_integration.spark_api import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 
 class DosStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]

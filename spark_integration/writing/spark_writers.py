@@ -10,11 +10,7 @@ from functools import cache
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from checkpoint import CommitUnit, WriteKind
 from dos_client import QuorumUnavailableError
@@ -27,6 +23,7 @@ from spark_integration.on_executor import expected_of_driver
 from spark_integration.reading.inputs import InputOrigin
 from spark_integration.reading.planning import existing_columns
 from spark_integration.reading.session import check_executor, opened
+from spark_integration.spark_api import DataSourceStreamArrowWriter
 from spark_integration.writing.committing import commit, release_producers
 from spark_integration.writing.staging import StagedCommit, prepare
 

@@ -138,6 +138,7 @@ def standalone(folder: Path) -> Iterator[str]:
 
 
 # EVIDENCE-OF: P-7, P-10
+@pytest.mark.every_pyspark
 @pytest.mark.timeout(500)  # a Spark of three to five JVMs, on a busy machine
 @pytest.mark.parametrize("master", ["local-cluster", pytest.param("standalone", marks=long_only)])
 def test_the_loss_of_a_worker_and_of_an_executor_changes_nothing(master: str, tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_integration import register
+from spark_integration.versions import ADMISSION_CONTROL
 from tests.dataflow.merged_sites import Row, Site, open_sites, rows_of
 from tests.dataflow.test_merged_streams import keys_of
+from tests.spark_integration.pyspark_versions import refused_before
 from tests.spark_integration.test_merged_source import options_of
 from tests.support.examples import run_example
 from tests.support.polling import until
@@ -62,6 +64,7 @@ class Table:
         return [json.loads(text.splitlines()[-1])["markUs"] for text in texts]
 
 
+@refused_before(ADMISSION_CONTROL)
 def test_a_query_has_each_row_once_while_stores_and_sites_come_and_go(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -92,6 +95,8 @@ def test_a_query_has_each_row_once_while_stores_and_sites_come_and_go(
         assert all(found == expected for found in table.written[number])
 
 
+@pytest.mark.every_pyspark
+@refused_before(ADMISSION_CONTROL)
 def test_the_example_of_the_page_is_a_stream(spark: SparkSession) -> None:
     register(spark)
     frame = run_example("docs/spark.md", "merged", {"spark": spark})["shown"]

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import trio
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from checkpoint import limits as checkpoint_limits
 from checkpoint.maintenance.retained_rows import OutputRows
@@ -36,6 +35,7 @@ from spark_integration.errors import (
     UnknownOptionError,
 )
 from spark_integration.reading.merged_source import MergedSource, MergedStreamReader
+from spark_integration.spark_api import ReadMaxRows
 from tests.dataflow.merged_sites import REGION, SCHEMA, Row, Site, open_sites, replica_graph, rows_of
 from tests.dataflow.test_merged_streams import keys_of
 from tests.dataflow.test_read_merged import graph_of, keys_in, times, urls

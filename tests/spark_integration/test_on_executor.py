@@ -91,8 +91,8 @@ def with_first_on_path(directory: Path, program: str, given: bytes = b"") -> str
 @pytest.mark.parametrize(
     ("name", "version", "needed"),
     [
-        ("pyspark", "3.5.1", "4.3 or newer, below 4.4"),
-        ("pyspark", "4.4.0.dev1", "4.3 or newer, below 4.4"),
+        ("pyspark", "3.5.1", "4.0 or newer, below 4.4"),
+        ("pyspark", "4.4.0.dev1", "4.0 or newer, below 4.4"),
         ("pandas", "3.0.0", "2.2 or newer, below 3"),
         ("pyarrow", "17.0.0", "18 or newer"),
     ],

@@ -35,6 +35,7 @@ def rows_in(spark: SparkSession, url: str, handle: str) -> list[tuple[Any, ...]]
     return sorted(tuple(row) for row in frame.collect())
 
 
+@pytest.mark.every_pyspark
 def test_a_batch_write_is_read_again_and_what_does_not_fit_is_refused_by_name(
     spark: SparkSession, servers: Servers[ThreadedServer]
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_batch_write_is_read_again_and_what_does_not_fit_is_refused_by_name(
     assert len(rows_in(spark, servers.url, "orders")) == 5
 
 
+@pytest.mark.every_pyspark
 def test_a_stream_is_written_once_also_when_spark_forgot_that_it_committed(
     spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore, tmp_path: Path
 ) -> None:

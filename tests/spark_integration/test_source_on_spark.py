@@ -19,7 +19,9 @@ from dataflow.blocking import open_producer
 from dos_client.blocking import BlockingStore, open_store
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import register
+from spark_integration.versions import ADMISSION_CONTROL, FILTER_PUSHDOWN
 from tests.dataflow.test_region_trim import dos
+from tests.spark_integration.pyspark_versions import refused_before
 from tests.spark_integration.stored_data import arrow, lines, write_batches, write_objects, write_steps
 from tests.support.examples import run_example
 
@@ -50,6 +52,7 @@ def collected(frame: DataFrame) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in frame.collect())
 
 
+@pytest.mark.every_pyspark
 def test_an_output_is_a_table_with_the_columns_that_the_region_gave_it(
     spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
@@ -73,6 +76,7 @@ def test_a_schema_is_a_ddl_string_or_a_struct_type_and_chooses_columns_by_name(
     assert collected(named) == [("w3",)]
 
 
+@pytest.mark.every_pyspark
 def test_objects_and_input_handles_are_tables_too(
     spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
@@ -85,6 +89,8 @@ def test_objects_and_input_handles_are_tables_too(
     assert collected(every) == [("1",), ("2",), ("7",), ("one",), ("two",)]
 
 
+@pytest.mark.every_pyspark
+@refused_before(FILTER_PUSHDOWN)
 def test_filters_are_pushed_down_where_the_conf_allows_it_and_give_the_same_rows(
     spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
@@ -114,6 +120,8 @@ def test_what_is_wrong_is_reported_when_load_is_called(
         words(spark, servers).option("colums", "word").load(f"{servers.url}/words")
 
 
+@pytest.mark.every_pyspark
+@refused_before(ADMISSION_CONTROL)
 def test_a_stream_of_arrow_objects_says_in_its_progress_how_far_there_is_more(
     spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore, tmp_path: Path
 ) -> None:
@@ -134,7 +142,33 @@ def test_a_stream_of_arrow_objects_says_in_its_progress_how_far_there_is_more(
     assert [json.loads(source["latestOffset"])["splits"]["a"]["size"] for source in sources] == [ends[1]] * 2
 
 
+@pytest.mark.every_pyspark
+def test_a_query_continues_from_its_checkpoint_and_a_latest_one_begins_with_what_is_new(
+    spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore, tmp_path: Path
+) -> None:
+    def run(table: str, **options: str) -> list[int]:
+        stream = spark.readStream.format("dos").options(input="n", **options).load(f"{servers.url}/continued")
+        sink = stream.writeStream.format("parquet").option("path", str(tmp_path / table))
+        sink = sink.option("checkpointLocation", str(tmp_path / f"{table}-c")).trigger(availableNow=True)
+        sink.start().awaitTermination()
+        files = (tmp_path / table).glob("*.parquet")
+        return sorted(number for file in files for number in pq.read_table(file)["n"].to_pylist())
+
+    numbers = pa.schema([("n", pa.int64())])
+    with open_producer(store, "continued", "n", "p", numbers) as producer:
+        for first in (0, 3):
+            producer.wait_recorded(producer.send([{"n": number} for number in range(first, first + 3)]))
+            assert run("all") == list(range(first + 3))
+            assert run("new", startingOffset="latest") == list(range(3, first + 3))
+    for log in (tmp_path / "all-c" / "commits").glob("*1*"):
+        log.unlink()  # as if the driver had died before Spark recorded the commit
+    assert run("all") == list(range(6)), "the file sink ignores a micro-batch that it has"
+    assert run("all") == list(range(6))
+
+
 # EVIDENCE-OF: P-6
+@pytest.mark.every_pyspark
+@refused_before(ADMISSION_CONTROL)
 def test_a_stopped_query_continues_without_losing_a_row_after_its_input_was_trimmed(
     spark: SparkSession,
     servers: Servers[ThreadedServer],

@@ -4,12 +4,12 @@ reader is called as Spark calls it.
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from checkpoint.core.outputs import Publish
 from dos_client.blocking import BlockingStore
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration.errors import MalformedOffsetError
+from spark_integration.spark_api import ReadAllAvailable
 from tests.spark_integration.stored_data import write_batches, write_cuts, write_objects, write_steps
 from tests.spark_integration.streaming import LINE, N, n, query
 

@@ -4,7 +4,6 @@ import json
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from dos_client.blocking import BlockingStore
 from dos_server.testing import Servers, ThreadedServer
@@ -14,6 +13,7 @@ from spark_integration.errors import (
     OtherSourceError,
     SchemaMismatchError,
 )
+from spark_integration.spark_api import ReadAllAvailable
 from tests.spark_integration.stored_data import take_away, write_objects, write_steps
 from tests.spark_integration.streaming import LINE, N, n, query
 

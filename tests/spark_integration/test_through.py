@@ -79,6 +79,7 @@ def test_the_ends_of_a_graph_are_found_or_asked_for_and_columns_that_do_not_fit_
         ends_of(closed, WORDS, into=None, output=None)
 
 
+@pytest.mark.every_pyspark
 def test_a_frame_that_is_no_stream_returns_whole_and_again_without_being_fed_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_null_keys_are_grouped_as_spark_groups_them_and_null_times_are_counted(
     found.dos.stop()
 
 
+@pytest.mark.every_pyspark
 def test_the_readmes_stream_continues_where_it_stopped_and_names_the_reason_if_its_feed_failed(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -1,0 +1,1 @@
+"""The tests of Spark with older versions of PySpark than the pinned one."""

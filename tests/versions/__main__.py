@@ -1,0 +1,44 @@
+"""The command line of `./run versions`."""
+
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tests.versions.older_spark import VERSIONS, run_tests
+
+
+def main(
+    versions: Annotated[
+        list[str] | None, typer.Argument(help="Versions of PySpark; without any, the supported ones.")
+    ] = None,
+    only: Annotated[str, typer.Option("-k", help="Only tests that match, as pytest's -k.")] = "",
+) -> None:
+    """Run the tests of the main job, the sources, the sink and `through` with older versions of PySpark.
+
+    Each version is downloaded once (400 MB) and stays below .venv.
+
+    Exit codes: 0 all passed; 1 some failed; 2 usage.
+
+    Examples: ./run versions; ./run versions 4.0.5 -k through
+    """
+    failed = False
+    for version in versions or VERSIONS:
+        begun = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="dos-versions-") as folder:
+            done = run_tests(version, Path(folder, "tests"), "-k", only)
+        failed |= done.returncode != 0
+        lines = done.stdout.strip().splitlines()
+        print("\n".join(lines if done.returncode else lines[-1:]))
+        result = "failed" if done.returncode else "passed"
+        python, seconds = platform.python_version(), time.monotonic() - begun
+        print(f"PySpark {version} on Python {python}: {result} in {seconds:.0f} s", flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    typer.run(main)
