@@ -26,7 +26,7 @@ from dataflow.state.accumulators import (
     ExtremeAccumulator,
     SumAccumulator,
 )
-from dataflow.state.distinct import DistinctAccumulator
+from dataflow.state.distinct import DistinctAccumulator, sketch_library
 from dataflow.state.exact_values import DECIMAL_DIGITS, DecimalSumAccumulator, ValueExtremeAccumulator
 
 PRECISION_MIN: Final = 5
@@ -177,6 +177,7 @@ class ApproxDistinct(Aggregate):
     def __post_init__(self) -> None:
         if not PRECISION_MIN <= self.precision <= PRECISION_MAX:
             raise SchemaError(f"precision is {PRECISION_MIN} to {PRECISION_MAX}, got {self.precision}")
+        sketch_library()  # a graph is refused where it is made, not by its workers
 
     def result_type(self, column: pa.DataType | None) -> pa.DataType:
         try:

@@ -15,15 +15,28 @@ import pyarrow as pa
 from checkpoint.key_hash import hash_keys
 from dataflow.state.accumulators import Accumulator, present
 from dataflow.state.columns import Slots
+from dos_protocol.extras import MissingExtraError, install_command
+
+
+def sketch_library() -> Any:
+    """Return the module `datasketches`, which only graphs that use it need. Raises MissingExtraError."""
+    try:
+        import datasketches
+    except ModuleNotFoundError as error:
+        missing = MissingExtraError(
+            "ApproxDistinct needs the library datasketches, which is not installed",
+            remedy=f"{install_command('dataflow')}; Python 3.14 has no release of it: use 3.11 to 3.13",
+        )
+        missing.name = error.name
+        raise missing from None
+    return datasketches
 
 
 class DistinctAccumulator(Accumulator):
     """A compact sketch per slot. Hashes are buffered and added, each once, when the sketches are needed."""
 
     def __init__(self, name: str, precision: int) -> None:
-        import datasketches  # imported here: only graphs that use it need it
-
-        self._library = datasketches
+        self._library = sketch_library()
         self._name = name
         self._precision = precision
         self._sketches: list[Any] = []

@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import sys
 from collections import defaultdict
 from fractions import Fraction
 from typing import Any
@@ -25,6 +26,7 @@ from dataflow import (
 )
 from dataflow.errors import OperatorError
 from dataflow.testing import Trial
+from dos_protocol.extras import MissingExtraError
 from tests.dataflow.trials import Row, arrangements, multiset, play, play_with_trouble, reordered
 
 SCHEMA = "key string, n bigint, x double, day date, who string"
@@ -205,3 +207,12 @@ def test_an_aggregate_is_one_of_ours_and_stands_after_a_key_by() -> None:
         GraphError, match="ApproxDistinct takes a column whose values can be a key, and column"
     ):
         graph.plan()
+
+
+def test_approximate_counts_without_their_library_are_refused_where_the_graph_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasketches", None)  # as on Python 3.14, for which it has no release
+    with pytest.raises(MissingExtraError, match="ApproxDistinct needs the library datasketches") as refused:
+        ApproxDistinct("who")
+    assert "Python 3.14 has no release of it" in str(refused.value)
