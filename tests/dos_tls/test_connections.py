@@ -179,7 +179,7 @@ def test_tls_to_a_plain_text_port_is_an_error_and_never_a_fallback(
 ) -> None:
     use(monkeypatch, certificates.client)
     with serving(folder, None) as server:
-        with pytest.raises(PlainTextPeerError, match="unset DOS_TLS here"):
+        with pytest.raises(PlainTextPeerError, match="use plain text here: unset DOS_TLS"):
             ping(address_of(server))
         warned(caplog, "uses TLS, but this server does not")
 
