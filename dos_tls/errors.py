@@ -61,8 +61,8 @@ class PlainTextPeerError(TlsError):
     """This end uses TLS and the peer sends plain text. This end sent nothing that was not encrypted."""
 
     remedy = (
-        "use TLS there (dos serve --tls, DOS_TLS), or use plain text here: unset DOS_TLS, or leave TLS out of the"
-        " context"
+        "use TLS there (dos serve --tls, DOS_TLS), or use plain text here: unset DOS_TLS, or leave TLS out of"
+        " the context"
     )
 
 

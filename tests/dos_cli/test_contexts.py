@@ -18,13 +18,6 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("token") / "token"
-    path.write_text("open sesame\n")
-    return path
-
-
-@pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, token: Path) -> Iterator[str]:
     """The URL of a store of two servers, which has an object."""
     place = tmp_path_factory.mktemp("servers")

@@ -19,13 +19,6 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("token") / "token"
-    path.write_text("open sesame\n")
-    return path
-
-
-@pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, token: Path, certificates: Certificates) -> Iterator[str]:
     """The URL of a store of two servers that accept only TLS, certificates of clients, and the token."""
     options = ("--tls", str(certificates.server), "--tls-client-auth", "--token-file", str(token))

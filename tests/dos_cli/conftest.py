@@ -1,0 +1,13 @@
+"""Fixtures of the tests of commands."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the token `open sesame`."""
+    path = tmp_path_factory.mktemp("token") / "token"
+    path.write_text("open sesame\n")
+    return path
