@@ -63,6 +63,7 @@ case $package in
     iproute2) program=ip ;;
     systemd) program=systemd-analyze ;;
     prometheus) program=promtool ;;
+    chromium-driver) program=chromedriver ;;
     python3.11-dev) program=Python.h ;;
     *) program=$package ;;
 esac
@@ -100,6 +101,8 @@ SYSTEM_PACKAGES = [
     "iptables",
     "systemd",
     "prometheus",
+    "chromium",
+    "chromium-driver",
     "pkg-config",
     "libfuse3-dev",
     "gcc",

@@ -115,7 +115,9 @@ def test_a_write_without_space_refuses_whole_appends_and_continues_automatically
         good = written(wire, "o", b"good" * 1000)
         folder = one_server.data / FOLDER
         size = (folder / "o").stat().st_size
-        with Injected(one_server.pid, log, f"trace={WRITES}", f"inject={PWRITES}:error={error}"):
+        objects = (folder / "o", folder / "new")  # not the group log: without that, a server ends
+        inject = f"inject={PWRITES}:error={error}"
+        with Injected(one_server.pid, log, f"trace={WRITES}", inject, paths=objects):
             requests = [wire.append("o", good, b"more" * 1000), wire.append("new", b"", b"more")]
             assert [wire.answer(one).code for one in requests] == [ErrorCode.NO_SPACE] * 2
             assert content_of(wire, "o") == good

@@ -19,6 +19,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.dos_ui.watched_region import WAIT_S, Browser, Terminal, Watched, browser, watched
 from tests.support.dos_command import dos as command
+from tests.support.examples import run_example
 from tests.support.polling import until
 from tests.support.servers import hold_port
 
@@ -247,5 +248,10 @@ def test_ui_serves_the_page_of_any_store(watched: Watched, tmp_path: Path) -> No
         process.stdout.close()
     open_to_all = command("ui", watched.store, "--listen", "0.0.0.0:0")
     assert (open_to_all.returncode, "pass --tls, or listen on 127.0.0.1" in open_to_all.stderr) == (2, True)
+    serve_page = run_example("docs/watching.md", "page")["serve_page"]
+    address, _, own_key = serve_page(watched.region, "127.0.0.1:0").partition("/?key=")
+    asked = urllib.request.Request(f"{address}/api/about", headers={"Authorization": f"Bearer {own_key}"})
+    with urllib.request.urlopen(asked, timeout=60) as about:
+        assert json.loads(about.read()) == {"url": watched.store, "readOnly": False}
     with pytest.raises(ValueError, match="can be reached from other machines"):
         watched.region.serve_page("0.0.0.0:0")

@@ -57,6 +57,7 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
         "tests/spark_integration/test_inside_on_spark.py": ("inside",),
         "tests/spark_integration/test_merged_on_spark.py": ("merged",),
     },
+    "docs/watching.md": {"tests/dos_ui/test_page_and_top.py": ("page",)},
     "docs/state.md": {
         MANUAL: ("state_on_disk", "migration", "ttl", "spark_function", "spark_processor"),
         EDITED: ("bootstrap",),
