@@ -4,11 +4,13 @@ A source reads no faster than the workers process and the store syncs. So input 
 first of these that is at its limit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 BUSY: Final = 0.9
 """A worker whose circuit works for this share of the time takes all that it can."""
+STUCK_S: Final = 2.0
+"""A checkpoint that waits for longer holds the steps back, and so the input."""
 LAG_BYTES: Final = 1 << 20
 """Less is always on its way to the disks of the store."""
 
@@ -34,10 +36,16 @@ def pressure(status: Mapping[str, Any] | None, rates: Mapping[str, Any]) -> dict
         if (rates["workers"].get(str(one["worker"]), {}).get("busySeconds") or 0.0) >= BUSY
     ]
     if busy:
-        who = f"worker {busy[0]} is" if len(busy) == 1 else f"workers {', '.join(busy)} are"
-        return {"kind": "workers", "text": f"{who} busy all the time; {waits}"}
+        return {"kind": "workers", "text": f"busy all the time: {_workers(busy)}; {waits}"}
+    under_way = status["underWay"]
+    if under_way is not None and under_way["waitsFor"] and under_way["seconds"] > STUCK_S:
+        late = [str(one["worker"]) for one in under_way["waitsFor"]]
+        return {"kind": "workers", "text": f"a checkpoint waits for {_workers(late)}; {waits}"}
     lag = sum(one["lagBytes"] for one in workers)
-    stuck = status["underWay"] is not None and bool(status["underWay"]["waitsFor"])
-    if lag > LAG_BYTES and not stuck:
+    if lag > LAG_BYTES:
         return {"kind": "store", "text": f"{lag} bytes are not yet synced; {waits}"}
     return {"kind": "none", "text": waits}
+
+
+def _workers(numbers: Sequence[str]) -> str:
+    return f"worker{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"

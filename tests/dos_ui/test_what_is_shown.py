@@ -41,6 +41,9 @@ def test_the_graph_is_read_from_the_texts_of_a_real_graph() -> None:
     ]
 
 
+LATE = {"waitsFor": [{"worker": 0, "why": ""}, {"worker": 2, "why": ""}]}
+
+
 def status(*rows: int, busy: float = 0.0, incarnation: int = 1, attempt: int = 1, **more: object) -> dict:
     workers = [
         {
@@ -93,11 +96,19 @@ def test_counters_that_begin_again_have_no_rate() -> None:
     [
         (0.1, 0, 0, {}, "none", ""),
         (0.1, None, 0, {}, "none", ""),
-        (0.95, 700, 0, {}, "workers", "worker 0 is busy all the time; 700 bytes of input are not yet read"),
+        (0.95, 700, 0, {}, "workers", "busy all the time: worker 0; 700 bytes of input are not yet read"),
         (0.1, 700, 2_000_000, {}, "store", "2000000 bytes are not yet synced"),
         (0.1, 700, 900, {}, "none", "700 bytes of input are not yet read"),
         (0.1, 700, 0, {"storeWaiting": "2 of 3 are away"}, "store", "2 of 3 are away"),
-        (0.1, 700, 2_000_000, {"underWay": {"waitsFor": [{"worker": 0, "why": ""}]}}, "none", "700 bytes"),
+        (
+            0.1,
+            700,
+            9,
+            {"underWay": LATE | {"seconds": 9.0}},
+            "workers",
+            "a checkpoint waits for workers 0, 2; 700",
+        ),
+        (0.1, 700, 9, {"underWay": LATE | {"seconds": 0.1}}, "none", "700 bytes of input are not yet read"),
     ],
 )
 def test_what_holds_the_sources_back(
