@@ -1,9 +1,15 @@
 """Tasks that end with a block."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Final, TypeVar
 
 import trio
+
+from dos_protocol.errors import DosError
+
+T = TypeVar("T")
+AT_ONCE: Final = 8
 
 
 @asynccontextmanager
@@ -21,3 +27,27 @@ async def background_tasks() -> AsyncIterator[trio.Nursery]:
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+async def read_each(names: Iterable[str], read: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+    """Return what `read` returns for each name, by name in order; `AT_ONCE` are read at the same time.
+
+    The first DosError of a `read` ends the others, and is raised as it is: a plain nursery would wrap it in
+    an exception group.
+    """
+    found, failures, limit = dict[str, T](), list[DosError](), trio.CapacityLimiter(AT_ONCE)
+
+    async def read_one(name: str) -> None:
+        async with limit:
+            try:
+                found[name] = await read(name)
+            except DosError as error:
+                failures.append(error)
+                nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for name in names:
+            nursery.start_soon(read_one, name)
+    if failures:
+        raise failures[0]
+    return {name: found[name] for name in sorted(found)}

@@ -1,9 +1,7 @@
 """`dos region ls` and `dos input ls`: what a store has, read from manifests and registers."""
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
-
-import trio
+from typing import Any
 
 from checkpoint.chains.consumer_register import read_register
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest, regions_of
@@ -15,11 +13,9 @@ from checkpoint.errors import ManifestError, NoRegionError, RegisterUnsettledErr
 from checkpoint.runtime import wall_time_ms
 from dos_client import MissingDataError, Store
 from dos_client.cli.kit import AsJson, StoreUrl, TokenFile, ago_text, print_json, print_table
+from dos_client.tasks import read_each
 from dos_protocol.errors import CorruptDataError
 
-T = TypeVar("T")
-_AT_ONCE = 8
-"""Regions or inputs that are read at the same time."""
 _UNREADABLE = (CorruptDataError, ManifestError, MissingDataError, NoRegionError, RegisterUnsettledError)
 """Errors of one region or input, which the list shows beside its name."""
 
@@ -135,16 +131,11 @@ async def _rows(
     names: Iterable[str], key: str, row: Callable[[str], Awaitable[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
     """Return the row of each name, sorted. One that cannot be read has its problem instead."""
-    found, limit = dict[str, dict[str, Any]](), trio.CapacityLimiter(_AT_ONCE)
 
-    async def read(name: str) -> None:
-        async with limit:
-            try:
-                found[name] = await row(name)
-            except _UNREADABLE as error:
-                found[name] = {"problem": str(error)}
+    async def read(name: str) -> dict[str, Any]:
+        try:
+            return await row(name)
+        except _UNREADABLE as error:
+            return {"problem": str(error)}
 
-    async with trio.open_nursery() as nursery:
-        for name in names:
-            nursery.start_soon(read, name)
-    return [{key: name, **found[name]} for name in sorted(found)]
+    return [{key: name, **one} for name, one in (await read_each(names, read)).items()]

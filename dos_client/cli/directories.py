@@ -2,13 +2,9 @@
 
 from dataclasses import asdict, dataclass
 
-import trio
-
 from dos_client.cli.kit import AsJson, StoreUrl, TokenFile, count_text, in_store, print_json, print_table
 from dos_client.live_store import Store
-
-_AT_ONCE = 8
-"""Directories that are read at the same time."""
+from dos_client.tasks import read_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +46,14 @@ def ls(url: StoreUrl, as_json: AsJson = False, token_file: TokenFile = None) -> 
 
 async def directory_sizes(store: Store) -> list[DirectoryRow]:
     """Return a row for each directory of a store, by name. Raises QuorumUnavailableError."""
-    found, limit = dict[str, DirectoryRow](), trio.CapacityLimiter(_AT_ONCE)
 
-    async def read(name: str) -> None:
-        async with limit:
-            view = await store.inspect(name)
+    async def read(name: str) -> DirectoryRow:
+        view = await store.inspect(name)
         longest, damaged = dict[str, int](), 0
         for objects in view.answers.values():
             for info in objects.values():
                 damaged += info.corrupt
                 longest[info.name] = max(longest.get(info.name, 0), 0 if info.corrupt else info.synced)
-        found[name] = DirectoryRow(name, len(longest), sum(longest.values()), view.epoch_seen, damaged)
+        return DirectoryRow(name, len(longest), sum(longest.values()), view.epoch_seen, damaged)
 
-    async with trio.open_nursery() as nursery:
-        for name in await store.list_directories():
-            nursery.start_soon(read, name)
-    return [found[name] for name in sorted(found)]
+    return [*(await read_each(await store.list_directories(), read)).values()]
