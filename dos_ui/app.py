@@ -35,12 +35,12 @@ from dos_ui.readings import REGION_S, Readings
 
 _PAGE: Final = Path(__file__).parent / "page"
 _COOKIE: Final = "dos_page"
-_HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}
+_HEADERS: Final = (
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+)
 _KEY_PAGE: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>DOS</title>
 <meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
 <link rel="stylesheet" href="/page/style.css"><main><h1>This page needs its key</h1>
@@ -97,8 +97,7 @@ class _Guard:
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
-                extra = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *extra]}
+                message = {**message, "headers": [*message["headers"], *_HEADERS]}
             await send(message)
 
         await answer(scope, receive, send_with_headers)

@@ -1,5 +1,6 @@
 """Serves the page: with `serve_page` on the present trio loop, with `PageServer` in a thread of a driver."""
 
+import logging
 import secrets
 import socket
 import threading
@@ -16,6 +17,7 @@ from dos_tls import TlsSettings
 from dos_ui.app import PageKey, make_app
 from dos_ui.readings import LocalStatus, open_readings
 
+logger: Final = logging.getLogger("dos.ui")
 _KEY_BYTES: Final = 16
 
 
@@ -103,8 +105,10 @@ class PageServer:
     def _run(self, *args: Any) -> None:
         try:
             trio.run(self._serve, *args)
-        except BaseException as error:  # raised in the thread that waits for `_ready`
-            self._failure = error
+        except BaseException as error:
+            if self._ready.is_set():
+                logger.exception("the page of %s has ended", self._address)
+            self._failure = error  # raised in the thread that waits for `_ready`
         finally:
             self._ready.set()
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from checkpoint import Cut
+from checkpoint import Cut, checkpoint_row
 
 TIMELINE_MAX: Final = 60
 
@@ -11,13 +11,8 @@ TIMELINE_MAX: Final = 60
 def timeline(cuts: Iterable[Cut]) -> list[dict[str, Any]]:
     """Return the newest checkpoints, oldest first, with the seconds of each phase of each worker."""
     return [
-        {
-            "checkpoint": cut.cut,
-            "step": cut.step,
-            "incarnation": cut.incarnation,
-            "timeMs": cut.wall_time_ms,
-            "rolledBackTo": cut.rolled_back_to,
-            "stateBytes": sum(part.state.size for part in cut.workers.values()),
+        checkpoint_row(cut)
+        | {
             "workers": {
                 str(worker): {phase: round(seconds, 6) for phase, seconds in phases.items()}
                 for worker, phases in sorted(cut.phases_s.items())

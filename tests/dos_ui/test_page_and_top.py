@@ -161,7 +161,8 @@ def test_the_page_continues_while_the_store_has_no_quorum(watched: Watched, brow
     for server in watched.servers[:2]:
         server.kill()
     try:
-        browser.until("WAITING_FOR_STORE")
+        shown = browser.until("WAITING_FOR_STORE")
+        assert all(server.location in shown for server in watched.servers[:2]), "the reason names them"
     finally:
         for server in watched.servers[:2]:
             server.restart()
