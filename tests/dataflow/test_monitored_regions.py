@@ -23,6 +23,7 @@ from dataflow.local import run_local
 from dos_monitoring.logs import JsonLines
 from tests.dataflow.support import made, word_count
 from tests.support.dos_command import dos
+from tests.support.http import fetch_url
 from tests.support.polling import until
 from tests.support.servers import ServerProcess
 
@@ -57,12 +58,7 @@ def running(
 
 
 def fetch(address: str, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=WAIT_S) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    return fetch_url(f"http://{address}{path}", WAIT_S)
 
 
 def values(address: str) -> dict[str, dict[tuple[str, ...], float]]:

@@ -19,18 +19,14 @@ from dos_monitoring import (
     serve_health,
     silence_of,
 )
+from tests.support.http import fetch_url
 
 WAIT_S = 60.0
 
 
 def fetch(address: tuple[str, int], path: str) -> tuple[int, str]:
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    try:
-        with urllib.request.urlopen(f"http://{host}:{address[1]}{path}", timeout=WAIT_S) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    return fetch_url(f"http://{host}:{address[1]}{path}", WAIT_S)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

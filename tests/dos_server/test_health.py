@@ -18,6 +18,7 @@ from dos_protocol.errors import NotFoundError
 from dos_server.core.gauges import CoreGauges
 from dos_server.figures import FRESH_S, ServerFigures, SyncTimes
 from tests.support.dos_command import dos
+from tests.support.http import fetch_url
 from tests.support.polling import until
 from tests.support.servers import ServerProcess
 
@@ -35,12 +36,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 def fetch(server: ServerProcess, path: str) -> tuple[int, str]:
     line = next(one for one in server.log_path.read_text().splitlines() if one.startswith("metrics: "))
     url = line.removeprefix("metrics: ").removesuffix("/metrics")
-    try:
-        with urllib.request.urlopen(f"{url}{path}", timeout=WAIT_S) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    return fetch_url(f"{url}{path}", WAIT_S)
 
 
 def values(server: ServerProcess) -> dict[str, float]:
