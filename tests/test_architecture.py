@@ -90,10 +90,6 @@ IMPURE_MODULES = {
 IMPURE_BUILTINS = {"open", "print", "input", "hash", "id", "eval", "exec", "breakpoint", "__import__"}
 """`hash` of a string differs between processes, `id` between runs: neither may decide anything in a core."""
 
-FILE_LINES_MAX = 400
-LONGER_FILES: dict[str, int] = {}
-"""file -> the length it has now. It may shrink; then its row is lowered or goes. A new row needs a reason."""
-
 FUNCTION_LINES_MAX = 70
 """Without its docstring."""
 
@@ -333,22 +329,6 @@ def test_every_file_opens_with_a_docstring() -> None:
         if path.read_text(encoding="utf-8").strip() and ast.get_docstring(tree_of(path)) is None
     ]
     assert not missing
-
-
-def test_files_stay_short_enough_to_be_held_in_the_head() -> None:
-    wrong = []
-    for path in source_files():
-        name, length = str(path.relative_to(ROOT)), len(path.read_text(encoding="utf-8").splitlines())
-        if length > LONGER_FILES.get(name, FILE_LINES_MAX):
-            wrong.append(f"{name} has {length} lines, allowed are {LONGER_FILES.get(name, FILE_LINES_MAX)}")
-    wrong += [
-        f"{name} is short enough now: take out its row" for name in LONGER_FILES if is_short(ROOT / name)
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def is_short(path: Path) -> bool:
-    return not path.exists() or len(path.read_text(encoding="utf-8").splitlines()) <= FILE_LINES_MAX
 
 
 def lines_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
