@@ -11,16 +11,24 @@
 
 Everything needs the key of this page: what it shows is read with a token of the store. `/?key=KEY` sets it as
 a cookie, which other sites cannot use; a change needs it once more, as `Authorization: Bearer KEY`.
+
+Access is decided by the path that routes the request (`scope["path"]`), never by a URL that is put together
+from headers. Directories, objects and regions are named in requests, and each name is checked before it is
+used: a request reaches the store of this page and nothing else.
 """
 
 import hmac
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import aclosing
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
@@ -28,13 +36,18 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dos_protocol.errors import DosError, ForbiddenError, LocalProtocolError, NotFoundError
+from dos_protocol.addresses import bare_host
+from dos_protocol.errors import BadNameError, DosError, ForbiddenError, LocalProtocolError, NotFoundError
+from dos_protocol.names import check_name
 from dos_ui.browsing import directory_rows, objects_of, records_of, state_of
 from dos_ui.changes import change
 from dos_ui.readings import REGION_S, Readings
 
 _PAGE: Final = Path(__file__).parent / "page"
 _COOKIE: Final = "dos_page"
+_BODY_BYTES_MAX: Final = 64 * 1024
+_NUMBER_DIGITS_MAX: Final = 18
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?", re.ASCII)
 _HEADERS: Final = (
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -61,8 +74,11 @@ class PageKey:
         return hmac.compare_digest(given.encode(), self._key)
 
 
-def make_app(readings: Readings, key: PageKey) -> Starlette:
-    """Return the ASGI application. It runs on the trio thread of `readings`."""
+def make_app(readings: Readings, key: PageKey, names: Collection[str]) -> Starlette:
+    """Return the ASGI application. It runs on the trio thread of `readings`.
+
+    names: the host names of this page, in lower case. A request for another name is refused.
+    """
     api = _Api(readings, key)
     routes = [
         Route("/", api.page),
@@ -70,42 +86,74 @@ def make_app(readings: Readings, key: PageKey) -> Starlette:
         Route("/api/about", api.about),
         Route("/api/store", _json(lambda _: readings.store())),
         Route("/api/lists", _json(lambda _: readings.lists())),
-        Route("/api/regions/{name}", _json(lambda request: readings.region(request.path_params["name"]))),
+        Route(
+            "/api/regions/{name}",
+            _json(lambda request: readings.region(check_name(request.path_params["name"]))),
+        ),
         Route("/api/regions/{name}/{change}", _json(api.change), methods=["POST"]),
-        Route("/api/events", api.events),
+        Route("/api/events", _json(api.events)),
         Route("/api/directories", _json(api.directories)),
         Route("/api/objects", _json(api.objects)),
         Route("/api/records", _json(api.records)),
         Route("/api/state", _json(api.state)),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(_Guard, key=key)])
+    return Starlette(routes=routes, middleware=[Middleware(_Guard, key=key, names=frozenset(names))])
 
 
 class _Guard:
-    """Lets through only requests with the key, and adds the headers of every answer."""
+    """Passes requests with the key, for a name of this page, and adds the headers of every answer."""
 
-    def __init__(self, app: ASGIApp, key: PageKey) -> None:
+    def __init__(self, app: ASGIApp, key: PageKey, names: frozenset[str]) -> None:
         self._app = app
         self._key = key
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
-        answer: ASGIApp = self._app if self._may(request) else _refusal(request)
+        if scope["type"] != "http":
+            return  # a WebSocket: the server answers that it was not accepted
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message["headers"], *_HEADERS]}
             await send(message)
 
-        await answer(scope, receive, send_with_headers)
+        await self._answer(scope)(scope, receive, send_with_headers)
 
-    def _may(self, request: Request) -> bool:
-        if request.url.path.startswith("/page/"):
+    def _answer(self, scope: Scope) -> ASGIApp:
+        path: str = scope["path"]
+        if not self._is_ours(Headers(scope=scope).getlist("host")):
+            text = "this page is not known by the name in the request's Host header"
+            return JSONResponse({"error": f"{text}: open the address that was printed"}, 421)
+        if self._may(Request(scope), path):
+            return self._app
+        if path == "/":
+            return Response(_KEY_PAGE, 401, media_type="text/html")
+        return JSONResponse({"error": "this page needs its key: open the address that was printed"}, 401)
+
+    def _is_ours(self, hosts: list[str]) -> bool:
+        """Return whether the Host header is an IP address or a name of this page.
+
+        The names of another site may lead a browser here: such a site must not become one origin with this
+        page.
+        """
+        found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        if found is None:
+            return False
+        if (name := bare_host(found[1]).lower()) in self._names:
+            return True
+        try:
+            ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _may(self, request: Request, path: str) -> bool:
+        if path.startswith("/page/"):
             return True  # they are the same for everybody
-        if request.url.path == "/" and "key" in request.query_params:
+        if path == "/" and "key" in request.query_params:
             return True  # `_Api.page` compares it
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme == "Bearer":
@@ -114,18 +162,13 @@ class _Guard:
         return reads and self._key.fits(request.cookies.get(_COOKIE, ""))
 
 
-def _refusal(request: Request) -> Response:
-    if request.url.path == "/":
-        return Response(_KEY_PAGE, 401, media_type="text/html")
-    return JSONResponse({"error": "this page needs its key: open the address that was printed"}, 401)
-
-
 def _json(read: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers with JSON, and with the text of a DosError."""
+    """Return an endpoint that answers with JSON, or a response of `read`, and with the text of a DosError."""
 
     async def endpoint(request: Request) -> Response:
         try:
-            return JSONResponse(await read(request))
+            answer = await read(request)
+            return answer if isinstance(answer, Response) else JSONResponse(answer)
         except DosError as error:
             return JSONResponse({"error": str(error)}, _status_of(error))
 
@@ -138,7 +181,7 @@ def _status_of(error: DosError) -> int:
             return 404
         case ForbiddenError():
             return 403
-        case LocalProtocolError():
+        case LocalProtocolError() | BadNameError():
             return 400
         case _:
             return 503
@@ -156,7 +199,7 @@ class _Api:
         if not self._key.fits(given):
             return Response(_KEY_PAGE, 401, media_type="text/html")
         answer = RedirectResponse("/", 303)
-        secure = request.url.scheme == "https"
+        secure = request.scope["scheme"] == "https"
         answer.set_cookie(_COOKIE, given, httponly=True, samesite="strict", secure=secure)
         return answer
 
@@ -165,6 +208,8 @@ class _Api:
 
     async def events(self, request: Request) -> Response:
         region = request.query_params.get("region", "")
+        if region:
+            check_name(region)
         return StreamingResponse(self._events(region), media_type="text/event-stream")
 
     async def _events(self, region: str) -> AsyncGenerator[str]:
@@ -184,26 +229,22 @@ class _Api:
     async def change(self, request: Request) -> Any:
         if self._key.read_only:
             raise ForbiddenError("this page changes nothing", remedy="start it without --read-only")
-        try:
-            given = json.loads(await request.body() or b"{}")
-        except ValueError as error:
-            raise LocalProtocolError(f"the request is no JSON: {error}") from error
-        if not isinstance(given, dict):
-            raise LocalProtocolError("the request must be a JSON object")
-        names = request.path_params
-        return await change(await self._readings.opened(), names["name"], names["change"], given)
+        given = _json_object(await _body(request))
+        region = check_name(request.path_params["name"])
+        return await change(await self._readings.opened(), region, request.path_params["change"], given)
 
     async def directories(self, _: Request) -> Any:
         return await directory_rows(await self._readings.opened())
 
     async def objects(self, request: Request) -> Any:
-        return await objects_of(await self._readings.opened(), request.query_params.get("directory", ""))
+        directory = check_name(request.query_params.get("directory", ""))
+        return await objects_of(await self._readings.opened(), directory)
 
     async def records(self, request: Request) -> Any:
         asked = request.query_params
-        url = f"{self._readings.url}/{asked.get('directory', '')}/{asked.get('name', '')}"
+        directory, name = (check_name(asked.get(part, "")) for part in ("directory", "name"))
         return await records_of(
-            url,
+            f"{self._readings.url}/{directory}/{name}",
             self._readings.token,
             pattern=asked.get("pattern", ""),
             begin=_number(asked.get("begin", "0")),
@@ -214,16 +255,37 @@ class _Api:
         asked = request.query_params
         return await state_of(
             await self._readings.opened(),
-            asked.get("region", ""),
+            check_name(asked.get("region", "")),
             checkpoint=_number(asked.get("checkpoint", "0")),
             table=asked.get("table", ""),
             search=asked.get("search", ""),
         )
 
 
+async def _body(request: Request) -> bytes:
+    """Return the body of a request. Raises LocalProtocolError if it is longer than any change needs."""
+    body = bytearray()
+    async with aclosing(request.stream()) as parts:
+        async for part in parts:
+            body += part
+            if len(body) > _BODY_BYTES_MAX:
+                raise LocalProtocolError(f"a request has at most {_BODY_BYTES_MAX} bytes")
+    return bytes(body)
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        given = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise LocalProtocolError(f"the request is not JSON, or nested too deeply: {error}") from error
+    if not isinstance(given, dict):
+        raise LocalProtocolError("the request must be a JSON object")
+    return given
+
+
 def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise LocalProtocolError(f"{text!r} is not a number")
+    if not (text.isascii() and text.isdecimal() and len(text) <= _NUMBER_DIGITS_MAX):
+        raise LocalProtocolError(f"not a number of at most {_NUMBER_DIGITS_MAX} digits: {text[:40]!a}")
     return int(text)
 
 

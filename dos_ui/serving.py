@@ -5,6 +5,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, Self
 
 import trio
@@ -14,6 +15,7 @@ from hypercorn.trio import serve
 from dos_client.tasks import background_tasks
 from dos_protocol.addresses import address_text
 from dos_tls import TlsSettings
+from dos_tls.authority import facts
 from dos_ui.app import PageKey, make_app
 from dos_ui.readings import LocalStatus, open_readings
 
@@ -50,10 +52,18 @@ async def serve_page(
     if tls is not None:
         config.certfile, config.keyfile = tls.certificate, tls.key
     async with open_readings(servers, token=token, local=local) as readings, background_tasks() as nursery:
-        app: Any = make_app(readings, key)
+        app: Any = make_app(readings, key, _own_names(host, tls))
         (bound,) = await nursery.start(lambda task_status: serve(app, config, task_status=task_status))
         task_status.started(bound)
         await trio.sleep_forever()
+
+
+def _own_names(host: str, tls: TlsSettings | None) -> set[str]:
+    """Return the host names of a page: where it listens, this machine, and those of its certificate."""
+    names = {host, "localhost", socket.gethostname()}
+    if tls is not None:
+        names.update(facts(Path(tls.certificate)).names)
+    return {name.lower() for name in names}
 
 
 def _listening(host: str, port: int) -> socket.socket:

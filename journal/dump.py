@@ -45,8 +45,8 @@ class RecordFilter:
     def __init__(self, pattern: str, op: Op | None = None) -> None:
         try:
             self._pattern = re.compile(pattern.encode("utf-8", "surrogateescape"))
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"{pattern[:200]!r} is not a regular expression: {error}") from error
         self._op = op
         self.found = 0
 
