@@ -44,6 +44,7 @@ class ServerConnection:
 
     def __init__(self, session: int, sock: Socket, owner: ConnectionOwner) -> None:
         self.session = session
+        self.host = sockets.peer_of(sock).rpartition(":")[0]
         self.reserved_bytes = 0
         self.closing = self.has_more = False
         self._sock = sock
@@ -104,6 +105,24 @@ class ServerConnection:
         self._end_reading()
         self._stop_watching()
         self._scope.cancel()
+
+    @property
+    def has_greeted(self) -> bool:
+        """Whether HELLO was answered, or a first request of version 0."""
+        return self._owner.is_welcome(self.session)
+
+    @property
+    def in_handshake(self) -> bool:
+        """Whether the handshake of TLS is not complete."""
+        return self._tls is not None and self._tls.in_handshake
+
+    def give_way(self, open_now: int) -> None:
+        """End, because a new connection needs the place; the peer may try again."""
+        if self._tls is not None and self._tls.in_handshake:
+            self._tls.alert_busy()
+        else:
+            sockets.report_busy(self._sock, open_now)
+        self.abort()
 
     # Reading
 

@@ -89,7 +89,7 @@ class ObjectServer:
         self._tokens, self._quotas = tokens, quotas
         self._connections: dict[int, ServerConnection] = {}
         self._warnings = LogLimit()
-        self._tls = None if tls is None else TlsPeers(tls, self._warn)
+        self._tls = None if tls is None else TlsPeers(tls)
         self.gone, self._last_session, self._batch_is_open = "", 0, False
         self.rounds_ended = 0
         self._tick_wanted = trio.Event()
@@ -154,7 +154,8 @@ class ObjectServer:
                 self._served = nursery.cancel_scope
                 nursery.start_soon(self._space_watcher)
                 begin = partial(self._begin_connection, nursery)
-                await ConnectionGate(self._connections, begin, self._tls).run(listener, self.readiness)
+                gate = ConnectionGate(self._connections, begin, self._tls, self._warn)
+                await gate.run(listener, self.readiness)
         finally:
             listener.close()
             with trio.CancelScope(shield=True):  # a disk thread cannot be interrupted, and uses the files
@@ -171,7 +172,7 @@ class ObjectServer:
         nursery.start_soon(self._run_connection, connection)
 
     async def _run_connection(self, connection: ServerConnection) -> None:
-        self._feed(v.Connected(connection.session, connection.peer.rpartition(":")[0]))
+        self._feed(v.Connected(connection.session, connection.host))
         try:
             await connection.run()
         finally:

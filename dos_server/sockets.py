@@ -66,13 +66,18 @@ def notice_silence(sock: Socket) -> None:
 
 def reject(sock: Socket, open_now: int) -> None:
     """Report to a peer that there are too many connections, and close."""
+    report_busy(sock, open_now)
+    sock.close()
+
+
+def report_busy(sock: Socket, open_now: int) -> None:
+    """Report to a peer that there are too many connections, and that it may try again."""
     text = f"{open_now} connections are open"
     busy = m.Error(int(ErrorCode.BUSY), text, VERDICTS[ErrorCode.BUSY].remedy)
     try:
         sock.send(encode_frame(m.encode(busy)))
     except OSError:
         logger.debug("a rejected peer was already gone")
-    sock.close()
 
 
 async def linger(sock: Socket, readiness: Rounds) -> None:

@@ -6,7 +6,7 @@ a peer that does not send HELLO.
 """
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -15,7 +15,6 @@ from dos_protocol.digests import Buffer
 from dos_protocol.errors import VERDICTS, ErrorCode
 from dos_protocol.frames import encode_frame
 from dos_server.core.version0 import wire as wire0
-from dos_server.limits import handshakes_max
 from dos_server.ports import Socket
 from dos_tls import (
     BUSY_ALERT,
@@ -34,18 +33,13 @@ _REFUSED: Final = "this server accepts TLS only"
 class TlsPeers:
     """All TLS connections of one server. `handshakes`: how many have not completed it."""
 
-    def __init__(self, context: ServerContext, warn: Callable[[str, str], object]) -> None:
+    def __init__(self, context: ServerContext) -> None:
         self.scratch = bytearray(_SCRATCH_BYTES)
         self.handshakes = 0
         self._context = context
-        self._warn = warn
 
-    def wrap(self, sock: Socket, peer: str) -> "TlsSocket | None":
-        """Return the TLS end of a new connection. None: too many are in the handshake, and it was closed."""
-        if self.handshakes >= handshakes_max:
-            self._warn("busy", f"{self.handshakes} connections are in the TLS handshake; {peer} was closed")
-            self.reject(sock)
-            return None
+    def wrap(self, sock: Socket, peer: str) -> "TlsSocket":
+        """Return the TLS end of a new connection."""
         return TlsSocket(sock, TlsEngine(self._context.current(), peer, name=None), self)
 
     def reject(self, sock: Socket) -> None:
@@ -71,6 +65,10 @@ class TlsSocket:
         self._unsent = memoryview(b"")
         self._unsent_covers = 0
         self._discards = self.holds_input = False
+
+    @property
+    def in_handshake(self) -> bool:
+        return self._shaking
 
     @property
     def family(self) -> int:
@@ -160,6 +158,13 @@ class TlsSocket:
     def close(self) -> None:
         self._count_shaken()
         self._sock.close()
+
+    def alert_busy(self) -> None:
+        """Tell a peer in the handshake that its place is needed. A peer that waits for our first record can
+        name the alert.
+        """
+        with suppress(OSError):
+            self._sock.send(BUSY_ALERT)
 
     def _shaken(self) -> bool:
         if not self._shaking:

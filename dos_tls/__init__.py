@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dos_tls.errors import CertificateRejectedError as CertificateRejectedError
     from dos_tls.errors import CertificateRequiredError as CertificateRequiredError
     from dos_tls.errors import PlainTextPeerError as PlainTextPeerError
+    from dos_tls.errors import TlsBusyError as TlsBusyError
     from dos_tls.errors import TlsError as TlsError
     from dos_tls.errors import TlsHandshakeError as TlsHandshakeError
     from dos_tls.errors import TlsSettingsError as TlsSettingsError

@@ -1,7 +1,7 @@
 """The errors of TLS, each with the end that is at fault and the remedy.
 
 `TlsError` is a broken connection, because nothing can be sent on it. Another attempt fails in the same way
-until a person has changed certificates or settings, except after `TlsTruncatedError`.
+until a person has changed certificates or settings, except after `TlsBusyError` and `TlsTruncatedError`.
 """
 
 from dos_protocol.errors import BrokenConnectionError
@@ -68,6 +68,12 @@ class PlainTextPeerError(TlsError):
 
 class TlsHandshakeError(TlsError):
     """The handshake failed for another reason, which the message states."""
+
+
+class TlsBusyError(TlsHandshakeError):
+    """The peer cannot serve one more connection now. Another attempt may succeed."""
+
+    remedy = "try again later"
 
 
 class TlsTruncatedError(TlsError):

@@ -2,7 +2,7 @@
 
 This module moves bytes between the socket and `dos_protocol`, matches answers with requests, and detects
 silence. Requests are in `requests`; callers decide what an answer means. Nothing is sent twice or retried
-here.
+here, except the greeting of a server that has no place for one more connection.
 
 Three tasks serve a session:
 
@@ -17,11 +17,13 @@ The first failure ends the session for all: every waiter gets a BrokenConnection
 import logging
 import math
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from itertools import count
 from typing import Final
 
 import trio
 
+from dos_client.core.backoff import backoff_s
 from dos_client.core.window import tag_of
 from dos_client.limits import (
     answer_timeout_s,
@@ -31,12 +33,13 @@ from dos_client.limits import (
     silence_broken_s,
     silence_ping_s,
 )
-from dos_client.runtime import ClientStream
+from dos_client.runtime import ClientStream, runtime
 from dos_client.sessions.dialling import broken, dial, fresh_failure
 from dos_client.sessions.requests import Requests
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import (
     BrokenConnectionError,
+    BusyError,
     ClosedError,
     DosError,
     RefusedError,
@@ -60,6 +63,7 @@ from dos_protocol.vocabulary import (
     Welcome,
     refused,
 )
+from dos_tls import TlsBusyError
 
 log: Final = logging.getLogger("dos.client")
 _DURABILITY_ACK: Final = int(Opcode.WATERMARK)
@@ -194,8 +198,7 @@ class Connection(Requests):
             raise refused(slot.message)
         return slot.message
 
-    async def _hello(self, token: bytes, store_id: bytes, generation: int, client: str) -> None:
-        hello = Hello(PROTOCOL_VERSION, token, store_id, generation, client)
+    async def _hello(self, hello: Hello) -> None:
         self.welcome = await self.call(hello, Welcome, connect_timeout_s)
         if self.welcome.payload_bytes_max < chunk_bytes_max:
             raise RemoteProtocolError(
@@ -329,25 +332,48 @@ async def open_connection(
 ) -> AsyncIterator[Connection]:
     """Open a session with the server at `address` (`host:port`), including HELLO.
 
-    Raises BrokenConnectionError if it cannot be reached, RefusedError if it rejects the HELLO. The session
-    ends on exit; unacknowledged appends may or may not have happened.
+    A server that has no place for one more connection is asked again for some seconds. Raises
+    BrokenConnectionError if it cannot be reached, RefusedError if it rejects the HELLO. The session ends on
+    exit; unacknowledged appends may or may not have happened.
     """
-    sock = await dial(address)
+    hello = Hello(PROTOCOL_VERSION, token, store_id, generation, client)
     failure: Exception | None = None
-    connection = Connection(sock, address)
-    with sock:
+    with ExitStack() as sockets:
         async with trio.open_nursery() as nursery:
+            try:
+                connection = await _greeted(address, hello, nursery, sockets)
+                try:
+                    yield connection
+                    if connection.failure is None:
+                        await connection._quit()  # noqa: SLF001
+                finally:
+                    connection.fail(ClosedError(f"the session with {address} was closed"))
+            except Exception as error:  # raised below: the nursery would wrap it in an exception group
+                failure = error
+            nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _greeted(address: str, hello: Hello, nursery: trio.Nursery, sockets: ExitStack) -> Connection:
+    """Return a session after its HELLO. Its tasks are in the nursery, its socket in `sockets`."""
+    deadline = trio.current_time() + connect_timeout_s
+    for attempt in count(1):
+        try:
+            connection = Connection(sockets.enter_context(await dial(address)), address)
             nursery.start_soon(connection._write)  # noqa: SLF001 - the session's tasks end with it
             nursery.start_soon(connection._read)  # noqa: SLF001
             nursery.start_soon(connection._watch)  # noqa: SLF001
             try:
-                await connection._hello(token, store_id, generation, client)  # noqa: SLF001
-                yield connection
-                if connection.failure is None:
-                    await connection._quit()  # noqa: SLF001
-            except Exception as error:  # raised below: the nursery would wrap it in an exception group
-                failure = error
-            connection.fail(ClosedError(f"the session with {address} was closed"))
-            nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+                await connection._hello(hello)  # noqa: SLF001
+            except BaseException:
+                connection.fail(ClosedError(f"the session with {address} was closed"))
+                raise
+        except (TlsBusyError, BusyError):
+            pause_s = backoff_s(attempt, runtime().rng.random())
+            if trio.current_time() + pause_s > deadline:
+                raise
+            await trio.sleep(pause_s)
+        else:
+            return connection
+    raise AssertionError("unreachable")

@@ -14,6 +14,7 @@ from dos_tls.errors import (
     CertificateNotYetValidError,
     CertificateRejectedError,
     CertificateRequiredError,
+    TlsBusyError,
     TlsError,
     TlsHandshakeError,
 )
@@ -70,7 +71,5 @@ def failure_of(
         if alert in reason:
             return CertificateRejectedError(f"{peer} rejects the certificate of this end, {why}")
     if _BUSY in reason:
-        return TlsHandshakeError(
-            f"{peer} cannot serve one more connection now, or has an internal error", remedy="try again later"
-        )
+        return TlsBusyError(f"{peer} cannot serve one more connection now, or has an internal error")
     return TlsHandshakeError(f"TLS with {peer} failed: {text or reason}")

@@ -7,16 +7,20 @@ error.
 import contextlib
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
+from dos_client import open_connection
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
-from dos_protocol.errors import CLOSING, ErrorCode
+from dos_protocol.errors import CLOSING, BusyError, ErrorCode
 from dos_protocol.frames import Frame, encode_frame
-from dos_server import embedded
+from dos_server import embedded, sockets
 from tests.dos_protocol.test_names_errors_states import HOSTILE
 from tests.support.wire import Wire
 
@@ -251,12 +255,59 @@ def test_too_many_connections_are_reported_busy(
     server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # EVIDENCE-OF: P-9
-    monkeypatch.setattr("dos_server.accepting.connections_max", 1)  # the bystander's
+    monkeypatch.setattr("dos_server.limits.connections_max", 1)  # the bystander's
     with Wire(server.address, greet=False) as wire:
         error = wire.receive()
         assert isinstance(error, m.Error)
         assert error.code == ErrorCode.BUSY
         assert wire.ends()
+
+
+def test_peers_that_do_not_greet_give_way_to_new_ones(
+    server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dos_server.limits.connections_max", 6)
+    with contextlib.ExitStack() as stack:
+        greeted = [stack.enter_context(Wire(server.address)) for _ in range(2)]
+        idle = [stack.enter_context(Wire(server.address, greet=False)) for _ in range(8)]
+        for _ in range(10):
+            with Wire(server.address) as honest:
+                assert honest.ask(m.Ping(b"honest")) == m.Pong(b"honest")
+            idle.append(stack.enter_context(Wire(server.address, greet=False)))
+        error = idle[0].receive()
+        assert isinstance(error, m.Error)
+        assert (error.code, idle[0].ends()) == (ErrorCode.BUSY, True)
+        for wire in greeted:
+            assert wire.ask(m.Ping(b"mine")) == m.Pong(b"mine"), "who has greeted stays"
+
+
+def test_a_client_asks_a_busy_server_again(
+    server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, report = threading.Event(), sockets.report_busy
+
+    def report_and_note(*args: Any) -> None:
+        report(*args)
+        refused.set()
+
+    monkeypatch.setattr("dos_server.sockets.report_busy", report_and_note)
+    monkeypatch.setattr("dos_server.limits.connections_max", 1)  # the bystander's
+
+    async def ping() -> None:
+        async with open_connection(server.url.removeprefix("dos://")) as connection:
+            await connection.ping()
+
+    async def work() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ping)
+            await trio.to_thread.run_sync(refused.wait)
+            monkeypatch.setattr("dos_server.limits.connections_max", 5)
+
+    trio.run(work)
+    monkeypatch.setattr("dos_server.limits.connections_max", 1)
+    monkeypatch.setattr("dos_client.sessions.connection.connect_timeout_s", 0.5)
+    with pytest.raises(BusyError, match="connections are open"):
+        trio.run(ping)
 
 
 def test_two_servers_never_share_a_data_directory(server: embedded.EmbeddedServer, tmp_path: Path) -> None:

@@ -19,16 +19,15 @@ from dos_protocol.frames import encode_frame
 from dos_server import embedded
 from dos_server.limits import hello_seconds_max
 from dos_tls import (
+    BUSY_ALERT,
     CertificateExpiredError,
     TlsEngine,
-    TlsHandshakeError,
     TlsStream,
     TlsTruncatedError,
     connect_tls,
 )
 from dos_tls.contexts import client_context
 from tests.support.certificates import HERE, Certificates, certificates
-from tests.support.polling import until
 
 __all__ = ["certificates"]
 WAIT_S = 30.0
@@ -92,34 +91,23 @@ def test_slow_handshakes_end_in_time_and_delay_nobody(
             peer.close()
 
 
-def test_handshakes_cannot_take_every_connection(
+def test_idle_peers_lock_nobody_out_of_the_handshake(
     server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dos_server.tls_sockets.handshakes_max", 3)
-    peers = [socket.create_connection(server.address) for _ in range(3)]
+    """As many as there may be in the handshake, and each that is closed is replaced at once."""
+    monkeypatch.setattr("dos_server.limits.handshakes_max", 20)
+    idle = [socket.create_connection(server.address) for _ in range(30)]
     try:
-        for peer in peers:
-            peer.sendall(b"\x16")
-
-        def refused() -> bool:
-            try:
-                ping(server)
-            except TlsHandshakeError as error:
-                return "one more connection" in str(error)
-            return False
-
-        until(refused, "a refusal", WAIT_S)
+        for _ in range(20):
+            assert ping(server) > 0, "each honest client is served at its first attempt"
+            idle.append(socket.create_connection(server.address))
+        assert read_to_end(idle[0]) == BUSY_ALERT, "the oldest one received the reason"
+        idle[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            idle[-1].recv(1)
     finally:
-        for peer in peers:
+        for peer in idle:
             peer.close()
-
-    def served() -> bool:
-        try:
-            return ping(server) > 0
-        except TlsHandshakeError:
-            return False
-
-    until(served, "places for others, when they are gone", WAIT_S)
 
 
 def test_noise_and_cut_greetings_are_closed_and_the_server_serves_on(

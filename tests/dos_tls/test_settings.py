@@ -12,6 +12,7 @@ from dos_tls import (
     CertificateRejectedError,
     CertificateRequiredError,
     LogLimit,
+    TlsBusyError,
     TlsError,
     TlsHandshakeError,
     TlsSettings,
@@ -89,7 +90,7 @@ FAILED = "CERTIFICATE_VERIFY_FAILED"
         ("TLSV1_ALERT_UNKNOWN_CA", 0, True, CertificateRejectedError),
         ("SSLV3_ALERT_CERTIFICATE_EXPIRED", 0, True, CertificateRejectedError),
         ("SSLV3_ALERT_BAD_CERTIFICATE", 0, False, CertificateRejectedError),
-        ("TLSV1_ALERT_INTERNAL_ERROR", 0, False, TlsHandshakeError),
+        ("TLSV1_ALERT_INTERNAL_ERROR", 0, False, TlsBusyError),
         ("", 0, False, TlsHandshakeError),
     ],
 )
