@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,10 +24,10 @@ _END_S_MAX = 60.0
 
 
 def archive_path() -> Path | None:
-    """Return where the archive is, or would be; None without Java."""
+    """Return where the archive is, or would be; None without Java or PySpark."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin" if home else None)
-    if java is None:
+    if java is None or find_spec("pyspark") is None:
         return None
     binary = Path(java).resolve()
     key = f"{binary} {binary.stat().st_mtime_ns} {sys.prefix} {version('pyspark')} {OPTIONS}"

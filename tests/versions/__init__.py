@@ -1,1 +1,1 @@
-"""The tests of Spark with older versions of PySpark than the pinned one."""
+"""Tests with other versions than the pinned ones: older PySpark, and the lower bounds of everything else."""

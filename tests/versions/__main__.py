@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from tests.versions.lowest import run_lowest
 from tests.versions.older_spark import VERSIONS, run_tests
 
 
@@ -17,15 +18,26 @@ def main(
         list[str] | None, typer.Argument(help="Versions of PySpark; without any, the supported ones.")
     ] = None,
     only: Annotated[str, typer.Option("-k", help="Only tests that match, as pytest's -k.")] = "",
+    lowest: Annotated[
+        bool,
+        typer.Option("--lowest", help="Not PySpark: the lowest allowed version of every other dependency."),
+    ] = False,
 ) -> None:
     """Run the tests of the main job, the sources, the sink and `through` with older versions of PySpark.
 
+    With --lowest, run tests of everything else with the lower bounds of pyproject.toml.
     Each version is downloaded once (400 MB) and stays below .venv.
 
     Exit codes: 0 all passed; 1 some failed; 2 usage.
 
-    Examples: ./run versions; ./run versions 4.0.5 -k through
+    Examples: ./run versions; ./run versions 4.0.5 -k through; ./run versions --lowest
     """
+    if lowest:
+        with tempfile.TemporaryDirectory(prefix="dos-versions-") as folder:
+            done = run_lowest(Path(folder, "tests"), "-k", only)
+        print(done.stdout)
+        print(f"the lower bounds of pyproject.toml: {'failed' if done.returncode else 'passed'}")
+        sys.exit(done.returncode != 0)
     failed = False
     for version in versions or VERSIONS:
         begun = time.monotonic()
