@@ -12,6 +12,8 @@ from dos_protocol.lazy_names import lazy_names
 if TYPE_CHECKING:
     from journal.chain import inspect_chain as inspect_chain
     from journal.chain import inspect_chain_at as inspect_chain_at
+    from journal.chain import inspect_whole as inspect_whole
+    from journal.chain import report_unproved as report_unproved
     from journal.chain import take_over as take_over
     from journal.core.chain import ChainState as ChainState
     from journal.core.chain import SegmentSpan as SegmentSpan

@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from typing import Final
 
+import msgspec
 import trio
 
 from dos_client.errors import MissingDataError, QuorumUnavailableError
@@ -94,22 +95,58 @@ async def inspect_chain(
         digest and the digest of `end` are 0.
     proved: a position that a committed checkpoint names. It is committed regardless of the claims, so the
         result reaches at least to it, even while an incomplete take-over prevents the members from proving it
-        (decision 0204). Without it, `unproved` counts the bytes left out for that reason.
+        (decision 0204).
     floor: the logical offset from which the caller reads: nothing below its segment is returned, and the time
         does not depend on what precedes it. None: the lowest offset that is not released.
+
+    If `unproved` of the result is 0, everything is returned that was acknowledged before the call. Otherwise
+    more may have been: use `inspect_whole` if that must not be left out.
 
     The returned `end` is None if nothing is committed or the chain never existed; `seen` distinguishes the
     two. Raises LostBytesError, ChainError, CorruptRecordError, UnknownRecordError, StaleGenerationError,
     BusyError if a removal takes longer than a second, and the errors of the store if too few members answer.
     """
     state, view = await _inspect_once(store, directory, chain, measured=measured, floor=floor)
+    reach = state.size + state.unproved
     for _ in range(late_answer_tries):
-        if proved is not None or not state.unproved or len(view.answers) == len(store.record.voters):
+        if not state.unproved or (proved is not None and state.claimed):
+            break
+        if state.claimed and len(view.answers) == len(store.record.voters):
             break
         state, view = await _inspect_once(store, directory, chain, measured=measured, floor=floor)
+        if state.size >= reach:  # what is beyond was appended after the first answers
+            state = msgspec.structs.replace(state, unproved=0, claimed=0)
     if proved is None or state.holds(proved):
         return state
-    return await _walk(ReadWalkAt(chain, store.record, view.answers, proved, floor or 0), store, directory)
+    walk = ReadWalkAt(chain, store.record, view.answers, proved, floor or 0)
+    found = await _walk(walk, store, directory)
+    left_out = max(state.size + state.unproved - found.size, 0) if state.unproved else 0
+    return msgspec.structs.replace(found, unproved=left_out, claimed=state.claimed if left_out else 0)
+
+
+async def inspect_whole(
+    store: StorePort, directory: str, chain: str, *, floor: int | None = None
+) -> ChainState:
+    """Return the chain as `inspect_chain` does, with everything that was acknowledged before the call.
+
+    Raises QuorumUnavailableError if that cannot be proved now, and the errors of `inspect_chain`.
+    """
+    state = await inspect_chain(store, directory, chain, floor=floor)
+    if state.unproved:
+        raise QuorumUnavailableError(f"{directory}: {state.unproved_text}")
+    return state
+
+
+def report_unproved(directory: str, state: ChainState) -> None:
+    """Report to a reader of everything that `state` may lack acknowledged bytes.
+
+    Raises QuorumUnavailableError if members that are unavailable know it: they come back. Logs a warning
+    after a take-over that did not complete: a region that failed is read although nobody may start it again.
+    """
+    if state.unproved and not state.claimed:
+        raise QuorumUnavailableError(f"{directory}: {state.unproved_text}")
+    if state.unproved:
+        logger.warning("%s: %s", directory, state.unproved_text)
 
 
 async def _inspect_once(

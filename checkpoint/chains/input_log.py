@@ -54,6 +54,7 @@ from journal import (
     Record,
     below,
     inspect_chain,
+    inspect_whole,
     read_records,
 )
 
@@ -359,21 +360,21 @@ async def close_input(store: Store, application: str, handle: str) -> InputEnds:
 
 
 async def _refuse_closed(store: Store, application: str, handle: str) -> None:
-    """Raise InputClosedError if the handle's own directory contains anything, committed or not: closing has
-    started.
-    """
+    """Raise InputClosedError if closing has started: the handle's own directory contains anything."""
     view = await store.inspect(input_directory(application, handle))
     if any(view.answers.values()):
         raise InputClosedError(handle)
 
 
-async def last_recorded(store: Store, application: str, handle: str, producer: str) -> InputSequence:
-    """Return the end of a producer's recorded input, as readers see it. Claims nothing.
+async def last_recorded(
+    store: Store, application: str, handle: str, producer: str, *, whole: bool = False
+) -> InputSequence:
+    """Return the end of a producer's recorded input; `batch` is 0 if nothing is recorded. Claims nothing.
 
-    `batch` is 0 if nothing is recorded. Raises BadNameError, and what reading a chain raises.
+    whole: with everything that was acknowledged. Raises BadNameError, and as `inspect_chain` or `_whole`.
     """
     directory = producer_directory(application, handle, producer)
-    chain = await inspect_chain(store, directory, INPUT_CHAIN)
+    chain = await (inspect_whole if whole else inspect_chain)(store, directory, INPUT_CHAIN)
     return await _last_batch(store, chain, producer, directory)
 
 
@@ -389,8 +390,7 @@ async def _last_batch(
         at = chain.segments[index].base
         async with aclosing(read_records(reader, one, directory=directory)) as records:
             async for end, record in records:
-                part = decode_input(record, where=producer, at=end.size)
-                if part is not None:
+                if (part := decode_input(record, where=producer, at=end.size)) is not None:
                     if line is None:
                         line = InputSequence(producer, at=at, digest=part.before, bytes_max=0, where=producer)
                     line.add(part, at, end.size)

@@ -140,8 +140,7 @@ def _unproved_text(state: ChainState) -> str:
         return ""
     return (
         f"a later checkpoint may be committed: the manifest has {state.unproved} more bytes that cannot be"
-        f" proved committed at present, because a take-over at epoch {state.claimed} did not complete; they"
-        " are not lost: the next `run` of this region settles them"
+        f" proved committed at present, because {state.unproved_because}"
     )
 
 

@@ -31,7 +31,7 @@ from dos_client import Store
 from dos_protocol.digests import PrefixDigest, ResumePoint
 from dos_protocol.errors import CorruptDataError, DosError
 from dos_protocol.limits import digest_block_bytes
-from journal import ChainState, SegmentSpan, inspect_chain, inspect_chain_at, parse_segment_name
+from journal import ChainState, SegmentSpan, inspect_chain_at, inspect_whole, parse_segment_name
 
 Progress = Callable[[int, int | None], None]
 
@@ -240,9 +240,9 @@ async def _copy_input(store: Store, rows: InputRows, split: str, needs: int, cop
     which the producer continues.
     """
     directory = rows.directory(split)
-    last = await last_recorded(store, rows.application, rows.handle, split)
+    last = await last_recorded(store, rows.application, rows.handle, split, whole=True)
     floor = max(min(needs, last.end) - 1, 0)
-    state = await inspect_chain(store, directory, rows.chain, floor=floor)
+    state = await inspect_whole(store, directory, rows.chain, floor=floor)
     if state.end is None or not state.segments:
         return
     lowest = parse_segment_name(state.segments[0].name)
@@ -253,7 +253,7 @@ async def _copy_input(store: Store, rows: InputRows, split: str, needs: int, cop
 async def _copy_end(store: Store, rows: InputRows, copier: Copier) -> None:
     """Copy the record that an input is closed, if it is."""
     directory = input_directory(rows.application, rows.handle)
-    state = await inspect_chain(store, directory, CLOSED_CHAIN)
+    state = await inspect_whole(store, directory, CLOSED_CHAIN)
     if state.end is not None and state.segments:
         await copier.copy(directory, CLOSED_CHAIN, state)
 

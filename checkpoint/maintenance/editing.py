@@ -32,7 +32,7 @@ from checkpoint.core.region import worker_directory
 from checkpoint.errors import EditRefusedError, RegionFencedError
 from checkpoint.maintenance.stopped_region import append_record, hold_manifest
 from dos_protocol.errors import FencedError
-from journal import Op, inspect_chain, read_records
+from journal import Op, inspect_whole, read_records
 from journal.ports import StorePort
 
 EncodedRows: TypeAlias = Mapping[int, Sequence[tuple[str, bytes]]]
@@ -156,7 +156,7 @@ def region_exists(region: str, why: str) -> EditRefusedError:
 
 async def has_steps(store: StorePort, directory: str) -> bool:
     """Whether a worker has recorded a step in its directory. Claims nothing. Raises what reading raises."""
-    chain = await inspect_chain(store, directory, STEPS_CHAIN)
+    chain = await inspect_whole(store, directory, STEPS_CHAIN)
     async with aclosing(read_records(store, chain, directory=directory)) as records:
         async for _, record in records:
             if record.op is Op.DIVISION:

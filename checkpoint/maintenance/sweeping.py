@@ -113,7 +113,7 @@ class Sweep:
             raise NoInputError(self._application, self._handle, handles)
 
     async def _recorded(self, producer: str, closed: bool) -> ProducerFacts:
-        line = await last_recorded(self._store, self._application, self._handle, producer)
+        line = await last_recorded(self._store, self._application, self._handle, producer, whole=True)
         return ProducerFacts(line.batch, line.mark, closed)
 
     async def _fence_owner(self, producer: str) -> ProducerFacts:

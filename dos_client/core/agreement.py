@@ -83,11 +83,9 @@ class Reach:
     sure: bool
 
 
-def reach(quorums: Quorums, ack_quorum: int, sizes: Mapping[bytes, int], sound: Collection[bytes]) -> Reach:
+def reach(quorums: Quorums, sizes: Mapping[bytes, int], sound: Collection[bytes]) -> Reach:
     """Return how far the object reaches.
 
-    - `ack_quorum`: Qa of the record, with which earlier bytes were acknowledged, even if more is needed now
-      because a member is being added.
     - `sizes`: the size on each member.
     - `sound`: members that also prove what they do *not* have. A damaged member does not (R4).
 
@@ -98,5 +96,4 @@ def reach(quorums: Quorums, ack_quorum: int, sizes: Mapping[bytes, int], sound: 
     held, seen = quorums.watermark(sizes), max(sizes.values(), default=0)
     if not quorums.can_take_over(sound):
         return Reach(held, seen, sure=False)
-    most = [sizes.get(one, 0) if one in sound else seen for one in quorums.sets[0]]
-    return Reach(held, seen, sorted(most, reverse=True)[ack_quorum - 1] <= held)
+    return Reach(held, seen, quorums.acknowledged_at_most(sizes, sound) <= held)

@@ -77,7 +77,16 @@ class Quorums:
     that set. `claims_needed` is F, the largest number that any set needs.
     """
 
-    __slots__ = ("_acks", "_claims", "_covers", "ack_quorum", "claims_needed", "members", "sets")
+    __slots__ = (
+        "_acks",
+        "_claims",
+        "_covers",
+        "_first_acks",
+        "ack_quorum",
+        "claims_needed",
+        "members",
+        "sets",
+    )
 
     def __init__(self, record: StoreRecord) -> None:
         old = frozenset(member.server_id for member in record.voters)
@@ -91,7 +100,7 @@ class Quorums:
         elif filled is not None:
             self.sets = (old, old | {filled.server_id})
             self._acks = self._claims = (len(old), len(old) + 1)
-        before = record.ack_quorum
+        before = self._first_acks = record.ack_quorum
         self._covers = tuple(len(group) - before + 1 for group in self.sets)
         if filled is not None and replaced is None:
             self._covers = (len(old) - before + 1, 1)
@@ -109,6 +118,16 @@ class Quorums:
             sorted([sizes.get(one, 0) for one in group], reverse=True)[needed - 1]
             for group, needed in zip(self.sets, self._acks, strict=True)
         )
+
+    def acknowledged_at_most(self, sizes: Mapping[bytes, int], known: Collection[bytes]) -> int:
+        """Return the largest size that may have been acknowledged, before or during a change of members.
+
+        known: the members whose size is known; others are assumed to hold as much as any of `sizes`. This is
+        an upper bound if F members are known: acknowledged bytes are then on one of them.
+        """
+        seen = max(sizes.values(), default=0)
+        most = [sizes.get(one, 0) if one in known else seen for one in self.sets[0]]
+        return sorted(most, reverse=True)[self._first_acks - 1]
 
     def can_acknowledge(self, members: Collection[bytes]) -> bool:
         """Return whether these members are enough to acknowledge: Qa in each set."""

@@ -62,13 +62,13 @@ class CommittedReads:
         """Return how far the object reaches now. Raises NotFoundError if F members report that it does not
         exist.
         """
-        quorums, ack_quorum = reading_quorums(self._store.record), self._store.record.ack_quorum
+        quorums = reading_quorums(self._store.record)
 
         def evaluate(answers: MemberAnswers[StatResult]) -> tuple[Reach, set[bytes]]:
             sizes = {server_id: one.info.synced for server_id, one in answers.given.items()}
             damaged = {one for one, reached in answers.given.items() if reached.info.corrupt}
             sound = {*answers.given, *answers.without} - damaged
-            return reach(quorums, ack_quorum, sizes, sound), sound
+            return reach(quorums, sizes, sound), sound
 
         def judge(answers: MemberAnswers[StatResult]) -> tuple[int, bool]:
             reached, sound = evaluate(answers)

@@ -57,9 +57,10 @@ class ChainState(msgspec.Struct, frozen=True):
         ORIGIN if it was rolled back to nothing.
     seen: the number of segments of this chain on the members, including those that are not part of the chain.
     released: the floor (epoch, base) that the starts name; segments below it may be deleted.
-    unproved: for a reader, the durable bytes beyond `end` that cannot be proved committed, because a
-        take-over at a higher epoch, `claimed`, has not opened a committed segment. Both are 0 if there are
-        none.
+    unproved: for a reader, the durable bytes beyond `end` that may have been acknowledged and cannot be
+        proved committed: because a take-over at a higher epoch, `claimed`, has not opened a committed
+        segment; or, with claimed = 0, because only members that did not answer know whether they were
+        acknowledged.
     """
 
     chain: str
@@ -76,6 +77,11 @@ class ChainState(msgspec.Struct, frozen=True):
         return sum(span.length for span in self.segments)
 
     @property
+    def size(self) -> int:
+        """The logical offset of the end, 0 if there is none."""
+        return 0 if self.end is None else self.end.size
+
+    @property
     def snapshot_size(self) -> int:
         """The logical offset just past the first snapshot; the beginning of the chain if there is none."""
         return self.segments[0].base + self.segments[0].snapshot_end if self.segments else 0
@@ -87,8 +93,20 @@ class ChainState(msgspec.Struct, frozen=True):
             return ""
         return (
             f"{self.unproved} more bytes of chain {self.chain} are stored and cannot be proved committed now,"
-            f" because a take-over at epoch {self.claimed} did not complete; they are not lost: the next"
-            " writer settles them, and a checkpoint that names them proves them"
+            f" because {self.unproved_because}, and a checkpoint that names them proves them"
+        )
+
+    @property
+    def unproved_because(self) -> str:
+        """Return why bytes are unproved, and what ends that."""
+        if self.claimed:
+            return (
+                f"a take-over at epoch {self.claimed} did not complete; they are not lost: the next writer"
+                " settles them"
+            )
+        return (
+            "only members that did not answer know whether they were acknowledged; they are not lost: these"
+            " members prove them when they are back, the next writer settles them"
         )
 
     def holds(self, position: Position) -> bool:

@@ -7,6 +7,9 @@ committed:
              quorum holds it while the quorum's claim is still of that epoch
     head     the first segment in rank with a committed start. An uncommitted start of a dead writer does not
              hide the segments below it (V1)
+    end      certain only if nothing beyond it can have been acknowledged: no claim is ahead of the head, and
+             the members that did not answer, with those that hold more, are too few to acknowledge it.
+             Otherwise the bytes beyond it are counted as `unproved`
     records  after the start, those that a quorum holds under that epoch. In a chain that is not pipelined,
              also every record that another one follows (R9)
 """
@@ -41,13 +44,17 @@ def held_by_quorum(quorums: Quorums, seen: SeenSegment, claims: Mapping[bytes, i
     While a member joins, the bytes must be on a quorum of the old and of the new member set: bytes that only
     the old set holds may be lost when the new one counts (docs/decisions/0010).
     """
-    name, held = str(seen.name), {copy.member: copy.bytes for copy in seen.copies}
+    name, held = str(seen.name), _sizes(seen)
     for member, objects in filled.items():
         if name in objects:
             held[member] = objects[name].synced
     epoch = seen.name.epoch
     counting = {member: size for member, size in held.items() if claims.get(member) == epoch}
     return min(quorums.watermark(counting), seen.longest)
+
+
+def _sizes(seen: SeenSegment) -> dict[bytes, int]:
+    return {copy.member: copy.bytes for copy in seen.copies}
 
 
 class ReadWalkAt(ChainWalk):
@@ -112,6 +119,8 @@ class ReadWalk(ChainWalk):
         self._measured = measured
         self._quorums = Quorums(record)
         self._rank = 0
+        self._held = 0
+        """How much of the segment of that rank a quorum holds."""
 
     def begin(self) -> list[Effect]:
         """Return the first effects."""
@@ -130,7 +139,7 @@ class ReadWalk(ChainWalk):
     def _head_started(self, event: StartRead) -> list[Effect]:
         """If this start is committed, its segment is the head: find out how much of it is committed."""
         seen = self._seen[self._rank]
-        held = held_by_quorum(self._quorums, seen, self._claims, self._filled)
+        held = self._held = held_by_quorum(self._quorums, seen, self._claims, self._filled)
         if event.start is None or (seen.longest <= event.end.bytes and held < event.end.bytes):
             self._rank += 1
             return self._choose()
@@ -174,18 +183,25 @@ class ReadWalk(ChainWalk):
         return self._found(self._spans[0].end)
 
     def _found(self, end: Position | None) -> list[Effect]:
-        """Add the number of bytes beyond the end if a claim is ahead of the chain.
+        """Add the number of bytes beyond the end that may have been acknowledged and cannot be proved.
 
-        Those bytes may all have been acknowledged, but cannot be proved committed while the claim is ahead.
+        While a claim is ahead of the chain, that is all of them. Otherwise it is what the members that did
+        not answer could have made acknowledged, together with those that hold it.
         """
         (found,) = super()._found(end)
         assert isinstance(found, WalkDone)
-        past = sum(seen.longest for seen in self._seen[: self._rank + 1])
-        epoch = 0
-        if found.state.segments:
-            head = found.state.segments[-1]
-            past, epoch = past - head.length, head.end.epoch
+        head = found.state.segments[-1] if found.state.segments else None
         claimed = max(self._claims.values(), default=0)
-        if claimed <= epoch or past <= 0:
+        if head is not None and claimed <= head.end.epoch:
+            claimed = 0
+        past = 0
+        for rank, seen in enumerate(self._seen[: self._rank + 1]):
+            most = self._quorums.acknowledged_at_most(_sizes(seen), self.answers.keys())
+            if claimed:
+                most = seen.longest
+            elif rank == self._rank and most <= self._held:  # what is beyond the end is a part of a record
+                continue
+            past += most if head is None or rank < self._rank else max(most - head.length, 0)
+        if not past:
             return [found]
         return [WalkDone(msgspec.structs.replace(found.state, unproved=past, claimed=claimed))]

@@ -29,6 +29,7 @@ from journal import (
     StopNotFoundError,
     inspect_chain,
     inspect_chain_at,
+    report_unproved,
 )
 from journal.inspecting import object_records, span_records
 from spark_integration.core.inside_options import JournalOptions, JournalPoint
@@ -146,6 +147,8 @@ class JournalTable:
             chain = await inspect_chain(store, options.directory, options.name)
             if chain.end is None:
                 await self._refuse_absent(store, chain)
+            if end is None or chain.size < end:
+                report_unproved(options.directory, chain)
         if isinstance(begin, Position):
             try:
                 chain.up_to(begin)

@@ -23,6 +23,7 @@ from journal import (
     TrimmedBytesError,
     inspect_chain,
     inspect_chain_at,
+    report_unproved,
     segments_seen,
 )
 from spark_integration.core.admission import StreamPiece
@@ -184,9 +185,9 @@ class ChainOrigin(ABC):
 
     async def all_ranges(self, split: str) -> list[ByteRange]:
         visible_end = await self.visible_end(split)
-        ranges = ranges_of(
-            self.directory(split), (await self._inspect(split, visible_end)).segments, BEGINNING
-        )
+        chain = await self._inspect(split, visible_end)
+        report_unproved(self.directory(split), chain)
+        ranges = ranges_of(self.directory(split), chain.segments, BEGINNING)
         return [*ranges[:-1], *(one._replace(at_head=visible_end is ALL) for one in ranges[-1:])]
 
     async def begin(self, split: str) -> SplitPoint:

@@ -9,6 +9,7 @@ from typing import cast
 import msgspec
 import pytest
 
+from checkpoint.chains.input_log import last_recorded
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.chains.output_follower import OutputFollower
 from checkpoint.chains.output_following import PublishedOutput
@@ -23,6 +24,7 @@ from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.requests.reading import RegionReading
 from dataflow.outputs import read_output
 from dos_client import Store
+from dos_client.errors import QuorumUnavailableError
 from journal import ChainWriter, Op, Position, Record, StopNotFoundError, inspect_chain, take_over
 from journal.inspecting import InspectionOutcome
 from journal.verify import verdict_text
@@ -220,6 +222,32 @@ async def test_spark_takes_what_it_has_read_for_neither_lost_nor_new(fails: bool
     await writer.wait_synced(writer.append(Record(Op.INPUT, ints=ints, strings=strings)))
     new = [piece.end async for piece in whole(await origin_of(store, options).scan("p", read[-1]))]
     assert len(new) == 1, "the next writer settles it, and only what is new is given"
+
+
+async def test_readers_of_all_refuse_a_chain_whose_end_only_an_unavailable_member_knows() -> None:
+    # EVIDENCE-OF: P-5
+    store = RegionStore()
+    directory = producer_directory(REGION, "orders", "p")
+    claim = store.claim(1, directory=directory)
+    writer = await ChainWriter.open(claim, INPUT_CHAIN, None, 1)
+    claim.held = True
+    ints, strings = encode_part(InputPart(1, 0, True, 1, 0, 0, b"data"))
+    writer.append(Record(Op.INPUT, ints=ints, strings=strings))
+    claim.deliver(1)
+    claim.deliver(2)
+    await writer.wait_synced()
+    store.servers[1].up = False
+    origin = origin_of(store, {"path": f"dos://m1/{REGION}", "input": "orders"})
+    for read in (
+        lambda: last_recorded(cast("Store", store), REGION, "orders", "p", whole=True),
+        lambda: origin.all_ranges("p"),
+    ):
+        with pytest.raises(QuorumUnavailableError, match="only members that did not answer know"):
+            await read()
+    assert (await last_recorded(cast("Store", store), REGION, "orders", "p")).batch == 0, "for estimates"
+    store.servers[1].up = True
+    assert (await last_recorded(cast("Store", store), REGION, "orders", "p", whole=True)).batch == 1
+    assert len(await origin.all_ranges("p")) == 1
 
 
 def origin_of(store: MemoryStore, options: dict[str, str]) -> InputOrigin:

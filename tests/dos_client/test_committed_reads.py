@@ -58,7 +58,7 @@ def test_a_reader_is_only_sure_where_nothing_acknowledged_can_lie_beyond(
     reported = {one: copies[one] for one in answered}
     reported |= {one: min(copies[one], data.draw(st.integers(0, 4))) for one in sorted(damaged)}
     before = sorted((copies[one.server_id] for one in record.voters), reverse=True)[record.ack_quorum - 1]
-    found = reach(quorums, record.ack_quorum, reported, answered - damaged)
+    found = reach(quorums, reported, answered - damaged)
     assert found.held <= quorums.watermark(copies)
     if found.sure:
         assert found.held >= before, "acknowledged, perhaps before the change of members"

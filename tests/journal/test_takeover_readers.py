@@ -1,14 +1,18 @@
 """What readers return while writers take a chain over: committed records only (R9, R10)."""
 
+from collections.abc import Callable
+
 import pytest
 import trio
 import trio.testing
 
+from dos_client.errors import QuorumUnavailableError
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.store_record import Member, StoreRecord
 from journal import (
     ChainWriter,
     inspect_chain,
+    inspect_whole,
     take_over,
 )
 from journal.core.record import encode_v1
@@ -115,6 +119,75 @@ async def test_readers_of_a_pipelined_chain_see_what_a_quorum_holds_and_no_more(
     assert (state.unproved, state.claimed) == (4 * size, 2), "the longest copy has all four"
     assert f"{4 * size} more bytes of chain J" in state.unproved_text
     assert "epoch 2 did not complete" in state.unproved_text
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+async def test_a_reader_reports_what_only_an_unavailable_member_can_prove(pipelined: bool) -> None:
+    """Members 1 and 2 acknowledged b and c; then 2 is gone, and 3 is back without them."""
+    # EVIDENCE-OF: P-5
+    store = MemoryStore()
+    claim = store.claim(1)
+    writer = await ChainWriter.open(claim, "J", None, 1, pipelined=pipelined)
+    writer.append(note("a"))
+    await writer.wait_synced()
+    claim.held = True
+    for text in "bc":
+        writer.append(note(text))
+        claim.deliver(1)
+        claim.deliver(2)
+        await writer.wait_synced()
+    size = len(encode_v1(note("a")))
+    left_out = 2 * size if pipelined else size  # c proves b: its writer waited for b
+    without_2 = PartialStore(store, [1, 3])
+    state = await inspect_chain(without_2, DIRECTORY, "J")
+    assert (state.size, state.unproved, state.claimed) == (writer.end.size - left_out, left_out, 0)
+    assert "only members that did not answer know" in state.unproved_text
+    with pytest.raises(QuorumUnavailableError, match=f"{left_out} more bytes of chain J"):
+        await inspect_whole(without_2, DIRECTORY, "J")
+    for members in ([1, 2], [2, 3], [1, 2, 3]):
+        state = await inspect_chain(PartialStore(store, members), DIRECTORY, "J")
+        proved = (writer.end.size, 0) if members != [2, 3] else (writer.end.size - left_out, left_out)
+        assert (state.size, state.unproved) == proved
+    await take_over(store.claim(2, [1, 3]), "J", generation=1)
+    assert (await inspect_chain(without_2, DIRECTORY, "J")).unproved, "settled, and not continued yet"
+
+
+async def test_a_start_that_only_an_unavailable_member_can_prove_is_reported() -> None:
+    store = MemoryStore()
+    claim, writer = await first_writer(store, "a")
+    claim.held = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.roll)
+        await trio.testing.wait_all_tasks_blocked()
+        claim.deliver(1)
+        claim.deliver(2)
+    assert (await inspect_chain(store, DIRECTORY, "J")).size == writer.end.size
+    found = await inspect_chain(PartialStore(store, [1, 3]), DIRECTORY, "J")
+    assert found.size + found.unproved == writer.end.size
+
+
+async def test_what_a_living_writer_has_in_flight_beside_an_absent_member_is_proved_a_moment_later() -> None:
+    store = MemoryStore()
+    claim, writer = await first_writer(store, "a")
+    claim.held = True
+    writer.append(note("b"))
+    claim.deliver(1)
+    late = CatchingUpStore(store, [1, 3], lambda: claim.deliver(3))
+    state = await inspect_chain(late, DIRECTORY, "J")
+    assert (state.size, state.unproved) == (writer.end.size, 0)
+
+
+class CatchingUpStore(PartialStore):
+    """After each answer, something happens to the store."""
+
+    def __init__(self, store: MemoryStore, members: list[int], then: Callable[[], None]) -> None:
+        super().__init__(store, members)
+        self._then = then
+
+    async def inspect(self, directory: str) -> MemoryView:
+        view = await super().inspect(directory)
+        self._then()
+        return view
 
 
 class LateStore(PartialStore):

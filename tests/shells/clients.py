@@ -238,9 +238,10 @@ class Reader(Client):
             await self.sleep(0.5)
 
     async def _once(self, store: Store) -> None:
+        owed = self.history.acknowledged_now(self.directory)
         state = await inspect_chain(store, self.directory, CHAIN)
         found = await numbers_of(store, state, self.directory)
-        self.history.returned(self.directory, found)
+        self.history.returned(self.directory, found, owed=0 if state.unproved else owed)
         self.reads_done += 1
         self.history.sometimes["reader: read"] += 1
         if state is not None and state.segments:

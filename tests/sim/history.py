@@ -47,6 +47,8 @@ class History:
     numbers: int = 0
     spoiled: dict[tuple[str, str], tuple[int, frozenset[bytes]]] = field(default_factory=dict)
     """Segments whose copies on these members are damaged from an offset on, for readers of regions."""
+    put_back: bool = False
+    """More disks are back from backups than the promise allows: a reader may believe these."""
     loss: "Loss | None" = None
     """More was lost than the store tolerates, so a person has to decide."""
 
@@ -96,11 +98,17 @@ class History:
         if self.loss is not None:
             self.loss.taken_over(self, directory, found)
 
-    def returned(self, directory: str, found: list[int]) -> None:
-        """A reader received these records."""
+    def acknowledged_now(self, directory: str) -> int:
+        """Return how many records were acknowledged so far: a reader calls it before it reads."""
+        return len(self.line(directory).acknowledged)
+
+    def returned(self, directory: str, found: list[int], *, owed: int = 0) -> None:
+        """A reader received these records. owed: so many acknowledged ones, the first, it must have received:
+        those from before its read, unless the read reported that more cannot be proved.
+        """
         if self.loss is not None and directory in self.loss.pending:
             return
-        self.bench.returned(self, directory, found)
+        self.bench.returned(self, directory, found, 0 if self.loss is not None or self.put_back else owed)
         line = self.line(directory)
         if len(found) > len(line.returned):
             line.returned = list(found)

@@ -47,6 +47,12 @@ def read_and_not_found(history: History) -> None:
     history.took_over("a", 2, [])
 
 
+def acknowledged_and_not_read(history: History) -> None:
+    (first,) = _line(history, 1)
+    history.acknowledge("a", first)
+    history.returned("a", [], owed=history.acknowledged_now("a"))
+
+
 def acknowledged_after_another_took_over(history: History) -> None:
     (first,) = _line(history, 1)
     history.took_over("a", 2, [])
@@ -83,6 +89,7 @@ HAND_MADE: list[tuple[str, Callable[[History], None]]] = [
     ("O1", acknowledged_and_not_found),
     ("O2", found_in_another_order),
     ("O3", read_and_not_found),
+    ("O3", acknowledged_and_not_read),
     ("O4", acknowledged_after_another_took_over),
     ("O5", reported_and_not_listed),
     ("O5", listed_and_not_durable),

@@ -48,6 +48,7 @@ FOUND_SOON = (
     "longest_copy_is_the_head",
     "records_do_not_wait_for_the_one_before",
     "readers_receive_everything",
+    "readers_end_where_a_quorum_ends",
     "created_without_all_members",
     "one_member_acknowledges",
     "payload_digests_are_not_compared",

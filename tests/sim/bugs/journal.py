@@ -186,6 +186,12 @@ def readers_receive_everything() -> list[Patch]:
     return [(read_walk, "held_by_quorum", held)]
 
 
+@bug("R10")
+def readers_end_where_a_quorum_ends() -> list[Patch]:
+    """What only unavailable members can prove is left out, and the reader is not told."""
+    return [(Quorums, "acknowledged_at_most", lambda self, sizes, known: 0)]
+
+
 @bug("R16")
 def created_without_all_members() -> list[Patch]:
     def require(self: Any, counted: int, needed: int, purpose: str, why: Any) -> None:

@@ -303,6 +303,7 @@ async def backups(play: Play) -> None:
     if not _all_acknowledged_is_on(cluster, keeps):
         return
     cluster.may_damage = False
+    cluster.history.put_back = True
     with _on_stage(cluster, others):
         for machine in machines:
             if machine is not keeps:

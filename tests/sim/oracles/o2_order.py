@@ -21,7 +21,7 @@ class Order(Oracle):
     def took_over(self, history: "History", directory: str, epoch: int, found: list[int]) -> None:
         self._in_order(history, directory, found)
 
-    def returned(self, history: "History", directory: str, found: list[int]) -> None:
+    def returned(self, history: "History", directory: str, found: list[int], owed: int) -> None:
         self._in_order(history, directory, found)
 
     def _in_order(self, history: "History", directory: str, found: list[int]) -> None:

@@ -1,5 +1,5 @@
 """O3: what a reader received is in every later take-over, at the same position, and all readers receive the
-same history.
+same history. A read that does not report unproved bytes has what was acknowledged before it began (P-5).
 """
 
 from typing import TYPE_CHECKING
@@ -21,8 +21,11 @@ class ReadsStay(Oracle):
         if found[: len(returned)] != returned:
             self.object(f"epoch {epoch} of {directory} lacks records that a reader received")
 
-    def returned(self, history: "History", directory: str, found: list[int]) -> None:
+    def returned(self, history: "History", directory: str, found: list[int], owed: int) -> None:
         returned = history.line(directory).returned
         common = min(len(found), len(returned))
         if found[:common] != returned[:common]:
             self.object(f"two readers of {directory} received different histories")
+        there = set(found)
+        if missing := [one for one in history.line(directory).acknowledged[:owed] if one not in there]:
+            self.object(f"a reader of {directory} was not told that it lacks acknowledged {missing[:5]}")

@@ -32,7 +32,7 @@ class Oracle:
 
     took_over      a take-over is done and its start acknowledged; `found`: the records that it read
     acknowledged   a record was acknowledged to its writer
-    returned       a reader received these records
+    returned       a reader received these records, and must have received so many acknowledged ones (`owed`)
     wrote          a writer passed bytes to its claim
     refused        a take-over was refused permanently
     listed         an observer received a directory of a machine; `reported`: the sizes reported before
@@ -54,7 +54,7 @@ class Oracle:
 
     def acknowledged(self, history: "History", directory: str, number: int) -> None: ...
 
-    def returned(self, history: "History", directory: str, found: list[int]) -> None: ...
+    def returned(self, history: "History", directory: str, found: list[int], owed: int) -> None: ...
 
     def wrote(self, history: "History", directory: str, name: str, offset: int, data: bytes) -> None: ...
 

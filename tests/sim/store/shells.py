@@ -225,10 +225,11 @@ class ShellReader(Client):
 
     async def _read_chain(self, store: Store) -> None:
         try:
+            owed = self.history.acknowledged_now(self.directory)
             state = await inspect_chain(store, self.directory, CHAIN)
             found = await numbers_of(store, state, self.directory)
         except DosError as error:
             self.history.sometimes[f"reader: {type(error).__name__}"] += 1
             return
-        self.history.returned(self.directory, found)
+        self.history.returned(self.directory, found, owed=0 if state.unproved else owed)
         self.history.sometimes["reader: read"] += 1
