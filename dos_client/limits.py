@@ -116,6 +116,10 @@ watch_look_max_s: Final = 10.0
 """How long one look may take, because servers do not answer. Longer pauses are not counted as silence."""
 looks_per_damage: Final = 6
 """Damage that servers report is read at every sixth look, and at every look while a member is unavailable."""
+watch_compare_s: Final = 600.0
+"""How often a watcher compares all copies by digest, to find those that are behind a writer that is gone."""
+watch_stall_s: Final = 60.0
+"""An action of a watcher that makes no progress for this long is reported."""
 watch_retry_first_s: Final = 10.0
 watch_retry_max_s: Final = 600.0
 """The pause before an action that failed is tried again. It doubles up to the maximum."""
@@ -133,6 +137,8 @@ reconnected.
 """
 
 probe_timeout_s: Final = 3.0
+status_answer_s: Final = 1.0
+"""How long each server gets to answer `dos store status`, which answers within 3 s if servers hang."""
 read_timeout_s: Final = 5.0
 inspect_timeout_s: Final = 3.0
 """How long members that do not answer are retried while too few have answered a directory read."""

@@ -29,19 +29,25 @@ __all__ = ["Store", "StoreNotReadyError", "connect", "init_store", "open_store"]
 
 @asynccontextmanager
 async def open_store(
-    url: str | DosUrl, *, token: bytes = b"", client: str = "", located: Mapping[bytes, str] | None = None
+    url: str | DosUrl,
+    *,
+    token: bytes = b"",
+    client: str = "",
+    located: Mapping[bytes, str] | None = None,
+    record: StoreRecord | None = None,
 ) -> AsyncIterator[Store]:
     """Open the store that the servers of the URL belong to.
 
     Members that are unavailable are retried in the background. On exit, all claims and sessions end.
-    `located`: addresses, by server id, of members that are not at the address in the store record.
+    `located`: addresses, by server id, of members that are not at the address in the store record. `record`:
+    the record that counts, if the caller has just found it.
 
     Raises StoreNotReadyError, which lists the problem of each server, if no store record is confirmed within
     `open_timeout_s` seconds.
     """
     parsed = parse_url(url)
-    record = await _find_record(parsed, token, client)
-    async with _run_store(parsed, record, token, client, located or {}) as store:
+    found = record or await _find_record(parsed, token, client)
+    async with _run_store(parsed, found, token, client, located or {}) as store:
         store.start(store.keep_membership)
         store.start(lambda: auto_repair(store))
         store.start(lambda: watch_for_damage(store))

@@ -130,6 +130,7 @@ TABLE: Final[dict[Opcode, MessageLayout]] = {
             ("stamp_number", "Q"),
             ("stamp_id", "16s"),
             ("rolled_back", "?"),
+            ("refuses_appends", "?"),
         ),
         (("store_record", "bytes"), ("witnessed", "bytes")),
     ),

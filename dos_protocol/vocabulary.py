@@ -78,9 +78,9 @@ class Hello(msgspec.Struct, frozen=True):
 class Welcome(msgspec.Struct, frozen=True):
     """The server's identity, its limits, and its store record (empty: it is in no store).
 
-    `rolled_back`: its disk is known to have gone back in time. In a session of a store also `stamp_number`
-    and `stamp_id`, the newest stamp of its disk, and `witnessed`, the stamps of other members that it keeps
-    (see `stamps`).
+    `rolled_back`: its disk is known to have gone back in time. `refuses_appends`: its disk is full. In a
+    session of a store also `stamp_number` and `stamp_id`, the newest stamp of its disk, and `witnessed`, the
+    stamps of other members that it keeps (see `stamps`).
     """
 
     version: int
@@ -93,6 +93,7 @@ class Welcome(msgspec.Struct, frozen=True):
     stamp_id: bytes = NO_ID
     rolled_back: bool = False
     witnessed: bytes = b""
+    refuses_appends: bool = False
 
 
 class ChangeDirectory(msgspec.Struct, frozen=True):

@@ -30,10 +30,10 @@ from dos_protocol.addresses import address_text, is_loopback, parse_listen
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.limits import MIB
 from dos_protocol.names import id_text
+from dos_protocol.quantities import parse_rate, parse_span
 from dos_protocol.tokens import token_in
 from dos_server import audit
 from dos_server.allocator import keep_large_blocks
-from dos_server.core.quantities import parse_rate, parse_span
 from dos_server.core.scrub import ScrubPlan
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
 from dos_server.figures import ServerFigures, registry_of

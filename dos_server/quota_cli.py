@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dos_protocol.errors import LocalProtocolError
-from dos_server.core.quantities import parse_bytes
+from dos_protocol.quantities import parse_bytes
 from dos_server.core.quota_file import (
     QUOTA_FILE_VERSION,
     Quota,

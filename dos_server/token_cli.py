@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dos_protocol.errors import LocalProtocolError
+from dos_protocol.quantities import parse_span
 from dos_server.core.access import (
     FILE_VERSION,
     Grant,
@@ -37,7 +38,6 @@ from dos_server.core.access import (
     decode_tokens,
     encode_tokens,
 )
-from dos_server.core.quantities import parse_span
 from dos_server.edited_files import edit_file
 from dos_server.wording import path_argument
 

@@ -75,9 +75,9 @@ class Screen:
 def _store(view: TopView, reading: Reading) -> RenderResult:
     state, now = reading["store"], wall_time_ms()
     if state["store"] is None:
-        yield Text("no store record could be confirmed", "bold red")
+        yield Text(state["verdict"], "bold red")
     else:
-        usable = ("usable", "green") if state["usable"] else ("too few members are available", "bold red")
+        usable = (state["verdict"], "green" if state["accepts_appends"] else "bold red")
         size = "" if state["bytes"] is None else f", {count_text(state['bytes'])}"
         yield Text.assemble((reading["url"], "bold"), ": ", usable, size)
         rows = [_member(one) for one in state["store"]["members"]]
@@ -104,9 +104,10 @@ def _store(view: TopView, reading: Reading) -> RenderResult:
 
 def _member(one: Reading) -> tuple[Any, ...]:
     condition = "available" if one["present"] else one["condition"].replace("_", " ")
+    style = "green" if one["present"] and not one["refuses_appends"] else "bold red"
     return (
         one["address"],
-        Text(f"{condition} {one['detail']}".strip(), "green" if one["present"] else "bold red"),
+        Text(f"{condition} {one['detail']}".strip(), style),
         one["objects"],
         _count(one["bytes"]),
         _count(one["lag_bytes"]),

@@ -100,7 +100,7 @@ async def _print_once(readings: Readings, view: TopView, interval: float, *, as_
         print_json(found)
     else:
         Console().print(Screen(view, found, None))
-    if not view.region and not found["store"]["usable"]:
+    if not view.region and not found["store"]["accepts_appends"]:
         raise typer.Exit(UNREACHABLE)
 
 

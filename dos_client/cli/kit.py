@@ -131,6 +131,14 @@ def parsed_url(url: str, *, needs: str = "") -> DosUrl:
     return parsed
 
 
+def parsed_option(parse: Callable[[str], float], text: str) -> float:
+    """Return the number in the text of an option. End the command if it has none."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        fail(str(error), REFUSED)
+
+
 def opened(url: DosUrl, token: bytes) -> AbstractAsyncContextManager[Store]:
     """Open the store of the URL's servers; one server alone is opened as itself, without its store."""
     if len(url.servers) == 1:

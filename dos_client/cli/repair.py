@@ -10,6 +10,7 @@ from dos_client.cli.kit import (
     StoreUrl,
     TokenFile,
     count_text,
+    parsed_option,
     print_json,
     read_token,
     run,
@@ -24,6 +25,7 @@ from dos_client.repair.verifying import CopyDifference, VerifyProgress, VerifyRe
 from dos_client.store import open_store
 from dos_client.urls import parse_url
 from dos_protocol.names import has_one_writer, id_text
+from dos_protocol.quantities import parse_rate
 
 Directories = Annotated[
     list[str] | None,
@@ -33,23 +35,39 @@ ReadAll = Annotated[
     bool,
     typer.Option("--read", help="Read every byte of every copy; also finds bit rot that was not read yet."),
 ]
+Quick = Annotated[
+    bool,
+    typer.Option("--quick", help="Compare digests only; do not read the bytes. Finds no new bit rot."),
+]
+Rate = Annotated[
+    str | None,
+    typer.Option(help="Read at most this many bytes in a second from all members together, such as 50MB/s."),
+]
 
 
 def verify(
     url: StoreUrl,
     directories: Directories = None,
-    read: ReadAll = False,
+    quick: Quick = False,
+    rate: Rate = None,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Compare every object on all members, by digest. Changes nothing; writers continue meanwhile.
+    """Read every object on all members, and compare the copies. Changes nothing; writers continue meanwhile.
 
     A copy that is behind is a prefix of the longest one. While a writer appends, that is not a difference.
-    Exit code 0 if all copies are equal, or only behind a live writer; 1 if copies are behind without one,
-    missing, different or damaged, or a member is unavailable; 3 if too few members are available to compare.
+    With a token of some directories, those are compared. Exit code 0 if all copies are equal, or only behind
+    a live writer; 1 if copies are behind without one, missing, different or damaged, or a member is
+    unavailable; 3 if too few members are available to compare.
+
+    Servers may answer from memory. To read the disks themselves, on each server at its own pace, use `dos
+    store scrub`.
 
     Example: dos store verify dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003
+
+    Example: dos store verify dos://h1,h2,h3 --rate 50MB/s
     """
+    bytes_per_s = None if rate is None else parsed_option(parse_rate, rate)
 
     async def work() -> VerifyReport:
         parsed, token = parse_url(url), read_token(token_file)
@@ -58,15 +76,18 @@ def verify(
                 return await verify_store(
                     store,
                     directories or (),
-                    read=read,
-                    on_progress=lambda now: display.show(_verify_text(now), now.bytes_read),
+                    read=not quick,
+                    bytes_per_s=bytes_per_s,
+                    on_progress=lambda now: display.show(
+                        _verify_text(now), now.bytes_read, 0 if quick else now.bytes_total
+                    ),
                 )
 
     report = run(work)
     if as_json:
         print_json(report_json(report))
     else:
-        _print_report(report)
+        _print_report(report, url)
     if report.differences or report.unavailable:
         raise typer.Exit(NEGATIVE)
 
@@ -209,8 +230,7 @@ def _print_repairs(report: RepairReport) -> None:
 
 
 def _verify_text(now: VerifyProgress) -> str:
-    reading = "; read" if now.bytes_read else ""
-    return f"comparing, {now.directories_done} of {now.directories} directories{reading}"
+    return f"comparing, {now.directories_done} of {now.directories} directories"
 
 
 def finding_json(one: CopyDifference) -> dict[str, Any]:
@@ -234,10 +254,12 @@ def report_json(report: VerifyReport) -> dict[str, Any]:
     """Return the report for --json."""
     return {
         "equal": not report.differences and not report.unavailable,
+        "complete": report.complete,
         "directories": report.directories,
         "objects": report.objects,
         "members": report.members,
         "bytes_compared": report.bytes_compared,
+        "bytes_read": report.bytes_read,
         "findings": [finding_json(one) for one in report.findings],
         "unavailable": report.unavailable,
     }
@@ -262,7 +284,7 @@ def finding_text(one: CopyDifference) -> str:
     return f"{one.directory}/{one.name} on {one.address} {difference}{' (being written)' if one.live else ''}"
 
 
-def _print_report(report: VerifyReport) -> None:
+def _print_report(report: VerifyReport, url: str) -> None:
     for one in report.findings:
         print(finding_text(one))
     for address, error in report.unavailable.items():
@@ -271,10 +293,13 @@ def _print_report(report: VerifyReport) -> None:
     live = len(report.findings) - differences
     summary = "all equal" if not report.findings and not report.unavailable else f"{differences} differences"
     moving = f", {live} copies behind a live writer" if live else ""
+    read = f", {count_text(report.bytes_read)} of them read" if report.bytes_read else ", by digest only"
     print(
         f"{report.objects} objects in {report.directories} directories,"
-        f" {count_text(report.bytes_compared)} on {report.members - len(report.unavailable)} of"
+        f" {count_text(report.bytes_compared)}{read}, on {report.members - len(report.unavailable)} of"
         f" {report.members} members: {summary}{moving}"
     )
+    if not report.complete:
+        warn("only the directories that this token shows were compared; use a token with *:all")
     if differences:
-        warn("repair them with: dos store repair URL")
+        warn(f"repair them with: dos store repair {url}")

@@ -21,7 +21,8 @@ from dos_client.cli.store import record_json
 from dos_client.core.change_log import Change
 from dos_client.core.describing import MemberView
 from dos_client.core.override_log import Override
-from dos_client.membership.status import MemberHolding, StoreStatus, store_status
+from dos_client.membership.status import StoreStatus, store_status
+from dos_client.repair.verifying import MemberHolding
 from dos_client.urls import parse_url
 from dos_protocol.names import id_text
 
@@ -52,9 +53,13 @@ def status(
     """Show the store that the servers of the URL belong to, and the state of each member.
 
     A member is available if its server answers at its address, with its identity and the current store
-    record. "behind" is the number of bytes that the longest copies hold and the member lacks; it changes
-    while writers append. Exit code 0 if all members are available, 1 if some are not, 3 if too few are for
-    the store to be usable.
+    record. All copies are compared by digest. "behind" is the number of bytes that the longest copies hold
+    and the member lacks; "being written" those of them that a writer has just appended. Exit code 0 if all
+    members are available and have room, and all copies are equal, or only behind an active writer; 1 if not;
+    3 if too few members are available, or have room, for writers to continue.
+
+    Bytes that were read long ago may have rotted since: `dos store verify` reads all of them. A server that
+    does not answer within a second counts as unavailable.
 
     Example: dos store status dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003 --log
     """
@@ -66,22 +71,29 @@ def status(
     if as_json:
         print_json(status_json(state))
     elif state.record is None:
-        for line in ["no store record could be confirmed", *state.problems]:
+        for line in [state.verdict, *state.problems]:
             print(f"dos: {line}", file=sys.stderr)
     else:
         _print_status(state, log=log)
         if history:
             _print_history(state.history)
-    if not state.usable:
+    if not state.usable or not state.accepts_appends:
         raise typer.Exit(UNREACHABLE)
-    if not all(one.there for one in state.members):
+    if not state.whole:
         raise typer.Exit(NEGATIVE)
 
 
 def status_json(state: StoreStatus) -> dict[str, Any]:
     """Return the status for --json."""
     if state.record is None:
-        return {"store": None, "usable": False, "problems": state.problems}
+        return {
+            "store": None,
+            "usable": False,
+            "accepts_appends": False,
+            "verdict": state.verdict,
+            "whole": False,
+            "problems": state.problems,
+        }
     members = [
         _member_json(one, row, state.holdings.get(one.member.server_id))
         for one, row in zip(state.members, record_json(state.record)["members"], strict=True)
@@ -89,6 +101,9 @@ def status_json(state: StoreStatus) -> dict[str, Any]:
     return {
         "store": {**record_json(state.record), "members": members, "spares": _spares_json(state)},
         "usable": state.usable,
+        "accepts_appends": state.accepts_appends,
+        "verdict": state.verdict,
+        "whole": state.whole,
         "bytes": state.total_bytes if state.holdings else None,
         "filling": _filling_json(state),
         "problems": state.problems,
@@ -129,10 +144,12 @@ def _member_json(view: MemberView, row: dict[str, Any], holding: MemberHolding |
         "counts": view.counts,
         "condition": view.condition.name.lower(),
         "detail": view.detail,
+        "refuses_appends": view.refuses_appends,
         "generation": view.generation,
         "bytes": holding.bytes if holding is not None else None,
         "objects": holding.objects if holding is not None else None,
         "lag_bytes": holding.lag_bytes if holding is not None else None,
+        "live_lag_bytes": holding.live_lag_bytes if holding is not None else None,
         "damaged": holding.damaged if holding is not None else None,
     }
 
@@ -140,10 +157,9 @@ def _member_json(view: MemberView, row: dict[str, Any], holding: MemberHolding |
 def _print_status(state: StoreStatus, *, log: bool) -> None:
     record = state.record
     assert record is not None
-    usable = "usable" if state.usable else "too few members are available"
     print(
         f"store {id_text(record.store_id)}, generation {record.generation}, acknowledged by"
-        f" {record.ack_quorum} of {len(record.voters)}: {usable}"
+        f" {record.ack_quorum} of {len(record.voters)}: {state.verdict}"
     )
     for view in state.members:
         condition = f"generation {view.generation}" if view.there else view.condition.value
@@ -174,6 +190,8 @@ def _holding_text(holding: MemberHolding | None) -> str:
     if holding is None:
         return ""
     behind = f", {count_text(holding.lag_bytes)} behind" if holding.lag_bytes else ""
+    if holding.live_lag_bytes == holding.lag_bytes != 0:
+        behind += " (being written)"
     damaged = f", {len(holding.damaged)} damaged" if holding.damaged else ""
     return f"  {count_text(holding.bytes)} in {holding.objects} objects{behind}{damaged}"
 

@@ -1,11 +1,10 @@
 """`dos store watch | spare | move`: the commands that keep a store whole."""
 
-import re
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import trio
 import typer
@@ -22,6 +21,7 @@ from dos_client.cli.kit import (
     begin_command_log,
     fail,
     fill_help,
+    parsed_option,
     print_json,
     print_result,
     read_token,
@@ -31,15 +31,14 @@ from dos_client.cli.progress import ProgressDisplay
 from dos_client.cli.store import filling_progress, record_json
 from dos_client.core import watching as core
 from dos_client.limits import watch_interval_s, watch_stand_by_s
+from dos_client.membership.history import now_text
 from dos_client.membership.spares import add_spare, move_member, remove_spare
 from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
 from dos_monitoring import silence_of
 from dos_protocol.addresses import address_text, parse_listen
 from dos_protocol.names import id_text
+from dos_protocol.quantities import parse_span
 from dos_protocol.store_record import StoreRecord
-
-_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", re.ASCII)
-_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 spare_app = typer.Typer(
     no_args_is_help=True,
@@ -47,14 +46,6 @@ spare_app = typer.Typer(
     help="The spare servers of a store: empty servers by which `dos store watch` replaces members.\n\n"
     "Example: dos store spare add dos://h1,h2,h3 h4:9999",
 )
-
-
-def duration_s(text: str) -> float:
-    """Return the seconds in a text such as `90s`, `10m`, `2h`. End the command if it is none."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        fail(f"a duration is a number and s, m, h or d, as in 10m; got {text!r}", REFUSED)
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 def watch(
@@ -109,9 +100,10 @@ def watch(
     """
     if log_json:
         begin_command_log(as_json=True)
-    options = WatchOptions(
-        look_at or (), duration_s(replace_after), duration_s(interval), duration_s(stand_by), dry_run
+    replace_after_s, interval_s, stand_by_s = (
+        parsed_option(parse_span, text) for text in (replace_after, interval, stand_by)
     )
+    options = WatchOptions(look_at or (), replace_after_s, interval_s, stand_by_s, dry_run)
     printer = _Printer(as_json=as_json, dry_run=dry_run)
 
     async def work() -> None:
@@ -201,7 +193,7 @@ class _Printer:
         if self._as_json:
             print_json(seen_json(seen))
         else:
-            print(_text(seen, dry_run=self._dry_run), flush=True)
+            print(f"{now_text()} {_text(seen, dry_run=self._dry_run)}", flush=True)
 
 
 def _text(seen: Seen, *, dry_run: bool) -> str:
@@ -236,6 +228,7 @@ def seen_json(seen: Seen) -> dict[str, Any]:
     """Return what a watcher saw for --json."""
     action, record = seen.action, seen.sight.record
     return {
+        "at": now_text(),
         "action": core.name_of(action),
         "why": action.why,
         "remedy": getattr(action, "remedy", ""),
@@ -251,6 +244,7 @@ def seen_json(seen: Seen) -> dict[str, Any]:
                 "silent_s": round(one.silent_s, 3),
                 "elsewhere": list(one.elsewhere),
                 "why": one.why,
+                "refuses_appends": one.refuses_appends,
             }
             for one in seen.sight.members
         ],

@@ -37,12 +37,14 @@ class MemberView:
     """The condition of one member.
 
     `generation`: of the record that it reported, 0 if it did not answer as itself. `detail`: an explanation.
+    `refuses_appends`: its disk is full. It still counts for claims and reads.
     """
 
     member: Member
     condition: Condition
     generation: int = 0
     detail: str = ""
+    refuses_appends: bool = False
 
     @property
     def there(self) -> bool:
@@ -114,7 +116,8 @@ def _view_of_itself(record: StoreRecord, member: Member, answer: ServerAnswer) -
     if answer.rolled_back:
         return rolled_back(MemberView(member, Condition.THERE, generation))
     if answer.record == record:
-        return MemberView(member, Condition.THERE, generation)
+        detail = "its disk is full: appends are refused" if answer.refuses_appends else ""
+        return MemberView(member, Condition.THERE, generation, detail, answer.refuses_appends)
     if generation > record.generation:
         return MemberView(member, Condition.AHEAD, generation, f"generation {generation}")
     text = f"generation {generation}" if generation else "no record yet"

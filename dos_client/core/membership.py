@@ -26,14 +26,15 @@ from dos_protocol.store_record import StoreRecord, confirmations_needed
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
-    """What one server reported of itself: its id, its store record (None: it is in no store), and whether its
-    disk went back in time. In that case it confirms nothing.
+    """What one server reported of itself: its id, its store record (None: it is in no store), whether its
+    disk went back in time, in which case it confirms nothing, and whether its disk is full.
     """
 
     address: str
     server_id: bytes
     record: StoreRecord | None
     rolled_back: bool = False
+    refuses_appends: bool = False
 
 
 ROLLED_BACK: Final = f"its disk went back in time: {VERDICTS[ErrorCode.ROLLED_BACK].remedy}"

@@ -32,7 +32,7 @@ class MemberSight:
 
     `present`: it answers as itself, at its address, and its disk did not go back. `silent_s`: how long nobody
     has reached it, 0 if it is present. `elsewhere`: other addresses at which it answers as itself. `why`: why
-    it is not present. `reached_by_others`: other clients reach it.
+    it is not present. `reached_by_others`: other clients reach it. `refuses_appends`: its disk is full.
     """
 
     member: Member
@@ -41,6 +41,7 @@ class MemberSight:
     elsewhere: tuple[str, ...] = ()
     why: str = ""
     reached_by_others: bool = False
+    refuses_appends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class StoreSight:
 
     `record`: the record that counts, or None. `still_s`: for how long no other run has changed the store.
     `damaged`: directories with damaged copies. `returned`: addresses of members that were silent and are
-    present again, and whose copies were not compared since.
+    present again, and whose copies were not compared since. `behind`: directories in which copies differ, or
+    are behind although nobody appends there: a writer that died has left its tail on some members only.
     """
 
     record: StoreRecord | None
@@ -67,6 +69,7 @@ class StoreSight:
     damaged: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class Problem(Enum):
     SEVERAL_ADDRESSES = "a member at several addresses"
     NO_SPARE = "no usable spare"
     ADDED_IS_SILENT = "the added member is silent"
+    DISKS_FULL = "disks are full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +148,10 @@ Action = WaitAction | ReportAction | CompleteAction | ReplaceAction | FollowActi
 
 def decide(sight: StoreSight, policy: WatchPolicy) -> Action:
     """Return the next action."""
+    if (stuck := why_stuck(sight)) is not None:
+        return stuck
     record = sight.record
-    if record is None:
-        return ReportAction(
-            f"the store cannot be read: {'; '.join(sight.problems)}",
-            "start the missing servers; if they are lost, see `dos store recover`",
-            Problem.UNREADABLE,
-        )
-    if not sees_quorum(sight):
-        return _no_quorum(sight, record)
+    assert record is not None, "it is not stuck"
     if sight.still_s < policy.stand_by_s:
         return WaitAction("another run changes the store")
     twice = [one for one in sight.members if len(one.elsewhere) + one.present > 1]
@@ -184,8 +183,31 @@ def decide(sight: StoreSight, policy: WatchPolicy) -> Action:
         return RepairAction(sight.damaged, f"{len(sight.damaged)} directories have damaged copies")
     if sight.returned:
         return RepairAction((), f"{', '.join(sight.returned)} was unavailable, and is back")
-    absent = [one for one in sight.members if not one.present]
-    return WaitAction("; ".join(_absence(one, policy) for one in absent))
+    if sight.behind:
+        return RepairAction(
+            sight.behind, f"{len(sight.behind)} directories have copies that are behind, and nobody appends"
+        )
+    full = [one.member for one in sight.members if one.refuses_appends]
+    places = ", ".join(one.address for one in full)
+    if full and not Quorums(record).can_acknowledge(_present(sight) - {one.server_id for one in full}):
+        return ReportAction(
+            f"writers wait: too few members accept appends; the disk of {places} is full",
+            "free some space on them, or add larger ones with `dos store replace`",
+            Problem.DISKS_FULL,
+        )
+    absent = [_absence(one, policy) for one in sight.members if not one.present]
+    return WaitAction("; ".join([*absent, *([f"the disk of {places} is full"] if full else [])]))
+
+
+def why_stuck(sight: StoreSight) -> ReportAction | None:
+    """Return why nothing can be done, not even continue an action that has begun; None if something can."""
+    if sight.record is None:
+        return ReportAction(
+            f"the store cannot be read: {'; '.join(sight.problems)}",
+            "start the missing servers; if they are lost, see `dos store recover`",
+            Problem.UNREADABLE,
+        )
+    return None if sees_quorum(sight) else _no_quorum(sight, sight.record)
 
 
 def sees_quorum(sight: StoreSight) -> bool:
@@ -212,6 +234,10 @@ def subject(action: Action) -> tuple[str, ...]:
     return (name_of(action),)
 
 
+def _url(record: StoreRecord) -> str:
+    return f"dos://{','.join(one.address for one in record.voters)}"
+
+
 def _present(sight: StoreSight) -> set[bytes]:
     """Return the servers that count: members that are present, and a tie-breaker that can be used."""
     assert sight.record is not None
@@ -235,8 +261,8 @@ def _no_quorum(sight: StoreSight, record: StoreRecord) -> ReportAction:
         why += "; the first spare would decide, and cannot"
     return ReportAction(
         f"{why}: {missing}",
-        "start them, or check the network of this host; if they are lost, `dos store replace URL OLD NEW"
-        " --other-is-gone` (one of two) or `dos store recover`",
+        "start them, or check the network of this host; if they are lost,"
+        f" `dos store replace {_url(record)} OLD NEW --other-is-gone` (one of two) or `dos store recover`",
         Problem.NO_QUORUM,
     )
 
@@ -272,7 +298,7 @@ def _complete(sight: StoreSight, record: StoreRecord, policy: WatchPolicy) -> Ac
     if old is None:
         return ReportAction(
             f"{new.address} is being added, and is silent: every member is needed",
-            "start it; or, if it is gone for good: dos store replace URL OLD NEW --other-is-gone",
+            f"start it; or, if it is gone for good: dos store replace {_url(record)} OLD NEW --other-is-gone",
             Problem.ADDED_IS_SILENT,
         )
     return _replace(sight, record, filled, instead=old)
@@ -291,7 +317,7 @@ def _replace(
     problems = "; ".join(f"{one.member.address}: {one.problem}" for one in sight.spares)
     return ReportAction(
         f"{why}; {f'no spare can be used: {problems}' if problems else 'the store has no spare'}",
-        "start an empty server, and run: dos store spare add URL HOST:PORT",
+        f"start an empty server, and run: dos store spare add {_url(record)} HOST:PORT",
         Problem.NO_SPARE,
     )
 

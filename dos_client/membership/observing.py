@@ -17,9 +17,10 @@ from dos_client.core.membership import ROLLED_BACK, ServerAnswer
 from dos_client.core.quorum import filled_member
 from dos_client.core.record_log import DIRECTORY
 from dos_client.core.watching import MemberSight, Silences, SpareSight, StoreSight
-from dos_client.limits import looks_per_damage
+from dos_client.limits import looks_per_damage, watch_compare_s
 from dos_client.live_store import Store
 from dos_client.membership.checking import require_empty
+from dos_client.repair.verifying import verify_store
 from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import ServerSurvey, find_membership
 from dos_client.store import open_store
@@ -50,6 +51,7 @@ class StoreObserver:
         self._returned: dict[bytes, str] = {}
         self._absent: set[bytes] = set()
         self._looks = 0
+        self._compare_at = -inf
 
     def other_run_works(self) -> None:
         """Note that another run changes the store: it has taken the record log over."""
@@ -103,8 +105,10 @@ class StoreObserver:
         due = bool(absent or self._returned or filled_member(record)) or self._looks % looks_per_damage == 1
         if not due or not core.sees_quorum(sight):
             return sight
-        damaged = await self._look_inside(record, _located(record, ours, present))
-        return replace(sight, still_s=trio.current_time() - self._active_at, damaged=damaged)
+        damaged, behind = await self._look_inside(
+            record, _located(record, ours, present), compare=not absent and filled_member(record) is None
+        )
+        return replace(sight, still_s=trio.current_time() - self._active_at, damaged=damaged, behind=behind)
 
     async def _sights_of_spares(
         self, record: StoreRecord, seen: ServerSurvey, *, needed: bool
@@ -143,6 +147,7 @@ class StoreObserver:
             elsewhere,
             why,
             self._silences.reached_by_others(member.server_id),
+            any(one.refuses_appends and one.server_id == member.server_id for one in ours),
         )
 
     async def _why_not_empty(self, record: StoreRecord, spare: Member) -> str:
@@ -177,8 +182,13 @@ class StoreObserver:
                     newest[one] = stamp
         return newest
 
-    async def _look_inside(self, record: StoreRecord, located: Mapping[bytes, str]) -> tuple[str, ...]:
-        """Note whether another run changes the store. Return the directories with damaged copies."""
+    async def _look_inside(
+        self, record: StoreRecord, located: Mapping[bytes, str], *, compare: bool
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Note whether another run changes the store. Return the directories with damaged copies, and those
+        with copies that are behind a writer that is gone. To `compare` all copies takes long in a large
+        store, so they are compared every `watch_compare_s`.
+        """
         async with self.open(located) as store:
             view = await store.inspect(DIRECTORY)
             sizes = [info.synced for objects in view.answers.values() for info in objects.values()]
@@ -194,7 +204,11 @@ class StoreObserver:
                 connection = store.idle(member.server_id)
                 if connection is not None:
                     damaged.update(one.name for one in await connection.list_all() if one.corrupt)
-            return tuple(sorted(damaged))
+            if not compare or trio.current_time() < self._compare_at:
+                return tuple(sorted(damaged)), ()
+            self._compare_at = trio.current_time() + watch_compare_s
+            found = {one.directory for one in (await verify_store(store)).differences}
+            return tuple(sorted(damaged)), tuple(sorted(found - damaged - {DIRECTORY}))
 
 
 def _is_at(record: StoreRecord, answer: ServerAnswer) -> bool:

@@ -274,23 +274,23 @@ async def _is_in(store: Store, server_id: bytes) -> bool:
 
 
 class ProgressReporter:
-    """Keeps the progress and reports it to the callback."""
+    """Keeps the progress, `now`, and reports it to the callback."""
 
     def __init__(self, callback: Progress | None) -> None:
         self._callback = callback
-        self._now = ReplaceProgress()
+        self.now = ReplaceProgress()
 
     def phase(self, phase: str) -> None:
-        self._now.phase = phase
+        self.now = replace(self.now, phase=phase)
         self._report()
 
     def counts(self, directories: int, done: int, bytes_total: int, bytes_done: int) -> None:
-        self._now = ReplaceProgress(self._now.phase, directories, done, bytes_total, bytes_done)
+        self.now = ReplaceProgress(self.now.phase, directories, done, bytes_total, bytes_done)
         self._report()
 
     def _report(self) -> None:
         if self._callback is not None:
-            self._callback(self._now)
+            self._callback(self.now)
 
 
 def _plan(record: StoreRecord, old: str, new: ServerAnswer, *, absent: bool = False) -> ReplacementPlan:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dos_client.core.change_log import Change
-from dos_client.core.describing import MemberView, describe, rolled_back, same_server
+from dos_client.core.comparing import CopyState
+from dos_client.core.describing import Condition, MemberView, describe, rolled_back, same_server
 from dos_client.core.override_log import Override
 from dos_client.core.quorum import Quorums, filled_member
-from dos_client.live_store import Store
+from dos_client.limits import status_answer_s
 from dos_client.membership.history import read_history
 from dos_client.membership.record_log import read_overrides
-from dos_client.repair.walking import open_walk
+from dos_client.repair.verifying import MemberHolding, VerifyReport, verify_store
 from dos_client.sessions.discovery import find_membership
 from dos_client.store import open_store
 from dos_protocol.errors import DosError
@@ -21,37 +22,33 @@ from dos_protocol.store_record import Member, StoreRecord
 
 
 @dataclass(slots=True)
-class MemberHolding:
-    """What one member has.
-
-    `lag_bytes`: bytes of the longest undamaged copies that its own copies lack. `damaged`: objects that its
-    server reports as damaged, as directory/object.
-    """
-
-    bytes: int = 0
-    objects: int = 0
-    lag_bytes: int = 0
-    damaged: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class StoreStatus:
     """The status of a store.
 
-    `record`: None if none is confirmed; then only `problems` is filled. `holdings`: by server id, for members
-    whose directories were listed; empty if that was not requested. `total_bytes`: of the longest undamaged
-    copies. `history`: the changes. `spares`: by server id, why a spare does not answer; empty if it does.
+    `record`: None if none is confirmed; then only `problems` is filled. `usable`: enough members answer
+    claims and reads. `accepts_appends`: enough of them have room. `compared`: what the comparison of all
+    copies by digest found; None if that was not requested, or not possible. `history`: the changes. `spares`:
+    by server id, why a spare does not answer; empty if it does.
     """
 
     record: StoreRecord | None
     members: list[MemberView] = field(default_factory=list)
     usable: bool = False
+    accepts_appends: bool = False
     problems: list[str] = field(default_factory=list)
-    holdings: dict[bytes, MemberHolding] = field(default_factory=dict)
-    total_bytes: int = 0
+    compared: VerifyReport | None = None
     overrides: list[Override] | None = None
     history: list[Change] | None = None
     spares: dict[bytes, str] = field(default_factory=dict)
+
+    @property
+    def holdings(self) -> dict[bytes, MemberHolding]:
+        """What each member has, by server id; empty without a comparison."""
+        return {} if self.compared is None else self.compared.holdings
+
+    @property
+    def total_bytes(self) -> int:
+        return 0 if self.compared is None else self.compared.total_bytes
 
     @property
     def filling(self) -> tuple[Member, int] | None:
@@ -63,12 +60,32 @@ class StoreStatus:
             return None
         return member, self.total_bytes - self.holdings[member.server_id].lag_bytes
 
+    @property
+    def verdict(self) -> str:
+        """Whether clients can work with the store, in words."""
+        if self.record is None:
+            return "no store record could be confirmed"
+        if not self.usable:
+            return "too few members are available"
+        return "usable" if self.accepts_appends else "writers wait: too few members have room"
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is to be done: all members are available and have room, and all copies are equal,
+        or only behind an active writer.
+        """
+        differs = self.compared is not None and (self.compared.differences or self.compared.unavailable)
+        return not differs and all(one.there and not one.refuses_appends for one in self.members)
+
 
 async def store_status(
     servers: Sequence[str], *, holdings: bool = True, token: bytes = b"", client: str = "dos store status"
 ) -> StoreStatus:
-    """Ask the servers and the members that they name. `holdings`: also list all directories."""
-    membership, seen = await find_membership(servers, token=token, client=client)
+    """Ask the servers and the members that they name. `holdings`: also compare all copies, by digest.
+
+    A server that does not answer a request within `status_answer_s` counts as unavailable.
+    """
+    membership, seen = await find_membership(servers, token=token, client=client, timeout_s=status_answer_s)
     problems, duplicates = seen.problems(membership), same_server(seen.answers)
     record = membership.record
     if record is None:
@@ -76,8 +93,8 @@ async def store_status(
     members = describe(record, seen.answers, seen.errors)
     described = {member.address for member in (*record.members, *record.spares)}
     problems = [line for line in problems if line.split(" ")[0].rstrip(":") not in described]
-    present = [one.member.server_id for one in members if one.there]
-    status = StoreStatus(record, members, Quorums(record).can_take_over(present), [*problems, *duplicates])
+    status = StoreStatus(record, members, problems=[*problems, *duplicates])
+    status.usable = Quorums(record).can_take_over(_answering(status))
     at = {one.address: one.server_id for one in seen.answers}
     for spare in record.spares:
         other = "another server answers there" if spare.address in at else ""
@@ -86,51 +103,49 @@ async def store_status(
     if status.usable:
         try:
             await _complete_status(status, servers, holdings=holdings, token=token, client=client)
-            status.usable = Quorums(record).can_take_over(
-                [one.member.server_id for one in members if one.there]
-            )
         except DosError as error:
             status.problems.append(str(error.args[0]))
+    answering = _answering(status)
+    status.usable = Quorums(record).can_take_over(answering)
+    full = {one.member.server_id for one in members if one.refuses_appends}
+    status.accepts_appends = Quorums(record).can_acknowledge(set(answering) - full)
+    status.problems += _problems(status)
+    return status
+
+
+def _answering(status: StoreStatus) -> list[bytes]:
+    return [one.member.server_id for one in status.members if one.there]
+
+
+def _problems(status: StoreStatus) -> list[str]:
+    """Return a line for each thing that a person or a watcher has to do."""
+    lines = []
+    if status.usable and not status.accepts_appends:
+        lines.append("writers wait: too few members have room: free some space on the full disks")
     if status.filling is not None:
         member, done = status.filling
-        text = f"{member.address} is {member.state}: {done} of {status.total_bytes} bytes are copied"
-        status.problems.append(text)
-    damaged = sum(len(one.damaged) for one in status.holdings.values())
-    if damaged:
-        status.problems.append(f"{damaged} copies are damaged: run `dos store repair`")
-    return status
+        lines.append(f"{member.address} is {member.state}: {done} of {status.total_bytes} bytes are copied")
+    found = status.compared.differences if status.compared is not None else []
+    for states, text in (
+        ((CopyState.DAMAGED,), "are damaged"),
+        ((CopyState.BEHIND, CopyState.MISSING), "are behind, and nobody appends there"),
+        ((CopyState.DIFFERS,), "contradict the others"),
+    ):
+        if count := sum(one.verdict in states for one in found):
+            lines.append(f"{count} copies {text}: run `dos store repair`")
+    return lines
 
 
 async def _complete_status(
     status: StoreStatus, servers: Sequence[str], *, holdings: bool, token: bytes, client: str
 ) -> None:
     url = f"dos://{','.join(servers)}"
-    async with open_store(url, token=token, client=client) as store:
+    silent = {one.member.server_id for one in status.members if one.condition is Condition.UNAVAILABLE}
+    async with open_store(url, token=token, client=client, record=status.record) as store:
         status.overrides = await read_overrides(store)
         status.history = await read_history(store)
         if holdings:
-            await _measure_holdings(store, status)
+            status.compared = await verify_store(store, without=silent, answer_timeout_s=status_answer_s)
         for index, one in enumerate(status.members):  # known only after the stamps of members were compared
             if one.member.server_id in store.witnesses.rolled_back:
                 status.members[index] = rolled_back(one)
-
-
-async def _measure_holdings(store: Store, status: StoreStatus) -> None:
-    """List all directories on the members that answer."""
-    async with open_walk(store) as walk:
-        status.holdings = {one: MemberHolding() for one in walk.sessions}
-        for directory in await walk.directories():
-            await walk.enter(directory)
-            for name in walk.names():
-                infos = walk.infos(name)
-                sizes = [info.synced for info in infos.values() if info is not None and not info.corrupt]
-                longest = max(sizes, default=0)
-                status.total_bytes += longest
-                for server_id, info in infos.items():
-                    holding = status.holdings.setdefault(server_id, MemberHolding())
-                    size = info.synced if info is not None else 0
-                    holding.bytes += size
-                    holding.objects += info is not None
-                    holding.lag_bytes += max(0, longest - size)
-                    if info is not None and info.corrupt:
-                        holding.damaged.append(f"{directory}/{name}")

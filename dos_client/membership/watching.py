@@ -26,6 +26,7 @@ from dos_client.limits import (
     watch_replace_after_s,
     watch_retry_first_s,
     watch_retry_max_s,
+    watch_stall_s,
     watch_stand_by_s,
 )
 from dos_client.live_store import Store
@@ -100,13 +101,16 @@ class StoreWatcher:
         self._options, self._token, self._client = options, token, client
         self._policy = WatchPolicy(options.replace_after_s, options.stand_by_s)
         self._reporter = ProgressReporter(progress)
+        self._on_seen: Callable[[Seen], None] = lambda _: None
         self._failed: dict[tuple[str, ...], tuple[int, float]] = {}
 
     async def run(self, on_seen: Callable[[Seen], None]) -> None:
         """Look and act until cancelled. Errors of a look or an action are reported, and never end it.
 
-        The pauses are random, so that watchers that see the same do not all act at the same moment.
+        The pauses are random, so that watchers that see the same do not all act at the same moment. While an
+        action is performed, `on_seen` is called only if the action cannot continue.
         """
+        self._on_seen = on_seen
         while True:
             on_seen(await self.step())
             await trio.sleep(self._options.interval_s * (0.5 + randomness.jitter()))
@@ -141,8 +145,8 @@ class StoreWatcher:
     # Acting
 
     async def _perform(self, record: StoreRecord, action: Action) -> None:
-        """Perform an action, and look meanwhile: a member that is being filled may be lost, and filling waits
-        for it. Raises ReplacementError then, and as `_perform_claimed`.
+        """Perform an action. While a member is filled, look: it may be lost, and filling waits for it. Raises
+        ReplacementError then, and as `_perform_claimed`.
         """
         lost: list[str] = []
 
@@ -159,15 +163,28 @@ class StoreWatcher:
             raise ReplacementError(f"{lost[0]} is silent while it is filled", remedy="another spare is used")
 
     async def _silent(self, action: core.CompleteAction | core.ReplaceAction) -> str:
-        """Return the address of a member that is being filled, after it was silent for `replace_after_s`."""
+        """Report what keeps the action from continuing. Return the address of the member that it fills, after
+        it was silent for `replace_after_s`.
+        """
+        progress, moved_at, reported = self._reporter.now, trio.current_time(), False
         while True:
             await trio.sleep(self._options.interval_s)
             try:
                 sight = await self._observer.look()
             except DosError as error:
-                log.info("the store cannot be read while it is changed: %s", error)
-                continue
-            watch_metrics.saw(sight, action, time.time())
+                sight = StoreSight(None, problems=(str(error.args[0]),))
+            stuck = core.why_stuck(sight)
+            watch_metrics.saw(sight, stuck or action, time.time())
+            if progress != self._reporter.now:
+                progress, moved_at = self._reporter.now, trio.current_time()
+            still_s = trio.current_time() - moved_at
+            if stuck is not None:
+                self._on_seen(Seen(sight, stuck))
+            elif still_s >= watch_stall_s:
+                self._on_seen(Seen(sight, action, failure=f"no progress for {still_s:.0f} s"))
+            elif reported:
+                self._on_seen(Seen(sight, core.WaitAction(f"{core.name_of(action)} continues")))
+            reported = stuck is not None or still_s >= watch_stall_s
             for one in sight.members:
                 same = one.member.server_id == action.new.server_id
                 if same and one.silent_s >= self._options.replace_after_s:

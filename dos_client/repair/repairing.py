@@ -219,7 +219,7 @@ class _Repairer:
             for server_id, copy in copies.items():
                 if not copy.damaged and server_id in walk.sessions:
                     try:
-                        await walk.read_through(name, server_id, copy, lambda _: self._report())
+                        await walk.read_through(name, server_id, copy, self._was_read)
                     except DosError as error:
                         walk.lose(server_id, error)
 
@@ -312,6 +312,9 @@ class _Repairer:
 
     def _copied(self, count: int) -> None:
         self._progress.bytes_done += count
+        self._report()
+
+    async def _was_read(self, _: int) -> None:
         self._report()
 
     def _report(self) -> None:

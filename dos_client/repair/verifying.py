@@ -3,22 +3,27 @@
 Verification claims nothing and changes nothing; writers continue meanwhile. `core.comparing` decides how
 copies compare.
 
-Digests are compared, not bytes: the digest that each server reports for its copy, and the prefix digests at
-the sizes of the shorter copies. A server verifies stored bytes when it reads them, not when it returns a
-digest. So damage in older bytes is found only by reading them, with `read`.
+Two things are compared. First the digests: the one that each server reports for its copy, and the prefix
+digests at the sizes of the shorter copies. A server verifies stored bytes when it reads them, not when it
+returns a digest. So with `read` every byte of every copy is read as well, at most at a given rate.
 
-A copy may lag because a writer is active. So a directory with a lagging copy is listed twice. If something
-changed in between, or is being appended, the lag is not a difference.
+A copy may lag because a writer is active. So an object with lagging copies is looked at twice, with one pause
+for all of them. If something changed in between, or is being appended, the lag is not a difference.
+
+`dos store status` is the same comparison without `read`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from dos_client.core.comparing import Copies, CopiesJudged, CopyState, MemberCopy, judge
+import trio
+
+from dos_client.core.comparing import CopyState, MemberCopy, judge
 from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
+from dos_client.limits import answer_timeout_s, verify_pause_s
 from dos_client.live_store import Store
-from dos_client.repair.walking import Infos, StoreWalk, list_twice, moving, open_walk
+from dos_client.repair.walking import Infos, StoreWalk, moving, open_walk, uneven
 from dos_protocol.errors import DosError
 from dos_protocol.names import check_name
 
@@ -49,24 +54,52 @@ class CopyDifference:
 
 @dataclass(slots=True)
 class VerifyProgress:
-    """The progress of a verification."""
+    """The progress of a verification. `bytes_total`: of all copies in the directories that were listed so
+    far.
+    """
 
     directories: int = 0
     directories_done: int = 0
     objects_done: int = 0
     bytes_read: int = 0
+    bytes_total: int = 0
+
+
+@dataclass(slots=True)
+class MemberHolding:
+    """What one member has.
+
+    `lag_bytes`: bytes of the reference copies that its own copies lack; `live_lag_bytes`: those of them that
+    an active writer has appended. `damaged`: objects that its server reports as damaged, as
+    directory/object.
+    """
+
+    bytes: int = 0
+    objects: int = 0
+    lag_bytes: int = 0
+    live_lag_bytes: int = 0
+    damaged: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """The result of a verification. `unavailable`: by address, why a member was not compared."""
+    """The result of a verification.
+
+    `unavailable`: by address, why a member was not compared. `complete`: False if the token shows only some
+    directories, and none was named. `holdings`: what each member has, by server id. `total_bytes`: of the
+    longest undamaged copies. `bytes_read`: of all copies that were read.
+    """
 
     directories: int = 0
     objects: int = 0
     bytes_compared: int = 0
+    bytes_read: int = 0
+    total_bytes: int = 0
     members: int = 0
+    complete: bool = True
     findings: list[CopyDifference] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
+    holdings: dict[bytes, MemberHolding] = field(default_factory=dict)
 
     @property
     def differences(self) -> list[CopyDifference]:
@@ -82,27 +115,25 @@ async def verify_store(
     directories: Iterable[str] = (),
     *,
     read: bool = False,
+    bytes_per_s: float | None = None,
+    without: Collection[bytes] = (),
+    answer_timeout_s: float = answer_timeout_s,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Compare all objects of the directories, or of all directories, on all members that answer.
 
-    Raises QuorumUnavailableError if fewer than F members answer.
+    `read`: read every byte of every copy, at most `bytes_per_s` on all members together. `without`,
+    `answer_timeout_s`: see `open_walk`. Raises QuorumUnavailableError if fewer than F members answer.
     """
     wanted = [check_name(one) for one in directories]
-    report, progress = VerifyReport(members=len(store.record.members)), VerifyProgress()
-    async with open_walk(store) as walk:
+    async with open_walk(store, without=without, answer_timeout_s=answer_timeout_s) as walk:
         names = wanted or await walk.directories()
-        progress.directories = len(names)
-        for name in names:
-            need_quorum(walk, f"compare {name}")
-            await _Directory(walk, name, report, progress, on_progress).run(read=read)
-            progress.directories_done += 1
-            if on_progress is not None:
-                on_progress(progress)
+        comparison = _Comparison(walk, read, bytes_per_s, on_progress)
+        comparison.report.complete = bool(wanted) or await walk.sees_everything()
+        await comparison.run(names)
         need_quorum(walk, "compare the copies")
-        report.directories = len(names)
-        report.unavailable = dict(walk.errors)
-    return report
+        comparison.report.unavailable = dict(walk.errors)
+    return comparison.report
 
 
 def need_quorum(walk: StoreWalk, what: str) -> None:
@@ -115,38 +146,90 @@ def need_quorum(walk: StoreWalk, what: str) -> None:
         )
 
 
-class _Directory:
-    """The verification of one directory."""
+class _Comparison:
+    """One verification."""
 
     def __init__(
-        self,
-        walk: StoreWalk,
-        name: str,
-        report: VerifyReport,
-        progress: VerifyProgress,
-        on_progress: OnProgress | None,
+        self, walk: StoreWalk, read: bool, bytes_per_s: float | None, on_progress: OnProgress | None
     ) -> None:
         self._walk = walk
-        self._name = name
-        self._report = report
-        self._progress = progress
+        self._read = read
+        self._bytes_per_s = bytes_per_s
         self._on_progress = on_progress
+        self._progress = VerifyProgress()
+        self._began = trio.current_time()
+        self.report = VerifyReport(
+            members=len(walk.record.members), holdings={one: MemberHolding() for one in walk.sessions}
+        )
 
-    async def run(self, *, read: bool) -> None:
-        walk = self._walk
-        first = await list_twice(walk, self._name)
-        for name in walk.names():
-            infos = walk.infos(name)
-            copies, judgement = await self._judge(name, infos, read=read)
-            self._count(name, copies, judgement, moving=moving(first.get(name), infos))
+    async def run(self, names: list[str]) -> None:
+        walk, late = self._walk, dict[str, dict[str, Infos]]()
+        self._progress.directories = self.report.directories = len(names)
+        for directory in names:
+            need_quorum(walk, f"compare {directory}")
+            await walk.enter(directory)
+            first = {name: walk.infos(name) for name in walk.names()}
+            self._progress.bytes_total += sum(
+                info.synced for infos in first.values() for info in infos.values() if info is not None
+            )
+            for name, infos in first.items():
+                if uneven(infos) and not moving(infos, infos):
+                    late.setdefault(directory, {})[name] = infos
+                else:
+                    await self._compare(directory, name, walk.infos(name), live=uneven(infos))
+            self._progress.directories_done += 1
+            self._show()
+        if late:
+            await trio.sleep(verify_pause_s)
+        for directory, before in late.items():
+            need_quorum(walk, f"compare {directory}")
+            await walk.enter(directory)
+            for name in set(before) & set(walk.names()):  # what is gone was deleted meanwhile
+                now = walk.infos(name)
+                await self._compare(directory, name, now, live=moving(before[name], now))
 
-    async def _judge(self, name: str, infos: Infos, *, read: bool) -> tuple[Copies, CopiesJudged]:
-        copies, digests = await self._walk.compared(name, infos)
-        if read:
-            copies = {one: await self._read(name, one, copy) for one, copy in copies.items()}
-        return copies, judge(copies, digests)
+    async def _compare(self, directory: str, name: str, infos: Infos, *, live: bool) -> None:
+        walk, report = self._walk, self.report
+        copies, digests = await walk.compared(name, infos)
+        if self._read:
+            copies = {one: await self._read_copy(name, one, copy) for one, copy in copies.items()}
+        judgement = judge(copies, digests)
+        reference = judgement.reference
+        report.objects += 1
+        self._progress.objects_done += 1
+        report.bytes_compared += sum(copy.size for copy in copies.values())
+        longest = max((copy.size for copy in copies.values() if not copy.damaged), default=0)
+        report.total_bytes += longest
+        for server_id, copy in copies.items():
+            holding = report.holdings.setdefault(server_id, MemberHolding())
+            holding.bytes += copy.size
+            holding.objects += copy.exists
+            lag = max(0, longest - copy.size)
+            holding.lag_bytes += lag
+            holding.live_lag_bytes += lag if live else 0
+            if copy.damaged:
+                holding.damaged.append(f"{directory}/{name}")
+        for server_id, verdict in judgement.verdicts.items():
+            if verdict is CopyState.EQUAL:
+                continue
+            member, copy = walk.member(server_id), copies[server_id]
+            lags = verdict in (CopyState.BEHIND, CopyState.MISSING)
+            report.findings.append(
+                CopyDifference(
+                    directory,
+                    name,
+                    member.address,
+                    server_id,
+                    verdict,
+                    copy.size,
+                    copy.digest,
+                    -1 if reference is None else reference.size,
+                    -1 if reference is None else reference.digest,
+                    live=lags and (live or member.state != "in"),
+                )
+            )
 
-    async def _read(self, name: str, server_id: bytes, copy: MemberCopy) -> MemberCopy:
+    async def _read_copy(self, name: str, server_id: bytes, copy: MemberCopy) -> MemberCopy:
         if copy.damaged:
             return copy
         try:
@@ -156,32 +239,14 @@ class _Directory:
             return copy
         return copy if sound else MemberCopy(copy.size, copy.digest, damaged=True)
 
-    def _was_read(self, count: int) -> None:
+    async def _was_read(self, count: int) -> None:
+        """Count bytes that were read, and wait if they came faster than the rate."""
+        self.report.bytes_read += count
         self._progress.bytes_read += count
+        self._show()
+        if self._bytes_per_s:
+            await trio.sleep_until(self._began + self.report.bytes_read / self._bytes_per_s)
+
+    def _show(self) -> None:
         if self._on_progress is not None:
             self._on_progress(self._progress)
-
-    def _count(self, name: str, copies: Copies, judgement: CopiesJudged, *, moving: bool) -> None:
-        report, reference = self._report, judgement.reference
-        report.objects += 1
-        self._progress.objects_done += 1
-        report.bytes_compared += sum(copy.size for copy in copies.values())
-        for server_id, verdict in judgement.verdicts.items():
-            if verdict is CopyState.EQUAL:
-                continue
-            member, copy = self._walk.member(server_id), copies[server_id]
-            lags = verdict in (CopyState.BEHIND, CopyState.MISSING)
-            report.findings.append(
-                CopyDifference(
-                    self._name,
-                    name,
-                    member.address,
-                    server_id,
-                    verdict,
-                    copy.size,
-                    copy.digest,
-                    -1 if reference is None else reference.size,
-                    -1 if reference is None else reference.digest,
-                    live=lags and (moving or member.state != "in"),
-                )
-            )

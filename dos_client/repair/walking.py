@@ -8,7 +8,7 @@ and `errors` has the reason. A walk does not wait for members.
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -17,7 +17,8 @@ import trio
 from dos_client import randomness
 from dos_client.core.backoff import backoff_s
 from dos_client.core.comparing import Copies, Digests, MemberCopy, copy_of, needed_digests
-from dos_client.limits import inspect_timeout_s, read_bytes_max, verify_pause_s
+from dos_client.core.record_log import DIRECTORY as RECORD_LOG
+from dos_client.limits import answer_timeout_s, inspect_timeout_s, read_bytes_max, verify_pause_s
 from dos_client.live_store import Store
 from dos_client.reading.sessions import read_one
 from dos_client.sessions.connection import Connection
@@ -28,6 +29,7 @@ from dos_protocol.errors import (
     BrokenConnectionError,
     CorruptError,
     DosError,
+    ForbiddenError,
     NotFoundError,
     PastEndError,
     StaleGenerationError,
@@ -48,9 +50,10 @@ class StoreWalk:
     `sessions`: the connected members, by server id. `errors`: why others are excluded, by address.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, answer_timeout_s: float) -> None:
         self.store = store
         self.record = store.record
+        self._answer_timeout_s = answer_timeout_s
         self.sessions: dict[bytes, Connection] = {}
         self.errors: dict[str, str] = {}
         self._objects: dict[bytes, dict[str, ObjectInfo]] = {}
@@ -72,6 +75,23 @@ class StoreWalk:
 
         await self._each(list_member)
         return sorted(names)
+
+    async def sees_everything(self) -> bool:
+        """Return whether the token shows all directories. A token of some directories must not read the
+        record log.
+        """
+        for server_id in list(self.sessions):
+            try:
+                await self.session(server_id).open_directory(RECORD_LOG)
+            except ForbiddenError:
+                return False
+            except NotFoundError:
+                return True
+            except DosError as error:
+                self.lose(server_id, error)
+            else:
+                return True
+        return True
 
     async def enter(self, directory: str, members: Iterable[bytes] = ()) -> None:
         """Open a directory on all members, or again on some."""
@@ -124,7 +144,7 @@ class StoreWalk:
         return copies, digests
 
     async def read_through(
-        self, name: str, server_id: bytes, copy: MemberCopy, on_progress: Callable[[int], None]
+        self, name: str, server_id: bytes, copy: MemberCopy, on_progress: Callable[[int], Awaitable[None]]
     ) -> bool:
         """Read a copy completely. Returns whether every byte is good."""
         fold = PrefixDigest()
@@ -138,7 +158,7 @@ class StoreWalk:
             if not data:
                 return False
             fold.update(data)
-            on_progress(len(data))
+            await on_progress(len(data))
         return fold.value == copy.digest
 
     def session(self, server_id: bytes) -> Connection:
@@ -174,6 +194,7 @@ class StoreWalk:
         while not started:
             try:
                 async with open_member_session(self.store, member, self.record) as connection:
+                    connection.answer_timeout_s = self._answer_timeout_s
                     self.sessions[member.server_id] = connection
                     started = True
                     task_status.started()
@@ -195,13 +216,20 @@ class StoreWalk:
 
 
 @asynccontextmanager
-async def open_walk(store: Store) -> AsyncIterator[StoreWalk]:
-    """Open sessions with all members that can be reached now."""
+async def open_walk(
+    store: Store, *, without: Collection[bytes] = (), answer_timeout_s: float = answer_timeout_s
+) -> AsyncIterator[StoreWalk]:
+    """Open sessions with all members that can be reached now.
+
+    `without`: members that are not asked. `answer_timeout_s`: a member that does not answer a request for
+    this long is excluded.
+    """
     async with background_tasks() as nursery:
-        walk = StoreWalk(store)
+        walk = StoreWalk(store, answer_timeout_s)
         async with trio.open_nursery() as dialling:
             for member in walk.record.members:
-                dialling.start_soon(nursery.start, walk.keep_session, member)
+                if member.server_id not in without:
+                    dialling.start_soon(nursery.start, walk.keep_session, member)
         yield walk
 
 
@@ -213,7 +241,7 @@ async def list_twice(walk: StoreWalk, directory: str) -> dict[str, Infos]:
     """
     await walk.enter(directory)
     first = {name: walk.infos(name) for name in walk.names()}
-    if any(_uneven(infos) for infos in first.values()):
+    if any(uneven(infos) for infos in first.values()):
         await trio.sleep(verify_pause_s)
         await walk.enter(directory)
     return first
@@ -230,7 +258,8 @@ def moving(first: Infos | None, now: Infos) -> bool:
     return first is not None and any(_size(first.get(one)) != _size(info) for one, info in now.items())
 
 
-def _uneven(infos: Infos) -> bool:
+def uneven(infos: Infos) -> bool:
+    """Return whether copies have different sizes."""
     return len({_size(info) for info in infos.values()}) > 1
 
 

@@ -26,7 +26,6 @@ import trio
 from dos_client.core.backoff import backoff_s
 from dos_client.core.window import tag_of
 from dos_client.limits import (
-    answer_timeout_s,
     chunk_bytes_max,
     connect_timeout_s,
     send_batch_buffers,
@@ -167,7 +166,7 @@ class Connection(Requests):
                 slot.event.set()
             self._parked.unpark_all()
 
-    async def request(self, message: Message, timeout_s: float = answer_timeout_s) -> Message:
+    async def request(self, message: Message, timeout_s: float | None = None) -> Message:
         """Send a request and wait for its answer.
 
         Raises the RefusedError of an ERROR answer, and BrokenConnectionError if the session ends first or the
@@ -176,6 +175,7 @@ class Connection(Requests):
         """
         if self.failure is not None:
             raise fresh_failure(self.failure)
+        timeout_s = self.answer_timeout_s if timeout_s is None else timeout_s
         request_id, self._next_id = self._next_id, self._next_id + 1
         frame = encode(message, request_id)
         slot = self._pending[request_id] = _Slot()

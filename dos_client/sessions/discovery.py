@@ -48,16 +48,24 @@ class ServerSurvey:
         return [*(f"{address}: {error}" for address, error in self.errors.items()), *membership.problems]
 
 
-async def probe(address: str, *, token: bytes = b"", client: str = "") -> ServerAnswer:
+async def probe(
+    address: str, *, token: bytes = b"", client: str = "", timeout_s: float = probe_timeout_s
+) -> ServerAnswer:
     """Ask one server for its identity and record. Raises BrokenConnectionError, or RefusedError for a wrong
     token.
     """
-    with trio.move_on_after(probe_timeout_s):
+    with trio.move_on_after(timeout_s):
         async with open_connection(address, token=token, client=client) as connection:
-            rolled_back = connection.welcome.rolled_back
-            return ServerAnswer(address, connection.server_id, connection.record, rolled_back)
+            welcome = connection.welcome
+            return ServerAnswer(
+                address,
+                connection.server_id,
+                connection.record,
+                welcome.rolled_back,
+                welcome.refuses_appends,
+            )
     raise BrokenConnectionError(
-        f"{address} did not answer within {probe_timeout_s:g} s",
+        f"{address} did not answer within {timeout_s:g} s",
         remedy="check that a DOS server listens there and that this host can reach it",
     )
 
@@ -68,10 +76,12 @@ async def survey(
     token: bytes = b"",
     client: str = "",
     patience_s: Callable[[Sequence[ServerAnswer]], float] = lambda _: inf,
+    timeout_s: float = probe_timeout_s,
 ) -> ServerSurvey:
     """Ask several servers at once. Errors are in the result, and are not raised.
 
-    `patience_s`: how many seconds the other servers get to answer, called after each answer.
+    `patience_s`: how many seconds the other servers get to answer, called after each answer. `timeout_s`: how
+    long each one gets at most.
     """
     answers: list[ServerAnswer] = []
     errors = dict.fromkeys(addresses, "did not answer in time")
@@ -79,7 +89,7 @@ async def survey(
 
     async def probe_one(address: str) -> None:
         try:
-            answers.append(await probe(address, token=token, client=client))
+            answers.append(await probe(address, token=token, client=client, timeout_s=timeout_s))
             del errors[address]
         except DosError as error:
             errors[address] = line_of(error)
@@ -115,6 +125,7 @@ async def find_membership(
     hurry: bool = False,
     above: int | None = None,
     undecided_s: float = inf,
+    timeout_s: float = probe_timeout_s,
 ) -> tuple[Membership, ServerSurvey]:
     """Find the record that counts. Follows the addresses in records, and sends the newest record to members
     that lack it. In a hurry, spares are asked only if the members do not decide.
@@ -122,6 +133,7 @@ async def find_membership(
     - `hurry`: do not wait long for servers that are not needed for the decision.
     - `above`: the same, and do not wait at all if the record that counts has a generation above this one.
     - `undecided_s`: how long to wait for a decision after each answer, if not until the time limit.
+    - `timeout_s`: how long each server gets to answer. A server that did not answer is not asked again.
     """
     hurry = hurry or above is not None
     requested = list(addresses)
@@ -143,6 +155,7 @@ async def find_membership(
             token=token,
             client=client,
             patience_s=patience_s,
+            timeout_s=timeout_s,
         )
         seen = replace(seen, errors={**silent, **seen.errors})
         membership = decide(seen.answers, store_id, requested)
@@ -154,8 +167,7 @@ async def find_membership(
         }
         new = [address for address in sorted(named) if address not in known]
         known.update(dict.fromkeys(new))
-        if hurry:
-            silent = seen.errors  # asked once: every further round would wait for them again
+        silent = seen.errors  # asked once: every further round would wait for them again
         if not await _update_servers(membership, updated, token=token, client=client) and not new:
             return membership, seen
 

@@ -42,18 +42,18 @@ class Requests(ABC):
     """
 
     address: str
+    answer_timeout_s: float = answer_timeout_s
+    """How long a request waits for its answer, unless it needs longer."""
 
     @abstractmethod
-    async def request(self, message: Message, timeout_s: float = answer_timeout_s) -> Message:
-        """Send a request and wait for its answer."""
+    async def request(self, message: Message, timeout_s: float | None = None) -> Message:
+        """Send a request and wait for its answer. `timeout_s`: None for `answer_timeout_s`."""
 
     @abstractmethod
     def fail(self, error: DosError) -> None:
         """End the session."""
 
-    async def call(
-        self, message: Message, expected: type[Answer], timeout_s: float = answer_timeout_s
-    ) -> Answer:
+    async def call(self, message: Message, expected: type[Answer], timeout_s: float | None = None) -> Answer:
         """Send a request and return an answer of the expected class."""
         answer = await self.request(message, timeout_s)
         if not isinstance(answer, expected):
@@ -100,7 +100,7 @@ class Requests(ABC):
     async def get_data(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> Data:
         """Return durable bytes from `offset`, with the synced size."""
         data = await self.call(
-            Get(name, offset, max_bytes, wait_ms), Data, answer_timeout_s + wait_ms / 1_000
+            Get(name, offset, max_bytes, wait_ms), Data, self.answer_timeout_s + wait_ms / 1_000
         )
         if data.offset != offset or len(data.payload) > max_bytes or data.name != name:
             error = RemoteProtocolError(f"{self.address} answered GET with bytes that were not requested")
@@ -130,7 +130,7 @@ class Requests(ABC):
         """Send a newer store record to the server. Returns the generation that it then stores."""
         return (await self.call(Configure(encode_store_record(record)), Configured)).generation
 
-    async def ping(self, payload: bytes = b"", timeout_s: float = answer_timeout_s) -> float:
+    async def ping(self, payload: bytes = b"", timeout_s: float | None = None) -> float:
         """Return the seconds of one round trip."""
         begin = trio.current_time()
         answer = await self.call(Ping(payload), Pong, timeout_s)

@@ -60,6 +60,7 @@ class Greetings:
             wire.entries_max,
             tables.record_bytes,
             rolled_back=self.rolled_back,
+            refuses_appends=tables.space.refusing,
         )
         if hello.store_id != NO_ID:
             number, stamp_id = self._stamps.history.newest

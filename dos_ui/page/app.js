@@ -53,22 +53,20 @@ function StoreView() {
 
 function StoreState({ state }) {
   if (!state.store) {
-    return html`<${Notice} kind="bad">No store record could be confirmed.
+    return html`<${Notice} kind="bad">${state.verdict}
       <ul>${state.problems.map((line) => html`<li>${line}</li>`)}</ul><//>`;
   }
   const { members, spares } = state.store;
   return html`
-    <p>${state.usable
-      ? html`<${Badge} kind="good">usable<//>`
-      : html`<${Badge} kind="bad">too few members are available<//>`}
+    <p><${Badge} kind=${state.accepts_appends ? "good" : "bad"}>${state.verdict}<//>
       <span class="quiet"> generation ${state.store.generation}${state.bytes === null
         ? "" : `, ${bytes(state.bytes)} in all`}</span></p>
     ${state.problems.length > 0 && html`<${Notice} kind="warn">
       <ul>${state.problems.map((line) => html`<li>${line}</li>`)}</ul><//>`}
     <${Table} caption="Members" rows=${members} columns=${[
       ["member", (one) => one.address],
-      ["condition", (one) => html`<${Badge} kind=${one.present ? "good" : "bad"}>${one.present
-        ? "available" : one.condition.replaceAll("_", " ")}<//> ${one.detail}`, "long"],
+      ["condition", (one) => html`<${Badge} kind=${one.present && !one.refuses_appends ? "good" : "bad"}>${
+        one.present ? "available" : one.condition.replaceAll("_", " ")}<//> ${one.detail}`, "long"],
       ["state", (one) => one.state],
       ["objects", (one) => number(one.objects), "number"],
       ["bytes", (one) => (one.bytes === null ? "" : bytes(one.bytes)), "number"],

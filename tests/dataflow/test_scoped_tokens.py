@@ -142,6 +142,16 @@ def check_lists(url: str, token: Path) -> None:
     assert re.search(r"shop/words +p +shop", command("input", "ls", *options).stdout)
 
 
+def test_verify_says_that_a_token_shows_some_directories_only(store: str, tmp_path: Path) -> None:
+    for name, complete in (("operator", True), ("shop", False)):
+        token = ("--token-file", tmp_path / f"{name}.token")
+        assert json.loads(command("store", "verify", store, "--json", *token).stdout)["complete"] is complete
+        warned = (
+            "only the directories that this token shows" in command("store", "verify", store, *token).stderr
+        )
+        assert warned is not complete
+
+
 def test_a_region_without_the_right_to_append_says_so(store: str, tmp_path: Path) -> None:
     token = (tmp_path / "reports.token").read_bytes().strip()
     handle = dos.run_local(counting(), name="shop", workers=1, store=store, token=token)

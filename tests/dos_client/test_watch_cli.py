@@ -37,18 +37,18 @@ def test_once_tells_by_its_exit_code_what_was_seen(five: Threads, url: str) -> N
     trio.run(write_idle, url, "d", 1, b"x" * 3_000)
     trio.run(damage, five[0], "d", "o0")
     would = answered("store", "watch", url, "--once", "--dry-run").decode()
-    assert would.startswith("would repair d: 1 directories have damaged copies")
+    assert " would repair d: 1 directories have damaged copies" in would
     done = json.loads(answered("store", "watch", url, "--once", "--json"))
     assert (done["action"], done["done"], done["subject"]) == ("repair", True, ["d"])
     five[2].kill()
     waiting = dos("store", "watch", url, "--once", "--metrics", "127.0.0.1:0")
-    assert (waiting.code, waiting.stdout.startswith(b"waiting: ")) == (0, True)
+    assert (waiting.code, b" waiting: " in waiting.stdout) == (0, True)
     assert "metrics: http://127.0.0.1:" in waiting.stderr
     five[1].kill()
     alone = dos("store", "watch", url, "--once")
     assert alone.code == 3
     assert b"a person has to act: " in alone.stdout
-    assert "a duration is a number" in refused(2, "store", "watch", url, "--replace-after", "soon")
+    assert "for example 24h" in refused(2, "store", "watch", url, "--replace-after", "soon")
     assert "--metrics takes HOST:PORT" in refused(2, "store", "watch", url, "--metrics", "9400")
 
 

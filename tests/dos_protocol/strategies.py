@@ -22,7 +22,7 @@ entries = st.lists(infos, max_size=5).map(tuple)
 
 messages: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Hello, u8, blobs, ids, u64, texts),
-    st.builds(m.Welcome, u8, ids, u32, u32, u32, blobs, u64, ids, st.booleans(), blobs),
+    st.builds(m.Welcome, u8, ids, u32, u32, u32, blobs, u64, ids, st.booleans(), blobs, st.booleans()),
     st.builds(m.ChangeDirectory, wire_names, st.booleans(), u64, ids),
     st.builds(m.DirectoryOpened, u64, ids, entries),
     st.builds(m.Append, wire_names, u64, u64, payloads),

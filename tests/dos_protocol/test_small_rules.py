@@ -178,7 +178,7 @@ def test_messages_have_these_defaults() -> None:
         if defaults:
             found[cls.__name__] = defaults
     assert found == {
-        "Hello": (1, b"", no_id, 0, ""), "Welcome": (b"", 0, no_id, False, b""),
+        "Hello": (1, b"", no_id, 0, ""), "Welcome": (b"", 0, no_id, False, b"", False),
         "ChangeDirectory": (False, 0, no_id), "DirectoryOpened": ((),), "Get": (0,), "List": ("", "", 1000),
         "Listing": ((), False), "Stat": (2**64 - 1,), "Ping": (b"",), "Pong": (b"",),
         "Stamp": (0, no_id), "Witness": (0, no_id), "Error": ("", "", 0, b""),

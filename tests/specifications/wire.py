@@ -133,6 +133,7 @@ META_SPECS: Final[dict[int, Spec]] = {
         "stamp_number" / Int64ub,
         "stamp_id" / Identity,
         "rolled_back" / Bit,
+        "refuses_appends" / Bit,
         "store_record" / Blob,
         "witnessed" / Blob,
         Terminated,
