@@ -57,6 +57,7 @@ class Outcomes:
         """
         if wanted.on and (problem := savepoint_name_problem(wanted.name)) != "":
             raise LocalProtocolError(f"region {self._region}: {problem}")
+        self._check_numbers("a checkpoint", wanted.cut)
         outcome = self._wait(wanted, ("savepoint", wanted.name), timeout)
         if not isinstance(outcome, SavepointSettled):
             raise RegionFailedError(
@@ -79,6 +80,8 @@ class Outcomes:
 
     def scale(self, workers: int | None, timeout: float | None) -> ScaleSettled:
         """Change the number of workers, or give a change up. Raises NotScaledError, RegionFailedError."""
+        if workers is not None:
+            self._check_numbers("a number of workers", workers)
         outcome = self._wait(ScaleWanted(workers), ("scale", workers), timeout)
         if not isinstance(outcome, ScaleSettled):
             with self._changed:
@@ -92,6 +95,7 @@ class Outcomes:
 
     def replace(self, workers: tuple[int, ...], timeout: float | None) -> ReplaceSettled:
         """Replace workers by other processes. Raises NotReplacedError, RegionFailedError."""
+        self._check_numbers("a worker", *workers)
         by = randomness.fresh_id().hex()
         outcome = self._wait(ReplaceWanted(workers, by), ("replace", by), timeout)
         if not isinstance(outcome, ReplaceSettled):
@@ -101,6 +105,11 @@ class Outcomes:
         if outcome.error:
             raise NotReplacedError(f"region {self._region}: {replaced_text(outcome)}")
         return outcome
+
+    def _check_numbers(self, what: str, *values: object) -> None:
+        """Raise LocalProtocolError here, and not an error of the driver's own thread, which would end it."""
+        if wrong := [value for value in values if type(value) is not int]:
+            raise LocalProtocolError(f"region {self._region}: {what} is an int, got {wrong[0]!r}")
 
     def _wait(self, wanted: Wanted, key: _Key, timeout: float | None) -> Settled | None:
         with self._changed:

@@ -19,7 +19,8 @@ At a start that is all, because nothing runs. While a region runs, two steps com
 A reset before the commit gives the change up: the region continues with its former workers.
 
 A region that shows the output of steps before their checkpoint (`RegionSpec.shows_steps`) also changes in
-this way after a start: with its former workers, it replays first what may have been shown.
+this way after a start: with its former workers, it replays first what may have been shown. Not after the
+first record of a fork or of a restore, above which no step counts.
 
 Workers are numbered from 0 without gaps, so the highest numbers leave. A worker that comes back gets its
 directory and its output again, and continues there (`Cut.retired`).
@@ -100,6 +101,7 @@ class Rescaling:
     def choose_layout(self, now: float) -> None:
         """Set the layout of an incarnation that begins, and its workers."""
         state, last, change = self._state, self._state.last_checkpoint, self._state.scaling
+        settles = False
         if last is None:
             state.layout = even_layout(state.spec.first_workers)
         elif change is not None and change.switches and not change.opened and last.cut == change.checkpoint:
@@ -108,10 +110,7 @@ class Rescaling:
                 state.layout = rebalanced(last.layout, range(change.workers))
             self._ending.retire(state.roster.succeed(), "another process takes its place", now)
         else:
-            if change is not None:  # it was committed after all, or it is given up
-                done = change.switches and len(last.workers) == change.workers
-                self._settle("" if done else state.reason, now)
-                state.round.reason = state.round.reason or ("" if done else state.reason)
+            settles = change is not None
             first = self._first(last)
             changes = first != len(last.workers)
             state.layout = rebalanced(last.layout, range(first)) if changes else last.layout
@@ -123,6 +122,11 @@ class Rescaling:
         for worker in state.roster:
             if worker.state is WorkerState.ABSENT:
                 state.roster.schedule(worker, now)
+        if last is not None and change is not None and settles:
+            # It was committed after all, or it is given up. Not earlier: the next replacement begins with it.
+            done = change.opened and (change.replaces is not None or len(last.workers) == change.workers)
+            self._settle("" if done else state.reason, now)
+            state.round.reason = state.round.reason or ("" if done else state.reason)
         if last is not None and state.scaling is None and (wanted := self._wanted(last)) != len(state.roster):
             self._begin(wanted, now)
 
@@ -132,9 +136,11 @@ class Rescaling:
 
     def _first(self, cut: Cut) -> int:
         """Return the number of workers with which an incarnation begins: those that may have shown steps
-        after the checkpoint replay them before it has others.
+        after the checkpoint replay them before it has others. After the first record of a fork or of a line
+        of history there are no such steps.
         """
-        return len(cut.workers) if self._state.spec.shows_steps else self._wanted(cut)
+        replays = self._state.spec.shows_steps and not cut.begins(cut.layout)
+        return len(cut.workers) if replays else self._wanted(cut)
 
     def _wanted(self, cut: Cut) -> int:
         """Return the number of workers after a checkpoint: its own, unless the program asks for another one.
@@ -200,7 +206,7 @@ class Rescaling:
             )
         if state.spec.without_checkpoints:
             return "the region has no checkpoints: run it again instead"
-        if state.phase is not CoordinatorPhase.RUNNING:
+        if state.phase is not CoordinatorPhase.RUNNING or state.restoring is not None:
             return "the region does not run now: try again when it does"
         if not state.roster.all_in(*STARTED):
             return "a worker is being taken over: try again when it runs"
@@ -315,7 +321,8 @@ class Rescaling:
 
     def committed(self, now: float) -> None:
         """Note that the checkpoint with the new layout is committed."""
-        if self._state.scaling is not None:
+        change = self._state.scaling
+        if change is not None and change.switches:  # another one only begins now that the region runs
             self._settle("", now)
 
     def timed_out(self, now: float) -> None:

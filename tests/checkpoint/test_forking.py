@@ -4,11 +4,16 @@ import msgspec
 import pytest
 
 from checkpoint.core.forking import check_graph, check_log, check_places, forked, needs_original
+from checkpoint.core.lines import restored
 from checkpoint.core.manifest import ORIGINS_VERSION, ForkOrigin, decode_cut, encode_cut
 from checkpoint.core.manifest_checks import check_cut
+from checkpoint.core.messages import Restored
+from checkpoint.core.region import RegionState
 from checkpoint.core.retention import floors_of
 from checkpoint.errors import FingerprintMismatchError, ForkRefusedError, ManifestError
+from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import a_cut, worker_cut
+from tests.checkpoint.test_rescaling_region import commit, cut_of, settled
 
 SOURCE = a_cut(
     cut=41,
@@ -114,3 +119,31 @@ def test_a_fork_needs_the_original_until_it_has_released_its_first_record() -> N
     for kept in ([], [SOURCE]):
         assert needs_original(kept, "shop", "fork-1f") is None, "there is no such fork"
     assert needs_original([own], "shop", "fork-2e") is None
+
+
+@pytest.mark.parametrize("asked", [1, 3])
+@pytest.mark.parametrize("begins", ["a line of history", "a fork", ""])
+def test_a_region_that_shows_steps_changes_at_once_only_where_no_shown_step_can_follow(
+    begins: str, asked: int
+) -> None:
+    """After the first record of a fork or of a restore nothing is replayed; after another one it may be."""
+    last = cut_of(2)
+    if begins == "a fork":
+        last = forked(last, origin(checkpoint=1, step=5), incarnation=1)
+    elif begins:
+        last = restored((last,), last, 1)
+    region = CoordinatorHarness(asked, shows_steps=True)
+    region.opened(last, epoch=2)
+    first = asked if begins else 2
+    assert len(region.core.state.roster) == first
+    for worker in range(first):
+        region.join(worker)
+    for worker in range(first):
+        region.receive(worker, Restored, last_step=last.step)
+    if begins:
+        commit(region, asked, last.cut + 1, last.step)
+        assert region.core.state.scaling is None
+    else:
+        assert region.core.state.scaling.workers == asked
+    assert region.state is RegionState.RUNNING
+    assert settled(region) == []

@@ -57,6 +57,20 @@ def test_a_region_that_cannot_be_is_refused_before_anything_starts(fields, error
         a_spec(**fields)
 
 
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda control: control.scale("3"), "a number of workers is an int, got '3'"),
+        (lambda control: control.scale(2.5), "a number of workers is an int, got 2.5"),
+        (lambda control: control.replace([[0]]), r"a worker is an int, got \[0\]"),
+        (lambda control: control.savepoint("good", "41"), "a checkpoint is an int, got '41'"),
+    ],
+)
+def test_a_number_that_is_none_is_refused_where_it_is_given_and_not_in_the_driver(call, what) -> None:
+    with pytest.raises(LocalProtocolError, match=what):
+        call(RegionControl(a_spec()))
+
+
 def test_a_spec_shows_neither_its_key_nor_its_token() -> None:
     text = repr(a_spec(token=b"secret-token"))
     assert "secret-token" not in text

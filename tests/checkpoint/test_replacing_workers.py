@@ -8,6 +8,7 @@ from checkpoint.core.coordinator_vocabulary import (
     CancelWorker,
     LaunchWorker,
     LinkDown,
+    ManifestOpened,
     NotifyObservers,
     OpenManifest,
     PauseWanted,
@@ -16,6 +17,7 @@ from checkpoint.core.coordinator_vocabulary import (
     ScaleWanted,
     WorkerEnded,
 )
+from checkpoint.core.lines import restored
 from checkpoint.core.messages import CopyAhead, Counters, Pause, Paused, Restore, Restored, Start, Stop
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import ReplaceSettled, ScaleSettled
@@ -96,6 +98,38 @@ def test_workers_are_replaced_one_after_the_other_and_the_end_is_reported_once()
     switch(region, 1, successor(region, 1), cut=3, step=11)
     (done,) = settled(region)
     assert (done.workers, done.replaced, done.error, done.seconds) == ((0, 1), (0, 1), "", 2.0)
+
+
+def test_the_next_replacement_waits_for_its_successor_also_if_the_one_before_ended_in_a_reset() -> None:
+    """The first successor has taken its place, and is lost in the incarnation of the switch."""
+    region = asked()
+    link = successor(region, 0)
+    paused(region, 2, cut=2, step=8)
+    reopened(region)
+    region.play(LinkDown(link, "gone"), WorkerEnded(0, 2, "killed"))
+    reopened(region)
+    region.join(0, attempt=3)
+    region.receive_from_all(Restored, last_step=8)
+    assert region.state is RegionState.RUNNING
+    assert settled(region) == [], "worker 1 has no successor yet"
+    assert region.core.status().scaling.replaces == 1
+    switch(region, 1, successor(region, 1), cut=3, step=11)
+    (done,) = settled(region)
+    assert (done.replaced, done.error) == ((0, 1), "")
+
+
+def test_a_replacement_is_not_done_if_the_region_goes_back_before_its_switch() -> None:
+    region = asked(1)
+    successor(region, 1)
+    paused(region, 2, cut=2, step=8)
+    last = region.core.state.last_checkpoint
+    assert last is not None
+    record = restored((last,), last, region.epoch)
+    region.epoch += 1
+    region.play(ManifestOpened(region.epoch, record, (last, record)))
+    (event,) = settled(region)
+    assert event.replaced == ()
+    assert event.error
 
 
 def test_a_successor_that_ends_before_the_switch_changes_nothing() -> None:

@@ -18,6 +18,7 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
     PauseWanted,
     ResetWanted,
+    RestoreWanted,
     ScaleWanted,
     StopWanted,
     WorkerEnded,
@@ -220,6 +221,10 @@ def test_a_region_that_ends_or_has_no_checkpoints_is_not_scaled() -> None:
     region.commit(1, step=5)
     region.play(ResetWanted())
     refused(region, "the region does not run now: try again when it does")
+    restoring = CoordinatorHarness().run()
+    restoring.commit(1, step=5)
+    restoring.play(RestoreWanted("checkpoint:1"))
+    refused(restoring, "the region does not run now: try again when it does")
     stopping = CoordinatorHarness().run()
     stopping.play(StopWanted())
     refused(stopping, "the region does not run now")

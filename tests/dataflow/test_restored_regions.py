@@ -78,6 +78,35 @@ def test_a_program_that_begins_with_a_savepoint_goes_back_once_however_often_it_
         assert "has no savepoint 'bad'; it has good" in str(control.exception())
 
 
+def test_a_region_that_shows_steps_begins_with_the_workers_that_a_fork_or_a_restore_asks_for(
+    shared_store: str, tmp_path: Path
+) -> None:
+    original, fork = tmp_path / tmp_path.name, tmp_path / f"{tmp_path.name}-fork"
+    original.mkdir()
+    fork.mkdir()
+    paths = inputs(tmp_path)
+    with running(counted(paths, original, "step"), shared_store, original, workers=2) as (control, watch):
+        watch.cuts(2)
+        control.savepoint("good", timeout=WAIT_S)
+        watch.cuts(1)
+    names = original.name, fork.name
+    made = dos("region", "fork", shared_store, *names, "--at", "savepoint:good", "--stopped")
+    assert made.returncode == 0, made
+    for folder, workers, more in ((fork, 3, {}), (original, 1, {"restore": "savepoint:good"})):
+        graph = counted(paths, folder, "step")
+        with running(graph, shared_store, folder, workers=workers, **more) as (control, watch):
+            watch.cuts(1)
+            assert len(control.status.workers) == workers
+            assert control.replace(0, timeout=WAIT_S).replaced == (0,)
+            assert control.scale(2, WAIT_S).workers == 2
+            hurry(folder / "out")
+            assert finished(control), control.status
+            assert not control.status.resets
+    for folder in (original, fork):
+        assert last_shown(shared_store, folder.name).items() <= dict(true_counts(paths, 3)).items()
+    assert last_shown(shared_store, original.name) == dict(true_counts(paths, 3))
+
+
 @pytest.mark.parametrize("publish", ["step", "checkpoint"])
 def test_a_running_region_is_restored_and_its_output_is_that_of_the_new_line(
     shared_store: str, tmp_path: Path, publish: str

@@ -52,6 +52,19 @@ def test_a_session_that_leaves_after_a_store_record_gets_its_bye_though_the_disk
     assert session in server.closed
 
 
+@pytest.mark.parametrize("call", ["write", "sync", "rename"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+def test_a_store_record_that_could_not_be_stored_is_stored_when_it_is_sent_again(
+    call: str, number: int
+) -> None:
+    server = Harness()
+    server.disk.fail(call, number)
+    failed = code_of(server.ask(server.connect(), m.Configure(record(1))))
+    assert failed in (ErrorCode.NO_SPACE, ErrorCode.BUSY)
+    assert server.core.record_bytes == b""
+    assert server.ask(server.connect(), m.Configure(record(1))) == m.Configured(1)
+
+
 def test_a_newer_record_ends_the_sessions_of_the_older() -> None:
     server = Harness()
     admin = server.connect()
