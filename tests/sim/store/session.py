@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final
 
 from dos_client.core.window import tag_of
-from dos_client.limits import answer_timeout_s, connect_timeout_s, silence_broken_s, silence_ping_s
+from dos_client.limits import connect_timeout_s, silence_broken_s, silence_ping_s
 from dos_client.sessions.requests import Requests
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -130,13 +130,13 @@ class Session(Requests):
         if self._wire is not None:
             self._wire.send(encode(message, request_id), dialler=True)
 
-    async def request(self, message: Message, timeout_s: float = answer_timeout_s) -> Message:
+    async def request(self, message: Message, timeout_s: float | None = None) -> Message:
         if self.failure is not None:
             raise _again(self.failure)
         request_id = self._take_id()
         self._pending.add(request_id)
         self._post(message, request_id)
-        deadline = self.process.now + timeout_s
+        deadline = self.process.now + (self.answer_timeout_s if timeout_s is None else timeout_s)
         try:
             while request_id not in self._answers and self.failure is None and self.process.now < deadline:
                 await self.process.wait(self.changed, deadline - self.process.now)
