@@ -6,21 +6,26 @@
 | /healthz | 200 while the process moves, otherwise 503 with the reason: restart it |
 | /readyz | 200 while it does its work, otherwise 503 with the reason |
 
+Metrics and readiness include the certificates of this end: one that has expired is a reason not to be ready.
+
 It is plain HTTP without a password, in threads of its own: an event loop that hangs does not keep it from
 answering. It changes nothing in the process.
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, ClassVar, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from dos_monitoring.core.listening import MetricsListen
 from dos_protocol.addresses import is_loopback
-from dos_tls import TlsSettingsError, tls_of_environment
+from dos_tls import TlsSettings, TlsSettingsError, expiries, expiry_problem, tls_of_environment
 
 _REQUEST_S_MAX: Final = 10.0
 
@@ -30,11 +35,37 @@ def nothing_wrong() -> str:
     return ""
 
 
+class CertificateFigures(Collector):
+    """When the certificates of this end expire. tls: returns the settings that it uses; None: plain text."""
+
+    def __init__(self, tls: Callable[[], TlsSettings | None]) -> None:
+        self._tls = tls
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "dos_tls_expiry_timestamp_seconds", "When a certificate of this process expires", labels=["what"]
+        )
+        with suppress(TlsSettingsError):  # it is logged where the files are used
+            settings = self._tls()
+            for one in () if settings is None else expiries(settings):
+                family.add_metric([one.what], one.ends_s)
+        return [family] if family.samples else []
+
+    def problem(self) -> str:
+        """Return which certificate has expired; "" if none."""
+        try:
+            settings = self._tls()
+            return "" if settings is None else expiry_problem(settings)
+        except TlsSettingsError as error:
+            return str(error)
+
+
 class HealthServer:
     """Serves the figures of one process until `close`. Raises OSError if the port cannot be used.
 
     hangs, not_ready: return why the process does not move, and why it cannot be used; "" for no reason. They
-    are called in threads of this server. Port 0 selects a free port: `port` has it.
+    are called in threads of this server. tls: returns the settings that the process uses. Port 0 selects a
+    free port: `port` has it.
     """
 
     def __init__(
@@ -45,12 +76,16 @@ class HealthServer:
         *,
         hangs: Callable[[], str] = nothing_wrong,
         not_ready: Callable[[], str] = nothing_wrong,
+        tls: Callable[[], TlsSettings | None] = tls_of_environment,
     ) -> None:
+        certificates, dates = CertificateFigures(tls), CollectorRegistry()
+        dates.register(certificates)
+
         def answer(path: str) -> tuple[int, str, bytes]:
             if path == "/metrics":
-                return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+                return 200, CONTENT_TYPE_LATEST, generate_latest(registry) + generate_latest(dates)
             if path in ("/healthz", "/readyz"):
-                why = hangs() or (not_ready() if path == "/readyz" else "")
+                why = hangs() or (not_ready() or certificates.problem() if path == "/readyz" else "")
                 return 503 if why else 200, "text/plain; charset=utf-8", f"{why or 'ok'}\n".encode()
             return 404, "text/plain; charset=utf-8", b"there are /metrics, /healthz and /readyz\n"
 
@@ -75,19 +110,23 @@ class HealthServer:
 
 
 def serve_health(
-    listen: MetricsListen, registry: CollectorRegistry, **why: Callable[[], str]
+    listen: MetricsListen,
+    registry: CollectorRegistry,
+    *,
+    hangs: Callable[[], str] = nothing_wrong,
+    not_ready: Callable[[], str] = nothing_wrong,
 ) -> HealthServer:
-    """Serve at the first port that is free. why: `hangs` and `not_ready` of `HealthServer`.
+    """Serve at the first port that is free. hangs, not_ready: as of `HealthServer`.
 
     Raises OSError if none is free, TlsSettingsError as `refuse_plain_text`.
     """
     refuse_plain_text(listen.host)
     for port in listen.ports[:-1]:
         try:
-            return HealthServer(registry, listen.host, port, **why)
+            return HealthServer(registry, listen.host, port, hangs=hangs, not_ready=not_ready)
         except OSError:
             continue  # in use: by another worker of this machine
-    return HealthServer(registry, listen.host, listen.ports[-1], **why)
+    return HealthServer(registry, listen.host, listen.ports[-1], hangs=hangs, not_ready=not_ready)
 
 
 def refuse_plain_text(host: str) -> None:

@@ -46,6 +46,7 @@ from dos_tls import (
     DIRECTORY,
     KEY,
     ServerContext,
+    TlsSettings,
     TlsSettingsError,
     settings_of,
     tls_of_environment,
@@ -221,7 +222,7 @@ def serve(
         tls=context,
     )
     _refuse_hidden_loopback(opened, host)
-    with _metrics_served(opened, metrics, figures):
+    with _metrics_served(opened, metrics, figures, None if context is None else context.settings):
         _run(opened, data, as_json=as_json)
 
 
@@ -272,7 +273,9 @@ def _open(data: Path, host: str, port: int, **settings: Any) -> OpenServer:
 
 
 @contextmanager
-def _metrics_served(opened: OpenServer, address: str | None, figures: ServerFigures | None) -> Iterator[None]:
+def _metrics_served(
+    opened: OpenServer, address: str | None, figures: ServerFigures | None, tls: TlsSettings | None
+) -> Iterator[None]:
     """Serve the figures over HTTP, if an address is given. Exit if it cannot be used."""
     if address is None or figures is None:
         yield
@@ -280,7 +283,7 @@ def _metrics_served(opened: OpenServer, address: str | None, figures: ServerFigu
     try:
         host, port = parse_listen(address, "--metrics")
         why = {"hangs": figures.hangs, "not_ready": figures.not_ready}
-        served = HealthServer(registry_of(figures), host, port, **why)
+        served = HealthServer(registry_of(figures), host, port, tls=lambda: tls, **why)
     except (ValueError, OSError) as error:
         opened.shut()
         _refuse(f"cannot serve metrics at {address}: {error}")

@@ -3,7 +3,7 @@
 The standard library's `ssl` does all cryptography. Nothing here runs unless TLS is asked for.
 
     core         which files an end uses, what a failure means; pure
-    contexts     the settings as contexts of `ssl`, read again when a file changes
+    contexts     the settings as contexts of `ssl`, read again when a file changes; when they expire
     engine       TLS over bytes in memory: one end, without any input or output
     secret_files warns of keys and tokens that everyone can read
     streams      an engine over a socket of trio, for clients and links
@@ -17,6 +17,8 @@ from dos_protocol.lazy_names import lazy_names
 if TYPE_CHECKING:
     from dos_tls.contexts import ServerContext as ServerContext
     from dos_tls.contexts import client_context as client_context
+    from dos_tls.contexts import expiries as expiries
+    from dos_tls.contexts import expiry_problem as expiry_problem
     from dos_tls.core.log_limit import LogLimit as LogLimit
     from dos_tls.core.reasons import BUSY_ALERT as BUSY_ALERT
     from dos_tls.core.settings import AUTHORITIES as AUTHORITIES

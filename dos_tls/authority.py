@@ -104,11 +104,11 @@ class Authority:
         self._issue(directory, (WORKER_NAME,), days, begins)
         return directory
 
-    def renew(self, host: str, *, days: float = CERTIFICATE_DAYS) -> Path:
+    def renew(self, host: str, *, days: float = CERTIFICATE_DAYS, begins: datetime | None = None) -> Path:
         """Replace the certificate and the key of a host, or of `client`. Return its directory."""
         directory = self.directory / CLIENT if host == CLIENT else self.directory / SERVERS / host
         names = facts(directory / CERTIFICATE_FILE).names
-        self._issue(directory, names, days, None)
+        self._issue(directory, names, days, begins)
         return directory
 
     def hosts(self) -> list[str]:
@@ -171,6 +171,15 @@ def facts(path: Path) -> CertificateFacts:
     )
 
 
+def last_expiry(path: Path) -> datetime:
+    """Return when the last of the certificates in a file expires. Raises TlsSettingsError."""
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise TlsSettingsError(f"{path} holds no certificate: {error}") from error
+    return max(one.not_valid_after_utc for one in found)
+
+
 def certificates_in(path: Path) -> Iterator[Path]:
     """Yield the certificate files at or below a path, in order."""
     if path.is_dir():
@@ -188,6 +197,7 @@ def _builder(
     lifetime: timedelta,
     begins: datetime | None,
 ) -> x509.CertificateBuilder:
+    ends = (begins or datetime.now(UTC)) + lifetime
     begins = begins or datetime.now(UTC) - _EARLIER
     return (
         x509.CertificateBuilder()
@@ -196,7 +206,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(begins)
-        .not_valid_after(begins + lifetime)
+        .not_valid_after(ends)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 

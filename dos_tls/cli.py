@@ -37,7 +37,7 @@ Hosts = Annotated[
         help="A server's host name or IP address; further names of the same server after commas: h1,10.0.0.1",
     ),
 ]
-Days = Annotated[float, typer.Option(min=0.01, help="How long the certificates are valid.")]
+Days = Annotated[float, typer.Option(min=1, help="How long the certificates are valid.")]
 
 
 @app.command()

@@ -1,27 +1,89 @@
 """The settings as contexts of `ssl`. A context is read again when one of its files has changed.
 
 TLS 1.2 is the oldest version that is accepted. Sessions are not resumed: connections are few and long.
+
+An end that begins to accept connections with an expired certificate is refused. One that runs logs a warning
+once a day when its certificate or its authority expires soon, or has expired. It checks that with each
+connection.
 """
 
 import logging
 import os
 import ssl
 import threading
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
+from dos_tls.core.log_limit import LogLimit
 from dos_tls.core.settings import TlsSettings
 from dos_tls.errors import TlsSettingsError
 from dos_tls.secret_files import warn_if_open
 
 logger: Final = logging.getLogger("dos.tls")
 
+_DAY_S: Final = 86_400.0
+EXPIRES_SOON_S: Final = 14 * _DAY_S
+"""From then on an end warns. It is time enough for a person; what renews automatically does so earlier."""
+_warnings: Final = LogLimit(_DAY_S)
+
 _Stamp = tuple[tuple[int, int, int], ...]
+
+
+class Expiry(NamedTuple):
+    """When a file of the settings expires, in seconds since 1970. what: "certificate" or "authority"."""
+
+    what: str
+    path: str
+    ends_s: float
+
+
+def expiries(settings: TlsSettings) -> tuple[Expiry, ...]:
+    """Return when the certificate of this end expires, and the last of its authorities. Raises
+    TlsSettingsError.
+    """
+    return _expiries(settings, _stamp(settings))
+
+
+@lru_cache(maxsize=8)
+def _expiries(settings: TlsSettings, _: _Stamp) -> tuple[Expiry, ...]:
+    from dos_tls.authority import facts, last_expiry  # loads `cryptography`, which plain text does not need
+
+    found = [Expiry("authority", settings.authorities, last_expiry(Path(settings.authorities)).timestamp())]
+    if settings.certificate:
+        ends = facts(Path(settings.certificate)).ends
+        found.insert(0, Expiry("certificate", settings.certificate, ends.timestamp()))
+    return tuple(found)
+
+
+def expiry_problem(settings: TlsSettings, *, within_s: float = 0.0) -> str:
+    """Return which file of the settings has expired, or will within that time; "" if none. Raises
+    TlsSettingsError.
+    """
+    now_s = time.time()
+    for what, path, ends_s in expiries(settings):
+        if ends_s - now_s < within_s:
+            left = f"expires in {(ends_s - now_s) / _DAY_S:.1f} days" if ends_s > now_s else "has expired"
+            ends = f"{datetime.fromtimestamp(ends_s, UTC):%Y-%m-%d %H:%M} UTC"
+            return f"the {what} {path} {left} ({ends}): renew it (dos tls renew) and copy it here"
+    return ""
+
+
+def _warn_of_expiry(settings: TlsSettings) -> None:
+    if problem := expiry_problem(settings, within_s=EXPIRES_SOON_S):
+        kind = f"{settings} {'expired' if expiry_problem(settings) else 'soon'}"
+        if _warnings.text(kind, problem, time.monotonic()) is not None:
+            logger.warning("%s", problem)
 
 
 def client_context(settings: TlsSettings) -> ssl.SSLContext:
     """Return the context of an end that connects. Raises TlsSettingsError."""
-    return _client_context(settings, _stamp(settings))
+    context = _client_context(settings, _stamp(settings))
+    _warn_of_expiry(settings)
+    return context
 
 
 @lru_cache(maxsize=8)
@@ -32,9 +94,9 @@ def _client_context(settings: TlsSettings, _: _Stamp) -> ssl.SSLContext:
 class ServerContext:
     """The context of an end that accepts connections. Thread-safe.
 
-    Raises TlsSettingsError if the files cannot be used when it is created. If they cannot be used after a
-    change, the context from before stays in use and the log reports it once: the certificate and its key are
-    two files, and may be replaced one after the other.
+    Raises TlsSettingsError if the files cannot be used, or have expired, when it is created. If they cannot
+    be used after a change, the context from before stays in use and the log reports it once: the certificate
+    and its key are two files, and may be replaced one after the other.
     """
 
     def __init__(self, settings: TlsSettings, *, client_certificates: bool) -> None:
@@ -45,18 +107,22 @@ class ServerContext:
                 remedy="pass --tls with a server's directory of `dos tls init`",
             )
         self.client_certificates = client_certificates
-        self._settings = settings
+        self.settings = settings
         self._lock = threading.Lock()
         self._stamp = _stamp(settings)
         self._context = self._read()
+        if problem := expiry_problem(settings):
+            raise TlsSettingsError(problem)
 
     def current(self) -> ssl.SSLContext:
         """Return the context for the next connection."""
         with self._lock:
             try:
-                stamp = _stamp(self._settings)
+                stamp = _stamp(self.settings)
             except TlsSettingsError:  # between the removal of the old file and the creation of the new one
                 return self._context
+            with suppress(TlsSettingsError):
+                _warn_of_expiry(self.settings)
             if stamp != self._stamp:
                 self._stamp = stamp
                 try:
@@ -65,12 +131,12 @@ class ServerContext:
                     logger.warning("the changed TLS files are not used: %s", error)
                 else:
                     logger.warning(
-                        "the TLS files have changed; new connections use %s", self._settings.files[1]
+                        "the TLS files have changed; new connections use %s", self.settings.files[1]
                     )
             return self._context
 
     def _read(self) -> ssl.SSLContext:
-        context = _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._settings)
+        context = _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.settings)
         context.num_tickets = 0
         if self.client_certificates:
             context.verify_mode = ssl.CERT_REQUIRED

@@ -8,7 +8,7 @@ import typer
 
 from dos_client.cli.kit import REFUSED, StoreUrl, TokenFile, fail, parsed_url, read_token, run, warn
 from dos_protocol.addresses import is_loopback, parse_listen
-from dos_tls import TlsSettings, tls_of_environment
+from dos_tls import TlsSettings, expiry_problem, tls_of_environment
 
 _PORT = 4050
 
@@ -76,6 +76,8 @@ def _certificate() -> TlsSettings:
     settings = tls_of_environment()
     if settings is None or not settings.certificate:
         fail("--tls needs a certificate: set DOS_TLS to a directory that `dos tls init` made", REFUSED)
+    if problem := expiry_problem(settings):
+        fail(problem, REFUSED)
     return settings
 
 

@@ -55,6 +55,11 @@ def test_add_and_renew_change_what_they_name_only(tmp_path: Path) -> None:
     assert dos("tls", "renew", store).returncode == 0
     assert (store / "client/cert.pem").read_bytes() != before[store / "client/cert.pem"]
     assert dos("tls", "renew", store, "h9").returncode == 2
+    short = dos("tls", "renew", store, "--days", "0.01")
+    assert (short.returncode, "greater than or equal to 1" in short.stderr) == (2, True)
+    for days, shown in (("1", "1 days left"), ("1.6", "2 days left")):
+        assert dos("tls", "renew", store, "h1", "--days", days).returncode == 0
+        assert shown in dos("tls", "show", store / "servers/h1").stdout, "counted from now"
 
 
 def test_show_prints_names_and_dates_and_fails_for_an_expired_one(certificates: Certificates) -> None:

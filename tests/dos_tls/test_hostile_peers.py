@@ -7,6 +7,7 @@ import ssl
 import time
 import warnings
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -222,7 +223,7 @@ def test_the_server_reads_changed_certificates_and_keeps_its_connections(tmp_pat
         async def work() -> None:
             async with open_connection(address) as before:
                 await before.ping()
-                ours.authority.renew(HERE, days=0.00001)  # an hour before now, it was valid for one second
+                ours.authority.renew(HERE, days=1, begins=datetime.now(UTC) - timedelta(days=2))
                 with pytest.raises(CertificateExpiredError):
                     async with open_connection(address):
                         pass

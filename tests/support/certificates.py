@@ -1,6 +1,7 @@
 """Certificates for tests: a store's own, and such as are refused, each for its reason."""
 
 import functools
+import shutil
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -63,6 +64,14 @@ class Certificates:
         """The context of a server; by default with its own certificate."""
         settings = directory_settings(str(directory or self.server))
         return ServerContext(settings, client_certificates=client_certificates)
+
+    def reloaded(self, directory: Path | None = None, *, client_certificates: bool = False) -> ServerContext:
+        """The same of a server that began with other files: those of a foreign authority."""
+        files = Path(tempfile.mkdtemp(dir=self.folder))
+        shutil.copytree(self.foreign_server, files, dirs_exist_ok=True)
+        context = self.context(files, client_certificates=client_certificates)
+        shutil.copytree(directory or self.server, files, dirs_exist_ok=True)
+        return context
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,10 @@ TESTS = (
     ),
     *(f"tests/dos_client/test_{name}.py" for name in ("connection", "store")),
     *(f"tests/journal/test_{name}.py" for name in ("archive", "golden", "plotting", "record")),
-    *(f"tests/dataflow/test_{name}.py" for name in ("aggregate", "apply", "disk_state", "operators_exactly")),
+    *(
+        f"tests/dataflow/test_{name}.py"
+        for name in ("aggregate", "apply", "keyed_table", "operators_exactly")
+    ),
     *(
         f"tests/dataflow/test_{name}.py"
         for name in ("parquet_sink", "regions", "s3_sink", "sql_sink", "value_bytes")
