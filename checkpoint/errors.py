@@ -66,12 +66,14 @@ class RegionFencedError(DosError):
 
 class RegionFailedError(DosError):
     """The region stopped and needs a person. The message has the reason, `traceback_text` a user function's
-    traceback.
+    traceback, which is also printed below the message.
     """
 
     def __init__(self, message: str, *, traceback_text: str = "", remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
         self.traceback_text = traceback_text
+        if traceback_text:
+            self.add_note(f"in the worker:\n{traceback_text.rstrip()}")
 
 
 class NoRegionError(DosError):

@@ -13,6 +13,8 @@ data_bytes_max: Final = 64 * 1024 * 1024
 """Payload of one DATA frame. A record batch of 64 Ki rows is a few MiB; the sender splits larger ones."""
 control_bytes_max: Final = 16 * 1024 * 1024
 """Payload of one CONTROL or HANDSHAKE frame: enough for a checkpoint with about ten thousand splits."""
+report_chars_max: Final = 100_000
+"""Of a text in a report of a failure, such as a traceback: a longer one loses its middle."""
 handshake_bytes_max: Final = 4096
 """Payload of one HANDSHAKE frame. Small, because it is read before the peer has proved anything."""
 senders_max: Final = 0xFFFF

@@ -57,6 +57,7 @@ from typing import Final
 import trio
 
 from checkpoint import limits
+from checkpoint.core.channel_frames import ChannelFrame
 from checkpoint.core.control_frames import control_frame, decode_from_coordinator
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.manifest import WorkerCut
@@ -91,7 +92,7 @@ from checkpoint.core.versions import VERSIONS
 from checkpoint.errors import LinkClosedError
 from checkpoint.link import Link, connect_link
 from checkpoint.runtime import package_version, runtime
-from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError
+from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, encodable
 
 __all__ = ["Order", "Participant", "ParticipantSpec", "open_participant"]
 
@@ -135,7 +136,7 @@ class Participant:
         self._changed = trio.Event()
         # Unbounded but small: reports are few, and a coordinator that reads none for the orphan timeout ends
         # this worker.
-        self._to_send, self._outgoing = trio.open_memory_channel[ToCoordinator](float("inf"))
+        self._to_send, self._outgoing = trio.open_memory_channel[ChannelFrame](float("inf"))
 
     @property
     def incarnation(self) -> int:
@@ -244,9 +245,9 @@ class Participant:
                 worker=self._spec.worker,
                 kind=kind,
                 operator=operator,
-                position=position,
-                message=message,
-                traceback=traceback,
+                position=_reportable(position),
+                message=_reportable(message),
+                traceback=_reportable(traceback),
                 peer=peer,
                 epoch_held=epoch_held,
                 damaged=damaged,
@@ -262,7 +263,7 @@ class Participant:
                 copied_bytes=copied,
                 total_bytes=total,
                 done=done,
-                error=error,
+                error=_reportable(error),
             )
         )
 
@@ -303,7 +304,7 @@ class Participant:
     def _handle(self, event: ParticipantInput) -> None:
         for effect in self._core.handle(event, trio.current_time()):
             if isinstance(effect, SendReport):
-                self._to_send.send_nowait(effect.message)
+                self._to_send.send_nowait(control_frame(effect.message))  # here: its caller gets the error
             elif isinstance(effect, OrderRefused):
                 logger.warning("worker %d refused an order: %s", self._spec.worker, effect.refusal)
             else:
@@ -321,8 +322,8 @@ class Participant:
 
     async def _send(self) -> None:
         try:
-            async for message in self._outgoing:
-                await self._link.send(control_frame(message))
+            async for frame in self._outgoing:
+                await self._link.send(frame)
         except (BrokenConnectionError, ClosedError) as error:
             self._handle(LinkGone(str(error.args[0])))
 
@@ -377,3 +378,11 @@ async def open_participant(
     finally:
         with trio.CancelScope(shield=True):
             await link.aclose()
+
+
+def _reportable(text: str) -> str:
+    """Return a text from anybody's exception as a message can have it: encodable, and short enough."""
+    half = limits.report_chars_max // 2
+    if len(text) > limits.report_chars_max:
+        text = f"{text[:half]}\n... {len(text) - 2 * half} characters ...\n{text[-half:]}"
+    return encodable(text)

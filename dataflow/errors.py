@@ -81,7 +81,8 @@ class DirectoryError(DosError):
 
 
 class OperatorError(DosError):
-    """A user function raised, or returned what its schema does not allow.
+    """A user function raised, or returned what its schema does not allow; or an operator of this package,
+    a source or a sink cannot handle its rows.
 
     The region stops and needs a person; if `wants_reset` (the function raised OperatorFailure), it resets.
     operator: its name. position: where in the input (source, split, byte), or which step. traceback_text: the
@@ -102,6 +103,7 @@ class OperatorError(DosError):
         self.operator = operator
         self.position = position
         self.cause = cause
+        self.cause_text = f"{cause} ({remedy})" if remedy else cause
         self.traceback_text = traceback_text
         self.wants_reset = wants_reset
 

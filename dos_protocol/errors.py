@@ -261,6 +261,22 @@ ERRORS_BY_CODE: Final[dict[ErrorCode, type[RefusedError]]] = {
 }
 
 
+def text_of(error: BaseException) -> str:
+    """Return the type and the text of any exception. Its text may come from anybody's code: it may not exist,
+    and may hold what no encoding has.
+    """
+    try:
+        text = str(error)
+    except BaseException as failed:  # the code of its class, which must not end who reports it
+        text = f"its text cannot be made: {type(failed).__name__}"
+    return encodable(f"{type(error).__name__}: {text}")
+
+
+def encodable(text: str) -> str:
+    """Return the text with every lone surrogate written as an escape, so that UTF-8 can encode it."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def errors_in(error: BaseException) -> list[Exception]:
     """Return the exceptions in nested groups, in order, without the groups."""
     if isinstance(error, BaseExceptionGroup):

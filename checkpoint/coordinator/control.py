@@ -366,6 +366,9 @@ class RegionControl:
                 await self._go.wait()
                 assert self._launcher is not None
                 end = await run_region(self.spec, shell, self._launcher, self._keep_store, self._check)
+                if isinstance(end.error, RegionFailedError):
+                    notes = "".join(f"\n{note}" for note in getattr(end.error, "__notes__", ()))
+                    logger.error("region %s failed: %s%s", self.spec.name, end.error, notes)
                 with self._lock:
                     self._error = end.error
                 return

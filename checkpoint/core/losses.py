@@ -266,6 +266,8 @@ def _failure_text(worker: Worker, message: Failed) -> str:
     where = f" at {message.position}" if message.position else ""
     if message.operator:
         return f"operator {message.operator!r} failed in worker {worker.index}{where}: {message.message}"
+    if message.kind in ("operator", "reset"):
+        return f"worker {worker.index} failed{where}: {message.message}"
     # A check of files that only this host may have, so the host is part of the message.
     host = f" on host {host_of(worker)}" if host_of(worker) else ""
     return f"a check failed in worker {worker.index}{host}{where}: {message.message}"

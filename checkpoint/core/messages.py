@@ -32,7 +32,7 @@ FailureKind: TypeAlias = Literal[
 
 | kind | meaning | what follows |
 |---|---|---|
-| operator | user code raised | the region fails; a person has to act |
+| operator | code of an operator, a source or a sink raised | the region fails; a person has to act |
 | reset | user code reported an inconsistency (OperatorFailure), or a step made again differs | a reset |
 | peer | a link to another worker broke | a reset |
 | unreachable | no link to another worker could be opened | a reset, and another placement |

@@ -23,6 +23,9 @@ Watermark: TypeAlias = int
 UNKNOWN: Final[Watermark] = -(2**63)
 IDLE: Final[Watermark] = -(2**63) + 1
 END: Final[Watermark] = 2**63 - 1
+FIRST_TIME: Final = -62_135_596_800_000_000
+LAST_TIME: Final = 253_402_300_799_999_999
+"""The times of rows are in the years 1 to 9999, which `datetime` can hold. In microseconds since 1970."""
 _BEGIN: Final = -(2**63) + 2
 _WIRE: Final = struct.Struct(">q")
 

@@ -33,12 +33,13 @@ from dataflow.operators.multiple_inputs import (
 )
 from dataflow.operators.own_state import OwnState
 from dataflow.operators.redistribution import check_moves, check_redistribution, redistributed
-from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, error_text, several
+from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, several
 from dataflow.operators.user_operator import Made, RuntimeContext, UserOperator
 from dataflow.state.migration import StateHistory, columns_text
 from dataflow.state.moving import Share
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.state.row_table import ROW
+from dos_protocol.errors import text_of
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST: Final = datetime.min.replace(tzinfo=UTC)
@@ -73,7 +74,7 @@ class ApplySpec(OperatorSpec):
         except Exception as error:
             raise SchemaError(
                 f"each worker runs a copy of {type(user_operator).__name__}, and it cannot be copied"
-                f" ({error_text(error)}); make such things in open()"
+                f" ({text_of(error)}); make such things in open()"
             ) from None
         if user_operator.schema is not None:
             return parsed("schema", user_operator.schema)
@@ -353,7 +354,7 @@ class ApplyOperator(Operator):
         except UserFault as fault:
             raise UserFault(f"{method}: {fault}", remedy=fault.remedy) from fault.__cause__
         except FAULTS as error:
-            raise UserFault(f"{method}: {error_text(error)}") from error
+            raise UserFault(f"{method}: {text_of(error)}") from error
         finally:
             self._emits = False
             if self._directory is not None:

@@ -27,7 +27,17 @@ import pyarrow.compute as pc
 from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.key_hash import hash_keys
-from dataflow.core.event_time import UNKNOWN, InputMarks, SplitWatermarks, Watermark, behind, further, is_time
+from dataflow.core.event_time import (
+    FIRST_TIME,
+    LAST_TIME,
+    UNKNOWN,
+    InputMarks,
+    SplitWatermarks,
+    Watermark,
+    behind,
+    further,
+    is_time,
+)
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import OperatorContext, OperatorSpec, ReplicaProblem, StateTable
@@ -68,8 +78,8 @@ def check_time_column(column: str, columns: pa.Schema) -> None:
 def times_of(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
     """Return a timestamp column in microseconds.
 
-    Raises UserFault for a null. `event_time` lets no null through, so the null is in another column or was
-    made by a function downstream.
+    Raises UserFault for a time that no `datetime` holds, and for a null. `event_time` lets no null through,
+    so the null is in another column or was made by a function downstream.
     """
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
@@ -80,6 +90,14 @@ def times_of(column: pa.Array, name: str) -> npt.NDArray[np.int64]:
             " column",
         )
     times: npt.NDArray[np.int64] = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_numpy()
+    if len(times) and (times.min() < FIRST_TIME or times.max() > LAST_TIME):
+        row = int(np.flatnonzero((times < FIRST_TIME) | (times > LAST_TIME))[0])
+        raise UserFault(
+            f"time column {name!r} has {int(times[row])} microseconds since 1970, and times are from the year"
+            " 1 to 9999",
+            row=row,
+            remedy="filter such rows or correct their time before",
+        )
     return times
 
 

@@ -32,9 +32,10 @@ from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, Rep
 from dataflow.operators.emitting import Emitter
 from dataflow.operators.frames import OnFrames
 from dataflow.operators.python_rows import rows_of
-from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, error_text, several
+from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, several
 from dataflow.operators.threads import ThreadedOperator
 from dataflow.schema import check_schema
+from dos_protocol.errors import text_of
 
 NOT_DETERMINISTIC: Final = ReplicaProblem(
     "is not deterministic: it may return other rows for the same rows",
@@ -190,7 +191,7 @@ class _RowFunction(Operator):
                 result = self._function(row)
                 made = [*several(result)] if self._many else [result]
             except FAULTS as error:
-                raise UserFault(error_text(error), row=index) from error
+                raise UserFault(text_of(error), row=index) from error
             rows += made
             sources += [index] * len(made)
         return [batch_of_rows(rows, sources, self._schema)] if rows else []
@@ -206,7 +207,7 @@ class _BatchFunction(Operator):
         try:
             result = self._function(batch)
         except FAULTS as error:
-            raise UserFault(error_text(error)) from error
+            raise UserFault(text_of(error)) from error
         if result is None and not self._same_rows:
             return []  # no rows, as for a function of rows
         made = batch_of_result(result, self._schema)
@@ -228,7 +229,7 @@ class _RowFilter(Operator):
             try:
                 keep.append(bool(self._function(row)))
             except FAULTS as error:
-                raise UserFault(error_text(error), row=index) from error
+                raise UserFault(text_of(error), row=index) from error
         kept = batch.filter(pa.array(keep, pa.bool_()))
         return [kept] if kept.num_rows else []
 
@@ -241,7 +242,7 @@ class _BatchFilter(Operator):
         try:
             mask = self._function(batch)
         except FAULTS as error:
-            raise UserFault(error_text(error)) from error
+            raise UserFault(text_of(error)) from error
         if isinstance(mask, pa.ChunkedArray):
             mask = mask.combine_chunks()
         if not isinstance(mask, pa.Array):

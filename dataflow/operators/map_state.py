@@ -28,7 +28,7 @@ from dataflow.operators.emitting import Emitter
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.late import LATE, TimedOperator
 from dataflow.operators.python_rows import micros_of_time, rows_of, time_reader
-from dataflow.operators.results import FAULTS, batch_of_rows, error_text, several
+from dataflow.operators.results import FAULTS, batch_of_rows, several
 from dataflow.schema import check_schema
 from dataflow.state.columns import Slots
 from dataflow.state.disk_value_store import DiskValueStore
@@ -38,6 +38,7 @@ from dataflow.state.migration import Migration, StateHistory, columns_text
 from dataflow.state.row_table import RowTable, check_order, check_stored, in_order
 from dataflow.state.value_store import StateLocation, check_state_location
 from dataflow.worker.partitioning import hashes_of
+from dos_protocol.errors import text_of
 
 Timer: TypeAlias = tuple[int, tuple[Any, ...], int]
 """Time, key, slot of the key."""
@@ -336,7 +337,7 @@ class _Run:
         except UserFault:
             raise
         except FAULTS as error:
-            raise UserFault(error_text(error)) from error
+            raise UserFault(text_of(error)) from error
         if state.value is not None:
             self._check(state.value)
         self._end(slot, time, state)

@@ -17,10 +17,10 @@ import pyarrow as pa
 from dataflow.errors import SchemaError
 from dataflow.operators.group_state import refuse
 from dataflow.operators.map_state import Calls, MapStateSpec
-from dataflow.operators.results import FAULTS, error_text
 from dataflow.operators.spark_rows import Frames, Row, millis, plain, rows_of_frames, rows_of_rows, time_of
 from dataflow.state.key_states import KeyState
 from dataflow.state.processor_states import ProcessorHandle
+from dos_protocol.errors import text_of
 
 Takes: TypeAlias = Literal["row", "pandas"]
 _MODES: Final = ("none", "eventtime")
@@ -82,8 +82,8 @@ def state_columns(processor: Any, *, timers: bool) -> pa.Schema:
         return opened(processor, timers=timers)[1].columns()
     except SchemaError:
         raise
-    except FAULTS as error:
-        raise SchemaError(f"init of {type(processor).__name__} failed: {error_text(error)}") from error
+    except Exception as error:
+        raise SchemaError(f"init of {type(processor).__name__} failed: {text_of(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,10 @@ import pyarrow as pa
 
 from dataflow.errors import UserFault
 
-FAULTS = (Exception, SystemExit)
-"""Exceptions of a user function that become a UserFault. They include SystemExit, because `sys.exit()` in a
-user function must not end a worker without a message.
+FAULTS = BaseException
+"""Exceptions of a user function that become a UserFault: all, because `sys.exit()`, or a `GeneratorExit` that
+a function raises, must not end a worker without a message.
 """
-
-
-def error_text(error: BaseException) -> str:
-    """Return an exception's type and message as text."""
-    return f"{type(error).__name__}: {error}"
 
 
 def several(result: Any) -> Iterable[Any]:

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint import TakenPart
-from dataflow.core.event_time import END, Watermark
-from dataflow.errors import SchemaError
+from dataflow.core.event_time import END, FIRST_TIME, LAST_TIME, Watermark
+from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import StateTable
 from dataflow.operators.event_time import micros_of
 from dataflow.state.columns import Slots
@@ -123,6 +123,15 @@ class WindowKeys(StateTable):
         several windows.
         """
         newest = self.newest(times)
+        if len(newest) and (newest.max() > LAST_TIME - self.size or newest.min() < FIRST_TIME + self.size):
+            outside = (newest > LAST_TIME - self.size) | (newest < FIRST_TIME + self.size)
+            row = int(np.flatnonzero(outside)[0])
+            raise UserFault(
+                f"the window of the time {np.datetime64(int(times[row]), 'us')} is not within the years 1 to"
+                " 9999",
+                row=row,
+                remedy="filter such rows or correct their time before the window",
+            )
         for back in range(-(-self.size // self._slide)):
             starts = newest - back * self._slide
             rows = np.flatnonzero((times < starts + self.size) & ~self.are_closed(starts, watermark))

@@ -16,7 +16,9 @@ from dataflow.errors import DeliveryError, SchemaError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.functions import Takes
 from dataflow.operators.python_rows import rows_of
+from dataflow.operators.results import FAULTS
 from dataflow.sinks.base import SinkSpec, SinkWriter, exactly_once_remedy
+from dos_protocol.errors import text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,8 @@ class CallWriter(SinkWriter):
         for index, given in enumerate(calls):
             try:
                 self._function(given)
-            except (Exception, SystemExit) as error:
-                text = f"{type(error).__name__}: {error}"
-                raise UserFault(text, row=index if self._by_row else None) from error
+            except FAULTS as error:
+                raise UserFault(text_of(error), row=index if self._by_row else None) from error
         return ()
 
     def prepare(self, checkpoint: int) -> None:

@@ -34,16 +34,19 @@ from dataflow.core.transactions import Transactions
 from dataflow.errors import SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter, owner_of
-from dos_protocol.errors import CorruptDataError, DosError
+from dos_protocol.errors import CorruptDataError, DosError, text_of
 
 
 class TwoPhaseOutput(ABC):
     """One worker's connection to the destination. Two threads call it, never both at once.
 
     A transaction is a name of letters, digits and `-`, at most 80 characters, never used twice. Names sort in
-    the order of their commits. Several regions and workers may share a destination. An exception from any
-    method resets the region, which then continues from its last committed checkpoint: `staged`, `abort` and
-    `commit` are called again.
+    the order of their commits. Several regions and workers may share a destination.
+
+    An exception from any method counts as one of the destination. It resets the region, which then continues
+    from its last committed checkpoint: `staged`, `abort` and `commit` are called again. An exception that a
+    value or the code itself causes (ValueError, TypeError, KeyError, AttributeError, ArithmeticError and the
+    like) stops the region at once; raise ConnectionError instead if another attempt may avoid it.
     """
 
     @abstractmethod
@@ -121,6 +124,13 @@ class TwoPhaseSink(SinkSpec):
         return TwoPhaseWriter(lambda: self.open_output(context), context)
 
 
+_OF_ROWS: Final = (
+    *(ValueError, TypeError, ArithmeticError, LookupError, AttributeError, NameError, AssertionError),
+    *(NotImplementedError, MemoryError, RecursionError, pa.ArrowException),
+)
+"""Exceptions that rows or the code of the sink cause, not the destination: they stop the region."""
+
+
 class _Vote(msgspec.Struct, frozen=True):
     """The transactions of one worker in a checkpoint. Earlier versions stored a list of the pending ones."""
 
@@ -158,10 +168,10 @@ class TwoPhaseWriter(SinkWriter):
     def _guarded(self, action: str, function: Callable[[], None]) -> None:
         try:
             function()
-        except DosError:
+        except (DosError, *_OF_ROWS):
             raise
         except Exception as error:
-            text = f"{self._label} cannot {action}: {type(error).__name__}: {error}"
+            text = f"{self._label} cannot {action}: {text_of(error)}"
             remedy = "repair the destination of its rows, then run the region again; it resumes"
             raise SinkWriteError(text, remedy=remedy) from error
 

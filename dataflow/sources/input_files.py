@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from dataflow.errors import InputReadError, SchemaError
 from dataflow.sources.file_bytes import FileBytes, PlainBytes, decompressed, open_regular
+from dos_protocol.errors import encodable
 
 
 class WatchedFiles(NamedTuple):
@@ -132,7 +133,7 @@ class LocalFiles:
                 if path not in files and not os.path.basename(path).startswith((".", "_")):  # noqa: PTH119
                     status = _status_of(path)
                     if status is not None:
-                        files[path] = status
+                        files[_checked(path)] = status
         return dict(sorted(files.items()))
 
     def open(self, path: str, version: str = "") -> FileBytes:
@@ -151,7 +152,19 @@ class LocalFiles:
 
 def _expanded(entry: str) -> list[str]:
     path = os.path.abspath(entry)  # noqa: PTH100 - a string in and out; the file need not exist here
-    return sorted(glob.glob(path, recursive=True)) if glob.has_magic(entry) else [path]  # noqa: PTH207
+    found = glob.glob(path, recursive=True) if glob.has_magic(entry) else [path]  # noqa: PTH207
+    if bad := [path for path in found if encodable(path) != path]:
+        raise SchemaError(f"the name of input {bad[0]!r} is not UTF-8; rename the file, or move it away")
+    return sorted(found)
+
+
+def _checked(path: str) -> str:
+    """Return the path. Raises InputReadError if it is not UTF-8: a checkpoint could not name it."""
+    if encodable(path) != path:
+        raise InputReadError(
+            f"the name of input {path!r} is not UTF-8", remedy="rename the file, or move it away"
+        )
+    return path
 
 
 def _status_of(path: str) -> FileSeen | None:

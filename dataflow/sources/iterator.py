@@ -22,10 +22,12 @@ from checkpoint import SplitPosition
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, OperatorError, SchemaError
 from dataflow.operators.base import OperatorContext
+from dataflow.operators.results import FAULTS
 from dataflow.schema import parse_schema
 from dataflow.sources import base
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
 from dos_protocol.digests import digest64
+from dos_protocol.errors import encodable, text_of
 
 PositionedRows: TypeAlias = "Iterable[tuple[int, Mapping[str, Any]] | None]"
 """(position after the row, row), or None: there is no row at present."""
@@ -64,6 +66,8 @@ class IteratorSource(base.SourceSpec):
             raise SchemaError(f"an IteratorSource needs a function of a split and a position, not {rows!r}")
         if isinstance(splits, str) or not splits or "" in splits or len(set(splits)) != len(splits):
             raise SchemaError(f"splits must be a list of different names, not {splits!r}")
+        if bad := [name for name in splits if encodable(name) != name]:
+            raise SchemaError(f"the name of a split must be text that UTF-8 can encode, not {bad[0]!r}")
         if not poll_s > 0:
             raise SchemaError(f"poll_s must be a number of seconds above 0, not {poll_s!r}")
         object.__setattr__(self, "rows", rows)
@@ -183,7 +187,7 @@ class IteratorReader(base.SourceReader):
                 if row is not None:
                     split.ahead = self._checked(split, row)
                     return True
-            except (Exception, SystemExit) as error:
+            except FAULTS as error:
                 raise self._fault(split, error) from error
             split.poll_at_s = self._clock() + self._spec.poll_s
             if wait:
@@ -202,9 +206,7 @@ class IteratorReader(base.SourceReader):
     def _fault(self, split: _OpenSplit, error: BaseException) -> OperatorError:
         position = f"split {split.name!r}, after position {split.position}"
         text = "".join(traceback.format_exception(error))
-        return OperatorError(
-            self._operator, position, f"{type(error).__name__}: {error}", traceback_text=text
-        )
+        return OperatorError(self._operator, position, text_of(error), traceback_text=text)
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -254,7 +256,7 @@ class IteratorReader(base.SourceReader):
             position, row = split.ahead
             try:
                 data = _encode([row[name] for name in self._spec.schema.names])
-            except (KeyError, TypeError) as error:
+            except FAULTS as error:  # a value may have a class, and so code, of the user
                 raise self._fault(split, error) from error
             split.position, split.ahead = position, None
             part.end, part.digest = position, digest64(data, part.digest)
@@ -265,7 +267,7 @@ class IteratorReader(base.SourceReader):
     def _batch(self, taken: _StepRows) -> base.SourceBatch:
         try:
             batch = pa.RecordBatch.from_pylist(taken.rows, self._spec.schema)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except FAULTS as error:
             split = self._splits[taken.pieces[0].split]
             raise self._fault(split, error) from error
         return base.SourceBatch(batch, tuple(taken.pieces), taken.size)

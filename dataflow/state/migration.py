@@ -17,8 +17,9 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from dataflow.errors import SchemaError, UserFault
-from dataflow.operators.results import FAULTS, error_text
+from dataflow.operators.results import FAULTS
 from dataflow.schema import parse_schema
+from dos_protocol.errors import text_of
 
 Value: TypeAlias = dict[str, Any]
 """A value of a declared state: column -> content."""
@@ -121,7 +122,7 @@ class StateHistory:
             try:
                 made = self._steps[step].function(dict(value))
             except FAULTS as error:
-                raise UserFault(f"the migration from version {step}: {error_text(error)}") from error
+                raise UserFault(f"the migration from version {step}: {text_of(error)}") from error
             try:
                 self._checks[step + 1].check(made)
             except UserFault as fault:

@@ -18,7 +18,6 @@ import pyarrow as pa
 from checkpoint import Layout, OutputIdentity, TakenPart, merge_counters
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import KIND_RULES, NodePlan, OperatorKind, StagePlan
-from dataflow.errors import UserFault
 from dataflow.graph.builder import GraphPlan
 from dataflow.operators.base import Operator, OperatorContext, StateTable
 from dataflow.operators.broadcast_state import BroadcastStateOperator
@@ -35,7 +34,7 @@ from dataflow.state.moving import Share
 from dataflow.state.operator_directory import ChangeLog, OperatorDirectory
 from dataflow.worker.checkpoint_part import Checkpoint
 from dataflow.worker.circuit_time import CircuitTime, StepTime
-from dataflow.worker.failures import naming, operator_error
+from dataflow.worker.failures import naming
 from dataflow.worker.partitioning import Broadcaster, Partitioner, key_owner
 
 Sends: TypeAlias = dict[int, list[list[pa.RecordBatch]]]
@@ -116,14 +115,16 @@ class Circuit:
         """Union -> its rows, kept until the end of the step."""
 
     def _open(self, node: NodePlan, context: OperatorContext) -> None:
-        operator = self.graph.specs[node.name].open(context)
+        with naming(node.name, "its start"):
+            operator = self.graph.specs[node.name].open(context)
+            tables = operator.tables()
         self._operators[node.name] = operator
         if isinstance(operator, SourceReader):
             self.sources[node.name] = operator
         elif isinstance(operator, SinkWriter):
             self.sinks[node.name] = operator
             self._sink_contexts[node.name] = context
-        for suffix, table in operator.tables().items():
+        for suffix, table in tables.items():
             self.stateful[node.name + suffix] = table
         if isinstance(operator, BroadcastStateOperator):
             self._broadcast_tables[node.name] = operator
@@ -148,9 +149,25 @@ class Circuit:
     # --- between steps --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close all operators and their files."""
-        for operator in self._operators.values():
-            operator.close()
+        """Close all operators and their files. Raises OperatorError, of the first one that raises."""
+        errors = []
+        for name, operator in self._operators.items():
+            try:
+                with naming(name, "its close"):
+                    operator.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def blame(self, error: BaseException) -> str:
+        """Return the operator whose code raised the error, "" if none is in its traceback."""
+        name, trace = "", error.__traceback__
+        named = {id(operator): name for name, operator in self._operators.items()}
+        while trace is not None:
+            name = named.get(id(trace.tb_frame.f_locals.get("self")), name)
+            trace = trace.tb_next
+        return name
 
     def wire_schema(self, channel: int) -> pa.Schema:
         """Return the columns of the batches on a channel."""
@@ -200,17 +217,18 @@ class Circuit:
         `cut`: 0 for the beginning.
         """
         for name, context in self._sink_contexts.items():
-            operator = self.graph.specs[name].open(replace(context, worker=worker))
-            try:
-                assert isinstance(operator, SinkWriter)
-                if positions is None:
-                    operator.take_all_back()
-                    continue
-                operator.reset_to(positions.get(name))
-                if cut:
-                    operator.publish(cut)
-            finally:
-                operator.close()
+            with naming(name, f"the output of worker {worker}"):
+                operator = self.graph.specs[name].open(replace(context, worker=worker))
+                try:
+                    assert isinstance(operator, SinkWriter)
+                    if positions is None:
+                        operator.take_all_back()
+                        continue
+                    operator.reset_to(positions.get(name))
+                    if cut:
+                        operator.publish(cut)
+                finally:
+                    operator.close()
 
     def restored(self) -> None:
         """Start the operators, upstream first, after all state is restored. Raises OperatorError."""
@@ -303,7 +321,8 @@ class Circuit:
                 with naming(node.name, "a checkpoint"):
                     self._directories[node.name].cut(into.cut, into.step)
             if node.name in self.sinks:
-                into.sinks[node.name] = self.sinks[node.name].prepare(into.cut)
+                with naming(node.name, "a checkpoint"):
+                    into.sinks[node.name] = self.sinks[node.name].prepare(into.cut)
 
     def _deliver(self, run: "_Run", node: NodePlan, batches: Iterable[tuple[int, pa.RecordBatch]]) -> None:
         schema = self.graph.schemas[node.name]
@@ -323,7 +342,9 @@ class Circuit:
 
     def _emit_side_outputs(self, run: "_Run", name: str, operator: Operator, origin: BatchOrigin) -> None:
         for port, consumers in self._side_output_consumers.get(name, {}).items():
-            for batch in operator.take_side_output(port):
+            with naming(name, origin.text):
+                given = operator.take_side_output(port)
+            for batch in given:
                 for consumer in consumers:
                     self._route(run, consumer, _Input(0, batch, origin.coarse()))
 
@@ -349,10 +370,8 @@ class Circuit:
         if self.time.flows and given.origin.source is not None:
             self.time.coming(node.name, given.origin.name, given.origin.source.split)
         self.operator = node.name
-        try:
+        with naming(node.name, given.origin.describe):
             made = operator.process_of(given.port, given.batch)
-        except UserFault as fault:
-            raise operator_error(node.name, given.origin.describe(fault.row), fault) from fault
         for batch in made:
             if node.exchange is None:
                 self._emit(run, node.name, batch, given.origin.coarse())
@@ -365,7 +384,8 @@ class Circuit:
         for node in run.stage.nodes:
             if node.exchange is not None:
                 rows = self._to_send.pop(node.name, [])
-                sends[node.exchange] = self._partitioners[node.name].partition(rows)
+                with naming(node.name, f"the end of step {run.step}"):
+                    sends[node.exchange] = self._partitioners[node.name].partition(rows)
             else:
                 self._end_step(run, node, cut=cut)
             self.time.passed(run.step, node)

@@ -25,6 +25,7 @@ from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.worker.checkpoint_taking import CheckpointTaking
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.directories import PostedChanges
+from dataflow.worker.failures import naming
 from dataflow.worker.identity import Clock, Identity
 from dataflow.worker.messages import (
     CutRequested,
@@ -117,7 +118,7 @@ class CircuitIncarnation:
         try:
             self._position_ends(order)
         except BaseException:
-            self._circuit.close()
+            self.close()
             raise
 
     @property
@@ -125,23 +126,39 @@ class CircuitIncarnation:
         """Whether the link thread has abandoned this incarnation and released operators that wait for it."""
         return any(handover.closed for handover in self._handovers)
 
+    @property
+    def operator(self) -> str:
+        """The operator whose code ran last, "" if the circuit waits."""
+        return self._circuit.operator
+
+    def blame(self, error: BaseException) -> str:
+        """Return the operator whose code raised the error, "" if none did."""
+        return self._circuit.blame(error)
+
     def close(self) -> None:
-        """Close all files. Nothing is made durable."""
-        self._circuit.close()
+        """Close all files. Nothing is made durable, so what an operator raises is only logged: a recovery
+        must not fail because of it.
+        """
+        try:
+            self._circuit.close()
+        except Exception as error:
+            logger.error("in close: %s", error, exc_info=error)
 
     # --- starting ---------------------------------------------------------------------------------
 
     def _position_ends(self, order: RestoreCircuit) -> None:
         part = order.part
         for name, reader in self._circuit.sources.items():
-            reader.reset_to({} if part is None else part.sources.get(name, {}))
+            with naming(name, "its start"):
+                reader.reset_to({} if part is None else part.sources.get(name, {}))
             if isinstance(reader, PrefetchedReader):
                 reader.attach(order.feeds[name])
         self._circuit.time.restore({} if part is None else part.sources)
         for name, writer in self._circuit.sinks.items():
-            writer.reset_to(None if part is None else part.sinks.get(name))
-            if order.cut:
-                writer.publish(order.cut)  # the worker may have died between commit and publish
+            with naming(name, f"checkpoint {order.cut}"):
+                writer.reset_to(None if part is None else part.sinks.get(name))
+                if order.cut:
+                    writer.publish(order.cut)  # the worker may have died between commit and publish
         for worker, sinks in order.completes.items():
             self._circuit.complete_output(worker, sinks, order.cut)
         self._shared.step = order.step
@@ -215,8 +232,9 @@ class CircuitIncarnation:
 
     def committed(self, order: PublishCut) -> None:
         """Publish what the sinks prepared for the checkpoint."""
-        for writer in self._circuit.sinks.values():
-            writer.publish(order.cut)
+        for name, writer in self._circuit.sinks.items():
+            with naming(name, f"checkpoint {order.cut}"):
+                writer.publish(order.cut)
         self._used.purge(order.step)
 
     def peer_restarts(self, peer: int) -> Held:

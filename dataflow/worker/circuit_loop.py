@@ -23,6 +23,7 @@ from dataflow.errors import InputChangedError, InputListChangedError, OperatorEr
 from dataflow.graph.builder import GraphPlan
 from dataflow.limits import WorkerLimits
 from dataflow.worker.circuit_incarnation import CircuitIncarnation
+from dataflow.worker.failures import CONVERSIONS, LOSSES, operator_error
 from dataflow.worker.identity import Clock, Identity
 from dataflow.worker.messages import (
     Arrived,
@@ -47,12 +48,14 @@ from dataflow.worker.messages import (
     ToLinks,
 )
 from dataflow.worker.pulse import CircuitPulse
-from dos_protocol.errors import CorruptDataError
+from dos_protocol.errors import ClosedError, CorruptDataError, RemoteProtocolError, text_of
 
 logger = logging.getLogger("dos.dataflow")
 
 _FOR_A_PERSON = (InputChangedError, InputListChangedError, SinkOwnedError, CorruptDataError)
 """The checkpoint does not match what the worker finds. A retry would find the same, so the region stops."""
+
+_WITH_RULES = (*_FOR_A_PERSON, *LOSSES, ClosedError, RemoteProtocolError)
 
 
 class LoopState(Enum):
@@ -138,11 +141,16 @@ class CircuitLoop:
                 self._advance()
             else:
                 self._handle(message)
-        except Exception as error:
-            reported = self._run is not None and self._run.is_over  # the links have reported the cause
+        except BaseException as error:
+            run = self._run
+            operator = "" if run is None else run.blame(error)
+            if not isinstance(error, Exception) and not operator:
+                raise  # no operator raised it: this process is interrupted
+            reported = run is not None and run.is_over  # the links have reported the cause
+            ran_last = "" if run is None else run.operator
             self.drop()
             if not reported:
-                self._post(_failure(number, error))
+                self._post(_failure(number, error, operator, ran_last))
 
     def drop(self) -> None:
         """End the incarnation, if there is one, and close its files."""
@@ -201,13 +209,19 @@ class CircuitLoop:
             self._post(Published(run.number, message.cut, message.final))
 
 
-def _failure(incarnation: int, error: Exception) -> CircuitFailed:
-    text = "".join(traceback.format_exception(error))
+def _failure(incarnation: int, error: BaseException, operator: str, ran_last: str) -> CircuitFailed:
+    """Return the report for an error. operator: whose code raised it, "" if none did."""
+    by_rows = operator or isinstance(error, CONVERSIONS)
+    if by_rows and not isinstance(error, (OperatorError, *_WITH_RULES)):
+        error = operator_error(operator or ran_last, "", error)
     if isinstance(error, OperatorError):
-        trace = error.traceback_text or text
-        cause = f"{error.cause} ({error.remedy})" if error.remedy else error.cause
         reported: FailureKind = "reset" if error.wants_reset else "operator"
-        return CircuitFailed(incarnation, reported, cause, error.operator, error.position, trace)
+        trace = error.traceback_text
+        return CircuitFailed(incarnation, reported, error.cause_text, error.operator, error.position, trace)
     kind: FailureKind = "manifest" if isinstance(error, _FOR_A_PERSON) else "internal"
     logger.error("the circuit stopped (%s): %s", kind, error, exc_info=error)
-    return CircuitFailed(incarnation, kind, f"{type(error).__name__}: {error}", traceback=text)
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    if operator and not notes:
+        notes = f" (operator {operator!r})"
+    text = "".join(traceback.format_exception(error))
+    return CircuitFailed(incarnation, kind, f"{text_of(error)}{notes}", traceback=text)

@@ -1,11 +1,18 @@
 """What a failure becomes: an error that ended an incarnation, a report for the coordinator (by
-`FailureKind`); a fault of user code, an error that names the operator.
+`FailureKind`); an exception of an operator, an error that names it.
+
+The rule: an exception that no lost process caused stops the region at once, because the same rows would
+raise it again. What counts as a loss is listed in `LOSSES`. docs/operating-regions.md has the whole table.
 """
 
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from types import TracebackType
 from typing import Final, NamedTuple
+
+import pyarrow as pa
+import trio
 
 from checkpoint import FailureKind
 from checkpoint.chains.whole_checkpoints import is_damage
@@ -20,15 +27,28 @@ from checkpoint.participant import Participant
 from dataflow.errors import (
     InputChangedError,
     InputListChangedError,
+    InputUnavailableError,
     OperatorError,
     OperatorFailure,
     PeerLostError,
     ReplicasDifferError,
+    SinkFencedError,
+    SinkOwnedError,
+    SinkWriteError,
     StepDiffersError,
     StepsMissingError,
     UserFault,
 )
-from dos_protocol.errors import DosError, FencedError, errors_in
+from dos_protocol.errors import (
+    ClosedError,
+    CorruptDataError,
+    DosError,
+    FencedError,
+    RemoteProtocolError,
+    encodable,
+    errors_in,
+    text_of,
+)
 from journal import EpochUsedTwiceError
 
 _FOR_A_PERSON: Final = (
@@ -43,6 +63,18 @@ _FOR_A_PERSON: Final = (
 )
 """A retry would find the same, so the region ends."""
 
+LOSSES: Final = (OSError, InputUnavailableError, SinkWriteError, SinkFencedError)
+"""A disk, a service or another process failed an operator, not its rows: another attempt may succeed."""
+
+_PASSED_ON: Final = (
+    *(OperatorError, *LOSSES, InputChangedError, InputListChangedError, SinkOwnedError, CorruptDataError),
+    *(ReplicasDifferError, ClosedError, RemoteProtocolError),
+)
+"""What an operator raises with a rule of its own; `circuit_loop` has it."""
+
+CONVERSIONS: Final = (UnicodeError, OverflowError, MemoryError, RecursionError, pa.ArrowException)
+"""What the values of rows, names and positions cause, whenever they are encoded."""
+
 
 class Failure(NamedTuple):
     """The fields of a FAILED message. After kind "internal" the process ends; otherwise it awaits RESTORE."""
@@ -53,6 +85,8 @@ class Failure(NamedTuple):
     epoch_held: int = 0
     damaged: bool = False
     """Stored bytes seem to be damaged or lost."""
+    operator: str = ""
+    position: str = ""
 
 
 def failure_of(error: Exception) -> Failure:
@@ -63,11 +97,13 @@ def failure_of(error: Exception) -> Failure:
         return Failure("unreachable" if error.unreachable else "peer", str(error), peer=error.peer)
     if isinstance(error, (StepDiffersError, StepsMissingError)):
         return Failure("reset", str(error))
+    if isinstance(error, OperatorError):
+        return Failure("operator", error.cause_text, operator=error.operator, position=error.position)
     if isinstance(error, DosError):
         if isinstance(error, _FOR_A_PERSON):
             return Failure("manifest", str(error))
         return Failure("store", str(error), damaged=is_damage(error))
-    return Failure("internal", f"{type(error).__name__}: {error}")
+    return Failure("operator" if isinstance(error, CONVERSIONS) else "internal", text_of(error))
 
 
 async def reported_first(run: Callable[[], Awaitable[None]], control: Participant) -> None:
@@ -90,23 +126,50 @@ def first_error(error: BaseException) -> Exception:
     return next((one for one in errors if not isinstance(one, PeerLostError)), errors[0])
 
 
-@contextmanager
-def naming(operator: str, position: str) -> Iterator[None]:
-    """Turn a user's fault into an error that names the operator and the position in its input."""
-    try:
-        yield
-    except UserFault as fault:
-        raise operator_error(operator, position, fault) from fault
+class naming:  # noqa: N801  (reads as a word at its uses)
+    """Turns what an operator raises into an OperatorError, which names it and the position in its input.
+
+    position: in words, or a function of the row that caused the fault, None if that is not known. Exceptions
+    with a rule of their own pass, with a note that names the operator.
+    """
+
+    def __init__(self, operator: str, position: str | Callable[[int | None], str]) -> None:
+        self._operator = operator
+        self._position = position
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        if isinstance(error, (*_PASSED_ON, trio.Cancelled)):
+            if not isinstance(error, OperatorError) and not hasattr(error, "__notes__"):
+                error.add_note(f"operator {self._operator!r}")
+            return
+        row = error.row if isinstance(error, UserFault) else None
+        raise operator_error(self._operator, self._described(row), error) from error
+
+    def _described(self, row: int | None) -> str:
+        if isinstance(self._position, str):
+            return self._position
+        try:
+            return self._position(row)
+        except BaseException as error:  # of a source's own class
+            return f"a position that its source cannot describe: {text_of(error)}"
 
 
-def operator_error(name: str, position: str, fault: UserFault) -> OperatorError:
-    cause = fault.__cause__
-    lines = traceback.format_exception(cause) if cause is not None else [str(fault)]
+def operator_error(name: str, position: str, error: BaseException) -> OperatorError:
+    """Return the error that names an operator for what it has raised."""
+    is_fault = isinstance(error, UserFault)
+    cause = error.__cause__ if is_fault else error
     return OperatorError(
         name,
         position,
-        str(fault),
-        traceback_text="".join(lines),
-        remedy=fault.remedy,
+        encodable(str(error.args[0])) if isinstance(error, UserFault | DosError) else text_of(error),
+        traceback_text="".join(traceback.format_exception(error if cause is None else cause)),
+        remedy=getattr(error, "remedy", ""),
         wants_reset=isinstance(cause, OperatorFailure),
     )

@@ -240,6 +240,8 @@ class Links:
             peer=failure.peer,
             epoch_held=failure.epoch_held,
             damaged=failure.damaged,
+            operator=failure.operator,
+            position=failure.position,
         )
         if failure.kind == "internal":
             raise error

@@ -5,7 +5,9 @@ import trio
 
 from checkpoint import WorkerCut
 from checkpoint.runtime import runtime
+from dataflow.sinks.base import SinkWriter
 from dataflow.worker.directories import Directories
+from dataflow.worker.failures import naming
 from dataflow.worker.journals import Journals
 from dataflow.worker.messages import CutTaken
 from dataflow.worker.outputs import Outputs
@@ -19,8 +21,8 @@ async def made_durable(
     Raises FencedError, and what the sinks raise.
     """
     async with trio.open_nursery() as nursery:
-        for writer in taken.writers.values():
-            nursery.start_soon(runtime().in_thread, writer.sync)  # fsync may block
+        for name, writer in taken.writers.items():
+            nursery.start_soon(_sync, name, writer)
         positions = await journals.prepare(taken)
         shown = await outputs.synced(taken.step, taken.sinks)
         files = await directories.synced(taken.barrier.cut)
@@ -30,3 +32,8 @@ async def made_durable(
         directories=files.positions,
         floors={**positions.floors, **files.floors, **outputs.floors()},
     )
+
+
+async def _sync(name: str, writer: SinkWriter) -> None:
+    with naming(name, "a checkpoint"):
+        await runtime().in_thread(writer.sync)  # fsync may block

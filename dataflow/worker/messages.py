@@ -33,6 +33,7 @@ from dataflow.sinks.base import SinkWriter
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.state.directory_handover import Handover
 from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.worker.failures import naming
 from dataflow.worker.layout_change import LayoutChange
 from journal import Record
 
@@ -308,8 +309,14 @@ class CutTaken:
     phases_s: dict[str, float]
 
     def voted(self) -> dict[str, Any]:
-        """Return what the checkpoint stores of each sink. Call it after all writers were synced."""
-        return {name: writer.voted(self.sinks[name]) for name, writer in self.writers.items()}
+        """Return what the checkpoint stores of each sink. Call it after all writers were synced. Raises as
+        `naming`.
+        """
+        voted = {}
+        for name, writer in self.writers.items():
+            with naming(name, "a checkpoint"):
+                voted[name] = writer.voted(self.sinks[name])
+        return voted
 
 
 @dataclass(frozen=True, slots=True)

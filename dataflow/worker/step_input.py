@@ -11,11 +11,11 @@ from typing import Final
 from checkpoint import Division, Sources
 from dataflow import limits
 from dataflow.core.event_time import SourceTime
-from dataflow.errors import InputEncodingError, InputReadError, LineTooLongError, OperatorError
 from dataflow.limits import WorkerLimits
 from dataflow.sources.base import SourceReader, SplitDivision
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.circuit_time import StepTime
+from dataflow.worker.failures import naming
 from dataflow.worker.identity import Clock
 from dataflow.worker.messages import Shared
 
@@ -54,7 +54,9 @@ class StepInput:
     def replay(self, step: int, recorded: Division, *, dropped: bool = False) -> None:
         """Feed exactly the recorded division. dropped: read it without feeding it."""
         for name, reader in self._circuit.sources.items():
-            for batch in reader.replay(_parts(recorded, name)):
+            with naming(name, f"the input of step {step}"):
+                batches = reader.replay(_parts(recorded, name))
+            for batch in batches:
                 self._shared.bytes_in += batch.bytes_read
                 if not dropped:
                     self._circuit.feed(step, name, batch)
@@ -156,10 +158,8 @@ class StepInput:
 
     def _read_batch(self, step: int, name: str, reader: SourceReader, bytes_max: int) -> int:
         begin = self._clock.seconds()
-        try:
+        with naming(name, "the input"):
             batch = reader.read(max(bytes_max, 1))
-        except (InputEncodingError, InputReadError, LineTooLongError) as error:
-            raise OperatorError(name, "the input", str(error.args[0]), remedy=error.remedy) from error
         if batch is None:
             return 0
         self._shared.bytes_in += batch.bytes_read

@@ -6,6 +6,7 @@ import signal
 import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -242,6 +243,35 @@ def test_a_user_function_that_raises_stops_the_region_and_names_the_place(
     assert "LookupError: no bad wanted" in said
     assert "in fail_at" in said
     assert str(error).count("'picky'") == str(error).count("byte 5000") == 1, "each is said once"
+    printed = "".join(traceback.format_exception(error))
+    assert "in the worker:\n  Traceback" in printed or "in the worker:\nTraceback" in printed
+    assert "in fail_at" in printed
+
+
+class Hostile(BaseException):
+    """Its text has no encoding, and is larger than a message between processes may be."""
+
+    def __str__(self) -> str:
+        return "\ud800" + 9_000_000 * "bad "
+
+
+def be_hostile(row: dict[str, Any]) -> None:
+    del row
+    raise Hostile
+
+
+@pytest.mark.usefixtures("forks")
+def test_any_exception_of_user_code_stops_the_region_at_once(shared_store: str, tmp_path: Path) -> None:
+    (tmp_path / "input.txt").write_text("fine\n")
+    graph = Graph("g")
+    lines = graph.source("lines", FileSource(tmp_path / "input.txt"))
+    lines.map("hostile", be_hostile, schema="line string").sink("out", FileSink(tmp_path / "out"))
+    with running(graph, shared_store, tmp_path) as (control, watch):
+        assert control.wait(WAIT_S)
+        assert "operator 'hostile' failed in worker 0 at source 'lines'" in str(control.exception())
+        assert r"Hostile: \ud800bad bad" in str(control.exception())
+        assert len(str(control.exception())) < 200_000
+        assert not [event for event in watch.events if isinstance(event, ResetReport)]
 
 
 def test_a_graph_that_breaks_a_rule_starts_nothing(shared_store: str, tmp_path: Path) -> None:

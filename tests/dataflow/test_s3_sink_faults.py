@@ -72,7 +72,7 @@ _prepare, _finish = s3.S3Output.prepare, s3_upload._Parts.finish
         (s3.S3Output, "prepare", completes_at_once, "no failure", "visible too early: "),
         (s3_upload._Parts, "finish", without_the_remainder, "no failure", "lost: "),
         (s3, "RowUpload", keys_by_number, "a zombie", "neither the object"),
-        (TwoPhaseWriter, "voted", without_receipts, "a crash between commit and publish", "cannot show"),
+        (TwoPhaseWriter, "voted", without_receipts, "a crash between commit and publish", "KeyError"),
         (Transactions, "left_over", of_everybody, "a superseded worker opens late", "was aborted"),
     ],
 )

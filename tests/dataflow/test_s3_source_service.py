@@ -87,13 +87,17 @@ def test_temporary_failures_are_repeated_and_end_as_a_failure_of_the_worker(
 class Waiting:
     """An incarnation without work, whose source cannot list its bucket when it is asked how long to wait."""
 
-    number, is_over = 1, False
+    number, is_over, operator = 1, False, ""
 
     def advance(self) -> bool:
         return False
 
     def wakes_in(self) -> float:
         raise InputUnavailableError("the list failed")
+
+    def blame(self, error: BaseException) -> str:
+        del error
+        return "lines"
 
     def close(self) -> None: ...
 
@@ -112,7 +116,7 @@ def test_a_list_that_fails_between_two_steps_is_reported_as_any_failure() -> Non
     loop._run, loop._state = Waiting(), LoopState.RUNNING  # type: ignore[assignment]
     loop.turn(None)
     assert [(failed.kind, failed.message) for failed in posted] == [
-        ("internal", "InputUnavailableError: the list failed")
+        ("internal", "InputUnavailableError: the list failed (operator 'lines')")
     ]
 
 

@@ -1,0 +1,241 @@
+"""What an operator, a source or a sink raises stops the region at once, and names it; what a disk or a
+service does to it is a loss.
+
+Every method that a worker calls of every kind of operator raises, in one circuit on one thread.
+"""
+
+import asyncio
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+
+from dataflow import (
+    CallSink,
+    Count,
+    FileSource,
+    Graph,
+    IteratorSource,
+    Stream,
+)
+from dataflow.errors import InputUnavailableError, SchemaError, SinkWriteError
+from dataflow.operators.base import Operator
+from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sinks.call import CallWriter
+from dataflow.sources.base import SourceReader, SourceSpec
+from dataflow.worker.messages import (
+    CircuitFailed,
+)
+from dos_protocol.errors import text_of
+from tests.dataflow.every_kind import (
+    GRAPHS,
+    NOT_HERE,
+    ROWS,
+    WINDOW,
+    OneWorker,
+    graph_of,
+    kinds,
+    made_folder,
+    rows_from,
+)
+
+
+class BadTextError(Exception):
+    """Its text has no encoding."""
+
+    def __str__(self) -> str:
+        return "half of a pair: \ud800"
+
+
+class NoTextError(Exception):
+    """Its text cannot be made."""
+
+    def __str__(self) -> str:
+        raise SystemExit("not even that")
+
+
+EXCEPTIONS: Mapping[str, Callable[[], BaseException]] = {
+    "ValueError": lambda: ValueError("bad"),
+    "OverflowError": lambda: OverflowError("date value out of range"),
+    "UnicodeEncodeError": lambda: UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
+    "MemoryError": MemoryError,
+    "RecursionError": RecursionError,
+    "ArrowInvalid": lambda: pa.ArrowInvalid("bad"),
+    "AssertionError": AssertionError,
+    "SystemExit": lambda: SystemExit(3),
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "CancelledError": asyncio.CancelledError,
+    "BadTextError": BadTextError,
+    "NoTextError": NoTextError,
+}
+
+
+def test_every_kind_of_the_package_is_tried() -> None:
+    known = {kind.__name__ for kind in kinds()}
+    assert known - GRAPHS.keys() - NOT_HERE.keys() == set()
+    assert NOT_HERE.keys() <= known
+
+
+BORDERS = {
+    name
+    for base in (Operator, SourceReader, SinkWriter)
+    for name in dir(base)
+    if not name.startswith("_") and name not in ("close", "describe", "reached", "passes_on")
+}
+"""What a worker calls or reads of an operator. Not `close` and `describe`, which have tests of their own."""
+
+
+@contextmanager
+def sabotaged(worker: OneWorker, border: str, make: Callable[[], BaseException]) -> Iterator[list[str]]:
+    """Let one method or property of the operator `made` raise. Yields what was called of it."""
+    spec = worker.plan.specs["made"]
+    calls: list[str] = []
+    open_spec = type(spec).open
+
+    def raising(self: Any, *_: Any, **__: Any) -> Any:
+        calls.append(border)
+        raise make()
+
+    def opened(self: Any, context: Any) -> Any:
+        operator = open_spec(self, context)
+        if context.operator == "made":
+            cls = type(operator)
+            is_property = isinstance(inspect.getattr_static(cls, border), property)
+            attributes = {"__slots__": (), border: property(raising) if is_property else raising}
+            operator.__class__ = type(cls.__name__, (cls,), attributes)
+        return operator
+
+    with mock.patch.object(type(spec), "open", opened):
+        yield calls
+
+
+REACHED = {
+    "operator": {"process_of", "end_step", "tables", "restored"},
+    "source": {"reset_to", "read", "positions", "take_division", "exhausted", "has_input", "counters"},
+    "sink": {"reset_to", "process_of", "end_step", "prepare", "sync", "voted", "publish"},
+}
+MISSED = {
+    "InputSource": {"read"},
+    "LogSource": {"read"},
+    "MergedLogSource": {"read"},
+    "UnionSpec": {"process_of"},
+    "KeyBySpec": {"end_step"},
+}
+"""What a kind has, and no call reaches here."""
+
+
+EVERY = ("process_of", "read", "sync", "has_input")
+"""Borders where every kind of exception is raised; at others one each, in turn."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in GRAPHS if kind not in NOT_HERE])
+def test_what_an_operator_raises_anywhere_stops_the_region_and_names_it(kind: str, tmp_path: Path) -> None:
+    numbers, in_turn = itertools.count(), itertools.cycle(EXCEPTIONS)
+    reached = set()
+    for border in sorted(BORDERS):
+        for name in EXCEPTIONS if border in EVERY else [next(in_turn)]:
+            folder = made_folder(tmp_path / str(next(numbers)))
+            worker = OneWorker(graph_of(kind, folder), folder)
+            with sabotaged(worker, border, EXCEPTIONS[name]) as calls:
+                failures = worker.live()
+            if not calls:
+                break
+            reached.add(border)
+            said = f"{kind}.{border} raises {name}: {failures}"
+            assert [(one.kind, one.operator) for one in failures] == [("operator", "made")], said
+            assert name in failures[0].message, said
+            failures[0].message.encode()
+    spec = worker.plan.specs["made"]
+    role = "source" if isinstance(spec, SourceSpec) else "sink" if isinstance(spec, SinkSpec) else "operator"
+    assert REACHED[role] - reached - MISSED.get(kind, set()) == set()
+
+
+@pytest.mark.parametrize(
+    "loss", [OSError(5, "no answer"), SinkWriteError("full"), InputUnavailableError("down")]
+)
+def test_what_a_disk_or_a_service_does_to_an_operator_is_a_loss_and_names_it(
+    loss: Exception, tmp_path: Path
+) -> None:
+    worker = OneWorker(graph_of("FileSink", made_folder(tmp_path / "a")), tmp_path)
+    with sabotaged(worker, "process_of", lambda: loss):
+        (failure,) = worker.live()
+    assert failure.kind == "internal"
+    assert failure.message == f"{text_of(loss)} (operator 'made')"
+
+
+def test_what_close_raises_is_logged_and_has_no_other_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = OneWorker(graph_of("MapSpec", made_folder(tmp_path / "a")), tmp_path)
+    with sabotaged(worker, "close", lambda: SystemExit(3)) as calls:
+        assert worker.live() == []
+    assert calls
+    assert "in close: operator 'made' failed at its close: SystemExit: 3" in caplog.text
+
+
+def test_a_source_that_cannot_describe_a_position_hides_no_error(tmp_path: Path) -> None:
+    worker = OneWorker(graph_of("IteratorSource", made_folder(tmp_path / "a")), tmp_path)
+    with (
+        mock.patch.object(CallWriter, "process", side_effect=ZeroDivisionError("division by zero")),
+        sabotaged(worker, "describe", SystemExit),
+    ):
+        (failure,) = worker.live()
+    assert (failure.operator, failure.message) == ("end", "ZeroDivisionError: division by zero")
+    assert failure.position == "a position that its source cannot describe: SystemExit: "
+
+
+def failure_of_rows(
+    rows: list[dict[str, Any]], added: Callable[[Stream], Stream], folder: Path
+) -> CircuitFailed:
+    graph = Graph("failures")
+
+    def positioned(split: str, at: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        del split
+        return ((number + 1, rows[number]) for number in range(at, len(rows)))
+
+    source = IteratorSource(positioned, "t timestamp, k string, x bigint")
+    added(graph.source("rows", source)).sink("end", CallSink(print))
+    (failure,) = OneWorker(graph, folder).live()
+    return failure
+
+
+def test_a_row_at_the_end_of_all_times_is_named_and_is_no_lost_worker(tmp_path: Path) -> None:
+    late = {"t": datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC), "k": "a", "x": 1}
+    failure = failure_of_rows(
+        [*ROWS, late],
+        lambda rows: (
+            rows.event_time("timed", "t", lateness=timedelta(0))
+            .key_by("by", "k")
+            .aggregate("per_minute", WINDOW, n=Count())
+        ),
+        tmp_path,
+    )
+    assert (failure.kind, failure.operator) == ("operator", "per_minute")
+    assert "the window of the time 9999-12-31T23:59:59.000000 is not within the years" in failure.message
+
+
+def test_text_that_no_encoding_has_is_named_where_it_is_read(tmp_path: Path) -> None:
+    failure = failure_of_rows([*ROWS, {**ROWS[0], "k": "\ud800"}], lambda rows: rows, tmp_path)
+    assert (failure.kind, failure.operator) == ("operator", "rows")
+    assert failure.position == "split 'rows', after position 9"
+    with pytest.raises(SchemaError, match="must be text that UTF-8 can encode"):
+        IteratorSource(rows_from, "x bigint", splits=["\ud800"])
+
+
+def test_a_file_whose_name_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    folder = made_folder(tmp_path / "a")
+    (folder / "inputs" / os.fsdecode(b"caf\xe9.txt")).write_text("one\n")
+    (failure,) = OneWorker(graph_of("DirectorySource", folder), folder).live()
+    assert (failure.kind, failure.operator) == ("operator", "made")
+    assert r"caf\udce9.txt' is not UTF-8" in failure.message
+    with pytest.raises(SchemaError, match="is not UTF-8"):
+        FileSource(folder / "inputs" / "*")
