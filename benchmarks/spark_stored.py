@@ -90,6 +90,7 @@ def write_output(url: str, steps: int, block: pa.RecordBatch) -> None:
                         after_step=0,
                         at=None,
                         generation=store.record.generation,
+                        workers=WORKERS,
                     )
                     for step in range(1, steps + 1):
                         await log.append(SINK, step, block.num_rows, step, data, {})

@@ -7,13 +7,14 @@ It makes no claims and returns only committed output:
 1. Of a log with publish="step": what a quorum holds.
 2. Of a log with publish="checkpoint": what the last committed checkpoint covers. This is readable even
    while a worker's directory is claimed by an attempt that never opened its log.
-3. A step is returned when the parts of all workers that the region had then are available.
+3. A step is returned when the parts of all workers that made it are available: each record states their
+   number. So it does not matter when a worker joined.
 4. If the region was restored to an older checkpoint, only output of its present line of history: what the
    last committed checkpoint covers, and what was appended on its line after that. A log may still end with
    steps that were taken back, until its worker has opened it again.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
@@ -37,7 +38,16 @@ from checkpoint.coordinator.manifest_log import cuts_in
 from checkpoint.errors import OutputRewoundError
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
-from journal import ChainState, Op, Position, inspect_chain, read_records
+from journal import (
+    ChainState,
+    Op,
+    Position,
+    Record,
+    inspect_chain,
+    read_batches_since,
+    read_records,
+    report_unproved,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +85,12 @@ async def read_output(
     All steps of one call are of one line of history. Raises OutputRewoundError if what was read up to
     `after_step` was taken back by a restore of the region; without `line` that is not noticed. Raises
     InputTrimmedError if steps above `after_step` were trimmed, NoOutputError if the region has no such log,
-    CorruptDataError, and read errors. Steps yielded before an error remain valid: logs are checked segment by
+    QuorumUnavailableError where only members that are unavailable know whether there are more, and
+    CorruptDataError and read errors. Steps yielded before an error remain valid: logs are checked segment by
     segment, so a step counts when the next one was yielded or the iteration has ended.
     """
-    cut = await _last_cut(store, region)
+    cuts = await _checkpoints(store, region)
+    cut = cuts[-1] if cuts else None
     present_line = 0 if cut is None else cut.line
     if line is not None and after_step:
         if line > present_line:
@@ -87,33 +99,25 @@ async def read_output(
     workers = await _workers(store, region, sink, cut)
     if not workers:
         raise NoOutputError(region, sink)
-    present = set(workers if cut is None else cut.workers)
+    begin, published = _begin(cuts, after_step), PublishedOutput(store, region, sink)
+    begun = False
     async with AsyncExitStack() as stack:
-        logs = [
-            await stack.enter_async_context(
-                aclosing(_WorkerLog(store, region, worker, sink, cut, after_step))
-            )
-            for worker in workers
-        ]
-        for log in logs:
-            await log.advance()
-        # Logs are trimmed in whole segments: they need not begin with the same step.
-        first = max((log.head.step for log in logs if log.head is not None and log.begin), default=0)
-        if 0 < after_step < first - 1:
-            raise await PublishedOutput(store, region, sink).trimmed_steps(after_step + 1, first - 1)
-        for log in logs:
-            while log.head is not None and log.head.step < first:
-                await log.advance()
-        while heads := {log.worker: log.head for log in logs if log.head is not None}:
-            step = min(output.step for output in heads.values())
-            if any(log.worker in present and log.head is None and log.reached < step for log in logs):
-                return  # it is not visible yet
-            # A log whose next step is later is of a worker that the region did not have in this step.
-            parts = {worker: output for worker, output in heads.items() if output.step == step}
-            yield _step_of(parts, present_line)
-            for log in logs:
-                if log.head is not None and log.head.step == step:
-                    await log.advance()
+        logs = _Logs(stack, lambda worker: _WorkerLog(store, region, worker, sink, cut, begin, after_step))
+        await logs.open(workers)
+        if not any(log.exists for log in logs.by_worker.values()):
+            raise NoOutputError(region, sink)
+        while (step := logs.next_step) is not None:
+            whole, visible = await logs.parts(step)
+            if not visible:
+                return
+            if begun and not whole:
+                raise await published.trimmed_steps(step, step)
+            if whole and not begun and 0 < after_step < step - 1:
+                raise await published.trimmed_steps(after_step + 1, step - 1)
+            if whole:  # otherwise a log begins later, because logs are trimmed in whole segments
+                begun = True
+                yield _step_of(whole, present_line)
+            await logs.pass_step(step)
 
 
 def _refuse_taken_back(cut: Cut | None, region: str, sink: str, step: int, line: int) -> None:
@@ -150,14 +154,23 @@ def collect_output(url: str, region: str, sink: str, *, token: bytes = b"") -> p
     return pa.concat_tables(tables) if tables else None
 
 
-async def _last_cut(store: Store, region: str) -> Cut | None:
+async def _checkpoints(store: Store, region: str) -> list[Cut]:
+    """Return the committed checkpoints, oldest first, from the newest snapshot of the manifest on."""
     directory = coordinator_directory(region)
     chain = await inspect_chain(store, directory, MANIFEST_CHAIN)
-    last = None
+    report_unproved(directory, chain)
     async with aclosing(cuts_in(read_records(store, chain, directory=directory))) as cuts:
-        async for cut in cuts:
-            last = cut
-    return last
+        return [cut async for cut in cuts]
+
+
+def _begin(cuts: Sequence[Cut], after_step: int) -> Cut | None:
+    """Return the newest checkpoint of this line of history that is not after a step: its logs are read from
+    there on.
+    """
+    for cut in reversed(cuts):
+        if cut.step <= after_step and taken_back(cuts[-1], cut.line, cut.step) is None:
+            return cut
+    return None
 
 
 async def _workers(store: Store, region: str, sink: str, cut: Cut | None) -> list[int]:
@@ -168,30 +181,82 @@ async def _workers(store: Store, region: str, sink: str, cut: Cut | None) -> lis
     return sorted(int(name) for name in names if len(name) == 4 and name.isdigit())
 
 
+class _Logs:
+    """The logs of the workers that made the next step."""
+
+    def __init__(self, stack: AsyncExitStack, log_of: Callable[[int], "_WorkerLog"]) -> None:
+        self.by_worker: dict[int, _WorkerLog] = {}
+        self._stack = stack
+        self._log_of = log_of
+
+    async def open(self, workers: Iterable[int]) -> None:
+        """Open the logs of these workers, if they are not open, at their first step."""
+        for worker in workers:
+            if worker not in self.by_worker:
+                log = self.by_worker[worker] = self._log_of(worker)
+                await self._stack.enter_async_context(aclosing(log))
+                await log.advance()
+
+    @property
+    def next_step(self) -> int | None:
+        """The lowest step that a log has, and that was not passed."""
+        heads = (log.head.step for log in self.by_worker.values() if log.head is not None)
+        return min(heads, default=None)
+
+    async def parts(self, step: int) -> tuple[dict[int, Output], bool]:
+        """Return worker -> its output of the next step if all workers that made it have it, otherwise none;
+        and whether that is so for good, because no log ends before it.
+        """
+        heads = [log.head for log in self.by_worker.values() if log.head is not None]
+        made_by = range(next(head.head.workers for head in heads if head.step == step))
+        await self.open(made_by)  # some may have joined after the checkpoint was read
+        found = {worker: self.by_worker[worker].head for worker in made_by}
+        whole = {worker: head for worker, head in found.items() if head is not None and head.step == step}
+        return (whole if len(whole) == len(made_by) else {}), None not in found.values()
+
+    async def pass_step(self, step: int) -> None:
+        """Go on after a step."""
+        for log in self.by_worker.values():
+            if log.head is not None and log.head.step == step:
+                await log.advance()
+
+
 class _WorkerLog:
-    """The committed output of one worker above a step, in order. Call `advance` first."""
+    """The committed output of one worker above a step, in order. Call `advance` first.
+
+    cut: the last checkpoint. begin: an earlier one, from whose position on the log is read.
+    """
 
     def __init__(
-        self, store: Store, region: str, worker: int, sink: str, cut: Cut | None, after_step: int
+        self,
+        store: Store,
+        region: str,
+        worker: int,
+        sink: str,
+        cut: Cut | None,
+        begin: Cut | None,
+        after_step: int,
     ) -> None:
-        self.worker = worker
-        self.begin = 0 if cut is None else begin_in(cut, worker, sink)
-        """The offset below which it is trimmed."""
         self.head: Output | None = None
         """The next step, None at the end of what is visible."""
-        self.reached = 0
-        """The last step of this log, or before its beginning, that was passed."""
-        self._store, self._region, self._sink = store, region, sink
+        self.exists = False
+        self._begin = 0 if cut is None else begin_in(cut, worker, sink)
+        """The offset below which it is trimmed."""
+        self._from = _end_in(begin, worker, sink)
+        self._store, self._directory, self._chain = (
+            store,
+            worker_directory(region, worker),
+            output_chain(sink),
+        )
         self._in_cut = _end_in(cut, worker, sink)
         self._line = 0 if cut is None else cut.line
         self._after_step = after_step
         self._outputs = self._read()
 
     async def advance(self) -> None:
-        """Go to the next step. Raises NoOutputError, CorruptDataError, and read errors."""
+        """Go to the next step. Raises CorruptDataError, QuorumUnavailableError, and read errors."""
         self.head = None
         async for output in self._outputs:
-            self.reached = output.step
             if output.step > self._after_step and not output.head.begins:
                 self.head = output
                 return
@@ -201,26 +266,44 @@ class _WorkerLog:
         await self._outputs.aclose()
 
     async def _read(self) -> AsyncGenerator[Output]:
-        directory, chain_name = worker_directory(self._region, self.worker), output_chain(self._sink)
-        chain = await inspect_chain(self._store, directory, chain_name, proved=self._in_cut, floor=self.begin)
-        if not chain.seen:
-            raise NoOutputError(self._region, self._sink)
-        visible = await _visible(self._store, directory, chain, self._in_cut)
+        # The segment of the byte before the position: a chain that begins after it does not hold it.
+        floor = max(self._begin, 0 if self._from is None else self._from.size - 1)
+        chain = await inspect_chain(
+            self._store, self._directory, self._chain, proved=self._in_cut, floor=floor
+        )
+        self.exists = chain.seen > 0
+        visible = await _visible(self._store, self._directory, chain, self._in_cut)
         covered = 0 if self._in_cut is None else self._in_cut.size
-        async with aclosing(read_records(self._store, visible, directory=directory)) as records:
+        async with aclosing(self._records(visible)) as records:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
-                    output = decode_output(record.ints, record.strings, where=chain_name, at=end.size)
+                    output = decode_output(record.ints, record.strings, where=self._chain, at=end)
                     # The chain contains the position in the checkpoint, so what is below it is of the line.
                     # After it follows what was taken back, until the worker opens the log on the new line;
                     # or a line that began after the checkpoint was read.
-                    if end.size > covered and output.head.of_line != self._line:
+                    if end > covered and output.head.of_line != self._line:
                         return
                     yield output
+        if visible is chain:
+            report_unproved(self._directory, chain)
+
+    async def _records(self, chain: ChainState) -> AsyncGenerator[tuple[int, Record]]:
+        """Yield the records with the offset just past each: those above the earlier checkpoint, if any."""
+        if self._from is None or self._from.size <= self._begin:
+            async with aclosing(read_records(self._store, chain, directory=self._directory)) as records:
+                async for position, record in records:
+                    yield position.size, record
+            return
+        batches = read_batches_since(self._store, chain, self._from, directory=self._directory)
+        async with aclosing(batches):
+            async for batch in batches:
+                for found in batch:
+                    yield found
 
 
 def _end_in(cut: Cut | None, worker: int, sink: str) -> Position | None:
-    prepared = None if cut is None else cut.outputs()[worker].sinks.get(sink)
+    part = None if cut is None else cut.outputs().get(worker)
+    prepared = None if part is None else part.sinks.get(sink)
     return None if prepared is None else msgspec.convert(prepared, Position)
 
 

@@ -7,7 +7,7 @@ history begins, every log goes back.
 
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -50,7 +50,7 @@ class OutputLog(ChainStore):
         segments: KeptSegments,
         below: Position | None,
         history: int,
-        workers: tuple[int, ...],
+        workers: int,
     ) -> None:
         super().__init__(restored, writer)
         self._sequence = sequence
@@ -83,14 +83,13 @@ class OutputLog(ChainStore):
         released: Floor = NO_FLOOR,
         line: int = 0,
         rewound: bool = False,
-        workers: tuple[int, ...] = (),
+        workers: int,
     ) -> "OutputLog":
         """Open a segment where the log continues. after_step: the step of the restored checkpoint; at: the
         end of the log in that checkpoint, None if it has no such log. released: the floor that the manifest
         has released; nothing below is read. line: the line of history of what follows; rewound: it begins
         here, or the region did not have the worker in the checkpoint, so the log goes back to `at` even if
-        later steps are visible. workers: all workers of the
-        region, for the records of a sink that names the time of its rows.
+        later steps are visible. workers: how many workers make the steps that follow.
 
         Raises what `journal.take_over` and `ChainWriter.open` raise, CorruptDataError.
         """
@@ -143,19 +142,25 @@ class OutputLog(ChainStore):
 
         Raises FencedError. If cancelled, the step may be in the log: the next opening finds out.
         """
-        head = OutputHead(sink=sink, publish=self._publish, inputs=inputs, line=self._history)
-        await self._append(step, rows, digest, self._timed(head, time), data)
+        head = self._head(sink, time, inputs=inputs)
+        await self._append(step, rows, digest, head, data)
 
     async def begin_after(self, sink: str, step: int, time: OutputTime | None = None) -> None:
         """Append that this worker joins the region after a step: the log continues with the next one.
 
         Raises FencedError.
         """
-        head = OutputHead(sink=sink, publish=self._publish, begins=True, line=self._history)
-        await self._append(step, 0, 0, self._timed(head, time), b"")
+        await self._append(step, 0, 0, self._head(sink, time, begins=True), b"")
 
-    def _timed(self, head: OutputHead, time: OutputTime | None) -> OutputHead:
-        return head if time is None else msgspec.structs.replace(head, time=time, workers=self._workers)
+    def _head(self, sink: str, time: OutputTime | None, **more: Any) -> OutputHead:
+        return OutputHead(
+            sink=sink,
+            publish=self._publish,
+            line=self._history,
+            time=msgspec.UNSET if time is None else time,
+            workers=self._workers,
+            **more,
+        )
 
     async def _append(self, step: int, rows: int, digest: int, head: OutputHead, data: bytes) -> None:
         async with self._appending:

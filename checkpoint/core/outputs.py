@@ -81,8 +81,9 @@ class OutputHead(msgspec.Struct, frozen=True, kw_only=True):
     """The line of history to which the step belongs (`core/lines.py`); not set for line 0."""
     time: OutputTime | msgspec.UnsetType = msgspec.UNSET
     """Set if the sink names the time of its rows. Every record has it, so trimming loses none."""
-    workers: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
-    """The workers that made this step, set with `time`: the rows of a step are on the logs of all of them."""
+    workers: int
+    """How many workers made this step: its rows are on the logs of the workers 0 to workers - 1. A reader has
+    the whole step when it has the records of all of them."""
 
     @property
     def of_line(self) -> int:

@@ -79,7 +79,7 @@ class ReplicaStream:
         """Log of a former worker that was read to its end -> the step of the checkpoint that has its end."""
         self._line = 0
         """The line of history of the replica when the stream joined."""
-        self._workers: tuple[int, ...] = ()
+        self._workers = 0
         """Of the record because of which the stream joins anew."""
 
     async def _acknowledge(
@@ -184,7 +184,7 @@ class ReplicaStream:
     async def _wait_for_logs(self, published: PublishedOutput) -> list[str]:
         """Return the logs of all workers that the region has or had, when there are any."""
         while True:
-            found = {*await published.splits(), *map(split_of, self._workers)}
+            found = {*await published.splits(), *map(split_of, range(self._workers))}
             if found:
                 return sorted(found)
             why = f"region {self._place.region!r} has written nothing there yet"
@@ -222,8 +222,7 @@ class ReplicaStream:
     async def _take(self, split: str, log: _Log, followed: FollowedOutput) -> None:
         output, head = followed.output, followed.output.head
         time = self._time_of(output)
-        assert head.workers, "it is set with the time"
-        shared = {*map(split_of, head.workers)}
+        shared = {*map(split_of, range(head.workers))}
         back = any(output.step > self._rested.get(other, output.step) for other in shared)
         if head.of_line > self._line or back or not shared <= self._logs.keys():
             self._workers = head.workers

@@ -138,8 +138,9 @@ async def create_journals(
         if isinstance(spec, LogSink):
             at = log_position(name, change.part.sinks.get(name))
             after = order.restore.step
+            workers = len(order.layout.workers)
             log = await OutputLog.open(
-                claim, name, spec.publish, after_step=after, at=at, generation=generation
+                claim, name, spec.publish, after_step=after, at=at, generation=generation, workers=workers
             )
             await log.aclose()
 

@@ -302,7 +302,7 @@ class LinkIncarnation:
                     joins=self._change is not None and self._change.joins,
                     line=0 if order.restore is None else order.restore.line,
                     rewound=order.restore is not None and order.restore.rewound,
-                    workers=order.layout.workers,
+                    workers=len(order.layout.workers),
                 )
             )
             if not spec.without_checkpoints:

@@ -88,11 +88,11 @@ class Outputs:
         joins: bool = False,
         line: int = 0,
         rewound: bool = False,
-        workers: tuple[int, ...] = (),
+        workers: int,
     ) -> None:
         """Open every log at its position. floors: what the manifest has released of each chain. joins: the
         region did not have this worker in the checkpoint. line: the line of history of the checkpoint;
-        rewound: it begins with it. workers: all workers of the region.
+        rewound: it begins with it. workers: how many the region has.
 
         Raises what `OutputLog.open` raises; call `aclose` then too.
         """

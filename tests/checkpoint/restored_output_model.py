@@ -102,6 +102,7 @@ class RestoredOutputModel:
             generation=1,
             line=self.line,
             rewound=cut is not None and cut.rewound,
+            workers=len(WORKERS),
         )
         self.made[worker] = after
         self.opened.add(worker)

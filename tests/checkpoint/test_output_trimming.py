@@ -82,6 +82,7 @@ class OutputModel:
             at=None if at is None else msgspec.convert(at, Position),
             generation=1,
             released=floors.get(CHAIN, NO_FLOOR),
+            workers=1,
         )
         self.collecting.release(floors, gaps_of(self.kept, 0))
         planner = TrimPlanner(self.store, self.place, RetentionRule())

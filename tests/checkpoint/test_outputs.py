@@ -92,6 +92,7 @@ outputs = st.builds(
             st.dictionaries(st.text(max_size=5), st.integers(0, 2**62), max_size=2),
             max_size=2,
         ),
+        workers=st.integers(1, 2**16),
     ),
     data=st.binary(min_size=1, max_size=99),
 )
@@ -111,8 +112,9 @@ def test_an_output_returns_from_its_record(output: Output) -> None:
         ((1, 2, 0, 4), (b'{"sink":"s"}', b""), "missing required field"),
         ((1, 2, 0, 4), (b'{"sink":"s","publish":"never"}', b""), "Invalid enum value"),
         ((1, 2, 0, 4), (b"[" * 5000, b""), "the JSON head of an output"),
-        ((1, 2, 3, 4), (b'{"sink":"s","publish":"cut"}', b""), "3 rows"),
-        ((1, 2, 0, 4), (b'{"sink":"s","publish":"cut"}', b"x"), "0 rows"),
+        ((1, 2, 0, 4), (b'{"sink":"s","publish":"cut"}', b""), "missing required field `workers`"),
+        ((1, 2, 3, 4), (b'{"sink":"s","publish":"cut","workers":1}', b""), "3 rows"),
+        ((1, 2, 0, 4), (b'{"sink":"s","publish":"cut","workers":1}', b"x"), "0 rows"),
     ],
 )
 def test_a_record_that_cannot_be_an_output_is_corrupt(
@@ -126,7 +128,7 @@ async def opened(
     store: MemoryStore, epoch: int, publish: Publish, after_step: int = 0, end: Position | None = None
 ) -> OutputLog:
     return await OutputLog.open(
-        store.claim(epoch), "x", publish, after_step=after_step, at=end, generation=1, scratch=None
+        store.claim(epoch), "x", publish, after_step=after_step, at=end, generation=1, workers=1
     )
 
 
@@ -209,9 +211,7 @@ async def test_a_log_is_opened_at_its_checkpoint_however_many_segments_it_has(pu
     store, end, settled, read = MemoryStore(), None, [], []
     for step in range(1, 41):
         claim = store.claim(step)
-        log = await OutputLog.open(
-            claim, "x", publish, after_step=step - 1, at=end, generation=1, scratch=None
-        )
+        log = await OutputLog.open(claim, "x", publish, after_step=step - 1, at=end, generation=1, workers=1)
         settled.append(len(claim.settled))
         read.append(log.replayed_bytes)
         await fill(log, step)

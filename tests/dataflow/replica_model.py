@@ -142,7 +142,7 @@ class ReplicaModel:
             line=self.line,
             rewound=joins or (cut is not None and cut.rewound),
             released=floors.get(CHAIN, NO_FLOOR),
-            workers=self.workers,
+            workers=len(self.workers),
         )
         if joins:
             time = OutputTime() if prepared is None else msgspec.convert(prepared, OutputTime)

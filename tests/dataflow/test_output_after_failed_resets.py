@@ -54,7 +54,7 @@ class RegionStore(MemoryStore):
 async def log_of(store: MemoryStore, epoch: int, publish: Publish, in_cut: Position | None) -> OutputLog:
     claim = store.claim(epoch, directory=WORKER)
     after = len(STEPS_IN_CUT) if in_cut else 0
-    return await OutputLog.open(claim, SINK, publish, after_step=after, at=in_cut, generation=1)
+    return await OutputLog.open(claim, SINK, publish, after_step=after, at=in_cut, generation=1, workers=1)
 
 
 def cut_at(in_cut: Position, cut: int = 1) -> Cut:
@@ -147,7 +147,7 @@ async def test_a_reader_without_a_checkpoint_reports_what_it_cannot_show() -> No
     outcome = InspectionOutcome("out-x", "chain", unproved=state.unproved_text)
     assert verdict_text(outcome).startswith("sound as far as it can be proved: ")
     log = await OutputLog.open(
-        store.claim(6, directory=WORKER), SINK, Publish.STEP, after_step=3, at=None, generation=1
+        store.claim(6, directory=WORKER), SINK, Publish.STEP, after_step=3, at=None, generation=1, workers=1
     )
     state = await inspect_chain(store, WORKER, output_chain(SINK))
     assert (state.unproved, state.unproved_text) == (0, ""), "the next writer settles them"

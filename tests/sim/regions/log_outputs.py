@@ -94,7 +94,7 @@ class LogOutputs:
                 released=order.floors.get(output_chain(name), NO_FLOOR),
                 line=0 if order.restore is None else order.restore.line,
                 rewound=joins or (order.restore is not None and order.restore.rewound),
-                workers=order.layout.workers,
+                workers=len(order.layout.workers),
             )
             log._appending = SimLock(worker)  # type: ignore[assignment]
             if joins:
