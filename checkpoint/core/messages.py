@@ -290,6 +290,11 @@ class CopyAhead(ControlMessage, frozen=True, kw_only=True):
     worker: int
     restore: Cut
     layout: Layout
+    creates: bool = True
+    """Whether a worker that joins claims its directory and creates its journals. Once in an incarnation: one
+    epoch has one writer, and an attempt that was given up may still hold the claim. After that the restore
+    creates what is missing.
+    """
     moves: ClassVar[bool] = True
 
 

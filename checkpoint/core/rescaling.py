@@ -82,6 +82,8 @@ class Rescaling:
         self._held_at = 0.0
         """When the region was ordered to pause for the change."""
         self._replacement = Replacement()
+        self._ordered: dict[int, int] = {}
+        """Worker that was to join -> the last incarnation in which it was ordered to create its journals."""
         self.last_settled = ScaleSettled(None, 0)
         """The last change of the number that ended; another object for each."""
 
@@ -291,8 +293,10 @@ class Rescaling:
                         worker=worker.index,
                         restore=last,
                         layout=layout,
+                        creates=self._ordered.get(worker.index) != state.incarnation,
                     ),
                 )
+                self._ordered[worker.index] = state.incarnation
         state.timers.set("scale", now + state.spec.start_timeout_s)
 
     def on_copied(self, worker: Worker, message: CopiedAhead, now: float) -> Refusal | None:

@@ -151,7 +151,7 @@ async def copy_ahead(
     """Carry out an order to copy ahead; return the bytes that were copied. Raises what the store raises."""
     change = LayoutChange.of(order, plan)
     assert change is not None, "the layout changes"
-    if not change.share.stays:
+    if order.creates and not change.share.stays:
         directory = worker_directory(order.job, order.worker)
         async with await store.claim(directory, order.incarnation, fresh_id) as claim:
             await create_journals(claim, order, change, plan, generation=store.record.generation)

@@ -21,7 +21,7 @@ from checkpoint.core.coordinator_vocabulary import (
     ScaleWanted,
     WorkerEnded,
 )
-from checkpoint.core.messages import CopiedAhead, Counters, Paused, Restored
+from checkpoint.core.messages import CopiedAhead, CopyAhead, Counters, Paused, Restored
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import ReplaceSettled, RestoreSettled, SavepointSettled, ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
@@ -198,3 +198,22 @@ def test_after_a_request_that_failed_no_timer_acts_and_the_next_good_one_is_carr
     assert len(region.core.state.roster) == 2
     region.take()
     good(region)
+
+
+def test_a_worker_that_joins_creates_its_journals_once_in_an_incarnation() -> None:
+    """The attempt before may still hold the claim of its directory, and one epoch has one writer."""
+    region = CoordinatorHarness().run()
+    region.commit(1, step=5)
+
+    def creates() -> list[tuple[int, bool]]:
+        region.take()
+        region.play(ScaleWanted(3))
+        region.join(2, attempt=region.core.state.roster[2].attempt)
+        orders = [order for _, order in region.sent(CopyAhead)]
+        region.play(ScaleWanted(None))
+        return [(order.worker, order.creates) for order in orders if order.worker == 2]
+
+    assert [creates(), creates()] == [[(2, True)], [(2, False)]]
+    region.play(ResetWanted())
+    restarted(region)
+    assert creates() == [(2, True)]

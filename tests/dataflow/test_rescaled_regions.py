@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import trio
 
 from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, WorkerJoined
 from checkpoint.errors import NotScaledError, StateNotRecordedError
@@ -30,6 +31,8 @@ from dataflow import (
 )
 from dataflow.handle import RegionHandle
 from dataflow.sinks.sql import SqlSink
+from dataflow.worker.copying import CopiedState
+from dos_client.blocking import open_store
 from tests.dataflow.support import rows_of, true_counts
 from tests.dataflow.test_output_processes import counted, inputs, last_shown, steps_of
 from tests.dataflow.test_region_processes import (
@@ -140,18 +143,30 @@ def test_output_logs_have_every_step_once_through_changes_and_kills(
 
 
 def test_a_change_that_fails_leaves_the_workers_that_were_there(
-    shared_store: str, texts: list[Path], tmp_path: Path
+    shared_store: str, texts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The new worker is killed when it has created its journals, so its directory has a claim."""
+    copy, may_copy = CopiedState.copy, tmp_path / "copy"
+
+    async def later(*args: Any) -> int:
+        await trio.to_thread.run_sync(partial(until, may_copy.exists, "may copy", WAIT_S))
+        return await copy(*args)
+
     def kill_the_new(event: RegionEvent) -> None:
         if isinstance(event, WorkerJoined) and event.worker == 2:
+            with open_store(shared_store) as store:
+                there = partial(store.inspect, f"{tmp_path.name}.w0002")
+                until(lambda: any(there().answers.values()), "the journals are there", WAIT_S)
             os.kill(event.pid, signal.SIGKILL)
 
+    monkeypatch.setattr(CopiedState, "copy", later)
     with counting(texts, shared_store, tmp_path, workers=2) as (control, watch):
         watch.cuts(2)
         watch.also = kill_the_new
         with pytest.raises(NotScaledError, match="keeps 2 workers"):
             control.scale(3, WAIT_S)
         watch.also = lambda _: None
+        may_copy.touch()
         for wrong, why in ((0, "a region has 1 to 4096 workers, got 0"), (None, "no change of the number")):
             with pytest.raises(NotScaledError, match=why):
                 control.scale(wrong, WAIT_S)

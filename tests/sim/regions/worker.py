@@ -333,7 +333,7 @@ class Worker(Process):
             self._send_copied(copied, total)
 
         try:
-            if not change.share.stays:
+            if order.creates and not change.share.stays:
                 claim = await self.host.claim(worker_directory(order.job, self.index), order.incarnation)
                 assert claim is not None, "it waits without a limit"
                 await create_journals(claim, order, change, plan, generation=region.store.generation)
