@@ -94,6 +94,8 @@ auto_repair_bytes_per_s: Final = 32 * MIB
 damage_watch_s: Final = 20.0
 """How often a store with a writer queries each member for directories with damaged copies."""
 
+scrub_poll_s: Final = 0.5
+"""How often `dos store scrub` asks for the progress."""
 verify_pause_s: Final = 0.3
 """The pause between two reads of a directory whose copies differ, because an active writer changes them
 meanwhile.

@@ -51,6 +51,8 @@ from dos_protocol.vocabulary import (
     Quit,
     RepairAck,
     RepairChunk,
+    ScrubProgress,
+    ScrubRequest,
     Stamp,
     Stamped,
     Stat,
@@ -87,6 +89,8 @@ __all__ = [
     "Quit",
     "RepairAck",
     "RepairChunk",
+    "ScrubProgress",
+    "ScrubRequest",
     "Stamp",
     "Stamped",
     "Stat",
@@ -184,6 +188,11 @@ TABLE: Final[dict[Opcode, MessageLayout]] = {
         Witness, (("server_id", "16s"), *_STAMP, ("before_number", "Q"), ("before_id", "16s"))
     ),
     Opcode.WITNESSED: MessageLayout(Witnessed, (("server_id", "16s"), *_STAMP)),
+    Opcode.SCRUB: MessageLayout(ScrubRequest, (("begin", "?"), ("bytes_per_s", "Q"))),
+    Opcode.SCRUBBED: MessageLayout(
+        ScrubProgress,
+        (("rounds", "Q"), ("objects", "Q"), ("bytes", "Q"), ("damaged", "Q"), ("directories_left", "Q")),
+    ),
     Opcode.ERROR: MessageLayout(
         Error,
         (("code", "H"), ("actual", "Q")),

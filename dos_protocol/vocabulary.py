@@ -31,6 +31,7 @@ class Opcode(IntEnum):
     MEND = 11
     STAMP = 12
     WITNESS = 13
+    SCRUB = 14
 
     WELCOME = 129
     DIRECTORY_OPENED = 130
@@ -45,6 +46,7 @@ class Opcode(IntEnum):
     MENDED = 139
     STAMPED = 140
     WITNESSED = 141
+    SCRUBBED = 142
     ERROR = 255
 
 
@@ -293,6 +295,28 @@ class Witnessed(msgspec.Struct, frozen=True):
     stamp_id: bytes
 
 
+class ScrubRequest(msgspec.Struct, frozen=True):
+    """Report the progress of the scrub, which verifies all stored objects on the disk. `begin`: first begin a
+    round over everything. `bytes_per_s`: the rate of that round; 0: the server's own.
+    """
+
+    begin: bool = False
+    bytes_per_s: int = 0
+
+
+class ScrubProgress(msgspec.Struct, frozen=True):
+    """The answer to SCRUB. `rounds`: completed since the server started; a round that `begin` began is
+    complete when this number has grown. `objects`, `bytes`, `damaged`: verified and found damaged since the
+    start. `directories_left`: in this round; 0 between rounds.
+    """
+
+    rounds: int
+    objects: int
+    bytes: int
+    damaged: int
+    directories_left: int
+
+
 class Error(msgspec.Struct, frozen=True):
     """A refusal.
 
@@ -333,6 +357,8 @@ Message = (
     | Stamped
     | Witness
     | Witnessed
+    | ScrubRequest
+    | ScrubProgress
     | Error
 )
 

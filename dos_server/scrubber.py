@@ -30,6 +30,7 @@ class Scrubber:
         self._is_busy = is_busy
         self._limiter = trio.CapacityLimiter(1)
         self._nursery: trio.Nursery | None = None
+        self._pause = trio.CancelScope()
 
     def begin(self, nursery: trio.Nursery, first_seconds: float) -> None:
         """Schedule the first read after so many seconds. Everything runs in the nursery."""
@@ -42,6 +43,7 @@ class Scrubber:
         return {
             scrub_reads.ScrubRead: self._read,
             scrub_reads.ScrubLater: self._later,
+            scrub_reads.ScrubNow: lambda _: self._pause.cancel(),
             scrub_reads.LogNotice: self._log,
         }
 
@@ -50,7 +52,8 @@ class Scrubber:
         self._nursery.start_soon(self._wait, effect.seconds)
 
     async def _wait(self, seconds: float) -> None:
-        await trio.sleep(seconds)
+        with trio.CancelScope() as self._pause:
+            await trio.sleep(seconds)
         self._feed(scrub_reads.ScrubDue(self._is_busy()))
 
     def _read(self, effect: scrub_reads.ScrubRead) -> None:

@@ -32,7 +32,7 @@ from dos_client.cli.kit import (
     run,
     tool_writer_id,
 )
-from dos_client.cli.repair import recover, repair, verify
+from dos_client.cli.repair import recover, repair, scrub, verify
 from dos_client.cli.rm import rm
 from dos_client.cli.status import status
 from dos_client.cli.store import add, init, replace
@@ -64,6 +64,7 @@ _OF_STORE: tuple[Callable[..., None], ...] = (
     move,
     replace,
     verify,
+    scrub,
     repair,
     recover,
     status,

@@ -1,5 +1,6 @@
-"""`dos store verify | repair | recover`: the commands that compare and repair the copies of a store."""
+"""`dos store verify | scrub | repair | recover`: the commands that examine and repair copies."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from dos_client.cli.store import filling_progress, record_json
 from dos_client.core.comparing import CopyState
 from dos_client.membership.recovering import Recovered, recover_store
 from dos_client.repair.repairing import RepairOutcome, RepairProgress, RepairReport, repair_store
+from dos_client.repair.scrubbing import MemberScrub, ScrubReport, scrub_store
 from dos_client.repair.verifying import CopyDifference, VerifyProgress, VerifyReport, verify_store
 from dos_client.store import open_store
 from dos_client.urls import parse_url
@@ -90,6 +92,65 @@ def verify(
         _print_report(report, url)
     if report.differences or report.unavailable:
         raise typer.Exit(NEGATIVE)
+
+
+def scrub(
+    url: StoreUrl,
+    rate: Annotated[
+        str | None,
+        typer.Option(help="Bytes in a second on each server, such as 50MB/s. Default: its own rate."),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until all servers have read everything.")
+    ] = True,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Have each server verify everything on its disk now. It does so anyway, in the background, once a day.
+
+    A server reads its own disk, not its memory, at most at its --scrub-rate and a tenth of the time. Damage
+    that it finds is repaired by the writers of the store, by `dos store watch`, or by `dos store repair`.
+    Exit code 0 if no damage was found, 1 if some was, or a member was not scrubbed.
+
+    Example: dos store scrub dos://h1,h2,h3 --rate 100MB/s
+    """
+    bytes_per_s = 0 if rate is None else int(parsed_option(parse_rate, rate))
+
+    async def work() -> ScrubReport:
+        with ProgressDisplay(quiet=as_json) as display:
+            async with open_store(
+                parse_url(url), token=read_token(token_file), client="dos store scrub"
+            ) as store:
+                return await scrub_store(
+                    store,
+                    bytes_per_s=bytes_per_s,
+                    wait=wait,
+                    on_progress=lambda now: display.show(_scrub_text(now), _scrubbed_bytes(now)),
+                )
+
+    report = run(work)
+    if as_json:
+        print_json({address: asdict(one) for address, one in report.items()})
+    else:
+        for address, one in report.items():
+            print(f"{address}: {one.error or _scrub_result(one)}")
+    if any(one.error or one.damaged for one in report.values()):
+        raise typer.Exit(NEGATIVE)
+
+
+def _scrub_result(one: MemberScrub) -> str:
+    state = "verified" if one.done else "begun"
+    return f"{state}, {one.objects} objects, {count_text(one.bytes)}, {one.damaged} damaged"
+
+
+def _scrub_text(report: ScrubReport) -> str:
+    done = sum(one.done for one in report.values())
+    left = sum(one.directories_left for one in report.values())
+    return f"{done} of {len(report)} servers done, {left} directories left"
+
+
+def _scrubbed_bytes(report: ScrubReport) -> int:
+    return sum(one.bytes for one in report.values())
 
 
 def repair(

@@ -29,6 +29,8 @@ from dos_protocol.vocabulary import (
     Pong,
     RepairAck,
     RepairChunk,
+    ScrubProgress,
+    ScrubRequest,
     Stat,
     StatResult,
 )
@@ -129,6 +131,10 @@ class Requests(ABC):
     async def configure(self, record: StoreRecord) -> int:
         """Send a newer store record to the server. Returns the generation that it then stores."""
         return (await self.call(Configure(encode_store_record(record)), Configured)).generation
+
+    async def scrub(self, *, begin: bool = False, bytes_per_s: int = 0) -> ScrubProgress:
+        """Return the progress of the server's scrub; with `begin`, begin a round over everything first."""
+        return await self.call(ScrubRequest(begin, bytes_per_s), ScrubProgress)
 
     async def ping(self, payload: bytes = b"", timeout_s: float | None = None) -> float:
         """Return the seconds of one round trip."""

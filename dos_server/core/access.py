@@ -160,8 +160,9 @@ def why_forbidden(access: Access, directory: str | None, message: m.Message) -> 
     """Return why a session may not make a request; None if it may. directory: its current one."""
     if access.grants is None:
         return None
-    if isinstance(message, m.Configure):
-        return None if access.is_admin else f"token {access.name!r} may not change the store record"
+    if isinstance(message, m.Configure | m.ScrubRequest):
+        what = "change the store record" if isinstance(message, m.Configure) else "control the scrub"
+        return None if access.is_admin else f"token {access.name!r} may not {what}"
     if isinstance(message, m.ChangeDirectory):
         wanted = (Right.APPEND, Right.DELETE, Right.ADMIN) if message.claim else tuple(Right)
         if any(access.may(right, message.directory) for right in wanted):

@@ -21,11 +21,14 @@ This part decides what is verified, when, and what follows from it. It has no ac
 from collections import deque
 from typing import Final, NamedTuple
 
+from dos_protocol import messages as m
+from dos_protocol.errors import ErrorCode
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import DirectoryState, LoadState
 from dos_server.core.object_state import ObjectState
 from dos_server.core.reads import Reads
+from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.core.verify import VerifyGoal, beginning
 from dos_server.limits import (
@@ -75,7 +78,27 @@ class Scrub:
         self._chain = beginning(0)
         self._goal = VerifyGoal(0)
         self._yielded_s = 0.0
+        self._bytes_per_s = plan.bytes_per_s
         self.rounds = self.objects = self.bytes = self.damaged = 0
+
+    def request(self, session: Session, request: m.ScrubRequest, request_id: int) -> None:
+        """Begin a round over everything, if that is requested, and report the progress.
+
+        What an earlier round has verified does not count: the caller wants to know how the disk is now.
+        """
+        if not self._plan.bytes_per_s:
+            text = "the scrub of this server is off (--scrub-rate 0)"
+            self._tables.refuse(session, ErrorCode.UNSUPPORTED, text, request_id)
+            return
+        if request.begin:
+            self._left = deque(sorted(self._tables.directory_names))
+            self._round_began = self._tables.now
+            self._bytes_per_s = request.bytes_per_s or self._plan.bytes_per_s
+            self._tables.effects.append(scrub_reads.ScrubNow())
+            self._tables.audit(session, "began a round of the scrub")
+        left = len(self._left or ()) + (self._directory is not None)
+        answer = m.ScrubProgress(self.rounds, self.objects, self.bytes, self.damaged, left)
+        self._tables.send(session, answer, request_id)
 
     def due(self, event: scrub_reads.ScrubDue) -> None:
         """Order the next read, or ask to be called again later; never both."""
@@ -111,7 +134,7 @@ class Scrub:
                 self._object, self._chain = state, event.chain
             else:
                 self.objects += 1
-        self._later(max(read / self._plan.bytes_per_s, event.seconds * scrub_rest_share))
+        self._later(max(read / self._bytes_per_s, event.seconds * scrub_rest_share))
 
     def _damaged(self, state: ObjectState, offset: int, what: str) -> None:
         """Quarantine the object and log it."""
@@ -156,7 +179,7 @@ class Scrub:
         self._round_began = self._tables.now
 
     def _end_round(self) -> None:
-        self._left = None
+        self._left, self._bytes_per_s = None, self._plan.bytes_per_s
         self.rounds += 1
         took = self._tables.now - self._round_began
         self._log(

@@ -43,6 +43,10 @@ class ScrubLater(NamedTuple):
     seconds: float
 
 
+class ScrubNow(NamedTuple):
+    """End the wait for the next `ScrubDue`, if there is one."""
+
+
 class LogNotice(NamedTuple):
     """Log a line for the operator. `bad`: action may be needed."""
 
@@ -51,4 +55,4 @@ class LogNotice(NamedTuple):
 
 
 Event = ScrubDue | ScrubReadDone
-Effect = ScrubRead | ScrubLater | LogNotice
+Effect = ScrubRead | ScrubLater | ScrubNow | LogNotice

@@ -129,6 +129,7 @@ class ServerCore:
         self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
             m.Quit: self._quit,
             m.RepairChunk: repairs.repair,
+            m.ScrubRequest: scrub_.request,
             **_messages_of(greetings, stamps_, reads, claims, appends, removals),
         }
 

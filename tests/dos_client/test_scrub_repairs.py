@@ -4,6 +4,7 @@ Real servers as processes, a bit flipped on a disk, no person, no reader.
 """
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,3 +101,35 @@ async def test_without_a_living_writer_it_is_quarantined_and_the_command_repairs
     assert not await noticed()
     async with open_store(url_of(three_scrubbed)) as store:
         assert (await verify_store(store, read=True)).findings == []
+
+
+def test_a_scrub_can_be_begun_now_and_is_waited_for(tmp_path: Path) -> None:
+    """The servers would begin a round of their own in a day."""
+    slow = ("--scrub-rate", "1GB/s", "--scrub-every", "24h")
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(ServerProcess(tmp_path / f"server-{number}", options=slow))
+            for number in range(3)
+        ]
+        url = url_of(servers)
+        trio.run(old_object, servers)
+        clean = dos("store", "scrub", url)
+        assert (clean.code, clean.stdout.count(b"verified, ")) == (0, 3), clean.stderr
+        trio.run(lambda: damage(servers[1], "old", "o", notice=False, at=500_000))
+        found = dos("store", "scrub", url, "--rate", "500MB/s", "--json")
+        rows = json.loads(found.stdout)
+        assert (found.code, [row["damaged"] for row in rows.values()]) == (1, [0, 1, 0])
+        assert all(row["done"] for row in rows.values())
+        assert dos("store", "status", url).code == 1, "the server knows it, so everybody does"
+        assert dos("store", "repair", url).code == 0
+        servers[2].kill()
+        left = dos("store", "scrub", url, "--no-wait")
+        assert (left.code, left.stdout.count(b"begun, ")) == (1, 2)
+
+
+def test_a_scrub_that_is_off_is_refused_with_the_option(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", options=("--scrub-rate", "0")) as server:
+        trio.run(init_store, server.url)
+        refused = dos("store", "scrub", server.url)
+        assert refused.code == 1
+        assert b"the scrub of this server is off (--scrub-rate 0)" in refused.stdout

@@ -47,6 +47,8 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Stamped, u64, ids),
     st.builds(m.Witness, ids, u64, ids, u64, ids),
     st.builds(m.Witnessed, ids, u64, ids),
+    st.builds(m.ScrubRequest, st.booleans(), u64),
+    st.builds(m.ScrubProgress, u64, u64, u64, u64, u64),
     st.builds(m.Error, u16, texts, texts, u64, blobs),
 )
 

@@ -31,6 +31,7 @@ SAMPLES: dict[m.Opcode, m.Message] = {
         m.Listing((INFO,), True), m.StatResult(INFO, 1, 2), m.Deleted("a"), m.Configured(1),
         m.Pong(b"p"), m.Bye(),
         m.RepairAck("a", 1, True), m.Stamped(1, b"i" * 16), m.Witnessed(b"s" * 16, 1, b"i" * 16),
+        m.ScrubRequest(True, 1), m.ScrubProgress(1, 2, 3, 4, 5),
         m.Error(13, "m", "r", 5, b"x"),
     )
 }  # fmt: skip
@@ -89,7 +90,8 @@ def test_an_opcode_without_a_row_is_named() -> None:
 
 def test_requests_are_below_128_and_every_message_has_an_opcode() -> None:
     answers = {"Welcome", "DirectoryOpened", "DurabilityAck", "Data", "Listing", "StatResult", "Deleted",
-               "Configured", "Pong", "Bye", "RepairAck", "Stamped", "Witnessed", "Error"}  # fmt: skip
+               "Configured", "Pong", "Bye", "RepairAck", "Stamped", "Witnessed", "ScrubProgress",
+               "Error"}  # fmt: skip
     for opcode, row in m.TABLE.items():
         assert (opcode >= 128) == (row.cls.__name__ in answers)
     assert set(get_args(m.Message)) == {row.cls for row in m.TABLE.values()}

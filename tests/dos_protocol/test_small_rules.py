@@ -159,7 +159,7 @@ def test_what_ends_a_connection() -> None:
 def test_numbers_of_the_wire_are_those_of_version_1() -> None:
     """Numbers are never reused or changed: a change here is another protocol."""
     assert [code.value for code in ErrorCode] == list(range(1, 30))
-    assert [opcode.value for opcode in m.Opcode] == [*range(1, 14), *range(129, 142), 255]
+    assert [opcode.value for opcode in m.Opcode] == [*range(1, 15), *range(129, 143), 255]
     assert {name: value for name, value in vars(limits).items() if isinstance(value, int)} == {
         "KIB": 2**10, "MIB": 2**20, "PROTOCOL_VERSION": 1, "frame_header_bytes": 32, "meta_bytes_max": 2**16,
         "payload_bytes_max": 2**20, "digest_block_bytes": 2**16, "name_bytes_max": 128, "id_bytes": 16,
@@ -181,7 +181,7 @@ def test_messages_have_these_defaults() -> None:
         "Hello": (1, b"", no_id, 0, ""), "Welcome": (b"", 0, no_id, False, b"", False),
         "ChangeDirectory": (False, 0, no_id), "DirectoryOpened": ((),), "Get": (0,), "List": ("", "", 1000),
         "Listing": ((), False), "Stat": (2**64 - 1,), "Ping": (b"",), "Pong": (b"",),
-        "Stamp": (0, no_id), "Witness": (0, no_id), "Error": ("", "", 0, b""),
+        "Stamp": (0, no_id), "Witness": (0, no_id), "ScrubRequest": (False, 0), "Error": ("", "", 0, b""),
     }  # fmt: skip
     assert m.ObjectInfo.__struct_defaults__ == (0, 0, 0, False, False, False)
     assert vocabulary.NO_DIGEST == 2**64 - 1

@@ -130,7 +130,7 @@ BUGS = {
         "self.may(Right.ADMIN, EVERY)",
         "any(Right.ADMIN in one.rights for one in self.grants or ())",
     ),
-    "everybody may configure": ("if isinstance(message, m.Configure):", "if False:"),
+    "everybody may configure": ("if isinstance(message, m.Configure | m.ScrubRequest):", "if False:"),
     "a reader may claim": ("if message.claim else tuple(Right)", "and tuple(Right)"),
     "a repair needs no right": ("    m.RepairChunk: Right.ADMIN,\n", ""),
     "one right is enough": ("right in grant.rights and grant.covers(directory)", "grant.covers(directory)"),

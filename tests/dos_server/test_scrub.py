@@ -303,3 +303,31 @@ def test_what_is_broken_poisoned_or_empty_is_passed_over() -> None:
     server.send(session, m.Append("a", 1_000, prefix_digest(CONTENT[:1_000]), b"more"))
     server.settle()
     assert one_round(server) == ["d1/b"]
+
+
+def test_a_round_that_is_requested_reads_everything_again_and_ends_the_wait_for_the_next_one() -> None:
+    member = StoreMember(LARGE, PLAN)
+    reader = member.reader()
+    one_round(member)
+    before = member.ask(reader, m.ScrubRequest())
+    assert isinstance(before, m.ScrubProgress)
+    assert (before.rounds, before.bytes >= len(LARGE), before.directories_left) == (1, True, 0)
+    begun = member.ask(reader, m.ScrubRequest(begin=True, bytes_per_s=5 * RATE))
+    assert isinstance(begun, m.ScrubProgress)
+    assert (begun.rounds, begun.directories_left) == (1, 1)
+    assert member.scrub_due == member.now, "and not an hour later"
+    assert one_round(member).count("dir/o") > 2
+    after = member.ask(reader, m.ScrubRequest())
+    assert isinstance(after, m.ScrubProgress)
+    assert (after.rounds, after.bytes - before.bytes) == (2, before.bytes)
+
+
+def test_a_request_in_the_middle_of_a_round_makes_it_begin_again() -> None:
+    """What was verified before the request does not count."""
+    member = StoreMember(LARGE, PLAN)
+    member.scrub_on()
+    member.settle()
+    rot_below_the_cache(member, 100)
+    assert member.ask(member.reader(), m.ScrubRequest(begin=True)).rounds == 0
+    one_round(member)
+    assert member.inspect().corrupt, "the part that was read before the bit flipped is read again"

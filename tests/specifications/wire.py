@@ -124,6 +124,7 @@ META_SPECS: Final[dict[int, Spec]] = {
         "before_id" / Identity,
         Terminated,
     ),
+    14: Struct("begin" / Bit, "bytes_per_s" / Int64ub, Terminated),
     129: Struct(
         "version" / Int8ub,
         "server_id" / Identity,
@@ -150,6 +151,14 @@ META_SPECS: Final[dict[int, Spec]] = {
     139: Struct("size" / Int64ub, "done" / Bit, "name" / Name, Terminated),
     140: Struct("number" / Int64ub, "stamp_id" / Identity, Terminated),
     141: Struct("server_id" / Identity, "number" / Int64ub, "stamp_id" / Identity, Terminated),
+    142: Struct(
+        "rounds" / Int64ub,
+        "objects" / Int64ub,
+        "bytes" / Int64ub,
+        "damaged" / Int64ub,
+        "directories_left" / Int64ub,
+        Terminated,
+    ),
     255: Struct(
         "code" / Int16ub,
         "actual" / Int64ub,

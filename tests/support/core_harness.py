@@ -116,6 +116,9 @@ class Harness:
         if isinstance(effect, scrub_reads.ScrubLater):
             self.scrub_due = self.now + effect.seconds
             return None
+        if isinstance(effect, scrub_reads.ScrubNow):
+            self.scrub_due = self.now if self.scrub_due is not None else None
+            return None
         if isinstance(effect, scrub_reads.LogNotice):
             self.told.append(effect.text)
             self.warnings += [effect.text] * effect.bad
