@@ -22,6 +22,12 @@ class StepOrderError(RemoteProtocolError):
     """A peer broke the order of steps: a frame after its STEP_END, a gap in `seq`, a step too far ahead."""
 
 
+class RecordTooLargeError(DosError):
+    """Something that must be stored or sent as a whole is larger than the limit. The same rows would make it
+    again, so the region stops.
+    """
+
+
 class HandshakeError(DosError):
     """The other end of a link did not prove that it has the job's key, or belongs to another job."""
 
@@ -355,6 +361,7 @@ __all__ = [
     "OrphanedError",
     "OutputDiffersError",
     "OutputRewoundError",
+    "RecordTooLargeError",
     "RegionFailedError",
     "RegionFencedError",
     "RegisterUnsettledError",

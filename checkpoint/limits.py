@@ -11,6 +11,10 @@ from typing import Final
 frame_header_bytes: Final = 64
 data_bytes_max: Final = 64 * 1024 * 1024
 """Payload of one DATA frame. A record batch of 64 Ki rows is a few MiB; the sender splits larger ones."""
+row_bytes_max: Final = data_bytes_max - 1024 * 1024
+"""What cannot be divided: one row that is sent to another worker, the state of one key. It must also fit a
+record of a journal.
+"""
 control_bytes_max: Final = 16 * 1024 * 1024
 """Payload of one CONTROL or HANDSHAKE frame: enough for a checkpoint with about ten thousand splits."""
 report_chars_max: Final = 100_000
@@ -100,6 +104,12 @@ entry_horizon_us: Final = 600_000_000
 entry_origins_max: Final = 10_000
 """Producer names of one handle. Each is marked for ever."""
 
+output_step_bytes_max: Final = 48 * 1024 * 1024
+"""Rows of one step of one worker in an output log, as they are stored: a step is one record. The rest of the
+record is for the positions of its sources.
+"""
+output_step_plain_bytes_max: Final = 8 * 1024 * 1024
+"""Rows of a larger step are compressed."""
 output_segment_bytes_max: Final = 64 * 1024 * 1024
 """The same for the output log of a worker."""
 trim_poll_s: Final = 10.0

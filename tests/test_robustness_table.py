@@ -25,6 +25,7 @@ SCENARIOS = (
     "executor killed",
     "connection between workers broken",
     "workers that cannot reach each other",
+    "any exception of an operator, a source or a sink, in any of their methods",
     "operator raises `OperatorFailure`",
     'the disk of a state on disk (`state_on="disk"`) is full',
     "`reset()`",

@@ -32,8 +32,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.ipc import get_record_batch_size
 
 from checkpoint import limits
+from checkpoint.errors import RecordTooLargeError
 from checkpoint.key_hash import HASH_COLUMN, hash_keys, kind_of
 from checkpoint.xxh3_vector import U64
 from dos_protocol.errors import CorruptDataError
@@ -118,7 +120,10 @@ def make_block(
 
 
 def encode_block(block: Any) -> list[bytes]:
-    """Return the IPC streams of a block: one, or several if it is above a limit. An empty block has none."""
+    """Return the IPC streams of a block: one, or several if it is above a limit. An empty block has none.
+
+    Raises RecordTooLargeError if the state of one key is above the limit.
+    """
     if not block.num_rows:
         return []
     parts = max(
@@ -128,6 +133,15 @@ def encode_block(block: Any) -> list[bytes]:
     if parts > 1 and block.num_rows > 1:
         half = block.num_rows // 2
         return encode_block(block.slice(0, half)) + encode_block(block.slice(half))
+    # `nbytes` of a slice of lists may count the lists of other rows.
+    if block.nbytes > limits.row_bytes_max and (size := get_record_batch_size(block)) > limits.row_bytes_max:
+        key = {name: block.column(name)[0].as_py() for name in key_columns(block.schema)}
+        raise RecordTooLargeError(
+            f"the state of the key {key!r:.200} has {size / (1 << 20):.1f} MiB, and at most"
+            f" {limits.row_bytes_max >> 20} MiB are stored of one key",
+            remedy="correct the function so that it keeps less of one key, for example by a key for each day,"
+            " and run the region again: it continues from its last checkpoint",
+        )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, block.schema) as writer:
         writer.write_batch(block)

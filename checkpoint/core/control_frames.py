@@ -10,7 +10,7 @@ import msgspec
 from checkpoint import limits
 from checkpoint.core.channel_frames import COORDINATOR, ChannelFrame, FrameType
 from checkpoint.core.messages import FromWorker, ToCoordinator, ToWorker
-from checkpoint.errors import ControlMessageError
+from checkpoint.errors import ControlMessageError, RecordTooLargeError
 from dos_protocol.digests import digest64
 from dos_protocol.errors import MALFORMED_JSON
 
@@ -31,8 +31,9 @@ def control_frame(message: ToCoordinator | ToWorker) -> ChannelFrame:
     """
     payload = _encoder.encode(message)
     if len(payload) > limits.control_bytes_max:
-        raise ValueError(
-            f"{type(message).__name__} of {len(payload)} bytes exceeds the limit {limits.control_bytes_max}"
+        raise RecordTooLargeError(
+            f"{type(message).__name__} of {len(payload)} bytes exceeds the limit {limits.control_bytes_max}",
+            remedy="read fewer files or splits in one region",
         )
     sender = message.worker if isinstance(message, FromWorker) else COORDINATOR
     return ChannelFrame(

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from checkpoint import OutputTime, Publish, RetentionRule
-from checkpoint.errors import UnsupportedKeyTypeError
+from checkpoint import OutputTime, Publish, RetentionRule, limits
+from checkpoint.errors import RecordTooLargeError, UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, kind_of
 from dataflow.core.delivery import Delivery
 from dataflow.core.event_time import IDLE, Watermark, further
@@ -192,10 +192,20 @@ class LogWriter(SinkWriter):
         digest = 0
         if self._spec.publish is Publish.STEP:  # compared with what a replay makes
             digest = digest64(hash_keys(table.columns).astype(">u8").tobytes())
+        large = table.nbytes > limits.output_step_plain_bytes_max
+        options = pa.ipc.IpcWriteOptions(compression="zstd" if large else None)
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self._schema) as writer:
+        with pa.ipc.new_stream(sink, self._schema, options=options) as writer:
             writer.write_table(table.combine_chunks())
-        return StepOutput(table.num_rows, digest, sink.getvalue().to_pybytes())
+        data = sink.getvalue()
+        if data.size > limits.output_step_bytes_max:
+            raise RecordTooLargeError(
+                f"a step has {table.num_rows:,} rows here, {data.size / (1 << 20):.1f} MiB when compressed,"
+                f" and a LogSink stores at most {limits.output_step_bytes_max >> 20} MiB of a worker's step",
+                remedy="run the region with more workers: it continues from its last checkpoint. If many"
+                " windows end together, a ParquetSink has no such limit",
+            )
+        return StepOutput(table.num_rows, digest, data.to_pybytes())
 
     def prepare(self, checkpoint: int) -> Any:
         """Return how far event time is. The link thread adds the end of the log."""

@@ -6,6 +6,7 @@ from dataflow.core.schedule import Barrier
 from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.worker.checkpoint_part import Checkpoint
 from dataflow.worker.circuit import Circuit
+from dataflow.worker.failures import naming
 from dataflow.worker.identity import Clock
 from dataflow.worker.messages import CutTaken, Shared
 
@@ -43,14 +44,17 @@ class CheckpointTaking:
         """Return the contributions of all stages. sources: the positions at the end of the step."""
         taken, phases = self._under_way.pop(step)
         begin = self._clock.seconds()
-        blocks = tuple((name, data) for name, block in taken.blocks.items() for data in encode_block(block))
+        blocks: list[tuple[str, bytes]] = []
+        for name, block in taken.blocks.items():
+            with naming(name.partition("~")[0], f"the checkpoint after step {step}"):
+                blocks += [(name, data) for data in encode_block(block)]
         phases["write"] += self._clock.seconds() - begin
         self._shared.cuts += 1
         return CutTaken(
             self._incarnation,
             step,
             barrier,
-            blocks,
+            tuple(blocks),
             taken.snapshot,
             sources,
             taken.sinks,

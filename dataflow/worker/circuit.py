@@ -173,6 +173,10 @@ class Circuit:
         """Return the columns of the batches on a channel."""
         return self._wire[channel]
 
+    def exchange(self, channel: int) -> str:
+        """Return the operator that sends on a channel, "" if it carries watermarks only."""
+        return self._exchanges[channel].name if channel in self._exchanges else ""
+
     def counters(self) -> dict[str, dict[str, int]]:
         """Return operator -> counter -> value: rows in and out, and what the operator counts itself."""
         by_operator = {}

@@ -21,6 +21,7 @@ from checkpoint.errors import (
     InputTrimmedError,
     ManifestError,
     OutputRewoundError,
+    RecordTooLargeError,
     StaleIncarnationError,
 )
 from checkpoint.participant import Participant
@@ -99,6 +100,8 @@ def failure_of(error: Exception) -> Failure:
         return Failure("reset", str(error))
     if isinstance(error, OperatorError):
         return Failure("operator", error.cause_text, operator=error.operator, position=error.position)
+    if isinstance(error, RecordTooLargeError):
+        return Failure("operator", str(error))
     if isinstance(error, DosError):
         if isinstance(error, _FOR_A_PERSON):
             return Failure("manifest", str(error))

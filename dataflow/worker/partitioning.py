@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 
 from checkpoint import Layout
 from checkpoint.key_hash import hash_keys
+from checkpoint.limits import row_bytes_max
 from dataflow import limits
 from dataflow.core.plan import NodePlan
-from dataflow.errors import SchemaError
+from dataflow.errors import SchemaError, UserFault
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN
 from dataflow.operators.key_by import KeyBySpec
@@ -186,12 +187,33 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def frames_of(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield slices of the batch that fit a DATA frame well, so that links have small buffers."""
+    """Yield slices of the batch that fit a DATA frame well, so that links have small buffers. Raises
+    UserFault for a row that does not fit.
+    """
     rows = batch.num_rows
     pieces = max(1, -(-batch.nbytes // limits.frame_bytes_aim), -(-rows // limits.frame_rows_max))
     size = max(1, -(-rows // pieces))
     for begin in range(0, rows, size):
-        yield batch.slice(begin, size)
+        yield from _fitting(batch.slice(begin, size))
+
+
+def _fitting(piece: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a slice, or parts of it if some of its rows are much larger than others."""
+    rows = piece.num_rows
+    # `nbytes` of a slice of lists may count the lists of other rows.
+    if piece.nbytes <= row_bytes_max or (size := pa.ipc.get_record_batch_size(piece)) <= row_bytes_max:
+        yield piece
+    elif rows > 1:
+        yield from _fitting(piece.slice(0, rows // 2))
+        yield from _fitting(piece.slice(rows // 2))
+    else:
+        sizes = {name: piece.column(name).nbytes for name in piece.schema.names}
+        raise UserFault(
+            f"a row has {size / (1 << 20):.1f} MiB, most of them in column"
+            f" {max(sizes, key=sizes.__getitem__)!r}, and a row that is sent to another worker has at most"
+            f" {row_bytes_max >> 20} MiB",
+            remedy="make the row smaller before it, or pass on a reference to the data",
+        )
 
 
 def encode_batch(batch: pa.RecordBatch) -> memoryview:

@@ -18,23 +18,27 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
+from checkpoint import limits
 from dataflow import (
     CallSink,
     Count,
     FileSource,
     Graph,
     IteratorSource,
+    LogSink,
     Stream,
 )
-from dataflow.errors import InputUnavailableError, SchemaError, SinkWriteError
+from dataflow.errors import InputUnavailableError, SchemaError, SinkWriteError, UserFault
 from dataflow.operators.base import Operator
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.call import CallWriter
 from dataflow.sources.base import SourceReader, SourceSpec
+from dataflow.worker import partitioning
 from dataflow.worker.messages import (
     CircuitFailed,
 )
 from dos_protocol.errors import text_of
+from journal.limits import record_body_bytes_max
 from tests.dataflow.every_kind import (
     GRAPHS,
     NOT_HERE,
@@ -239,3 +243,66 @@ def test_a_file_whose_name_is_not_utf_8_is_named(tmp_path: Path) -> None:
     assert r"caf\udce9.txt' is not UTF-8" in failure.message
     with pytest.raises(SchemaError, match="is not UTF-8"):
         FileSource(folder / "inputs" / "*")
+
+
+def test_the_state_of_one_key_above_the_limit_is_named_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "row_bytes_max", 100_000)
+    monkeypatch.setattr(limits, "state_block_bytes_max", 50_000)
+
+    def keep(row: dict[str, Any], state: Any) -> list[Any]:
+        state.value = {"seen": [*(state.value or {"seen": []})["seen"], row["k"] * 100_000]}
+        return []
+
+    failure = failure_of_rows(
+        ROWS,
+        lambda rows: (
+            rows.event_time("timed", "t", lateness=timedelta(0))
+            .key_by("by", "k")
+            .map_state("kept", keep, state="seen array<string>", schema="x bigint", time="t")
+        ),
+        tmp_path,
+    )
+    assert (failure.kind, failure.operator) == ("operator", "kept")
+    assert failure.position == "the checkpoint after step 2"
+    assert "the state of the key {'k': 'b'} has 0.4 MiB, and at most 0 MiB" in failure.message
+    assert "correct the function so that it keeps less of one key" in failure.message
+
+
+def test_a_row_above_the_limit_for_other_workers_is_named_and_smaller_ones_are_divided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partitioning, "row_bytes_max", 100_000)
+    columns = pa.schema([("k", pa.string()), ("data", pa.list_(pa.string()))])
+    uneven = pa.RecordBatch.from_pylist(
+        [{"k": "a", "data": ["x" * (n % 7) * 14_000]} for n in range(60)], columns
+    )
+    pieces = list(partitioning.frames_of(uneven))
+    assert pa.Table.from_batches(pieces).combine_chunks().to_batches() == [uneven]
+    assert max(len(partitioning.encode_batch(piece)) for piece in pieces) <= 100_000 + 1_000
+    one = pa.RecordBatch.from_pylist([{"k": "a", "data": ["x" * 200_000]}], columns)
+    with pytest.raises(UserFault, match=r"a row has 0.2 MiB, most of them in column 'data', and .* at most"):
+        list(partitioning.frames_of(one))
+
+
+def test_a_large_step_of_a_log_is_compressed_and_one_above_the_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.RecordBatch.from_pydict({"n": pa.array(range(9_000_000), pa.int64())})
+    writer = LogSink().open(mock.Mock(inputs=[rows.schema]))
+    assert rows.nbytes > record_body_bytes_max
+    writer.process(rows)
+    writer.end_step()
+    data = writer.take_step().data
+    assert len(data) < limits.output_step_bytes_max
+    assert pa.ipc.open_stream(data).read_all().equals(pa.Table.from_batches([rows]))
+    monkeypatch.setattr(limits, "output_step_bytes_max", 100)
+    graph = Graph("failures")
+    source = IteratorSource(rows_from, "t timestamp, k string, x bigint")
+    graph.source("rows", source).sink("shown", LogSink())
+    (failure,) = OneWorker(graph, tmp_path).live()
+    assert (failure.kind, failure.operator) == ("operator", "shown")
+    assert failure.position == "the end of step 1"
+    assert "a step has 9 rows here" in failure.message
+    assert "run the region with more workers" in failure.message
