@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from checkpoint.core.messages import Committed as Committed
     from checkpoint.core.messages import CopyAhead as CopyAhead
     from checkpoint.core.messages import Counters as Counters
+    from checkpoint.core.messages import EventTime as EventTime
     from checkpoint.core.messages import FailureKind as FailureKind
     from checkpoint.core.messages import Host as Host
     from checkpoint.core.messages import Pause as Pause

@@ -5,8 +5,9 @@ neither Spark nor a connection to the driver. Commands that only send a request 
 (`requests.py`); the others are in files of their names.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -48,6 +49,7 @@ from dos_client.cli.kit import (
     seconds_text,
 )
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -158,6 +160,7 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
         yield f"autoscale {policy['minimum']} to {policy['maximum']} workers: {policy['reason']}{last}"
     if lost := dropped_text(found.get("rowsDropped", {})):
         yield lost
+    yield from map(event_time_text, found.get("eventTimes", ()))
     if under_way := found.get("underWay"):
         yield under_way_text(under_way)
     if recovery := found.get("recovery"):
@@ -168,6 +171,21 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
         yield f"stand-bys that wait: {standbys}"
     if address := found.get("metrics"):
         yield f"figures: http://{address}/metrics; of the workers: --prometheus-targets"
+
+
+def event_time_text(found: Mapping[str, Any]) -> str:
+    """Return one line about how far an event time is, of its JSON."""
+    time_us = found["watermarkMicroseconds"]
+    at = "has not begun" if time_us is None else f"is at {_utc_text(time_us)}"
+    held = f", held by worker {found['worker']}, {found['heldBy']}" if found["heldBy"] else ""
+    return f"event time of {found['name']!r} {at}{held}"
+
+
+def _utc_text(time_us: int) -> str:
+    try:
+        return (_EPOCH + timedelta(microseconds=time_us)).isoformat()
+    except OverflowError:  # outside of the years 1 to 9999
+        return f"{time_us} us"
 
 
 def _print_status(answer: Answer) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from checkpoint.core.progress import slowest_event_times
 from checkpoint.core.region import RegionState, RegionStatus, ResetReport
 from checkpoint.core.region_events import (
     CheckpointCommitted,
@@ -132,6 +133,12 @@ class RegionFigures(Collector):
         joined = Counter(worker.state for worker in status.workers)
         of_workers = [((state,), float(count)) for state, count in sorted(joined.items())]
         yield self._gauge("workers", "Workers by state", of_workers, "state")
+        times = [
+            ((name,), here.watermark_us / 1e6)
+            for name, (_, here) in slowest_event_times(status).items()
+            if here.watermark_us is not None
+        ]
+        yield self._gauge("event_time_seconds", "The watermark, in Unix time", times, "operator")
         yield self._gauge("rows_dropped", "Rows dropped by a rule", _dropped(status), "rule", "operator")
 
     def _gauge(

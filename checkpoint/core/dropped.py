@@ -16,6 +16,8 @@ MAX_SUFFIX: Final = "_max"
 LATE_BY: Final = "late_by_us_max"
 
 REMEDIES: Final = {
+    "ahead": "their event time is too far ahead of the clock; to keep them, set a larger max_ahead, or"
+    " on_ahead='side' and read side output 'ahead'",
     "late": "give event_time a larger lateness, or read the side output 'late' of the operator",
     "null": "their key or event time is null; to keep them, set on_null='side' and read side output 'null'",
 }
@@ -31,7 +33,7 @@ def merge_counters(into: dict[str, int], other: Mapping[str, int]) -> None:
 
 
 def dropped_rows(workers: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Return rule ("late", "null") -> operator -> rows dropped since the region began.
+    """Return rule ("late", "null", "ahead") -> operator -> rows dropped since the region began.
 
     `workers` has the operators' counters of each worker.
     """

@@ -97,6 +97,15 @@ class Restored(FromWorker, frozen=True, kw_only=True):
     """Seconds of each phase: claim, open, load."""
 
 
+class EventTime(msgspec.Struct, frozen=True):
+    """How far the event time of an `event_time` operator is on one worker."""
+
+    watermark_us: int | None
+    """Microseconds since 1970; None before the first watermark."""
+    held_by: str
+    """What holds it there, in words."""
+
+
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's counters, since its process began unless stated otherwise."""
 
@@ -118,6 +127,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Input that its sources know and have not read, in the unit of `bytes_in`; -1: one does not know it."""
     operators: dict[str, dict[str, int]] = {}
     """Operator -> counter -> value, such as rows_in, rows_out, keys."""
+    event_times: dict[str, EventTime] = {}
+    """`event_time` operator -> its event time here; absent if it holds no other worker back."""
     operator: str = ""
     """The operator that ran when this was sampled, "" if none did: the circuit waited."""
 

@@ -6,11 +6,13 @@ docs/operating-regions.md explains each name, and a test compares. `dos region s
 objects.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
 from checkpoint.core.dropped import merge_counters
+from checkpoint.core.messages import EventTime
 from checkpoint.core.recovery_estimate import RecoveryEstimate
 from checkpoint.core.region import (
     AutoScaleStatus,
@@ -130,6 +132,7 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "waitingBytes": status.waiting_bytes,
         "savepoints": dict(status.savepoints),
         "rowsDropped": rows_dropped_json(status),
+        "eventTimes": event_times_json(status),
         "scaling": None if status.scaling is None else _scaling_json(status.scaling),
         "autoscale": None if status.autoscale is None else _autoscale_json(status.autoscale),
         "recovery": recovery_json(status.recovery),
@@ -206,6 +209,32 @@ def _autoscale_json(autoscale: AutoScaleStatus) -> dict[str, Any]:
 def rows_dropped_json(status: RegionStatus) -> dict[str, dict[str, int]]:
     """Return rule -> operator -> rows dropped since the region began, as JSON."""
     return {rule: dict(operators) for rule, operators in status.dropped.items()}
+
+
+def slowest_event_times(status: RegionStatus) -> dict[str, tuple[int, EventTime]]:
+    """Return `event_time` operator -> the worker whose event time is the least, and that event time."""
+    found: dict[str, tuple[int, EventTime]] = {}
+    for worker in status.workers:
+        for name, here in worker.counters.event_times.items():
+            before = found[name][1].watermark_us if name in found else math.inf
+            if name not in found or (
+                before is not None and (here.watermark_us is None or here.watermark_us < before)
+            ):
+                found[name] = worker.index, here
+    return found
+
+
+def event_times_json(status: RegionStatus) -> list[dict[str, Any]]:
+    """Return how far event time is, and what holds it there, as JSON."""
+    return [
+        {
+            "name": name,
+            "watermarkMicroseconds": here.watermark_us,
+            "worker": worker,
+            "heldBy": here.held_by,
+        }
+        for name, (worker, here) in slowest_event_times(status).items()
+    ]
 
 
 RESETS_LISTED_MAX: Final = 10

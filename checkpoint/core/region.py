@@ -355,7 +355,7 @@ class RegionStatus:
     savepoints: Mapping[str, int] = field(default_factory=dict)
     """The savepoints of the last checkpoint: name -> the checkpoint that stays restorable."""
     dropped: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Rule ("late", "null") -> operator -> rows that it dropped since the region began."""
+    """Rule ("late", "null", "ahead") -> operator -> rows that it dropped since the region began."""
     scaling: ScalingStatus | None = None
     """The change of the number of workers that is under way, None if there is none."""
     autoscale: AutoScaleStatus | None = None

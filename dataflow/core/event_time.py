@@ -15,7 +15,6 @@ split has its own watermark, and the watermark of the source is the minimum over
 
 import struct
 from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 Watermark: TypeAlias = int
@@ -83,19 +82,63 @@ class SourceTime(NamedTuple):
     """Whether there are splits, not listed here, of which nothing was read."""
     behind: Collection[str] = ()
     """Splits with rows that wait to be read."""
-    caught_up: Mapping[str, float] = MappingProxyType({})
-    """Splits without waiting rows -> for how many seconds."""
+    caught_up: Collection[str] = ()
+    """Splits without waiting rows."""
     caught_up_holds: bool = True
     """Whether such splits hold the watermark back even without `idle_after`."""
     is_read_here: bool = True
     """Whether this worker reads any split of the source, now or later."""
 
 
+class HeldWatermark(NamedTuple):
+    """The watermark of a source, or of an `event_time`, at the end of a step, and what holds it there."""
+
+    watermark: Watermark
+    source: str = ""
+    split: str = ""
+    """The split that holds it; "" if no single one does."""
+    why: str = ""
+
+    def text(self) -> str:
+        """Return in words what holds the watermark; "" if nothing does."""
+        split = f"split {self.split!r} of " if self.split else ""
+        return f"{split}source {self.source!r}: {self.why}" if self.why else ""
+
+
+_UNLISTED: Final = "its splits are not listed yet"
+_UNBEGUN: Final = "it has splits of which nothing was read"
+_UNREAD: Final = "nothing of it was read"
+_NO_PROMISE: Final = "its rows have promised no time yet"
+_NO_ROWS: Final = (
+    "it was read, but none of its rows reached event_time: a filter or function above drops them, and more of"
+    " them wait to be read; put event_time above the filter"
+)
+_NEWEST: Final = "its last row that reached event_time is the oldest of all splits"
+_UNMARKED: Final = "an entry point has not marked each of its origins yet"
+_MARK: Final = "its last mark is the oldest of all origins"
+
+
+def _why(watermarks: tuple[Watermark, Watermark] | None) -> str:
+    if watermarks is None:
+        return _UNREAD
+    if watermarks[0] == IDLE:
+        return _NO_ROWS
+    return _NEWEST if is_time(watermarks[0]) else _NO_PROMISE
+
+
+def least(held: Iterable[HeldWatermark]) -> HeldWatermark:
+    """Return the watermark of several sources together, as `combined`, and what holds it."""
+    active = [one for one in held if one.watermark != IDLE]
+    return min(active, key=lambda one: one.watermark) if active else HeldWatermark(IDLE)
+
+
 class SplitWatermarks:
     """The watermark of each split of the sources above one `event_time` operator.
 
     Rows of one unit (a batch of a producer) have no order, so a split's watermark advances when its unit
-    ends. Invariant: `reached` of a split never decreases while the split is known.
+    ends. A split of which rows were read, and none reached the operator, has the watermark IDLE: it has shown
+    no time, so it holds the others back only while more of its rows wait. Invariant: `reached` of a split
+    never decreases while the split is known, except from IDLE with its first row.
     """
 
     def __init__(self) -> None:
@@ -103,12 +146,27 @@ class SplitWatermarks:
         """Source -> split -> (its watermark, its watermark after the unit that is being read)."""
         self._newest: dict[str, Watermark] = {}
         """Source -> the largest watermark that any of its splits reached."""
+        self._arrived: set[tuple[str, str]] = set()
+        """(source, split) of which rows reached the operator in this step."""
+        self._quiet_since: dict[str, dict[str, float]] = {}
+        """Source -> split -> since when no row of it has reached the operator."""
+        self._awaited: dict[str, list[float]] = {}
+        """Source -> since when each split is silent that will be ignored if it stays so."""
+        self.waits_for: dict[str, set[str]] = {}
+        """Source -> splits that may hold its watermark only because more of their rows wait."""
+        self.empty_holds = False
+        """Whether a split holds the others back also while it was read and none of its rows arrived."""
+
+    def read(self, source: str, split: str) -> None:
+        """Note that rows of a split were read, whether or not they reach the operator."""
+        self._watermarks.setdefault(source, {}).setdefault(split, (UNKNOWN, IDLE))
 
     def saw(self, source: str, split: str, watermark: Watermark) -> None:
-        """Note that rows of a split were read. They promise `watermark` when their unit ends."""
+        """Note that rows of a split arrived. They promise `watermark` when their unit ends."""
         splits = self._watermarks.setdefault(source, {})
-        promised, coming = splits.get(split, (UNKNOWN, UNKNOWN))
-        splits[split] = promised, max(coming, watermark)
+        promised, coming = splits.get(split, (UNKNOWN, IDLE))
+        splits[split] = promised, watermark if coming == IDLE else max(coming, watermark)
+        self._arrived.add((source, split))
 
     def unit_ended(self, source: str, split: str) -> None:
         """Note that only whole units of the split were read."""
@@ -116,26 +174,28 @@ class SplitWatermarks:
         if split in splits:
             coming = splits[split][1]
             splits[split] = coming, coming
-            self._newest[source] = max(coming, self._newest.get(source, UNKNOWN))
+            if is_time(coming):
+                self._newest[source] = max(coming, self._newest.get(source, UNKNOWN))
 
     def reached(self, source: str, split: str) -> Watermark:
-        """Return the watermark of a split, UNKNOWN if it yielded no row."""
-        return self._watermarks.get(source, {}).get(split, (UNKNOWN, UNKNOWN))[0]
+        """Return the watermark of a split; UNKNOWN if none of its rows promises one."""
+        promised = self._watermarks.get(source, {}).get(split, (UNKNOWN, UNKNOWN))[0]
+        return UNKNOWN if promised == IDLE else promised
 
-    def newest(self, source: str) -> Watermark:
-        """Return the largest watermark of any split that the source ever had."""
-        return self._newest.get(source, UNKNOWN)
-
-    def of_source(self, source: str, now: SourceTime, idle_after_s: float | None) -> Watermark:
+    def of_source(
+        self, source: str, now: SourceTime, *, seconds: float = 0.0, idle_after_s: float | None = None
+    ) -> HeldWatermark:
         """Return the watermark of the source at the end of a step. Exhausted splits are forgotten.
 
-        idle_after_s: a split without waiting rows for this long is ignored until it yields rows again.
+        seconds: the time of a clock that never goes back. idle_after_s: a split whose rows were all read, and
+        of which none arrived for this long, is ignored until one does.
         """
         if now.at_end:
-            self._watermarks.pop(source, None)
-            return END
+            for of_splits in (self._watermarks, self._quiet_since, self._awaited, self.waits_for):
+                of_splits.pop(source, None)
+            return HeldWatermark(END)
         if not now.is_known:
-            return UNKNOWN
+            return HeldWatermark(UNKNOWN, source, why=_UNLISTED)
         counts = now.caught_up_holds or idle_after_s is not None
         remembered = {*now.behind, *(now.caught_up if counts else ())}
         splits = self._watermarks.get(source, {})
@@ -143,13 +203,42 @@ class SplitWatermarks:
             del splits[split]
         holding = [*now.behind]
         if counts:
-            quiet = now.caught_up.items()
-            holding += [split for split, s in quiet if idle_after_s is None or s < idle_after_s]
+            ignored = self._silent(source, now, seconds, idle_after_s)
+            if not self.empty_holds:
+                ignored |= {split for split, at in splits.items() if at[0] == IDLE}
+            holding += [split for split in now.caught_up if split not in ignored]
+            self.waits_for[source] = {
+                split for split in now.behind if split in ignored or idle_after_s is not None
+            }
         if now.unbegun:
-            return UNKNOWN
+            return HeldWatermark(UNKNOWN, source, why=_UNBEGUN)
         if holding:
-            return min(self.reached(source, split) for split in holding)
-        return IDLE if counts else self._newest.get(source, IDLE)
+            split = min(holding, key=lambda split: self.reached(source, split))
+            return HeldWatermark(self.reached(source, split), source, split, _why(splits.get(split)))
+        return HeldWatermark(IDLE if counts else self._newest.get(source, IDLE))
+
+    def _silent(self, source: str, now: SourceTime, seconds: float, idle_after_s: float | None) -> set[str]:
+        """Return the splits of which no row has arrived for long."""
+        if idle_after_s is None:
+            return set()
+        before = self._quiet_since.get(source, {})
+        since = {
+            split: seconds if (source, split) in self._arrived else before.get(split, seconds)
+            for split in (*now.behind, *now.caught_up)
+        }
+        silent = {split for split, at in since.items() if seconds - at >= idle_after_s}
+        self._quiet_since[source] = since
+        self._awaited[source] = [since[split] for split in now.caught_up if split not in silent]
+        return silent
+
+    def silent_in(self, seconds: float, idle_after_s: float) -> float | None:
+        """Return the seconds until the next silent split is to be ignored, None if there is none."""
+        since = [at for of_source in self._awaited.values() for at in of_source]
+        return max(0.0, min(since) + idle_after_s - seconds) if since else None
+
+    def step_over(self) -> None:
+        """Begin the next step."""
+        self._arrived.clear()
 
     def stored(self) -> dict[str, tuple[Watermark, Watermark]]:
         """Return what a checkpoint holds: SOURCE/SPLIT -> its two watermarks; SOURCE/ -> the largest."""
@@ -186,22 +275,39 @@ class InputMarks(SplitWatermarks):
         self._watermarks.setdefault(source, {})[split] = mark, origin
         self._newest[source] = max(version, self._newest.get(source, 0))
 
+    def read(self, source: str, split: str) -> None:
+        """Do nothing: a mark says how far a split is."""
+
     def saw(self, source: str, split: str, watermark: Watermark) -> None:
         """Do nothing: times of rows promise nothing here."""
 
     def unit_ended(self, source: str, split: str) -> None:
         """Do nothing: a mark lies between batches."""
 
-    def of_source(self, source: str, now: SourceTime, idle_after_s: float | None) -> Watermark:
+    def of_source(
+        self,
+        source: str,
+        now: SourceTime,
+        *,
+        seconds: float = 0.0,
+        idle_after_s: float | None = None,
+    ) -> HeldWatermark:
         """Return the input mark of a source; UNKNOWN while it does not advance."""
-        del idle_after_s
+        del seconds, idle_after_s
         if now.at_end:
             self._watermarks.pop(source, None)
-            return END
+            return HeldWatermark(END)
         if not now.is_read_here:  # another worker reads all of it: what a former layout left here is old
             self._watermarks.pop(source, None)
             self._newest.pop(source, None)
-            return IDLE
+            return HeldWatermark(IDLE)
         version = self._newest.get(source, 0)
-        marks = [mark for mark, origin in self._watermarks.get(source, {}).values() if origin <= version]
-        return min(marks) if version and len(marks) == version else UNKNOWN
+        marks = {
+            split: mark
+            for split, (mark, origin) in self._watermarks.get(source, {}).items()
+            if origin <= version
+        }
+        if not version or len(marks) != version:
+            return HeldWatermark(UNKNOWN, source, why=_UNMARKED)
+        split = min(marks, key=marks.__getitem__)
+        return HeldWatermark(marks[split], source, split, _MARK)

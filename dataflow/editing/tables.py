@@ -43,6 +43,7 @@ _REFUSED: Final = {
 _TABLES: Final = {
     "~time": "its watermarks follow from the input",
     "~late": "it counts late rows",
+    "~ahead": "it counts rows that were dropped",
     "~nulls": "it counts rows that were dropped",
 }
 _RULES: Final[Mapping[type[OperatorSpec], type[Any]]] = {

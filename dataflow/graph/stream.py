@@ -17,7 +17,7 @@ from dataflow.graph.keyed import KeyedOperators
 from dataflow.operators.apply import apply_spec
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.emitting import declared_side_outputs
-from dataflow.operators.event_time import EventTimeSpec
+from dataflow.operators.event_time import MAX_AHEAD, EventTimeSpec, OnAhead
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec, Takes, UserFunction
 from dataflow.operators.key_by import KeyBySpec
 from dataflow.operators.nulls import OnNullKey, OnNullTime
@@ -220,6 +220,8 @@ class Stream:
         idle_after: timedelta | None = None,
         on_null: OnNullTime = "error",
         marks: bool = False,
+        max_ahead: timedelta | None = MAX_AHEAD,
+        on_ahead: OnAhead = "error",
     ) -> "Stream":
         """Declare the timestamp `column` as the event time of the rows, and generate watermarks from it.
 
@@ -228,18 +230,24 @@ class Stream:
         lateness: the maximum delay. No row is more than this behind the latest row before it in its split.
         punctuation: a column of timestamps, null in most rows. A non-null value promises that all later rows
         of its split have larger times. A row that breaks either promise is late.
-        idle_after: a split that has been read completely and yields no rows for this long is ignored until it
-        yields rows again, which may be late. None: an idle split holds the watermark back.
+        idle_after: a split of which all rows were read, and none arrived here for this long, is ignored until
+        one arrives, which may be late. None: a silent split holds the watermark back.
         marks: the watermark is what the entry points promise that gave the rows their times
         (`InputSource(..., entry=...)`); it does not follow from rows.
         on_null: how rows with a null in `column` are handled. "error": the region stops. "drop": they are
         dropped and counted. "side": they go to the side output "null".
+        max_ahead: how far times may be ahead of the clock (with punctuation, the promises), because one row
+        from the future would make all others late; None: any time. Unused with marks. on_ahead: how rows
+        beyond it are handled: "error", "drop", or "side", the side output "ahead".
 
             sent = graph.source("sent", InputSource("sent", "at timestamp, all_before timestamp"))
             sent.event_time("by_promise", "at", lateness=timedelta(minutes=1))
             sent.event_time("by_rows", "at", punctuation="all_before")
         """
-        return self._then(name, EventTimeSpec(column, lateness, punctuation, idle_after, on_null, marks))
+        return self._then(
+            name,
+            EventTimeSpec(column, lateness, punctuation, idle_after, on_null, marks, max_ahead, on_ahead),
+        )
 
     def sort(self, name: str, time: str) -> "Stream":
         """Emit rows in event-time order as the watermark passes them; equal times in the order of all
@@ -270,7 +278,7 @@ class Stream:
         """Return a side output of the operator that made this stream.
 
         Ports: "late" for rows that arrived too late; "null" for rows without a key or time if on_null="side";
-        or a port that a user function or operator declares.
+        "ahead" for rows from the future if on_ahead="side"; or one that a function or operator declares.
 
             in_order = orders.sort("in_order", "at")
             in_order.side_output("late", "late").sink("late_out", CallSink(print))

@@ -12,12 +12,16 @@ The watermark of a split (punctuation, replication-transparency IV-A) comes from
 
 The watermark of the output is the minimum over the splits that count (`core/event_time.py`). It advances at
 the end of a step.
+
+A row whose time, or promise, is far ahead of the clock would make every other row of its split late. It is
+excluded before it counts (`max_ahead`). The clock is the recorded time of the step, so a replay excludes the
+same rows.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar, Final, get_args
+from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -41,14 +45,34 @@ from dataflow.core.event_time import (
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import OperatorContext, OperatorSpec, ReplicaProblem, StateTable
-from dataflow.operators.nulls import NullRule, OnNullTime, check_choice, null_side_outputs
+from dataflow.operators.nulls import (
+    NullRule,
+    OnNullTime,
+    RememberedCount,
+    check_choice,
+    null_side_outputs,
+)
 from dataflow.operators.step_values import StepValues
 from dataflow.schema import type_text
 from dataflow.state.moving import GatheredParts, Share
 
+OnAhead: TypeAlias = Literal["error", "drop", "side"]
+AHEAD_PORT: Final = "ahead"
+"""The side output of rows that are too far ahead of the clock."""
+MAX_AHEAD: Final = timedelta(days=1)
+"""More than the difference of any two time zones: local times without a zone pass."""
+_LOST_AHEAD: Final = "ahead_rows_dropped"
+_TICKS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+"""Unit of a timestamp -> its microseconds."""
 _ONE: Final = timedelta(microseconds=1)
 _INSTEAD: Final = (
     "write event_time(..., on_null='drop') or 'side' to exclude such rows, or set their time before"
+)
+
+
+_INSTEAD_AHEAD: Final = (
+    "correct the clock that gave the time, or exclude such rows with event_time(..., on_ahead='drop') or"
+    " 'side'; if times may be that far ahead, write a larger max_ahead, or None"
 )
 
 
@@ -118,9 +142,14 @@ class EventTimeSpec(OperatorSpec):
     idle_after: timedelta | None = None
     on_null: OnNullTime = "error"
     marks: bool = False
+    max_ahead: timedelta | None = MAX_AHEAD
+    on_ahead: OnAhead = "error"
 
     def __post_init__(self) -> None:
         check_choice(self.on_null, get_args(OnNullTime))
+        check_choice(self.on_ahead, get_args(OnAhead), "on_ahead")
+        if self.max_ahead is not None:
+            micros_of(self.max_ahead, "max_ahead")
         if (self.lateness is not None) + (self.punctuation is not None) + self.marks != 1:
             raise SchemaError(
                 "event_time needs exactly one of lateness=timedelta(...), how far rows may be behind others,"
@@ -140,7 +169,8 @@ class EventTimeSpec(OperatorSpec):
         return inputs[0]
 
     def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
-        return null_side_outputs(self.on_null, inputs[0])
+        ahead = {AHEAD_PORT: inputs[0]} if self.on_ahead == "side" else {}
+        return {**null_side_outputs(self.on_null, inputs[0]), **ahead}
 
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
         del inputs
@@ -153,6 +183,11 @@ class EventTimeSpec(OperatorSpec):
             return ReplicaProblem(
                 f"has idle_after={self.idle_after}, so its watermark depends on a clock",
                 "leave it out, and close producers that end",
+            )
+        if self.on_ahead != "error":
+            return ReplicaProblem(
+                f"has on_ahead={self.on_ahead!r}, so which rows it excludes depends on a clock",
+                "write on_ahead='error', or let the entry point decide which rows are too far ahead",
             )
         return None
 
@@ -232,6 +267,14 @@ class EventTimeOperator(NullRule):
         self._column = spec.column
         self._punctuation = spec.punctuation
         self._lateness = 0 if spec.lateness is None else micros_of(spec.lateness, "lateness")
+        self._max_ahead_us = (
+            None if spec.max_ahead is None or spec.marks else micros_of(spec.max_ahead, "max_ahead")
+        )
+        self._on_ahead = spec.on_ahead
+        self._ahead: list[pa.RecordBatch] = []
+        self._ahead_rows = RememberedCount()
+        self.now_us: int | None = None
+        """The recorded time of the step, by the clock of the machine that first ran it; None: not known."""
         self._state = _RememberedWatermark()
         self.splits = InputMarks() if spec.marks else SplitWatermarks()
         self.idle_after_s = None if spec.idle_after is None else spec.idle_after.total_seconds()
@@ -239,17 +282,60 @@ class EventTimeOperator(NullRule):
         """Source and split of the rows of the next `process` call."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        batch = self._without_ahead(batch)
         timed = self.without_nulls(batch)
         times = times_of(timed.column(self._column), self._column)
         # also for a row without a time: the value is a promise about other rows
         if self._punctuation is not None:
             promised = batch.column(self._punctuation)
             newest = pc.max(promised.cast(pa.timestamp("us", promised.type.tz)).cast(pa.int64())).as_py()
-            if newest is not None:
-                self.splits.saw(*self.rows_of, newest)
+            self.splits.saw(*self.rows_of, UNKNOWN if newest is None else newest)
         elif len(times):
             self.splits.saw(*self.rows_of, behind(int(times.max()), self._lateness))
         return [timed]
+
+    def _without_ahead(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows to pass on. Raises UserFault if on_ahead="error" and a row is too far ahead."""
+        if self._max_ahead_us is None or self.now_us is None:
+            return batch
+        name = self._punctuation or self._column
+        column = batch.column(name)
+        unit = column.type.unit
+        limit = (self.now_us + self._max_ahead_us) // _TICKS[unit]
+        times = column.cast(pa.int64())
+        if times.null_count == len(times) or pc.max(times).as_py() <= limit:
+            return batch
+        ahead = pc.fill_null(pc.greater(times, limit), fill_value=False)
+        rows = ahead.true_count
+        if self._on_ahead == "error":
+            row = ahead.index(True).as_py()
+            now = np.datetime64(self.now_us, "us")
+            raise UserFault(
+                f"{name!r} is {np.datetime64(times[row].as_py(), unit)}, which is more than"
+                f" max_ahead={timedelta(microseconds=self._max_ahead_us)} ahead of the clock, {now} UTC, in"
+                f" {rows} of {len(batch)} rows: every row before it would be late",
+                row=row,
+                remedy=_INSTEAD_AHEAD,
+            )
+        self._ahead_rows.rows += rows
+        if self._on_ahead == "side":
+            self._ahead.append(batch.filter(ahead))
+        return batch.filter(pc.invert(ahead))
+
+    def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
+        if port != AHEAD_PORT:
+            return super().take_side_output(port)
+        ahead, self._ahead = self._ahead, []
+        return ahead
+
+    def lost_on(self, port: str) -> dict[str, int]:
+        return self._lost_ahead() if port == AHEAD_PORT else super().lost_on(port)
+
+    def counters(self) -> dict[str, int]:
+        return {**super().counters(), **(self._lost_ahead() if self._on_ahead == "drop" else {})}
+
+    def _lost_ahead(self) -> dict[str, int]:
+        return {_LOST_AHEAD: self._ahead_rows.rows} if self._ahead_rows.rows else {}
 
     def passes_on(self, watermark: Watermark) -> Watermark:
         """Return the output watermark, where `watermark` is the minimum over the splits. It never goes
@@ -259,8 +345,11 @@ class EventTimeOperator(NullRule):
             self._state.reach(watermark, 0)
         return self._state.watermarks[0] if is_time(watermark) or watermark == UNKNOWN else watermark
 
+    def forbid_late_rows(self) -> None:
+        self.splits.empty_holds = True  # the first row of a split that held nothing back may be late
+
     def tables(self) -> dict[str, StateTable]:
-        return {**super().tables(), "~time": self._state}
+        return {**super().tables(), "~ahead": self._ahead_rows, "~time": self._state}
 
     @property
     def watermark(self) -> Watermark:
@@ -270,16 +359,19 @@ class EventTimeOperator(NullRule):
     def remember(self, step: int) -> None:
         """Record the watermark at the end of this step."""
         super().remember(step)
+        self._ahead_rows.by_step.remember(step, self._ahead_rows.rows)
         self._state.by_step.remember(step, self._state.watermarks[0])
 
     def forget(self, step: int) -> None:
         """Discard the steps before this one; no later call refers to them."""
         super().forget(step)
+        self._ahead_rows.by_step.forget(step)
         self._state.by_step.forget(step)
 
     def select_step(self, step: int) -> None:
         """Select the step that the next checkpoint describes."""
         super().select_step(step)
+        self._ahead_rows.by_step.select(step)
         self._state.by_step.select(step)
 
 

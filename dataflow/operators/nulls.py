@@ -29,10 +29,10 @@ NULL_PORT: Final = "null"
 _LOST: Final = "null_rows_dropped"
 
 
-def check_choice(on_null: str, choices: Sequence[str]) -> None:
-    """Raise SchemaError if `on_null` is not one of the choices."""
-    if on_null not in choices:
-        raise SchemaError(f"on_null must be one of {', '.join(map(repr, choices))}, not {on_null!r}")
+def check_choice(choice: str, choices: Sequence[str], argument: str = "on_null") -> None:
+    """Raise SchemaError if the value of an argument is not one of the choices."""
+    if choice not in choices:
+        raise SchemaError(f"{argument} must be one of {', '.join(map(repr, choices))}, not {choice!r}")
 
 
 def null_side_outputs(on_null: str, columns: pa.Schema) -> dict[str, pa.Schema]:
@@ -78,7 +78,7 @@ class NullRule(Operator):
     """An operator that applies a rule to rows in which one of `columns` is null, and passes on the others."""
 
     def __init__(self, role: str, on_null: str, columns: Sequence[str], instead: str) -> None:
-        """what: the role of the columns, for messages. instead: the remedy in the message of on_null="error".
+        """role: what the columns are, for messages. instead: the remedy in the message of on_null="error".
         on_null="group" passes on all rows.
         """
         self._role = role

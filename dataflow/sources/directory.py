@@ -188,7 +188,7 @@ class DirectoryReader(base.SourceReader):
 
     def time_now(self) -> SourceTime:
         behind = {*self._ready, self._last} if self._more else {*self._ready}
-        quiet = {path: 0.0 for path, at in self._at.items() if path not in behind and not at.done}
+        quiet = [path for path, at in self._at.items() if path not in behind and not at.done]
         return SourceTime(self._at_end, self._listed, behind=behind, caught_up=quiet, caught_up_holds=False)
 
     @property

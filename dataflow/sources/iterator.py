@@ -155,8 +155,9 @@ class IteratorReader(base.SourceReader):
 
     def time_now(self) -> SourceTime:
         left = [split for split in self._splits.values() if not split.over]
-        behind = [split.name for split in left if split.ahead is not None or split.rows is None]
-        quiet = {split.name: 0.0 for split in left if split.ahead is None and split.rows is not None}
+        behind = [split.name for split in left if split.rows is None or self._has_row(split)]
+        left = [split for split in left if not split.over]  # that one is at its end may have been found now
+        quiet = [split.name for split in left if split.name not in behind]
         return SourceTime(not left, behind=behind, caught_up=quiet)
 
     @property

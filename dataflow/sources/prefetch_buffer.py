@@ -75,10 +75,13 @@ class PrefetchBuffer:
         rests: nothing is expected of it until it has input again.
         """
         with self._lock:
+            news = caught_up and split not in self._caught_up
             (self._caught_up.add if caught_up else self._caught_up.discard)(split)
             if caught_up:
                 self._beyond.pop(split, None)
             (self._resting.add if rests else self._resting.discard)(split)
+        if news:
+            self._woken()
 
     def measured(self, split: str, beyond: int) -> None:
         """Note how many bytes of a split follow those in the buffer."""
@@ -136,7 +139,7 @@ class PrefetchBuffer:
         with self._lock:
             waiting = {split for split, pieces in self._pieces.items() if pieces}
             known = (self._known or set()) - self._resting
-            quiet = dict.fromkeys((known & self._caught_up) - waiting, 0.0)
+            quiet = (known & self._caught_up) - waiting
             behind = waiting | (known - self._caught_up)
             over = self._complete and not self._count
             return SourceTime(over, self._known is not None, behind=behind, caught_up=quiet)

@@ -162,8 +162,11 @@ class RateReader(base.SourceReader):
         return not self._left()
 
     def time_now(self) -> SourceTime:
-        left = self._left()
-        return SourceTime(not left, behind=[lane.split for lane in left])
+        left, now = self._left(), self._clock()
+        due = {lane.split for lane in left if lane.due(now) > 0}
+        return SourceTime(
+            not left, behind=due, caught_up=[lane.split for lane in left if lane.split not in due]
+        )
 
     @property
     def has_input(self) -> bool:

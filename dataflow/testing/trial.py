@@ -4,8 +4,10 @@ The circuits of all workers, their exchanges and the bytes of their state are re
 and sinks are not: every source yields the rows given to `step`, and every sink keeps its rows.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -74,6 +76,7 @@ class Trial:
         snapshot: bool = False,
         end: bool = False,
         done: Mapping[str, Collection[str]] | None = None,
+        now: datetime | None = None,
     ) -> None:
         """Run one step with the given rows of each source, with a checkpoint at its end if requested.
 
@@ -84,8 +87,11 @@ class Trial:
         done: splits that yield no rows after this step.
         snapshot: the checkpoint contains the whole state, as a journal does after it dropped earlier blocks.
         end: no source yields rows after this step.
+        now: the time of the step, with a zone, for `event_time(max_ahead=...)`. None: the clock's.
         """
         self._check_sources(inputs)
+        for circuit in self._circuits:
+            circuit.time.step_begins(int(1000 * (time.time() if now is None else now.timestamp())))
         self._step += 1
         self._feed_waiting()
         for name, given in inputs.items():

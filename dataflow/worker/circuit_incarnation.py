@@ -1,7 +1,7 @@
 """One incarnation of a worker's circuit, from its position at a checkpoint to running steps.
 
 It turns the decisions of `core/schedule.py` into calls of the circuit, and their results into messages for
-the link thread. It runs on the circuit thread only. After an error it cannot be used again.
+the link thread, on the circuit thread. After an error it cannot be used again.
 """
 
 import logging
@@ -296,8 +296,7 @@ class CircuitIncarnation:
     def wakes_in(self) -> float | None:
         """Return the seconds after which to call `advance` even without a message; None for never."""
         waits = [reader.wakes_in for reader in self._circuit.sources.values() if not reader.has_input]
-        waits.append(self._reading.idle_in())
-        waits.append(self._reading.backlog_in())
+        waits += self._reading.idle_in(), self._reading.backlog_in()
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _is_complete(self, channel: int, step: int) -> bool:
@@ -313,14 +312,16 @@ class CircuitIncarnation:
 
     def _produce(self, action: Produce) -> None:
         step = action.step
-        time_ms = self._clock.wall_ms()
         recorded = self._divisions.pop(step) if action.replay else None
+        time_ms = self._clock.wall_ms() if recorded is None else recorded.time_ms
+        self._circuit.time.step_begins(time_ms)
         if recorded is not None:
             self._reading.replay(step, recorded, dropped=self._at_most_once)
         elif not self._schedule.paused:
             self._reading.fill(step)
         taken, now = self._reading.take_division(recorded)
         sends = self._circuit.end_sources(step, now)
+        self._shared.event_times = self._circuit.time.reports()
         taken |= self._circuit.time.division(step)
         self._positions[step] = {name: reader.positions() for name, reader in self._circuit.sources.items()}
         self._split_times[step] = self._circuit.time.positions()
@@ -353,11 +354,10 @@ class CircuitIncarnation:
     def _note_exhausted(self) -> None:
         """Report exhaustion when all input is read and every step of this worker has passed all stages here.
 
-        The second condition prevents loss. Suppose this worker read its last rows in step 3, and the other
-        worker, exhausted since step 1, has ended only step 2. A final checkpoint requested now could be
-        attached to the other's STEP_END of step 3 or even 2, and the rows of step 3 would be lost. A step
-        passes all stages only after all workers have ended it: once all report exhaustion, all have ended
-        every step with rows.
+        The second condition prevents loss. Suppose this worker read its last rows in step 3, and the other,
+        exhausted since step 1, has ended only step 2. A final checkpoint requested now could be attached to
+        the other's STEP_END of step 3 or even 2, without the rows of step 3. A step passes all stages only
+        after all workers have ended it.
         """
         through = self._schedule.produced == self._schedule.consumed and not self._divisions
         if through and all(reader.exhausted for reader in self._circuit.sources.values()):

@@ -15,17 +15,19 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from checkpoint import Division, OriginMark, Sources, SplitPosition
+from checkpoint import Division, EventTime, OriginMark, Sources, SplitPosition
 from dataflow.core.event_time import (
     END,
     IDLE,
     UNKNOWN,
+    HeldWatermark,
     InputMarks,
     SourceTime,
     Watermark,
     combined,
-    further,
     held_back,
+    is_time,
+    least,
 )
 from dataflow.core.plan import NodePlan
 from dataflow.graph.plan import GraphPlan
@@ -46,6 +48,8 @@ class StepTime(NamedTuple):
     """Sources of which nothing was ever read."""
     recorded: Division | None = None
     """The recorded division of a replayed step."""
+    seconds: float = 0.0
+    """Now, by a clock that never goes back: for how long splits are silent."""
 
     def watermark_of(self, source: str) -> Watermark:
         """Return the watermark of a source. Only an `event_time` knows the times of its rows."""
@@ -88,21 +92,34 @@ class CircuitTime:
         self._watermarks: dict[int, dict[str, Watermark]] = defaultdict(dict)
         self._to_send: dict[int, dict[int, Watermark]] = defaultdict(dict)
         self._now: dict[int, StepTime] = {}
+        self.held: dict[str, HeldWatermark] = {}
+        """`event_time` -> what holds its watermark since the last step that was not replayed."""
         self._fed: dict[tuple[str, str], bool] = {}
         """(source, split) with rows in this step -> whether the last of them ended a unit."""
 
+    def step_begins(self, time_ms: int) -> None:
+        """Note the recorded time of the step whose rows follow, which is the clock of `max_ahead`."""
+        for timing in self._timing.values():
+            timing.now_us = time_ms * 1000
+
     # --- splits ---------------------------------------------------------------------------------------------
 
-    @property
-    def idle_after_s(self) -> float | None:
-        """The shortest time in seconds after which a silent split is ignored, None for never."""
-        durations = [one.idle_after_s for one in self._timing.values() if one.idle_after_s is not None]
-        return min(durations, default=None)
+    def idle_in(self, seconds: float) -> float | None:
+        """Return the seconds until the next silent split is ignored, None if there is none."""
+        waits = [
+            one.splits.silent_in(seconds, one.idle_after_s)
+            for one in self._timing.values()
+            if one.idle_after_s is not None
+        ]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def waits_for(self, source: str) -> set[str]:
+        """Return the splits that hold event time back only while more of their rows wait to be read."""
+        return {split for one in self._timed_from(source) for split in one.splits.waits_for.get(source, ())}
 
     def reached_by(self, source: str) -> "Callable[[str], Watermark] | None":
         """Return a function from a split of this source to its watermark; None if no event time uses it."""
-        timing = [one for name, one in self._timing.items() if source in self._sources[name]]
-        if not timing:
+        if not (timing := self._timed_from(source)):
             return None
         return lambda split: min(one.splits.reached(source, split) for one in timing)
 
@@ -117,18 +134,18 @@ class CircuitTime:
             for split, mark in batch.marks:
                 self._marked(source, split, mark)
             self._fed[source, batch.split] = batch.ends_unit
-            if batch.ends_unit:
-                self._units_ended(source, batch.split)
+            for timing in self._timed_from(source):
+                timing.splits.read(source, batch.split)
+                if batch.ends_unit:
+                    timing.splits.unit_ended(source, batch.split)
+
+    def _timed_from(self, source: str) -> list[EventTimeOperator]:
+        return [one for name, one in self._timing.items() if source in self._sources[name]]
 
     def _marked(self, source: str, split: str, mark: OriginMark) -> None:
-        for name, timing in self._timing.items():
-            if source in self._sources[name] and isinstance(timing.splits, InputMarks):
+        for timing in self._timed_from(source):
+            if isinstance(timing.splits, InputMarks):
                 timing.splits.marked(source, split, mark.mark, origin=mark.origin, version=mark.version)
-
-    def _units_ended(self, source: str, split: str) -> None:
-        for name, timing in self._timing.items():
-            if source in self._sources[name]:
-                timing.splits.unit_ended(source, split)
 
     def positions(self) -> dict[str, Positions]:
         """Return the splits' watermarks for a checkpoint: `event_time` -> SOURCE/SPLIT -> position.
@@ -209,19 +226,28 @@ class CircuitTime:
         for (source, split), ends_unit in self._fed.items():
             if ends_unit and source in self._sources[name]:
                 timing.splits.unit_ended(source, split)
+        self.held.pop(name, None)
         if now.recorded is not None:
-            part = now.recorded.sources.get(name, {}).get("")
-            return self._as_before_0190(now, name) if part is None else part[2]
-        states = [(source, now.sources.get(source, ONE_SPLIT)) for source in self._sources[name]]
-        return combined(timing.splits.of_source(*state, timing.idle_after_s) for state in states)
+            return now.recorded.sources[name][""][2]
+        held = [
+            timing.splits.of_source(
+                source,
+                now.sources.get(source, ONE_SPLIT),
+                seconds=now.seconds,
+                idle_after_s=timing.idle_after_s,
+            )
+            for source in self._sources[name]
+        ]
+        self.held[name] = least(held)
+        return self.held[name].watermark
 
-    def _as_before_0190(self, now: StepTime, name: str) -> Watermark:
-        """Return the watermark for divisions that do not contain it: the largest of all splits."""
-        timing = self._timing[name]
-        given = combined(map(now.watermark_of, self._sources[name]))
-        newest = [timing.splits.newest(source) for source in self._sources[name]]
-        own = further(timing.watermark, max(newest, default=UNKNOWN))
-        return given if given == END or own == UNKNOWN else own
+    def reports(self) -> dict[str, EventTime]:
+        """Return `event_time` -> how far it is, and what holds it; none that holds nothing back."""
+        return {
+            name: EventTime(at if is_time(at := self._timing[name].watermark) else None, held.text())
+            for name, held in self.held.items()
+            if held.watermark not in (END, IDLE)
+        }
 
     def division(self, step: int) -> Sources:
         """Return what the division of a step records: `event_time` -> its watermark."""
@@ -245,6 +271,8 @@ class CircuitTime:
         if stage == 0:
             self._now.pop(step, None)
             self._fed.clear()
+            for timing in self._timing.values():
+                timing.splits.step_over()
         if stage == self._last:
             self._watermarks.pop(step, None)
             self._at_end.pop(step, None)

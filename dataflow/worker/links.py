@@ -278,6 +278,7 @@ class Links:
             busy_s=round(shared.busy_s, 3),
             backlog_bytes=shared.backlog_bytes,
             operators=shared.operators,
+            event_times=shared.event_times,
             operator=shared.operator(),
         )
 

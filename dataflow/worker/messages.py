@@ -2,10 +2,9 @@
 
 Only frozen values, one thread-safe inbox and one bag of plain attributes; no logic.
 
-The *circuit thread* (the main thread of the process) runs operators and user code and nothing else. The *link
-thread* runs trio: control link, heartbeats, exchange, store. Each message carries its incarnation; both
-threads drop messages of another one. So a slow user function delays no heartbeat, and a reset never waits
-for it.
+The *circuit thread* (the main thread) runs operators and user code. The *link thread* runs trio: control
+link, heartbeats, exchange, store. Both drop messages of another incarnation. So a slow user function delays
+no heartbeat, and a reset never waits for it.
 """
 
 import queue
@@ -18,6 +17,7 @@ from typing import Any, TypeAlias
 from checkpoint import (
     ChannelFrame,
     Division,
+    EventTime,
     FailureKind,
     Layout,
     OutputIdentity,
@@ -236,9 +236,8 @@ class SourceWaits:
 
 @dataclass(frozen=True, slots=True)
 class OutputMade:
-    """The output of one step for one sink that writes to the store.
-
-    One for each such sink and step, in order, even without rows, and before the `CutTaken` of the step.
+    """The output of one step for one sink that writes to the store: one for each step, in order, even
+    without rows, and before the `CutTaken` of the step.
     inputs: the positions of the sources at its end. time: None if the sink does not name the time of rows.
     """
 
@@ -402,6 +401,7 @@ class Shared:
     backlog_bytes: int = -1
     cuts: int = 0
     operators: dict[str, dict[str, int]] = field(default_factory=dict)
+    event_times: dict[str, EventTime] = field(default_factory=dict)
     operator: Callable[[], str] = str
     """Returns the operator that runs now, "" if none does."""
     over: threading.Event = field(default_factory=threading.Event)  # set after that thread has ended

@@ -162,6 +162,7 @@ class Prefetcher:
             try:
                 async with aclosing(follower.poll()) as pieces:
                     async for piece in pieces:
+                        self.buffer.polled(split, caught_up=False)  # others may follow it
                         await self._put(piece, follower)
                 self.buffer.polled(split, caught_up=True, rests=await follower.rests())
             except _UNAVAILABLE as error:

@@ -5,7 +5,6 @@ and whether it takes input. The size of a read follows the duration of the previ
 functions get batches that take them tens of milliseconds.
 """
 
-from collections.abc import Container
 from typing import Final
 
 from checkpoint import Division, Sources
@@ -39,10 +38,6 @@ class StepInput:
         self._clock = clock
         self._incarnation = incarnation
         self._batch_bytes = limits.batch_bytes_min * 16
-        self._quiet_since: dict[tuple[str, str], float] = {}
-        """(source, split) without waiting input at the end of the last step -> since when."""
-        self._counted_idle: set[tuple[str, str]] = set()
-        """Those of them that were counted as idle in that step."""
         self._backlog_at = 0.0
         """When the backlog is counted next."""
 
@@ -74,39 +69,19 @@ class StepInput:
             if recorded is not None:
                 now[name] = SourceTime(_AT_ITS_END in recorded.sources.get(name, {}))
             elif self._circuit.time.flows:
-                now[name] = self._timed(name, reader.time_now(), taken[name])
+                now[name] = reader.time_now()
             if name in now and now[name].at_end and self._circuit.time.flows:
                 taken[name][_AT_ITS_END] = (0, 0)
         idle = frozenset(name for name, reader in self._circuit.sources.items() if reader.is_idle)
-        return taken, StepTime(now, idle, recorded)
-
-    def _timed(self, name: str, now: SourceTime, read: Container[str]) -> SourceTime:
-        """Add to `now` how long each silent split has been silent. `read`: the splits that the step read."""
-        idle_after_s = self._circuit.time.idle_after_s
-        if idle_after_s is None:
-            return now
-        seconds = self._clock.seconds()
-        since = {
-            (name, split): seconds if split in read else self._quiet_since.get((name, split), seconds)
-            for split in now.caught_up
-        }
-        others = {key: at for key, at in self._quiet_since.items() if key[0] != name}
-        self._quiet_since = others | since
-        caught_up = {split: seconds - at for (_, split), at in since.items()}
-        self._counted_idle = {key for key in self._counted_idle if key[0] != name}
-        self._counted_idle |= {(name, split) for split, s in caught_up.items() if s >= idle_after_s}
-        return now._replace(caught_up=caught_up)
+        return taken, StepTime(now, idle, recorded, self._clock.seconds())
 
     def idle_in(self) -> float | None:
-        """Return the seconds until the next silent split counts as idle, None if there is none.
-
-        A step must run then, to announce it to all workers.
-        """
-        idle_after_s = self._circuit.time.idle_after_s
-        since = [at for key, at in self._quiet_since.items() if key not in self._counted_idle]
-        if idle_after_s is None or not since:
-            return None
-        return max(0.0, min(since) + idle_after_s - self._clock.seconds())
+        """Return the seconds until a step must announce that a split holds nothing back; None for never."""
+        for name, reader in self._circuit.sources.items():
+            splits = self._circuit.time.waits_for(name)
+            if splits and not reader.exhausted and not splits <= {*reader.time_now().behind}:
+                return 0.0
+        return self._circuit.time.idle_in(self._clock.seconds())
 
     def has_input(self) -> bool:
         """Whether there may be input now, or a step must announce that no more will follow."""

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint.cli.region import event_time_text
 from checkpoint.core.checkpoint_views import savepoint_row
 from checkpoint.core.manifest import NO_NOTE
-from checkpoint.core.messages import Counters
+from checkpoint.core.messages import Counters, EventTime
 from checkpoint.core.progress import (
     RECENT_PROGRESS_MAX,
     ProgressMeter,
@@ -86,6 +87,27 @@ def test_operators_count_between_two_checkpoints_and_anew_in_a_new_incarnation()
     assert second["operators"] == [{"name": "counts", "rowsIn": 5, "rowsOut": 5, "keys": 8}]
     third = meter.report(CUT, status(100, 100, incarnation=4), now=3.0, timestamp="")
     assert third["operators"] == [{"name": "counts", "rowsIn": 200, "rowsOut": 200, "keys": 8}]
+
+
+def test_the_event_time_of_a_region_is_that_of_the_worker_that_is_furthest_behind() -> None:
+    at_10 = EventTime(10_000_000, "split 'a' of source 'rows': its last row")
+    times = [at_10, EventTime(9_000_000, "split 'b' of source 'rows': its last row"), EventTime(None, "")]
+    region = status(1, 2, 3)
+    for count, text in (
+        (1, "1970-01-01T00:00:10+00:00, held by worker 0, split 'a'"),
+        (2, "1970-01-01T00:00:09+00:00, held by worker 1, split 'b'"),
+        (3, "has not begun"),
+    ):
+        workers = tuple(
+            replace(one, counters=Counters(event_times={"timed": time}))
+            for one, time in zip(region.workers, times[:count], strict=False)
+        )
+        (found,) = status_json(replace(region, workers=workers))["eventTimes"]
+        assert (found["name"], found["worker"]) == ("timed", count - 1)
+        assert text in event_time_text(found)
+    far = replace(region.workers[0], counters=Counters(event_times={"timed": EventTime(2**62, "")}))
+    (found,) = status_json(replace(region, workers=(far,)))["eventTimes"]
+    assert event_time_text(found) == f"event time of 'timed' is at {2**62} us"
 
 
 def test_a_report_is_plain_json_with_names_a_spark_user_knows() -> None:

@@ -50,7 +50,7 @@ class Reader:
             self.at[origin] = at + 1
             for piece in folded(fold, record, at):
                 self._take(origin, piece)
-        reached = self.marks.of_source("s", SourceTime(), None)
+        reached = self.marks.of_source("s", SourceTime()).watermark
         if is_time(reached):
             self.watermark = max(self.watermark, reached)
 

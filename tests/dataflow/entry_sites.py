@@ -75,7 +75,7 @@ class Reader:
                 else:
                     mark = piece.mark
                     self.marks.marked("s", split, mark.mark, origin=mark.origin, version=mark.version)
-        reached = self.marks.of_source("s", SourceTime(), None)
+        reached = self.marks.of_source("s", SourceTime()).watermark
         self.watermark = max(self.watermark, reached) if is_time(reached) else self.watermark
         return self
 

@@ -1,6 +1,6 @@
 """One worker's circuit that reads an input handle step by step, and the rows and pieces that it is given."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -40,9 +40,14 @@ def a_piece(split: str, number: int, rows: list[dict[str, Any]], *, last: bool =
 class FedCircuit:
     """One worker's circuit that reads an input handle, a step at a time, as the runtime has it do."""
 
-    def __init__(self, idle_after: timedelta | None = None, entry: str = "") -> None:
+    def __init__(
+        self, idle_after: timedelta | None = None, entry: str = "", keeps: Callable[[Any], bool] | None = None
+    ) -> None:
+        """keeps: a filter above `event_time`."""
         graph = Graph("g")
         rows = graph.source("rows", InputSource("rows", SCHEMA, entry=entry))
+        if keeps is not None:
+            rows = rows.filter("kept", keeps)
         lateness = None if entry else timedelta(0)
         timed = rows.event_time("timed", "at", lateness=lateness, idle_after=idle_after, marks=bool(entry))
         timed.key_by("by_key", "key").aggregate(
@@ -79,6 +84,10 @@ class FedCircuit:
         taken |= self.circuit.time.division(self.step_number)
         watermark = self.circuit.time.to_send(self.step_number, 0)
         return ((watermark + 1) // 1_000_000 if is_time(watermark) else watermark), taken
+
+    def held_by(self) -> str:
+        """What holds the watermark back, in words."""
+        return self.circuit.time.held["timed"].text()
 
     def positions(self) -> dict[str, dict[str, SplitPosition]]:
         """As a checkpoint holds them."""

@@ -22,7 +22,7 @@ from dataflow.graph.builder import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.state.directory_handover import Handover
 from dataflow.worker.circuit_incarnation import CircuitIncarnation
-from dataflow.worker.identity import Identity
+from dataflow.worker.identity import Clock, Identity
 from dataflow.worker.messages import (
     CutRequested,
     CutTaken,
@@ -94,8 +94,10 @@ class OneThreadRegion:
         limits: WorkerLimits | None = None,
         *,
         folder: Path | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """folder: where the files of operators are."""
+        self.clock = clock
         self.folder = folder
         self.plan = graph.plan()
         self.workers = workers
@@ -143,6 +145,7 @@ class OneThreadRegion:
                 worker_limits=self.limits or self._any_limits(),
                 shared=side.shared,
                 post=self._post_of(index),
+                clock=self.clock,
             )
             side.blocks = [block for block in side.blocks if block[0] <= cut]
             for number, operator, data in side.blocks:

@@ -63,10 +63,10 @@ def test_a_replay_and_a_checkpoint_have_the_same_marks() -> None:
 def test_the_end_and_workers_that_read_nothing() -> None:
     marks = InputMarks()
     marks.marked("s", "p", 7, origin=1, version=1)
-    assert marks.of_source("s", SourceTime(), None) == 7
-    assert marks.of_source("s", SourceTime(at_end=True), None) == END
+    assert marks.of_source("s", SourceTime()).watermark == 7
+    assert marks.of_source("s", SourceTime(at_end=True)).watermark == END
     marks.marked("s", "p", 7, origin=1, version=1)
-    assert marks.of_source("s", SourceTime(is_read_here=False), None) == IDLE
+    assert marks.of_source("s", SourceTime(is_read_here=False)).watermark == IDLE
     assert marks.stored() == {}, "another worker has them"
 
 

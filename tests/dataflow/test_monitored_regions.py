@@ -2,11 +2,13 @@
 
 import json
 import logging
+import re
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -16,7 +18,7 @@ import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dataflow import FileSink, FileSource, Graph
+from dataflow import FileSink, FileSource, Graph, RateSource
 from dataflow.handle import RegionHandle
 from dataflow.limits import WorkerLimits
 from dataflow.local import run_local
@@ -89,7 +91,7 @@ def test_the_driver_and_each_worker_show_figures_and_are_ready_while_the_store_i
     with ExitStack() as stack:
         servers = [stack.enter_context(ServerProcess(tmp_path / f"s{index}")) for index in range(3)]
         store = made(servers)
-        with running(store, tmp_path, "counted", metrics="127.0.0.1:0") as region:
+        with running(store, tmp_path, "counted", dated_words(tmp_path), metrics="127.0.0.1:0") as region:
             assert fetch(region.status.metrics, "/healthz") == (200, "ok\n")
             until(lambda: all(addresses(region)), "all have joined", WAIT_S)
             driver, *workers = addresses(region)
@@ -118,6 +120,16 @@ def test_the_driver_and_each_worker_show_figures_and_are_ready_while_the_store_i
             urllib.request.urlopen(f"http://{address}/healthz")
 
 
+def dated_words(folder: Path) -> Graph:
+    """A word count of rows with an event time."""
+    graph = Graph("dated")
+    rows = graph.source("rows", RateSource(2000))
+    words = rows.map("words", lambda row: (row["timestamp"], "even"), schema="at timestamp, word string")
+    timed = words.event_time("timed", "at", lateness=timedelta(0))
+    timed.key_by("by_word", "word").count("counts").sink("out", FileSink(folder / "out"))
+    return graph
+
+
 def check_figures(driver: str, workers: list[str]) -> None:
     of_driver, of_worker = values(driver), values(workers[0])
     assert of_driver["dos_region_state"]["RUNNING",] == 1
@@ -129,6 +141,7 @@ def check_figures(driver: str, workers: list[str]) -> None:
     assert sum(phases.values()) > 0
     assert of_driver["dos_region_last_checkpoint_timestamp_seconds"][()] > 1e9
     assert of_driver["dos_client_appended_bytes_total"][()] > 0
+    assert of_driver["dos_region_event_time_seconds"]["timed",] == pytest.approx(time.time(), abs=WAIT_S)
     rows = of_worker["dos_worker_operator_rows_in_total"]
     assert {("words",), ("counts",)} <= rows.keys()
     until(
@@ -145,6 +158,9 @@ def check_figures(driver: str, workers: list[str]) -> None:
 
 
 def check_targets(store: str, driver: str, workers: list[str]) -> None:
+    shown = dos("region", "status", store, "counted").stdout
+    held = r"event time of 'timed' is at 20\S+, held by worker [01], split 'w000[01]' of source 'rows'"
+    assert re.search(held, shown), shown
     done = dos("region", "status", store, "counted", "--prometheus-targets")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

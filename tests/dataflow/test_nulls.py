@@ -8,8 +8,9 @@ from collections import Counter as Multiset
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -143,6 +144,71 @@ def test_the_promise_of_a_row_without_a_time_holds() -> None:
     trial = Trial(graph)
     trial.step({"rows": [{"at": at(1), "all_before": None}, {"at": None, "all_before": at(2)}]})
     assert [one["at"] for one in trial.rows("out")] == [at(1)]
+
+
+NOW: Final = at(0)
+
+
+def future_graph(**options: Any) -> Graph:
+    graph = Graph("future")
+    rows = graph.source("rows", InputSource("rows", ROWS))
+    timed = rows.event_time("timed", "at", lateness=timedelta(0), **options)
+    timed.key_by("by_key", "key").aggregate("daily", DAY, n=Count()).sink("out", CallSink(print))
+    if options.get("on_ahead") == "side":
+        timed.side_output("future", "ahead").sink("future_out", CallSink(print))
+    return graph
+
+
+def test_a_row_from_the_future_stops_the_region_before_it_makes_others_late() -> None:
+    """One row of the year 2126 made every honest row late."""
+    trial = Trial(future_graph())
+    with pytest.raises(
+        OperatorError,
+        match=r"'timed' failed .*'at' is 2126-04-07.*more than max_ahead=1 day, 0:00:00 ahead of the clock,"
+        r" 2026-05-01T09:00:00.000000 UTC, in 1 of 2 rows.*on_ahead='drop'",
+    ):
+        trial.step({"rows": [row(1), row(100 * 365 * 86_400)]}, now=NOW)
+
+
+@pytest.mark.parametrize("choice", ["drop", "side"])
+def test_rows_from_the_future_are_dropped_and_counted_or_on_the_side_output(choice: str) -> None:
+    trial = Trial(future_graph(on_ahead=choice, max_ahead=timedelta(hours=1)))
+    ahead = [row(3601), row(10**9)]
+    trial.step({"rows": [row(1), ahead[0]]}, now=NOW, checkpoint=True)
+    trial.step({"rows": [ahead[1], row(3600)]}, now=NOW)
+    trial.crash()
+    trial.step({"rows": [ahead[1], row(3600)]}, now=NOW)
+    trial.step({"rows": [row(3601, x=7)]}, now=at(1), end=True)
+    assert [one["n"] for one in trial.rows("out")] == [3], "the clock has moved on"
+    dropped = trial.counters()[0]["timed"].get("ahead_rows_dropped", 0)
+    if choice == "drop":
+        assert dropped == 2, "in state: one was dropped before the checkpoint"
+    else:
+        assert (dropped, trial.rows("future_out")) == (0, ahead)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_max_ahead_is_of_the_promises_of_rows_and_of_any_unit(unit: str) -> None:
+    graph = Graph("future")
+    columns = pa.schema([("at", pa.timestamp("us", "UTC")), ("before", pa.timestamp(unit, "UTC"))])
+    rows = graph.source("rows", InputSource("rows", columns))
+    timed = rows.event_time("timed", "at", punctuation="before", on_ahead="drop")
+    timed.sort("sorted", "at").sink("out", CallSink(print))
+    trial = Trial(graph)
+    given = [(at(1), None), (at(10**9), None), (at(2), at(2 * 86_400)), (at(3), at(1))]
+    trial.step({"rows": [{"at": time, "before": before} for time, before in given]}, now=NOW)
+    assert [one["at"] for one in trial.rows("out")] == [at(1)], "only promises move the watermark"
+    assert trial.counters()[0]["timed"]["ahead_rows_dropped"] == 1
+
+
+def test_max_ahead_may_be_off_and_wrong_choices_are_refused() -> None:
+    trial = Trial(future_graph(max_ahead=None))
+    trial.step({"rows": [row(10**9), row(1)]}, now=NOW, end=True)
+    assert len(trial.rows("out")) == 2
+    with pytest.raises(SchemaError, match="on_ahead must be one of 'error', 'drop', 'side', not 'skip'"):
+        future_graph(on_ahead="skip")
+    with pytest.raises(SchemaError, match="max_ahead must be a timedelta of 0 or more"):
+        future_graph(max_ahead=3600)
 
 
 def test_what_is_no_choice_is_refused_and_so_is_a_side_output_that_was_not_chosen() -> None:
