@@ -232,8 +232,8 @@ class FingerprintMismatchError(DosError):
 
     remedy = "run the graph that wrote this state, or give the region a new name"
 
-    def __init__(self, message: str, *, operators: tuple[str, ...]) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, operators: tuple[str, ...], remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
         self.operators = operators
 
 

@@ -169,6 +169,7 @@ def start_application(
             f"{name!r} has {len(parts)} regions, and each has its own checkpoints: stop it, and restore"
             f" them with `dos region restore --stopped` ({names})"
         )
+    options |= {"application": name, "parts": tuple(part.name for part in parts)}
     with ExitStack() as undo:
         handles = {
             part.name: start_part(part, partial(make_launcher, part), undo, **options) for part in parts

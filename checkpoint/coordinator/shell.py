@@ -17,8 +17,8 @@ from typing import Any, Final
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.chains.whole_checkpoints import examine
+from checkpoint.coordinator.before_claim import before_claim, check_places
 from checkpoint.coordinator.drop_log import DropLog
 from checkpoint.coordinator.fork_watch import watch_forks
 from checkpoint.coordinator.manifest_host import StoreHost
@@ -52,7 +52,6 @@ from checkpoint.core.messages import Host, ToWorker
 from checkpoint.core.progress import ProgressMeter
 from checkpoint.core.region import Launcher, RegionSpec, RegionStatus
 from checkpoint.core.region_events import CheckpointCommitted, FellBack, RegionEvent
-from checkpoint.errors import NoRegionError
 from checkpoint.link import Link, serve_links
 from checkpoint.maintenance.stopped_region import restore_stopped
 from checkpoint.requests.server import answering
@@ -316,46 +315,19 @@ async def run_region(
         if opened is not None:
             opened(store)
         if check is not None:
-            await _check(spec, store, check)
+            await check_places(spec, store, check)
+        seen = await before_claim(store, spec)
         if spec.restore:
             allowed = spec.allow_republish
             host = StoreHost(store)
-            await restore_stopped(
+            seen = await restore_stopped(
                 host, spec.name, checkpoint_named(spec.restore), allow_republish=allowed, by_program=True
             )
         manifest = ManifestLog(StoreHost(store), spec.name, shell.post, driver=this_driver())
         forks = partial(watch_forks, store, spec.name, shell.last_checkpoint, shell.post)
         async with answering(store, spec, shell) as requests:
             shell.also_observed = requests.on_event
-            return await shell.run(launcher, manifest, await _seen(store, spec), beside=forks)
-
-
-async def _check(
-    spec: RegionSpec, store: Store, check: Callable[[bytes, OutputIdentity | None], None]
-) -> None:
-    """Check the places of a region. Its manifest is read only if they are refused to the region itself: they
-    may be of the region that it replaces.
-    """
-    try:
-        await trio.to_thread.run_sync(check, store.record.store_id, None)
-    except DosError:
-        try:
-            last = (await read_manifest(store, spec.name)).last
-        except DosError:
-            last = None
-        if last is None or last.identity is None:
-            raise
-        await trio.to_thread.run_sync(check, store.record.store_id, last.identity)
-
-
-async def _seen(store: Store, spec: RegionSpec) -> Cut | None:
-    """Return the last checkpoint of a region that is to be handed over, None if it never ran."""
-    if not spec.hand_over:
-        return None
-    try:
-        return (await read_manifest(store, spec.name)).last
-    except NoRegionError:
-        return None
+            return await shell.run(launcher, manifest, seen, beside=forks)
 
 
 @asynccontextmanager

@@ -184,7 +184,7 @@ class Coordinator:
 
     def _on_begin(self, event: v.Begin, now: float) -> None:
         self._last_tick = now
-        if not self.state.spec.hand_over or self._manifest.may_take_over(event.seen, now):
+        if self._manifest.may_begin(event.seen, now):
             self._recovery.start(now)
             self._autoscaling.start(now)
 

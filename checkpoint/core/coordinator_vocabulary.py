@@ -18,7 +18,8 @@ class Begin:
     """Start the region. Once, first."""
 
     seen: Cut | None = None
-    """The last checkpoint that another driver has committed, as read without a claim: for a hand-over."""
+    """The last checkpoint that another driver has committed, as read without a claim; None if there is none,
+    or it could not be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ A restore takes back no output that its sink cannot take back: then the region f
 from collections.abc import Callable
 from typing import Any
 
+from checkpoint.core.continuing import check_continues
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import (
     CheckpointsExamined,
@@ -32,7 +33,12 @@ from checkpoint.core.region_events import FellBack
 from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.rewind_report import report_text, rewind_report
 from checkpoint.core.rewinding import Rewinding
-from checkpoint.errors import CheckpointDamagedError, RestoreRefusedError
+from checkpoint.errors import (
+    CheckpointDamagedError,
+    FingerprintMismatchError,
+    ManifestError,
+    RestoreRefusedError,
+)
 
 
 class FallingBack:
@@ -82,6 +88,13 @@ class FallingBack:
         target = next((cut for cut in state.kept if cut.cut == found.whole), None)
         if state.spec.on_damaged == "fail" or target is None:
             self._fail(CheckpointDamagedError(found.text, remedy=self._remedy(found)), now)
+            return
+        try:
+            check_continues(state.spec, target)
+        except (ManifestError, FingerprintMismatchError) as error:
+            text = f"{found.text}; checkpoint {target.cut} is whole, but {error.args[0]}"
+            remedy = f"run the program that made it, after {self._command(target.cut)}"
+            self._fail(CheckpointDamagedError(text, remedy=remedy), now)
             return
         try:
             if not state.spec.allow_republish:

@@ -72,12 +72,22 @@ def check_graph(
 ) -> None:
     """Raise FingerprintMismatchError unless a graph with these operators can continue from a checkpoint.
     The first graph of a fork may also lack operators of the original, or have others: those that were named.
+    Its sinks begin anew, so their place and settings may differ.
     """
     stored = cut.operators
     if cut.in_origin and cut.origin is not None:
-        stored = {name: text for name, text in stored.items() if name not in cut.origin.dropped}
-        present = {name: text for name, text in present.items() if name not in cut.origin.added}
+        stored = _in_fork(stored, cut.origin.dropped)
+        present = _in_fork(present, cut.origin.added)
     check_fingerprint(stored, present, region=region, cut=cut.cut, older=older)
+
+
+def _in_fork(operators: Mapping[str, str], named: Collection[str]) -> dict[str, str]:
+    """Return what counts of the descriptions of operators: of a sink, only what it reads."""
+    return {
+        name: text.partition(")")[0] if text.startswith("sink ") else text
+        for name, text in operators.items()
+        if name not in named
+    }
 
 
 def check_places(cut: Cut, unchecked: Mapping[str, str]) -> None:

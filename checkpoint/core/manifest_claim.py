@@ -5,6 +5,7 @@ Invariant kept here: an incarnation begins with ManifestOpened; no order is sent
 
 from checkpoint import limits
 from checkpoint.core.checkpointing import Checkpointing
+from checkpoint.core.continuing import check_continues
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import (
     ManifestLost,
@@ -16,9 +17,7 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.ending import Ending
 from checkpoint.core.falling_back import FallingBack
-from checkpoint.core.forking import check_graph, check_places
 from checkpoint.core.manifest import Cut
-from checkpoint.core.manifest_checks import check_cut
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerState
@@ -53,9 +52,9 @@ class ManifestClaim:
         self._superseded = 0
         """Attempts to open the manifest that were superseded in a row."""
 
-    def may_take_over(self, seen: Cut | None, now: float) -> bool:
-        """Return whether this region can continue from a checkpoint of the driver that runs it. If not, it
-        fails now, before that driver is fenced off.
+    def may_begin(self, seen: Cut | None, now: float) -> bool:
+        """Return whether this region can continue from the checkpoint that was read before the claim. If not,
+        it fails now, and no driver that runs it is fenced off.
         """
         if not self._restorable(seen, now):
             return False
@@ -108,11 +107,7 @@ class ManifestClaim:
                 f"it is the last in the manifest, but checkpoint {state.last_checkpoint.cut} was committed",
                 cut=cut.cut,
             )
-        check_cut(cut)
-        self._rescaling.check_possible(cut)
-        check_places(cut, state.spec.unchecked_places)
-        present, older = state.spec.operators, state.spec.older_operators
-        check_graph(cut, present, region=state.spec.name, older=older)
+        check_continues(state.spec, cut)
 
     def _settle_doubt(self, now: float) -> None:
         """Count the checkpoint in doubt if it is the last of the chain; otherwise it can never be in it."""

@@ -78,6 +78,9 @@ class RegionSpec:
     """None: as many as its last checkpoint has, `first_workers` without one."""
     autoscale: AutoScale | None = None
     """How the number of workers follows the load; None: it changes only on request."""
+    application: str = ""
+    """The application of which this is a region, and the names of all its regions, if it has several."""
+    parts: tuple[str, ...] = ()
     store_url: str
     job_key: bytes = field(repr=False)
     """At least 16 random bytes, made by the driver for this run; never in a log, URL or configuration."""

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 
 from checkpoint import limits
 from checkpoint.core.checkpointing import Checkpointing
+from checkpoint.core.continuing import workers_wanted
 from checkpoint.core.coordinator_state import CoordinatorState, Scaling
 from checkpoint.core.coordinator_vocabulary import ReplaceWanted, ScaleWanted
 from checkpoint.core.ending import Ending
@@ -47,7 +48,6 @@ from checkpoint.core.recovery import Recovery
 from checkpoint.core.region_events import ReplaceSettled, ScaleSettled
 from checkpoint.core.region_states import STARTED, CoordinatorPhase, WorkerState
 from checkpoint.core.roster import Worker
-from checkpoint.errors import ManifestError
 
 
 @dataclass(slots=True)
@@ -89,17 +89,6 @@ class Rescaling:
 
     # --- at a start -----------------------------------------------------------------------------------
 
-    def check_possible(self, cut: Cut) -> None:
-        """Raise ManifestError if the region must have other workers than this checkpoint, and cannot."""
-        reason = self._state.spec.keeps_workers
-        if reason and (wanted := self._wanted(cut)) != len(cut.workers):
-            raise ManifestError(
-                f"it was made by {workers_text(len(cut.workers))}, the region has {workers_text(wanted)}:"
-                f" {reason}",
-                cut=cut.cut,
-                remedy="run the region with as many workers as made the checkpoint",
-            )
-
     def choose_layout(self, now: float) -> None:
         """Set the layout of an incarnation that begins, and its workers."""
         state, last, change = self._state, self._state.last_checkpoint, self._state.scaling
@@ -129,7 +118,8 @@ class Rescaling:
             done = change.opened and (change.replaces is not None or len(last.workers) == change.workers)
             self._settle("" if done else state.reason, now)
             state.round.reason = state.round.reason or ("" if done else state.reason)
-        if last is not None and state.scaling is None and (wanted := self._wanted(last)) != len(state.roster):
+        wanted = workers if last is None else workers_wanted(state.spec, last)
+        if wanted != workers and state.scaling is None:
             self._begin(wanted, now)
 
     def expect_workers(self, cut: Cut) -> None:
@@ -142,15 +132,7 @@ class Rescaling:
         of history there are no such steps.
         """
         replays = self._state.spec.shows_steps and not cut.begins(cut.layout)
-        return len(cut.workers) if replays else self._wanted(cut)
-
-    def _wanted(self, cut: Cut) -> int:
-        """Return the number of workers after a checkpoint: its own, unless the program asks for another one.
-
-        A program that asks for the same number as before does not undo that the region was scaled since.
-        """
-        asked = self._state.spec.workers
-        return len(cut.workers) if asked is None or asked == cut.workers_declared else asked
+        return len(cut.workers) if replays else workers_wanted(self._state.spec, cut)
 
     # --- while the region runs ------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ given up, as in a reset. Once the record is acknowledged, all workers are reset 
 manifest is lost before that, the reopened manifest decides whether the region was restored.
 """
 
+from checkpoint.core.continuing import check_continues
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, RestoreWanted
 from checkpoint.core.lines import find_target, refuse_republishing, restored
@@ -14,7 +15,7 @@ from checkpoint.core.recovery import Recovery
 from checkpoint.core.region_events import FellBack, RestoreSettled
 from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.retention import keep
-from checkpoint.errors import RestoreRefusedError
+from checkpoint.errors import FingerprintMismatchError, ManifestError, RestoreRefusedError
 
 
 class Rewinding:
@@ -34,9 +35,10 @@ class Rewinding:
         try:
             self._check_possible()
             target = find_target(state.kept, event.to, region=state.spec.name)
+            check_continues(state.spec, target)
             if not event.allow_republish:
                 refuse_republishing(state.kept[-1], target)
-        except RestoreRefusedError as error:
+        except (RestoreRefusedError, ManifestError, FingerprintMismatchError) as error:
             state.report(RestoreSettled(event.to, error=f"{error}"))
             return
         del now

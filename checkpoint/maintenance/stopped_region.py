@@ -7,7 +7,7 @@ driver that starts meanwhile claims with a higher epoch, and this one ends. If i
 nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -78,6 +78,20 @@ async def hold_manifest(
         await log.aclose()
 
 
+def find_restored(
+    kept: Sequence[Cut], to: str, *, region: str, allow_republish: bool, by_program: bool
+) -> Cut | None:
+    """Return the checkpoint that `restore_stopped` restores; None if a program requested it before. Raises
+    RestoreRefusedError.
+    """
+    if by_program and kept and kept[-1].rewinds and kept[-1].rewinds[-1].by == to:
+        return None
+    target = find_target(kept, to, region=region)
+    if not allow_republish:
+        refuse_republishing(kept[-1], target)
+    return target
+
+
 async def restore_stopped(
     host: ManifestHost, region: str, to: str, *, allow_republish: bool = False, by_program: bool = False
 ) -> Cut:
@@ -94,11 +108,11 @@ async def restore_stopped(
     """
     async with hold_manifest(host, region) as held:
         kept = held.opened.kept
-        if by_program and kept and kept[-1].rewinds and kept[-1].rewinds[-1].by == to:
+        target = find_restored(
+            kept, to, region=region, allow_republish=allow_republish, by_program=by_program
+        )
+        if target is None:
             return kept[-1]
-        target = find_target(kept, to, region=region)
-        if not allow_republish:
-            refuse_republishing(kept[-1], target)
         record = restored(kept, target, held.opened.incarnation, by=to if by_program else "")
         check_cut(record, before=kept[-1])
         await append_record(held, region, record)

@@ -63,6 +63,17 @@ def end(region: CoordinatorHarness) -> CheckpointDamagedError:
     return outcome.error
 
 
+def test_a_region_does_not_fall_back_to_a_checkpoint_of_another_graph() -> None:
+    region, kept = restoring(on_damaged="previous")
+    kept = (kept[0], msgspec.structs.replace(kept[1], operators={"sum": "sum"}), kept[2])
+    order = suspicious(region, kept)
+    region.play(CheckpointsExamined(order.incarnation, Examination(damage(3), 2)))
+    assert region.take(AppendCut) == []
+    error = end(region)
+    assert "checkpoint 2 is whole, but" in str(error)
+    assert "operator 'sum' is in the stored state and not in this graph" in str(error)
+
+
 def test_by_default_a_region_with_a_damaged_checkpoint_fails_with_what_is_damaged_and_what_is_whole() -> None:
     region, kept = restoring()
     order = suspicious(region, kept)

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from checkpoint.core.continuing import belongs_to, check_begins
 from checkpoint.core.forking import check_graph, check_log, check_places, forked, needs_original
 from checkpoint.core.lines import restored
 from checkpoint.core.manifest import ORIGINS_VERSION, ForkOrigin, decode_cut, encode_cut
@@ -13,6 +14,7 @@ from checkpoint.core.retention import floors_of
 from checkpoint.errors import FingerprintMismatchError, ForkRefusedError, ManifestError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import a_cut, worker_cut
+from tests.checkpoint.region_model_state import spec
 from tests.checkpoint.test_rescaling_region import commit, cut_of, settled
 
 SOURCE = a_cut(
@@ -89,6 +91,47 @@ def test_the_first_graph_of_a_fork_lacks_and_adds_what_was_named() -> None:
     check_graph(later, {"count": "c", "sum": "s"}, region="test")
     with pytest.raises(FingerprintMismatchError, match="'sum' is in the stored state"):
         check_graph(later, {"count": "c"}, region="test")
+
+
+def test_the_sinks_of_a_fork_may_have_another_place_and_those_of_a_restart_not() -> None:
+    before = {"count": "c", "table": "sink from (count) table counts"}
+    after = before | {"table": "sink from (count) table other"}
+    last = msgspec.structs.replace(SOURCE, operators=before)
+    check_graph(forked(last, origin(), incarnation=1), after, region="test")
+    with pytest.raises(FingerprintMismatchError, match="operator 'table' was sink"):
+        check_graph(last, after, region="shop")
+    with pytest.raises(FingerprintMismatchError, match="operator 'table' was sink"):
+        check_graph(
+            forked(last, origin(), incarnation=1), after | {"table": "sink from (other)"}, region="test"
+        )
+
+
+@pytest.mark.parametrize(
+    ("others", "refused"),
+    [
+        ({"shop.orders": ("orders", "count", "out")}, True),
+        ({"shop": ("orders", "count", "out")}, True),
+        ({"shop.orders": ("orders", "other")}, False),
+        ({"shop.clicks": ("clicks", "count", "out")}, False),
+        ({"shop.v2": ("orders", "count", "out")}, False),
+    ],
+    ids=["renamed", "divided", "nothing-in-common", "still-there", "another-application"],
+)
+def test_a_region_is_not_begun_empty_while_another_name_has_its_operators(
+    others: dict[str, tuple[str, ...]], *, refused: bool
+) -> None:
+    operators = {"sales": "s", "count": "c", "out": "o"}
+    begun = spec(application="shop", parts=("shop.sales", "shop.clicks"), operators=operators)
+    found = {name: a_cut(operators=dict.fromkeys(names, "o")) for name, names in others.items()}
+    if not refused:
+        check_begins(begun, found)
+        return
+    with pytest.raises(FingerprintMismatchError, match=r"without state, although region '\S+' has.*'count'"):
+        check_begins(begun, found)
+    forks = {name: msgspec.structs.replace(cut, origin=origin()) for name, cut in found.items()}
+    check_begins(begun, forks)
+    assert all(belongs_to("shop", name) for name in others)
+    assert not belongs_to("shop", "shopping")
 
 
 def test_a_sink_that_cannot_tell_who_else_writes_there_needs_a_word() -> None:

@@ -288,9 +288,10 @@ def test_a_driver_whose_workers_do_not_join_takes_nothing_over() -> None:
     assert "worker 1 did not join within 20 s" in region.core.state.reason
 
 
-def test_a_driver_whose_program_does_not_fit_takes_nothing_over() -> None:
+@pytest.mark.parametrize("hand_over", [True, False])
+def test_a_driver_whose_program_does_not_fit_takes_nothing_over(*, hand_over: bool) -> None:
     seen = CoordinatorHarness(2).run().commit(1, step=5)
-    region = CoordinatorHarness(hand_over=True, seen=seen, operators={"sum": "sum(word string)"})
+    region = CoordinatorHarness(hand_over=hand_over, seen=seen, operators={"sum": "sum(word string)"})
     assert region.take(OpenManifest, LaunchWorker) == []
     assert region.state is RegionState.FAILED
     assert "count" in region.core.state.reason

@@ -1,5 +1,7 @@
 """A running region goes back to an older checkpoint: what the coordinator decides, without I/O."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -134,6 +136,21 @@ def test_a_checkpoint_that_does_not_exist_is_refused_and_nothing_changes(to: str
     assert reason in settled.error
     region.play(CheckpointWanted())
     assert len(region.sent(RequestCut)) == 2, "checkpoints are requested as before"
+
+
+def test_a_checkpoint_of_another_graph_is_refused_before_its_record() -> None:
+    """As one is whose declared state is older, and has no migration."""
+    region = CoordinatorHarness(operators={"own": "map_state state (n int64)"}).run()
+    region.commit(1, step=5)
+    newer = {"own": "map_state state v2 (n int64, m int64)"}
+    region.core.state.spec = replace(region.spec, operators=newer, older_operators={})
+    region.commit(2, step=9)
+    region.take()
+    region.play(RestoreWanted("checkpoint:1"))
+    (settled,) = reports(region, RestoreSettled)
+    assert "operator 'own' declares state v2" in settled.error
+    region.play(RestoreWanted("checkpoint:2"))
+    assert appended(region).rolled_back_to == 2
 
 
 def test_a_region_that_is_being_changed_or_does_not_run_is_not_restored() -> None:

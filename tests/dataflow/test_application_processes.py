@@ -52,12 +52,12 @@ def running(graph: Graph, store: str, folder: Path, **options: Any) -> Iterator[
                     os.kill(worker.pid, signal.SIGKILL)
 
 
-def two_regions(paths: list[Path], folder: Path, publish: str) -> Graph:
+def two_regions(paths: list[Path], folder: Path, publish: str, first: str = "lines") -> Graph:
     """One region splits lines, and another counts the words. A log joins them, written and read by the graph,
     or, for `publish="own-region"`, by an annotation.
     """
     graph = Graph("two")
-    lines = graph.source("lines", FileSource(paths, repeat=2)).annotate(consistent())
+    lines = graph.source(first, FileSource(paths, repeat=2)).annotate(consistent())
     words = lines.flat_map("words", partial(unhurried, folder / "hurry"), schema="word string", takes="batch")
     if publish == "own-region":
         again = words.filter("again", any_row).annotate(consistent(period=0.1, own_region=True))
@@ -105,6 +105,11 @@ def test_two_regions_are_joined_by_a_log_and_reset_and_scaled_apart(
             first: True,
             second: True,
         }
+    renamed = two_regions(paths, folder, publish, first="rows")
+    with running(renamed, store, folder) as (app, _):
+        begins = app.parts[f"{folder.name}.rows"]
+        assert begins.wait(WAIT_S)
+        assert f"although region {first!r} has its operators" in str(begins.exception())
     table = collect_output(store, second, "shown")
     assert table is not None
     last = {row["word"]: row["count"] for row in table.to_pylist()}

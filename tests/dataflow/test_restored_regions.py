@@ -67,15 +67,28 @@ def test_a_program_that_begins_with_a_savepoint_goes_back_once_however_often_it_
     assert (shown["checkpoint"], shown["staysVisible"], shown["trimmed"]) == (number, {}, [])
     assert shown["last"] >= before
     assert {row["sink"] for row in shown["sinks"]} == {"out"}
-    with running(graph, shared_store, tmp_path, restore="savepoint:good") as (_, watch):
+    other = Graph("other")
+    lines = other.source("lines", FileSource([*texts], repeat=3, errors="replace"))
+    lines.flat_map("others", str.split, schema="word string").sink("out", FileSink(tmp_path / "other"))
+    elsewhere = tmp_path / "elsewhere" / name
+    elsewhere.mkdir(parents=True)
+    with running(graph, shared_store, tmp_path, restore="savepoint:good") as (control, watch):
         watch.cuts(2)
+        incarnation = control.status.incarnation
+        for program, options, why in (
+            (graph, {"restore": "savepoint:bad"}, "has no savepoint 'bad'; it has good"),
+            (other, {"restore": f"checkpoint:{number}"}, "was made by another graph"),
+            (other, {}, "was made by another graph"),
+        ):
+            with running(program, shared_store, elsewhere, **options) as (refused, _):
+                assert refused.wait(WAIT_S)
+                assert why in str(refused.exception())
+        watch.cuts(1)
+        assert control.status.incarnation == incarnation, "nobody has disturbed it"
     with counting(texts, shared_store, tmp_path, restore="savepoint:good") as (_, watch):
         watch.cuts(1)
     listed = json.loads(dos("checkpoint", "show", shared_store, name, "--json").stdout)
     assert listed["line"] == 1, "it went back once"
-    with running(graph, shared_store, tmp_path, restore="savepoint:bad") as (control, _):
-        assert control.wait(WAIT_S)
-        assert "has no savepoint 'bad'; it has good" in str(control.exception())
 
 
 def test_a_region_that_shows_steps_begins_with_the_workers_that_a_fork_or_a_restore_asks_for(

@@ -33,7 +33,7 @@ def test_rows_survive_any_replacement_of_workers_and_drivers() -> None:
 def the_checkpoint_seen_before_the_claim_is_restored() -> Planted:
     """The other driver has committed further ones by the time it is fenced off."""
     original, seen = ManifestClaim.on_manifest_opened, {}
-    may = ManifestClaim.may_take_over
+    may = ManifestClaim.may_begin
 
     def note(self: ManifestClaim, cut: Any, now: float) -> bool:
         seen[id(self)] = cut
@@ -43,7 +43,7 @@ def the_checkpoint_seen_before_the_claim_is_restored() -> Planted:
         first = seen.pop(id(self), None)
         original(self, event if first is None else replace(event, last_checkpoint=first), now)
 
-    return mock.patch.multiple(ManifestClaim, may_take_over=note, on_manifest_opened=opened)
+    return mock.patch.multiple(ManifestClaim, may_begin=note, on_manifest_opened=opened)
 
 
 def the_pause_of_a_switch_is_not_lifted() -> Planted:
