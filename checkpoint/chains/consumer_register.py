@@ -13,11 +13,15 @@ from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.consumers import (
     QUERY_PREFIX,
+    OutputOf,
     Register,
     RegisterPlace,
     decode_register,
     encode_register,
+    names_of,
     need_of,
+    output_of,
+    query_need,
     trimmed_because,
     with_consumer,
 )
@@ -115,15 +119,27 @@ async def register_consumer(store: Store, place: RegisterPlace, region: str, sou
         )
 
 
-async def needs_of(store: StorePort, register: Register, split: str) -> dict[str, int]:
+async def needs_of(store: StorePort, register: Register, place: RegisterPlace, split: str) -> dict[str, int]:
     """Return consumer -> the position from which on it needs a split: of a region by its committed manifest,
     of a query by what it published.
 
     Raises ManifestError and what reading a manifest raises: then nothing may be deleted.
     """
-    queries = {QUERY_PREFIX + name: query.need(split) for name, query in register.queries.items()}
+    if not names_of(register):
+        return {}
+    output = await read_output_of(store, place)
+    queries = {
+        QUERY_PREFIX + name: query_need(query, split, output) for name, query in register.queries.items()
+    }
     regions = {
-        region: need_of(await retained_checkpoints(store, region), consumer.sources, split)
+        region: need_of(await retained_checkpoints(store, region), consumer.sources, split, output)
         for region, consumer in register.consumers.items()
     }
     return {**queries, **regions}
+
+
+async def read_output_of(store: StorePort, place: RegisterPlace) -> OutputOf | None:
+    """Return whose output log the consumers of a register read, None for an input. Raises as `needs_of`."""
+    if (of := output_of(place)) is None:
+        return None
+    return OutputOf(of[1], next(reversed(await retained_checkpoints(store, of[0])), None))

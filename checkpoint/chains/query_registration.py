@@ -37,13 +37,17 @@ class QueryRegistration:
         """What was registered under the name before."""
         self._published_at: float | None = None
 
-    async def begin(self, start: Mapping[str, int] | None, *, again: bool = False) -> None:
+    async def begin(
+        self, start: Mapping[str, int] | None, lines: Mapping[str, int] = {}, *, again: bool = False
+    ) -> None:
         """Register the query: acknowledged by the quorum when this returns. From then on, nothing that it
         needs is trimmed.
 
-        start: split -> the offset at which it continues, from its checkpoint; None: it has none. again: the
-        session was registered before. Raises ConsumerRefusedError, with `again` ConsumerTakenError if another
-        process has registered under the name since; waits while too few members answer.
+        start: split -> the offset at which it continues, from its checkpoint; None: it has none. lines: split
+        -> the line of history of that offset. again: the session was registered before.
+
+        Raises ConsumerRefusedError, with `again` ConsumerTakenError if another process has registered under
+        the name since; waits while too few members answer.
         """
         now_ms = self._host.wall_time_ms()
 
@@ -54,13 +58,13 @@ class QueryRegistration:
             if start is None:
                 query = new_query(known, self._name, self._session, now_ms)
             else:
-                query = continued_query(known, self._session, start, now_ms)
+                query = continued_query(known, self._session, start, now_ms, lines)
             return with_query(register, self._name, query)
 
         await change_register(self._host, self._place, change)
         self.begun = True
 
-    async def continues(self, start: Mapping[str, int]) -> None:
+    async def continues(self, start: Mapping[str, int], lines: Mapping[str, int] = {}) -> None:
         """Register where the query continues, after `begin({})`, if only reading has shown that. It needs
         everything until then. Raises as `committed`.
         """
@@ -68,12 +72,13 @@ class QueryRegistration:
 
         def change(register: Register) -> Register:
             known = register.queries.get(self._name)
-            query = continued_later(known, self._before, self._name, self._session, start, now_ms)
+            before, name, session = self._before, self._name, self._session
+            query = continued_later(known, before, name, session, start, now_ms, lines)
             return with_query(register, self._name, query)
 
         await change_register(self._host, self._place, change)
 
-    async def committed(self, splits: Mapping[str, int]) -> bool:
+    async def committed(self, splits: Mapping[str, int], lines: Mapping[str, int] = {}) -> bool:
         """Publish split -> the offset up to which the engine has durably committed everything. Does nothing
         if the last publication is too recent. Return whether it was published.
 
@@ -88,7 +93,7 @@ class QueryRegistration:
 
         def change(register: Register) -> Register:
             known = register.queries.get(self._name)
-            query = published(known, self._name, self._session, splits, now_ms, self._retain_s)
+            query = published(known, self._name, self._session, splits, now_ms, self._retain_s, lines)
             return with_query(register, self._name, query)
 
         await change_register(self._host, self._place, change)

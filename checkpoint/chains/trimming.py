@@ -117,7 +117,7 @@ class TrimPlanner:
         """
         register = await settled_register(self._store, self._place)
         rule = register.rule or self._default
-        needs = await needs_of(self._store, register, chain.split) if rule.by_consumers else {}
+        needs = await needs_of(self._store, register, self._place, chain.split) if rule.by_consumers else {}
         times = await self._first_times(chain) if rule.age_max_s is not None else {}
         now = ChainNow(chain.segments, chain.end, chain.last_end, times)
         return trim_floor(now, needs, rule, now_ms)

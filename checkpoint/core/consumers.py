@@ -17,6 +17,9 @@ Theory:
    is acknowledged, *the register is read again*, and only what no consumer needs then is deleted. So a
    consumer that registers in between either sees the floor before it reads, or is seen before the deletion.
 4. The segment with the last complete batch is never trimmed: the producer's next batch continues it.
+5. A position in an output log is of the line of history on which it was read (`core/lines.py`). If the region
+   has left that line, the consumer continues at the latest where its line and the present one part, however
+   far it had read: what follows is on the present line, and it has not read it (`on_line`).
 
 | chain | rule | what is deleted |
 |---|---|---|
@@ -32,8 +35,9 @@ import msgspec
 
 from checkpoint.core.entry import EntryOrigins
 from checkpoint.core.inputs import check_input_name
+from checkpoint.core.lines import parting
 from checkpoint.core.manifest import Cut
-from checkpoint.core.outputs import output_chain
+from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX, output_chain
 from checkpoint.core.registered_queries import RegisteredQuery
 from checkpoint.errors import ConsumerRefusedError
 from dos_protocol.errors import MALFORMED_JSON, CorruptDataError
@@ -216,17 +220,52 @@ def with_rule(register: Register, rule: RetentionRule | None) -> Register:
     return msgspec.structs.replace(register, rule=rule)
 
 
-def need_of(kept: Sequence[Cut], sources: Sequence[str], split: str) -> int:
+class OutputOf(NamedTuple):
+    """Whose output log it is that consumers read. last: the last checkpoint of its region."""
+
+    sink: str
+    last: Cut | None
+
+
+def output_of(place: RegisterPlace) -> tuple[str, str] | None:
+    """Return the region and the sink whose register this is; None for that of an input."""
+    if not place.directory.endswith(OUTPUT_REGISTERS):
+        return None
+    return place.directory.removesuffix(OUTPUT_REGISTERS), place.chain.removeprefix(OUTPUT_CHAIN_PREFIX)
+
+
+def on_line(position: int, line: int, split: str, output: OutputOf | None) -> int:
+    """Return from where on a consumer needs a split that it read up to `position` on a line of history.
+
+    output: None for an input, which has one line.
+    """
+    last = None if output is None else output.last
+    if output is None or last is None or line == last.line:
+        return position
+    if line > last.line:  # the manifest was read before the region was restored
+        return 0
+    parted = parting(last, line)
+    assert parted is not None, "the lines differ"
+    return min(position, parted.outputs.get(int(split[1:]), {}).get(output.sink, 0))
+
+
+def need_of(kept: Sequence[Cut], sources: Sequence[str], split: str, output: OutputOf | None = None) -> int:
     """Return the position from which on a region needs a split: the lowest one of its retained checkpoints.
 
-    0 if there is no checkpoint, or one that has not read the split: a restore of it begins at 0.
+    0 if there is no checkpoint, or one that has not read the split: a restore of it begins at 0. output: of
+    an output log; `on_line` has the reason.
     """
-    return min((_position(cut, source, split) for cut in kept for source in sources), default=0)
+    return min((_position(cut, source, split, output) for cut in kept for source in sources), default=0)
 
 
-def _position(cut: Cut, source: str, split: str) -> int:
+def _position(cut: Cut, source: str, split: str, output: OutputOf | None) -> int:
     found = [part.sources.get(source, {}).get(split) for part in cut.workers.values()]
-    return min((at.position for at in found if at is not None), default=0)
+    return min((on_line(at.position, at.of_line, split, output) for at in found if at is not None), default=0)
+
+
+def query_need(query: RegisteredQuery, split: str, output: OutputOf | None = None) -> int:
+    """Return the position from which on a query needs a split; `on_line` has the reason for `output`."""
+    return min((on_line(*one.point(split), split, output) for one in query.positions), default=0)
 
 
 class ChainNow(NamedTuple):

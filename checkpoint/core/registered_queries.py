@@ -10,7 +10,8 @@ Theory:
 2. It publishes a position only after its engine has durably committed the batches up to there: the engine can
    then replay only what follows. It publishes rarely, so the register is older than the checkpoint and asks
    for more, never for less.
-3. What it needs is the lowest of its retained positions. A position is dropped only once a later one is older
+3. What it needs is the lowest of its retained positions, each on its line of history
+   (`core/consumers.py:query_need`). A position is dropped only once a later one is older
    than `retain_s`. Within this time the engine's checkpoint can lose its newest batches, or be restored from
    a backup, and the query still finds every row.
 4. If the engine continues below what is registered (an older backup), the need is lowered before anything is
@@ -21,7 +22,7 @@ Theory:
    registers again, because it lost its connection, does not take the name back (`check_session`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -32,13 +33,24 @@ POSITIONS_PER_RETENTION = 4
 _POSITIONS_MAX = 8
 
 
-class QueryPosition(msgspec.Struct, frozen=True, kw_only=True):
+class QueryPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A position of a query. at_ms: when it was published. splits: split -> the logical offset up to which
-    the engine had committed it; a split that is not named is needed from 0 on.
+    the engine had committed it; a split that is not named is needed from 0 on. lines: split -> the line of
+    history of an output on which that was read, if it is not line 0.
     """
 
     at_ms: int
     splits: dict[str, int]
+    lines: dict[str, int] = {}
+
+    def point(self, split: str) -> tuple[int, int]:
+        """Return the offset of a split, and its line."""
+        return self.splits.get(split, 0), self.lines.get(split, 0)
+
+    def covers(self, split: str, position: int, line: int) -> bool:
+        """Return whether what is needed from that position of a line on is needed from this one on, too."""
+        here, of_line = self.point(split)
+        return not here or (here <= position and of_line == line)
 
 
 class RegisteredQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +71,6 @@ class RegisteredQuery(msgspec.Struct, frozen=True, kw_only=True):
     def published_ms(self) -> int:
         """When it last published."""
         return max((one.at_ms for one in self.positions), default=self.since_ms)
-
-    def need(self, split: str) -> int:
-        """Return the position from which on it needs a split."""
-        return min((one.splits.get(split, 0) for one in self.positions), default=0)
 
     def read(self, split: str) -> int:
         """Return how far it had committed a split when it last published."""
@@ -88,15 +96,19 @@ def new_query(known: RegisteredQuery | None, name: str, session: str, now_ms: in
 
 
 def continued_query(
-    known: RegisteredQuery | None, session: str, start: Mapping[str, int], now_ms: int
+    known: RegisteredQuery | None,
+    session: str,
+    start: Mapping[str, int],
+    now_ms: int,
+    lines: Mapping[str, int] = {},
 ) -> RegisteredQuery:
     """Register a query that continues at `start`, as its checkpoint says: it needs everything from there on,
-    and whatever is registered already.
+    and whatever is registered already. lines: as in `QueryPosition`.
     """
     positions = () if known is None else known.positions
-    if known is None or any(at < known.need(split) for split, at in _every(known, start).items()):
-        lowest = {split: at if known is None else min(at, known.need(split)) for split, at in start.items()}
-        positions = (QueryPosition(at_ms=now_ms, splits=lowest),)
+    here = QueryPosition(at_ms=now_ms, splits=dict(start), lines=_not_first(lines))
+    if not _is_covered(here, positions):
+        positions = (*positions, here)
     return RegisteredQuery(
         session=session, since_ms=now_ms if known is None else known.since_ms, positions=positions
     )
@@ -109,6 +121,7 @@ def continued_later(
     session: str,
     start: Mapping[str, int],
     now_ms: int,
+    lines: Mapping[str, int] = {},
 ) -> RegisteredQuery:
     """Register where a query continues that registered for everything, once it knows that. before: what was
     registered until then, which it needs too.
@@ -116,13 +129,19 @@ def continued_later(
     Raises ConsumerRefusedError if another process has registered under this name, or a person has removed it.
     """
     check_session(known, name, session)
-    return continued_query(before, session, start, now_ms)
+    return continued_query(before, session, start, now_ms, lines)
 
 
-def _every(known: RegisteredQuery, start: Mapping[str, int]) -> dict[str, int]:
-    """Return the start of each split that either names."""
-    named = {split for one in known.positions for split in one.splits} | start.keys()
-    return {split: start.get(split, 0) for split in named}
+def _not_first(lines: Mapping[str, int]) -> dict[str, int]:
+    return {split: line for split, line in lines.items() if line}
+
+
+def _is_covered(position: QueryPosition, others: Sequence[QueryPosition]) -> bool:
+    """Return whether everything that is needed from a position on is needed from others on, too."""
+    named = {split for one in others for split in one.splits} | position.splits.keys()
+    return bool(others) and all(
+        any(one.covers(split, *position.point(split)) for one in others) for split in named
+    )
 
 
 def published(
@@ -132,6 +151,7 @@ def published(
     splits: Mapping[str, int],
     now_ms: int,
     retain_s: float,
+    lines: Mapping[str, int] = {},
 ) -> RegisteredQuery:
     """Add a position up to which the engine has committed everything, and drop those that it replaces.
 
@@ -143,10 +163,14 @@ def published(
     before = [msgspec.structs.replace(one, at_ms=min(one.at_ms, now_ms)) for one in known.positions]
     spacing_ms = retain_ms // POSITIONS_PER_RETENTION
     if not before or now_ms - before[-1].at_ms >= spacing_ms or len(before) == 1:
-        before.append(QueryPosition(at_ms=now_ms, splits=dict(splits)))
+        before.append(QueryPosition(at_ms=now_ms, splits=dict(splits), lines=_not_first(lines)))
     old = [index for index, one in enumerate(before) if one.at_ms <= now_ms - retain_ms]
     kept = before[old[-1] :] if old else before
-    return msgspec.structs.replace(known, positions=(*kept[:1], *kept[1:][-_POSITIONS_MAX:]))
+    first: list[QueryPosition] = []
+    for index, one in enumerate(kept[:-_POSITIONS_MAX]):  # the register is bounded: the lowest stay
+        if not _is_covered(one, [*first, *kept[index + 1 :]]):
+            first.append(one)
+    return msgspec.structs.replace(known, positions=(*first, *kept[-_POSITIONS_MAX:]))
 
 
 def check_session(known: RegisteredQuery | None, name: str, session: str) -> RegisteredQuery:

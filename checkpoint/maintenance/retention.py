@@ -9,15 +9,17 @@ from typing import NamedTuple
 import msgspec
 
 from checkpoint import limits
-from checkpoint.chains.consumer_register import change_register, settled_register
+from checkpoint.chains.consumer_register import change_register, read_output_of, settled_register
 from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.chains.trimming import RowsChain, TrimPlanner, segments_of
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.consumers import (
     QUERY_PREFIX,
+    OutputOf,
     Register,
     RetentionRule,
     need_of,
+    query_need,
     with_rule,
     without_consumer,
 )
@@ -64,7 +66,7 @@ class ConsumerStatus:
 class QueryStatus:
     """A registered streaming query. published_ms: when it last published a position.
 
-    read: split -> the position that it published last. needs: split -> the lowest retained one.
+    read: split -> the position that it published last. needs: split -> from where on it needs the split.
     """
 
     name: str
@@ -112,11 +114,17 @@ class Retention:
         """
         register = await self._register()
         names = await self._splits(register)
+        output = await read_output_of(self._store, self._rows.place)
         return RetentionStatus(
             register.rule,
             tuple([await self._split(name) for name in names]),
-            tuple([await self._consumer(region, register, names) for region in sorted(register.consumers)]),
-            tuple(_query(name, register.queries[name], names) for name in sorted(register.queries)),
+            tuple(
+                [
+                    await self._consumer(region, register, names, output)
+                    for region in sorted(register.consumers)
+                ]
+            ),
+            tuple(_query(name, register.queries[name], names, output) for name in sorted(register.queries)),
         )
 
     async def _register(self) -> Register:
@@ -136,9 +144,9 @@ class Retention:
         consumer = register.consumers.get(region)
         if consumer is None:
             return []
-        found = []
+        found, output = [], await read_output_of(self._store, self._rows.place)
         for split in [await self._split(name) for name in await self._splits(register)]:
-            needs = {source: need_of([cut], [source], split.split) for source in consumer.sources}
+            needs = {source: need_of([cut], [source], split.split, output) for source in consumer.sources}
             found += [
                 TrimmedInput(source, split.split, at, split.begin)
                 for source, at in needs.items()
@@ -152,7 +160,9 @@ class Retention:
             return SplitStatus(name, 0, 0)
         return SplitStatus(name, chain.segments[0].base, chain.end.size)
 
-    async def _consumer(self, region: str, register: Register, splits: list[str]) -> ConsumerStatus:
+    async def _consumer(
+        self, region: str, register: Register, splits: list[str], output: OutputOf | None
+    ) -> ConsumerStatus:
         consumer = register.consumers[region]
         kept = await retained_checkpoints(self._store, region)
         return ConsumerStatus(
@@ -162,7 +172,7 @@ class Retention:
             kept[0].cut if kept else 0,
             kept[-1].cut if kept else 0,
             {name: need_of(kept[-1:], consumer.sources, name) for name in splits},
-            {name: need_of(kept, consumer.sources, name) for name in splits},
+            {name: need_of(kept, consumer.sources, name, output) for name in splits},
         )
 
     async def set_rule(self, rule: RetentionRule | None) -> RetentionRule | None:
@@ -239,13 +249,13 @@ async def trimmed_since(store: Store, region: str, cut: Cut) -> list[TrimmedInpu
     ]
 
 
-def _query(name: str, query: RegisteredQuery, splits: list[str]) -> QueryStatus:
+def _query(name: str, query: RegisteredQuery, splits: list[str], output: OutputOf | None) -> QueryStatus:
     return QueryStatus(
         name,
         query.since_ms,
         query.published_ms,
         {split: query.read(split) for split in splits},
-        {split: query.need(split) for split in splits},
+        {split: query_need(query, split, output) for split in splits},
     )
 
 

@@ -101,22 +101,22 @@ class ReplicaStream:
         task_status.started()
         with trio.move_on_after(limits.query_publish_s):
             await self._merge.wait_read(self._place.site)
-        published: dict[str, int] | None = None
+        published: tuple[dict[str, int], dict[str, int]] | None = None
         while True:
             if self._logs and (passed := self._passed_positions()) != published:
                 with suppress(*_UNAVAILABLE):  # nothing more is deleted then; the next time publishes more
                     if published is None:
-                        await registration.continues(passed)
-                    if await registration.committed(passed):
+                        await registration.continues(*passed)
+                    if await registration.committed(*passed):
                         published = passed
             await trio.sleep(limits.query_publish_s)
 
-    def _passed_positions(self) -> dict[str, int]:
-        """Return log -> the position up to which nothing is needed."""
+    def _passed_positions(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return log -> the position up to which nothing is needed, and log -> its line of history."""
         for log in self._logs.values():
             while log.above and log.above[0][0] <= self._merge.safe_mark:
                 log.passed = log.above.popleft()[1]
-        return {split: log.passed for split, log in self._logs.items()}
+        return {split: log.passed for split, log in self._logs.items()}, dict.fromkeys(self._logs, self._line)
 
     async def run(self) -> None:
         """Read until it is cancelled, or the replica is found not to fit. Raises nothing that concerns only

@@ -189,7 +189,7 @@ class StreamPlanner:
     async def committed(self, end: Points) -> None:
         """Note that Spark has committed the micro-batches up to `end`. Raises ConsumerRefusedError."""
         if self._registration is not None:
-            await self._registration.committed(_sizes(end))
+            await self._registration.committed(_sizes(end), _lines(end))
 
     async def _ranges(self, start: Points, end: Points) -> dict[str, list[ByteRange]]:
         """Return the ranges of all splits. The splits run concurrently, because each needs several requests.
@@ -222,7 +222,8 @@ class StreamPlanner:
         """Register the query, if it is to be and is not yet. start: None for a new query."""
         if self._registration is not None and not self._registration.begun:
             await self._origin.splits()  # data that does not exist gets no register
-            await self._registration.begin(None if start is None else _sizes(start))
+            here = start or {}
+            await self._registration.begin(None if start is None else _sizes(here), _lines(here))
 
     async def _check(self) -> None:
         if not self._checked:
@@ -302,6 +303,10 @@ class StreamPlanner:
 
 def _sizes(points: Points) -> dict[str, int]:
     return {split: at.size for split, at in points.items()}
+
+
+def _lines(points: Points) -> dict[str, int]:
+    return {split: at.line for split, at in points.items()}
 
 
 class _SplitScan:

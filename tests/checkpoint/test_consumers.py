@@ -1,15 +1,17 @@
 """The pure core of retention, and the register of consumers."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.chains.consumer_register import change_register, read_register
+from checkpoint.chains.consumer_register import change_register, needs_of, read_register
 from checkpoint.chains.query_registration import QueryRegistration
-from checkpoint.chains.trimming import TrimPlanner
+from checkpoint.chains.trimming import RowsChain, TrimPlanner
+from checkpoint.coordinator.manifest_log import CHAIN, cut_record
 from checkpoint.core.consumers import (
     ChainNow,
     Consumer,
@@ -19,16 +21,25 @@ from checkpoint.core.consumers import (
     encode_register,
     may_trim,
     next_step,
+    output_register,
     trim_floor,
     with_consumer,
     without_consumer,
 )
+from checkpoint.core.layout import even_layout
+from checkpoint.core.manifest import Cut, Rewind, SplitPosition, WorkerCut, in_its_version
+from checkpoint.core.region import coordinator_directory
+from checkpoint.core.registered_queries import continued_query, published
 from checkpoint.errors import ConsumerRefusedError, ConsumerTakenError, RegisterUnsettledError
 from dos_protocol.errors import CorruptDataError
-from journal import NO_FLOOR, limits, whole_state
+from journal import NO_FLOOR, ChainWriter, Position, limits, whole_state
 from journal.core.decoder import decode_all
 from tests.checkpoint.test_input_trimming import model_with
 from tests.checkpoint.trim_model import REGISTER, PatientHost, TrimModel
+from tests.journal.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from dos_client import Store
 
 # --- the pure core ------------------------------------------------------------------------------------------
 
@@ -70,6 +81,80 @@ def test_a_step_deletes_only_what_was_released_and_releases_only_what_is_unneede
         assert sum(mid < one <= step.release for one in segments) <= most + 1
     else:
         assert wanted <= max(mid, segments[0])
+
+
+@pytest.mark.trio
+async def test_a_consumer_of_a_line_that_was_left_needs_what_follows_where_the_lines_part() -> None:
+    """It had read up to 900 on line 0; the region went back to 100, and line 1 has grown past that."""
+    # EVIDENCE-OF: P-6
+    store, region, place = MemoryStore(), "counts", output_register("counts", "x")
+    read = {"line 0": (900, 0), "line 1": (900, 1), "before": (50, 0), "later": (900, 2)}
+    needed = {"line 0": 100, "line 1": 900, "before": 50, "later": 0}  # "later": the manifest read is older
+    cuts = [worker_cut(at=900), worker_cut(at=100, cut=2), worker_cut(at=1_200, cut=3)]
+    rewind = Rewind(line=1, to=1, step=1, of=0, outputs={0: {"x": 100}})
+    restored = msgspec.structs.replace(cuts[1], line=1, rewinds=(rewind,), rewound=True, rolled_back_to=1)
+    later = msgspec.structs.replace(cuts[2], line=1, rewinds=(rewind,))
+    await write_manifest(store, region, [in_its_version(one) for one in (cuts[0], restored, later)])
+    host = PatientHost(store)
+    for name, (at, line) in read.items():
+        query = QueryRegistration(host, place, name, session=name, retain_s=0.0)
+        await query.begin({"w0000": at}, {"w0000": line})
+        source = {"in": {"w0000": SplitPosition(at, line=line or msgspec.UNSET)}}
+        await write_manifest(store, name.replace(" ", ""), [worker_cut(at=1, sources=source)])
+        await change_register(
+            host, place, lambda register, name=name: with_consumer(register, name.replace(" ", ""), "in", 1)
+        )
+    needs = await needs_of(store, await read_register(store, place), place, "w0000")
+    for name, at in needed.items():
+        assert (needs[f"query:{name}"], needs[name.replace(" ", "")]) == (at, at), name
+    for name in ("later", "before"):
+        await change_register(
+            host, place, lambda register, name=name: without_consumer(register, f"query:{name}")
+        )
+        await change_register(host, place, lambda register, name=name: without_consumer(register, name))
+    planner = TrimPlanner(cast("Store", store), place)
+    chain = RowsChain(
+        "counts.w0000", "out-x", "w0000", tuple((1, base) for base in range(0, 1_200, 90)), 1_200, 1_200
+    )
+    assert (await planner.plan(chain, 0)).floor == (1, 90), "the segment with the byte before 100 stays"
+
+
+def worker_cut(*, at: int, cut: int = 1, sources: dict[str, dict[str, SplitPosition]] | None = None) -> Cut:
+    position = Position(1, at, 0)
+    sinks = {"x": msgspec.to_builtins(position)}
+    part = WorkerCut(state=position, steps=position, sinks=sinks, sources=sources or {})
+    return Cut(
+        cut=cut,
+        step=cut,
+        incarnation=1,
+        final=False,
+        wall_time_ms=0,
+        workers={0: part},
+        layout=even_layout(1),
+        fingerprint="f",
+        operators={},
+        parent=cut - 1,
+    )
+
+
+async def write_manifest(store: MemoryStore, region: str, cuts: list[Cut]) -> None:
+    claim = store.claim(1, directory=coordinator_directory(region))
+    manifest = await ChainWriter.open(claim, CHAIN, None, 1, pipelined=False)
+    for cut in cuts:
+        manifest.append(cut_record(cut))
+        await manifest.wait_synced()
+
+
+def test_positions_of_a_query_that_are_dropped_need_nothing_that_others_do_not_need() -> None:
+    query = continued_query(None, "s", {"w0000": 900}, 0)
+    for number in range(1, 13):  # a query that starts again and again, below and on other lines
+        query = continued_query(query, "s", {"w0000": 900 - number}, number, {"w0000": number // 6})
+    before = query.positions
+    query = published(query, "q", "s", {"w0000": 950}, 13, 30.0, {"w0000": 2})
+    assert len(query.positions) < len(before)
+    for one in before:
+        at, line = one.splits["w0000"], one.lines.get("w0000", 0)
+        assert any(kept.covers("w0000", at, line) for kept in query.positions), (at, line)
 
 
 def test_registers_are_read_as_they_were_written_and_refused_if_a_newer_version_wrote_them() -> None:

@@ -13,7 +13,7 @@ import trio
 from checkpoint import limits
 from checkpoint.chains import query_registration
 from checkpoint.chains.consumer_register import read_register
-from checkpoint.core import registered_queries
+from checkpoint.core import consumers, registered_queries
 from checkpoint.core.consumers import Register, decode_register, encode_register, with_query, without_consumer
 from checkpoint.core.registered_queries import (
     QueryPosition,
@@ -49,17 +49,13 @@ def at(at_ms: int, **splits: int) -> QueryPosition:
 
 def test_a_query_needs_the_lowest_of_its_retained_positions() -> None:
     query = new_query(None, "report", "s1", 1_000)
-    assert (query.need("p"), query.needs_everything) == (0, True)
+    assert (consumers.query_need(query, "p"), query.needs_everything) == (0, True)
     for now_ms, position in ((2_000, 10), (5_000, 20), (9_000, 30), (9_500, 35), (14_000, 40)):
         query = published(query, "report", "s1", {"p": position}, now_ms, 8.0)
     # 35 came within a quarter of the 8 s after 30. 20 is the newest one that is at least 8 s old.
     assert query.positions == (at(5_000, p=20), at(9_000, p=30), at(14_000, p=40))
-    assert (query.need("p"), query.read("p"), query.need("other"), query.needs_everything) == (
-        20,
-        40,
-        0,
-        False,
-    )
+    assert [consumers.query_need(query, split) for split in ("p", "other")] == [20, 0]
+    assert (query.read("p"), query.needs_everything) == (40, False)
     assert published(query, "report", "s1", {"p": 50}, 14_000, 0.0).positions == (at(14_000, p=50),)
 
 
@@ -68,8 +64,8 @@ def test_a_clock_that_goes_back_keeps_more_and_not_for_ever() -> None:
     for second in range(60):
         query = published(query, "q", "s", {"p": 2 + second}, 1_000 * second, 8.0)
         assert len(query.positions) <= 9
-        assert query.need("p") <= 2 + second
-    assert query.need("p") >= 40
+        assert consumers.query_need(query, "p") <= 2 + second
+    assert consumers.query_need(query, "p") >= 40
 
 
 def test_a_query_that_continues_below_what_is_registered_lowers_it_and_never_raises_it() -> None:
@@ -77,11 +73,13 @@ def test_a_query_that_continues_below_what_is_registered_lowers_it_and_never_rai
     same = continued_query(known, "s2", {"p": 90, "r": 9}, 10)
     assert (same.positions, same.session, same.since_ms) == (known.positions, "s2", 1)
     assert continued_query(known, "s2", {"p": 60, "r": 7}, 10).positions == known.positions
-    assert continued_query(known, "s2", {"p": 40, "r": 9}, 10).positions == (at(10, p=40, r=7),)
-    assert continued_query(known, "s2", {"p": 90}, 10).need("r") == 0, "it has not read r"
+    lower = continued_query(known, "s2", {"p": 40, "r": 9}, 10)
+    assert [consumers.query_need(lower, split) for split in "pr"] == [40, 7]
+    assert consumers.query_need(continued_query(known, "s2", {"p": 90}, 10), "r") == 0, "it has not read r"
     assert continued_query(None, "s2", {"p": 90}, 10).positions == (at(10, p=90),)
     begun = continued_query(known, "s2", {}, 10)  # where it continues follows from the rows
-    assert (begun.need("p"), continued_later(begun, known, "q", "s2", {"p": 90, "r": 9}, 11)) == (0, same)
+    assert consumers.query_need(begun, "p") == 0
+    assert continued_later(begun, known, "q", "s2", {"p": 90, "r": 9}, 11) == same
     with pytest.raises(ConsumerRefusedError, match="registered by another process"):
         continued_later(begun, known, "q", "s1", {"p": 90, "r": 9}, 11)
 
@@ -93,7 +91,7 @@ def test_two_queries_with_one_name_are_refused_before_one_releases_what_the_othe
         published(second, "report", "s1", {"p": 10}, 3, 1.0)
     assert "its own name" in str(raised.value)
     ran = published(second, "report", "s2", {"p": 10}, 3, 1.0)
-    assert new_query(ran, "report", "s3", 4).need("p") == 0, "nothing that it read is released yet"
+    assert new_query(ran, "report", "s3", 4).needs_everything, "nothing that it read is released yet"
     ran = published(ran, "report", "s2", {"p": 20}, 2_000, 1.0)
     with pytest.raises(ConsumerRefusedError, match="this query has no checkpoint"):
         new_query(ran, "report", "s3", 4)
@@ -254,9 +252,7 @@ def registers_after_the_first_read(patch: pytest.MonkeyPatch) -> None:
 
 def retains_only_the_last_position(patch: pytest.MonkeyPatch) -> None:
     """Ignores that the checkpoint may lose its newest batches."""
-    patch.setattr(
-        query_registration, "published", lambda *args: registered_queries.published(*args[:-1], 0.0)
-    )
+    patch.setattr(query_registration, "published", lambda *args: registered_queries.published(*args[:5], 0.0))
 
 
 def ignores_an_older_checkpoint(patch: pytest.MonkeyPatch) -> None:

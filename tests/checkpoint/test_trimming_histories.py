@@ -173,7 +173,7 @@ def forgets_the_last_batch(patch: pytest.MonkeyPatch) -> None:
 def a_position_not_read_counts_as_read(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint that has not read a producer yet does not count."""
 
-    def lenient(kept: Any, sources: Any, split: str) -> int:
+    def lenient(kept: Any, sources: Any, split: str, _output: Any) -> int:
         found = [part.sources.get(one, {}).get(split) for cut in kept for part in cut.workers.values()
                  for one in sources]  # fmt: skip
         return min((at.position for at in found if at is not None), default=0)
