@@ -77,7 +77,7 @@ class ChainWriter:
         self._base = 0
         self._snapshot_size = 0
         self._floor: Floor | None = None
-        self._released: Floor = NO_FLOOR
+        self._released = self._releases = NO_FLOOR
         self._replaces: Floor | None = None
         self._segments = 0
 
@@ -117,7 +117,7 @@ class ChainWriter:
         writer = cls(claim, chain, generation, scratch, pipelined)
         writer._snapshot_size = predecessor.snapshot_size
         writer._segments = len(predecessor.segments)
-        writer._released = predecessor.released
+        writer._released = writer._releases = predecessor.released
         for span in predecessor.segments[:1]:
             lowest = parse_segment_name(span.name)
             assert lowest is not None, "spans are of segments"
@@ -240,25 +240,24 @@ class ChainWriter:
         Every later segment repeats the floor, so the next writer completes the deletion.
 
         The caller guarantees that nothing needs the segments below, that `floor` is on the current line of
-        history, and that its snapshot, if any, is committed. Raises the errors of `roll`, and
-        LocalProtocolError if `floor` is above the current segment.
+        history, and that its snapshot, if any, is whole. Raises the errors of `roll`, and LocalProtocolError if
+        `floor` is above the current segment: only what is unfinished could justify it.
         """
+        if self._state is not WriterState.OPEN:
+            self._refuse()  # the segment that is being opened, or its snapshot, may never be finished
         if floor > (self._claim.epoch, self._base):
             raise LocalProtocolError(
                 f"cannot release chain {self._chain} below {floor}: the current segment is"
                 f" {(self._claim.epoch, self._base)}"
             )
-        before, self._released = self._released, max(self._released, floor)
-        if self._released != before:
+        if floor > self._released:
+            self._releases = floor
             await self.roll()  # R14: the floor is on the quorum before anything is deleted
         if collect:
             self.collect_released()
 
     def collect_released(self) -> None:
-        """Delete, in the background, the segments that an acknowledged start of this chain has released.
-
-        Raises FencedError.
-        """
+        """Delete in the background what an acknowledged start has released. Raises FencedError."""
         if self._released != NO_FLOOR:
             self._claim.collect(below({self._chain: self._released}))
 
@@ -320,7 +319,7 @@ class ChainWriter:
             generation=self._generation,
             writer=self._claim.writer_id.hex(),
             pipelined=self._pipelined,
-            released=msgspec.UNSET if self._released == NO_FLOOR else self._released,
+            released=msgspec.UNSET if self._releases == NO_FLOOR else self._releases,
         )
         if self._object is not None:
             self._object.seal()
@@ -334,6 +333,7 @@ class ChainWriter:
         if self._floor is None:
             self._floor = self._claim.epoch, self._base
         await self._object.wait_synced(self._object.size)  # R8: only then may anything follow the start
+        self._released = self._releases
 
     async def _write_snapshot(self, snapshot: Iterable[Record]) -> None:
         await self._put_in_snapshot(Record(Op.SNAPSHOT_BEGIN))

@@ -1,14 +1,18 @@
 """Segments that a take-over refuses: of another chain, another predecessor, or an epoch that was used."""
 
 import pytest
+import trio
+import trio.testing
 
 from dos_protocol.errors import LocalProtocolError, StaleGenerationError
 from journal import (
+    NO_FLOOR,
     ORIGIN,
     ChainError,
     ChainWriter,
     Record,
     inspect_chain,
+    parse_segment_name,
     take_over,
 )
 from journal.core.record import encode_v1
@@ -27,6 +31,26 @@ async def test_a_segment_opened_under_a_newer_store_record_is_refused() -> None:
     with pytest.raises(StaleGenerationError, match="generation 5"):
         await taken(claim)
     assert (await take_over(claim, "J", generation=5)).end is not None
+
+
+async def test_a_floor_that_only_an_unfinished_segment_justifies_is_refused_and_deletes_nothing() -> None:
+    # EVIDENCE-OF: P-1
+    store = MemoryStore()
+    claim, writer = await first_writer(store, "a", "b")
+    claim.held = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.roll, [note("a and b")])
+        await trio.testing.wait_all_tasks_blocked()
+        unfinished = parse_segment_name(writer.segment)
+        assert unfinished is not None
+        assert unfinished.base > 0, "its start is on its way, and its snapshot is not written"
+        with pytest.raises(LocalProtocolError, match="is opening a segment"):
+            await writer.release(unfinished.order)
+        assert writer.released == NO_FLOOR
+        writer.collect_released()
+        nursery.cancel_scope.cancel()
+    claim = store.claim(2)
+    assert await texts_of(claim, await taken(claim)) == ["a", "b"]
 
 
 def plant(store: MemoryStore, start: SegmentStart, *records: Record) -> None:
