@@ -240,8 +240,8 @@ class ChainWriter:
         Every later segment repeats the floor, so the next writer completes the deletion.
 
         The caller guarantees that nothing needs the segments below, that `floor` is on the current line of
-        history, and that its snapshot, if any, is whole. Raises the errors of `roll`, and LocalProtocolError if
-        `floor` is above the current segment: only what is unfinished could justify it.
+        history, and that its snapshot, if any, is whole. Raises the errors of `roll`, and LocalProtocolError
+        if `floor` is above the current segment: only what is unfinished could justify it.
         """
         if self._state is not WriterState.OPEN:
             self._refuse()  # the segment that is being opened, or its snapshot, may never be finished
