@@ -31,6 +31,7 @@ DIRECTORIES = ("shop", "shop.w0000", "shops", "prices", "shop-2", "a")
 RECORD = encode_store_record(StoreRecord(b"s" * 16, 1, 1, (Member(SERVER_ID, "h:1"),)))
 CONTENT = b"good"
 WAIT_S = 60.0
+pytestmark = pytest.mark.usefixtures("settings_twice")
 
 
 def granted(name: str, *grants: tuple[Any, ...], expires_s: float | None = None) -> GrantedToken:

@@ -3,6 +3,8 @@
 import random
 from typing import Any
 
+import pytest
+
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
@@ -18,6 +20,8 @@ STORE = b"s" * 16
 RECORD = encode_store_record(StoreRecord(STORE, 1, 1, (Member(SERVER_ID, "h:1"),)))
 DIRECTORIES = ("shop", "shop.w0", "shops", "other")
 IN_SHOP = ("shop", "shop.w0")
+
+pytestmark = pytest.mark.usefixtures("settings_twice")
 
 
 class Writer:

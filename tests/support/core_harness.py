@@ -36,7 +36,10 @@ class Harness:
     `slow_writes`: they run in threads, as those of a shell whose disk takes its time.
     `scrub_due`: the time of the scrub's next read, None: it does not wait for one.
     `slot_bytes`: the size of a slot of the group log, 0: there is no log.
+    `reloads`: it begins with other tokens and without quotas, and gets its own by a reload of the files.
     """
+
+    reloads = False
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class Harness:
             server_id=server_id,
             incarnation_id=life,
             record=record,
-            tokens=self.tokens,
+            tokens=Tokens.single(b"another one") if self.reloads and self.tokens else self.tokens,
             directory_names=names,
             damaged_names=self.storage.damaged_among(names),
             version0=self.version0,
@@ -95,11 +98,18 @@ class Harness:
             scrub=self.scrub,
             stamps=self.storage.add_stamp(life.ljust(16, b".")),
             log=log,
-            quotas=None if self.quotas is None else Quotas(self.quotas, self.storage.usage_among(names)),
+            quotas=None
+            if self.quotas is None
+            else Quotas(() if self.reloads else self.quotas, self.storage.usage_among(names)),
         )
         self.pending.clear()
         self.scrub_due = 0.0 if self.scrub.bytes_per_s else None
         self.closed |= set(self.heard)
+        if self.reloads and self.tokens:
+            self.event(v.TokensChanged(self.tokens))
+            self.audited.clear()
+        if self.reloads and self.quotas is not None:
+            self.event(v.QuotasChanged(self.quotas))
 
     def event(self, event: v.Event) -> None:
         """Pass an event to the core and perform its effects."""

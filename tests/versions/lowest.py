@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = ("dataflow", "s3", "sql", "ui", "plots", "otel")
 TOOLS = (
     *("construct", "flask", "flask-cors", "hypothesis", "moto", "psutil", "psycopg", "psycopg-binary"),
-    *("py-partiql-parser", "pytest", "pytest-timeout", "pytest-trio", "pytest-xdist", "pyyaml"),
+    *("py-partiql-parser", "pytest", "pytest-timeout", "pytest-trio", "pytest-xdist", "pyyaml", "setuptools"),
 )
 TESTS = (
     *(
@@ -82,6 +82,8 @@ def installed() -> Path:
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *wanted.splitlines()], check=True, timeout=INSTALL_S_MAX)
+        product = [*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
+        subprocess.run(product, check=True, timeout=INSTALL_S_MAX)
         stamp.write_text(wanted)
     return python
 
