@@ -103,5 +103,5 @@ class RegionMonitor:
             return "STARTING"
         status = self._control.status()
         if status.state is RegionState.RUNNING:
-            return ""
+            return status.access_problem
         return f"{status.state.value}: {status.reason}" if status.reason else status.state.value

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from dataflow.sources.base import SourceSpec as SourceSpec
     from dos import blocking as blocking
     from dos import testing as testing
+    from dos_client import FileToken as FileToken
     from dos_client import QuorumUnavailableError as QuorumUnavailableError
     from dos_client import Store as Store
     from dos_client import StoreNotReadyError as StoreNotReadyError

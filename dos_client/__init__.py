@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dos_client.errors import StoreRefusedError as StoreRefusedError
     from dos_client.errors import TlsRefusedError as TlsRefusedError
     from dos_client.errors import TokenRefusedError as TokenRefusedError
+    from dos_client.file_token import FileToken as FileToken
     from dos_client.live_store import Store as Store
     from dos_client.membership.filling import ReplaceProgress as ReplaceProgress
     from dos_client.membership.founding import init_store as init_store

@@ -15,9 +15,10 @@ from dos_client.arguments import check_number, check_numbers, check_run, check_t
 from dos_client.core.backoff import backoff_s
 from dos_client.core.hedging import Pace
 from dos_client.core.membership import Membership
-from dos_client.core.quorum import Quorums
+from dos_client.core.quorum import Quorums, refusal_of_token
 from dos_client.core.record_log import record_in
 from dos_client.errors import QuorumUnavailableError
+from dos_client.file_token import FileToken
 from dos_client.limits import answers_grace_s, inspect_timeout_s
 from dos_client.reading.committed import CommittedReads
 from dos_client.reading.damage import Damage
@@ -26,6 +27,7 @@ from dos_client.reading.sessions import Readers
 from dos_client.reading.store_reads import read_any
 from dos_client.reading.streaming import Bookmark, Snapshot, Stream, committed_stream, read_committed
 from dos_client.sessions.connection import Connection
+from dos_client.sessions.dialling import fresh_failure
 from dos_client.sessions.directory_view import DirectoryView, trusted_members, view_of
 from dos_client.sessions.discovery import find_membership
 from dos_client.sessions.members import MemberStatus, Watch
@@ -34,7 +36,7 @@ from dos_client.status.claim_status import member_in_store, of_member
 from dos_client.status.counters import StoreCounters
 from dos_client.urls import DosUrl
 from dos_client.writing.claim import Claim
-from dos_protocol.errors import DosError, LocalProtocolError
+from dos_protocol.errors import DosError, LocalProtocolError, UnauthorisedError
 from dos_protocol.names import NO_ID, check_id, check_name, id_text
 from dos_protocol.store_record import Member, StoreRecord
 from dos_protocol.vocabulary import NO_DIGEST, DirectoryOpened, StatResult
@@ -67,6 +69,26 @@ class Store:
         self.wrote, self._reread, self._change = trio.Event(), trio.Event(), trio.Event()
         nursery.start_soon(self.witnesses.run)
         self._watch_members()
+
+    def access_problem(self) -> str:
+        """Return which members the token or a certificate keeps from use, and why; "" if none."""
+        return "; ".join(watch.refusal for watch in self._watches.values() if watch.refusal)
+
+    def unavailable(self, error: DosError) -> DosError:
+        """Return what to raise instead of an error that reports too few members: the refusal of the token, if
+        so many members refuse it that the others are not enough. A token of a file may be replaced, so its
+        refusal is not final.
+        """
+        failures = {one: watch.failure for one, watch in self._watches.items() if watch.connection is None}
+        refusal = refusal_of_token(Quorums(self.record), failures)
+        if refusal is None:
+            return error
+        if not isinstance(self.token, FileToken):
+            return fresh_failure(refusal)
+        return QuorumUnavailableError(
+            f"members refuse the token in {self.token.path}: {refusal.args[0]}",
+            remedy="write a valid token into the file: it is read again",
+        )
 
     @property
     def of_one_server(self) -> bool:
@@ -131,7 +153,10 @@ class Store:
             generation, record = self.record.generation, record_in(self.record, directory)
             opened, errors = await self._open_on_members(directory, record)
             if self.record.generation == generation and not self.witnesses.rolled_back & opened.keys():
-                return view_of(directory, record, opened, errors, as_files=as_files, sound=sound)
+                try:
+                    return view_of(directory, record, opened, errors, as_files=as_files, sound=sound)
+                except (QuorumUnavailableError, UnauthorisedError) as error:
+                    raise self.unavailable(error) from error
 
     async def list_directories(self, prefix: str = "") -> list[str]:
         """Return the names of directories that any of F members has. Raises QuorumUnavailableError."""
@@ -151,10 +176,11 @@ class Store:
         await self._all_members(list_member, lambda: quorums.can_take_over(answered), self.record)
         if not quorums.can_take_over(answered.keys() - self.witnesses.rolled_back):
             missing = [one for one in self._watches.values() if one.member.server_id not in answered]
-            raise QuorumUnavailableError(
+            error = QuorumUnavailableError(
                 f"{quorums.claims_needed} members are needed to list directories, {len(answered)} answered",
                 [errors.get(one.member.address, f"{one.member.address}: {one.error}") for one in missing],
             )
+            raise self.unavailable(error)
         return sorted(names)
 
     async def read(

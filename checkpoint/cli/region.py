@@ -167,6 +167,8 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
         yield recovery_text(recovery)
     if fell_back := found.get("fellBack"):
         yield fell_back
+    if access := found.get("accessProblem"):
+        yield f"the token or a certificate must be replaced: {access}"
     if standbys := found.get("standbys"):
         yield f"stand-bys that wait: {standbys}"
     if address := found.get("metrics"):

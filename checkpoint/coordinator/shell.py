@@ -98,6 +98,8 @@ class RegionShell:
         """Called after the observer with the same event, for the task that answers requests through the
         store.
         """
+        self.access_problem: Callable[[], str] = str
+        """Returns `RegionStatus.access_problem`."""
         self.meter = ProgressMeter(spec.name)
         self.standbys = StandbyLinks(spec.name)
         self._drops = DropLog(spec.name)
@@ -195,7 +197,8 @@ class RegionShell:
 
     def status(self) -> RegionStatus:
         """Return the current status."""
-        return replace(self.core.status(), standbys=0 if self._launcher is None else self._launcher.standbys)
+        standbys = 0 if self._launcher is None else self._launcher.standbys
+        return replace(self.core.status(), standbys=standbys, access_problem=self.access_problem())
 
     def held(self) -> int:
         """Return the incarnation in which the manifest is held, 0 for none."""
@@ -312,6 +315,7 @@ async def run_region(
     """
     async with open_store(spec.store_url, token=spec.token, client=f"{spec.name}.coord") as store:
         shell.examine = partial(examine, store, spec.name)
+        shell.access_problem = store.access_problem
         if opened is not None:
             opened(store)
         if check is not None:

@@ -141,6 +141,7 @@ def status_json(status: RegionStatus) -> dict[str, Any]:
         "operators": operators_json(status),
         "metrics": status.metrics,
         "fellBack": status.fell_back,
+        "accessProblem": status.access_problem,
         "workers": [worker_json(worker) for worker in status.workers],
         "resets": [reset_json(reset) for reset in list(status.resets)[-RESETS_LISTED_MAX:]],
     }

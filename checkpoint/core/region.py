@@ -373,6 +373,8 @@ class RegionStatus:
     """The address at which the driver serves the figures of the region; empty if it does not."""
     fell_back: str = ""
     """Why this driver went back to an older checkpoint, and what was lost; empty if it did not."""
+    access_problem: str = ""
+    """Members that the driver cannot use because of its token or of a certificate, and why; empty if none."""
 
     @property
     def step(self) -> int:

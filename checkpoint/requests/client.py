@@ -144,7 +144,10 @@ class RequestClient:
                 f"{request.what} of region {self._region} was accepted but not done within {wait_s:g} s:"
                 " it may still be done"
             )
-        text = f"no driver of region {self._region} answered within {patience_s:g} s"
+        text = (
+            f"no driver of region {self._region} answered within {patience_s:g} s: none runs, it hangs, or"
+            " the store does not serve it (its log names the reason, for example a revoked token)"
+        )
         if doubt:
             text += f" ({doubt}: a driver that lost the region is not believed)"
         return text if request.what == "status" else f"{text}; {_expiry_text(request)}"

@@ -39,6 +39,7 @@ from dos_client.errors import (
     QuorumUnavailableError,
     StoreNotReadyError,
 )
+from dos_client.file_token import FileToken
 from dos_client.live_store import Store
 from dos_client.store import connect, open_store
 from dos_client.tasks import background_tasks
@@ -53,7 +54,6 @@ from dos_protocol.errors import (
     PoisonedError,
 )
 from dos_protocol.limits import id_bytes
-from dos_protocol.tokens import token_in
 from dos_tls import TlsSettingsError, warn_if_open
 
 T = TypeVar("T")
@@ -108,12 +108,14 @@ def fill_help(app: typer.Typer) -> None:
 
 
 def read_token(path: Path | None) -> bytes:
-    """Return the token in the file, or b"" without a file. End the command if the file holds no token."""
+    """Return the token in the file, which is read again for each session, or b"" without a file. End the
+    command if the file holds no token.
+    """
     if path is None:
         return b""
     try:
         warn_if_open(path, "the token file")
-        return token_in(path.read_bytes(), str(path))
+        return FileToken(path)
     except OSError as error:
         fail(f"token file {path} cannot be read: {error.strerror}", REFUSED)
     except DosError as error:

@@ -156,6 +156,10 @@ class ReadableStore(WitnessedStore, Protocol):
 
     readers: Readers
 
+    def unavailable(self, error: DosError) -> DosError:
+        """Return what to raise instead of an error that reports too few members."""
+        ...
+
     async def reader(self, member: Member, directory: str) -> Connection:
         """Return a session without a claim in a directory of one member. Raises BrokenConnectionError."""
         ...

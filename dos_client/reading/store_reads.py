@@ -16,7 +16,7 @@ from dos_client.limits import read_bytes_max, read_timeout_s
 from dos_client.reading.member_queries import MemberAnswers, MemberQuery, Sessions, query_members
 from dos_client.reading.sessions import ReadableStore, read_one
 from dos_client.sessions.connection import Connection
-from dos_protocol.errors import BrokenConnectionError, NotFoundError, PastEndError
+from dos_protocol.errors import BrokenConnectionError, NotFoundError, PastEndError, RefusedError
 from dos_protocol.names import check_name
 from dos_protocol.store_record import Member
 
@@ -34,9 +34,10 @@ async def with_retries(
     while True:
         try:
             return await attempt()
-        except (QuorumUnavailableError, BrokenConnectionError):
-            if not without_limit and trio.current_time() > deadline:
-                raise
+        except (QuorumUnavailableError, BrokenConnectionError) as error:
+            found = store.unavailable(error)
+            if isinstance(found, RefusedError) or (not without_limit and trio.current_time() > deadline):
+                raise found from error
         await store.wait_moved(RETRY_PAUSE_S)
 
 

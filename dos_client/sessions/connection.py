@@ -25,6 +25,7 @@ import trio
 
 from dos_client.core.backoff import backoff_s
 from dos_client.core.window import tag_of
+from dos_client.file_token import current
 from dos_client.limits import (
     chunk_bytes_max,
     connect_timeout_s,
@@ -336,7 +337,7 @@ async def open_connection(
     BrokenConnectionError if it cannot be reached, RefusedError if it rejects the HELLO. The session ends on
     exit; unacknowledged appends may or may not have happened.
     """
-    hello = Hello(PROTOCOL_VERSION, token, store_id, generation, client)
+    hello = Hello(PROTOCOL_VERSION, current(token), store_id, generation, client)
     failure: Exception | None = None
     with ExitStack() as sockets:
         async with trio.open_nursery() as nursery:

@@ -21,9 +21,11 @@ from dos_protocol.errors import (
     RefusedError,
     RemoteProtocolError,
     StaleGenerationError,
+    UnauthorisedError,
     WrongStoreError,
 )
 from dos_protocol.store_record import Member
+from dos_tls import TlsBusyError, TlsError, TlsTruncatedError
 
 log: Final = logging.getLogger("dos.client")
 
@@ -57,8 +59,21 @@ class Watch:
         self.error = "not connected yet"
         self.failure: DosError | None = None
         self._was_connected = False
+        self._warned = ""
         self.scope = trio.CancelScope()
         self._store = store
+
+    @property
+    def refusal(self) -> str:
+        """Why there is no session, if a person must act although the member may be well: the token is
+        refused, or TLS fails. Empty otherwise.
+        """
+        failure = None if self.connection is not None else self.failure
+        if isinstance(failure, TlsBusyError | TlsTruncatedError):
+            return ""
+        return (
+            f"{self.member.address}: {failure}" if isinstance(failure, UnauthorisedError | TlsError) else ""
+        )
 
     async def run(self) -> None:
         """Run one session after the other."""
@@ -78,6 +93,9 @@ class Watch:
 
     def _note_failure(self, error: DosError) -> None:
         self.error, self.failure = str(error.args[0]), error
+        if (refusal := self.refusal) and self._warned != refusal:
+            log.warning("no session with %s", refusal)
+            self._warned = refusal
         self._store.member_moved()
 
     async def _refused(self, refusal: RefusedError) -> None:
@@ -91,7 +109,7 @@ class Watch:
         store = self._store
         self._was_connected = False
         async with open_member_session(store, self.member) as connection:
-            self.connection, self.error, self._was_connected = connection, "", True
+            self.connection, self.error, self._was_connected, self._warned = connection, "", True, ""
             store.member_moved()
             try:
                 raise await connection.wait_broken()

@@ -82,6 +82,8 @@ class ClaimWaits:
 
     def _reason(self) -> str:
         claim = self._claim
+        if claim.refused is not None:
+            return f"members refuse its token: {claim.refused.args[0]}"
         if claim.ended is not None:
             return ""
         slow = claim.state is ClaimState.CLAIMING and trio.current_time() - self._begun > waiting_after_s

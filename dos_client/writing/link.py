@@ -24,6 +24,7 @@ from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import FenceReason, climb, judge_fenced
 from dos_client.core.quorum import Quorums, TokenRefusal, refusal_of_token
 from dos_client.core.record_log import record_in
+from dos_client.file_token import FileToken
 from dos_client.limits import session_worked_s, superseded_joining_s
 from dos_client.sessions.connection import Connection
 from dos_client.sessions.members import admit_or_act
@@ -124,7 +125,7 @@ class MemberLink:
                         await trio.sleep(superseded_joining_s)
                 except (ForbiddenError, UnauthorisedError) as error:
                     self._failed(error)
-                    if self._is_refused():
+                    if self._is_refused(error):
                         self.claim.refused = error
                         self.claim.finish()
                         return
@@ -136,8 +137,12 @@ class MemberLink:
                 attempt = 1 if self.copies.worked else attempt + 1
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
-    def _is_refused(self) -> bool:
-        """Return whether so many members refuse the token that the others are not enough."""
+    def _is_refused(self, error: TokenRefusal) -> bool:
+        """Return whether so many members refuse the token that the others are not enough. One of a file may
+        be replaced by a valid one: the claim waits for that.
+        """
+        if isinstance(error, UnauthorisedError) and isinstance(self.claim.store.token, FileToken):
+            return False
         quorums = Quorums(record_in(self.claim.store.record, self.claim.directory))
         refusals = {link.server_id: link.refusal for link in self.claim.links()}
         return refusal_of_token(quorums, refusals) is not None

@@ -10,8 +10,9 @@ from typing import Final, NamedTuple
 _FREE: Final = 3
 """So many wrong tokens are answered at once."""
 _FIRST_S: Final = 0.1
-_LONGEST_S: Final = 3.0
-"""Shorter than the time that a client may take for its HELLO."""
+_LONGEST_S: Final = 2.0
+"""Shorter than the time that a client may take for its HELLO, and than what clients wait for an answer: they
+shall know the reason."""
 _FORGOTTEN_S: Final = 60.0
 _HOSTS_MAX: Final = 1_024
 _SELDOM_S: Final = 60.0

@@ -38,6 +38,7 @@ function Now({ region }) {
     ${!status && region.problem && html`<${Notice} kind="warn">${region.problem}. What follows is from the
       manifest.<//>`}
     ${status?.reason && html`<${Notice} kind="warn">${status.reason}<//>`}
+    ${status?.accessProblem && html`<${Notice} kind="bad">${status.accessProblem}<//>`}
     ${status?.fellBack && html`<${Notice} kind="bad">${status.fellBack}<//>`}
     ${manifest.unproved && html`<${Notice} kind="warn">${manifest.unproved}<//>`}
     <div id="under-way" aria-live="polite">${way && way.seconds > 1 && html`<${Notice} kind="warn">

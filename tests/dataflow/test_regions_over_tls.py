@@ -9,18 +9,22 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from checkpoint.core.region_events import ResetReport
 from dataflow import EntryPoints, FileSink, FileSource, Graph, LogSink, blocking
+from dos_tls.authority import Authority
 from tests.dataflow.support import last_counts, made, true_counts
 from tests.dataflow.test_input_cli import serving
 from tests.dataflow.test_region_processes import finished, hurry, running, slow_word_count
 from tests.support.certificates import HERE, Certificates, certificates
 from tests.support.dos_command import dos
+from tests.support.http import fetch_url
 from tests.support.needs import lacking
+from tests.support.polling import until
 from tests.support.servers import ServerProcess, hold_port, three_servers
 
 __all__ = ["certificates", "three_servers"]
@@ -63,6 +67,43 @@ def test_a_killed_worker_is_replaced_over_tls(tls_store: str, texts: list[Path],
         hurry(tmp_path / "out")
         assert finished(control), control.status
     assert last_counts(tmp_path / "out") == dict(true_counts(texts, 3))
+
+
+def test_a_region_whose_certificate_has_expired_shows_it_while_it_runs(
+    certificates: Certificates,
+    tls_servers: list[ServerProcess],
+    tls_store: str,
+    texts: list[Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its sessions continue, and none that ends is replaced: one server restarts."""
+    hosts = Authority(certificates.authority.directory)
+    graph = slow_word_count(texts, tmp_path / "out")
+    with running(graph, tls_store, tmp_path, metrics="127.0.0.1:0") as (control, watch):
+        watch.cuts(1)
+        ready = f"http://{control.status.metrics}/readyz"
+        assert fetch_url(ready) == (200, "ok\n")
+        hosts.renew("client", days=1, begins=datetime.now(UTC) - timedelta(days=2))
+        try:
+            tls_servers[0].restart()
+            until(lambda: control.status.access_problem, "the status shows it", WAIT_S)
+            assert control.status.state.value == "RUNNING"
+            text = "rejects the certificate of this end, because it has expired by the clock there"
+            assert (
+                f"{tls_servers[0].location}: {tls_servers[0].location} {text}"
+                in control.status.access_problem
+            )
+            code, why = fetch_url(ready)
+            assert (code, text in why) == (503, True)
+            lines = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+            assert any(text in line for line in lines)
+            assert any("client/cert.pem has expired" in line for line in lines)
+        finally:
+            hosts.renew("client")
+        until(lambda: not control.status.access_problem, "the renewed one is used", WAIT_S)
+        hurry(tmp_path / "out")
+        assert finished(control), control.status
 
 
 class Listening:

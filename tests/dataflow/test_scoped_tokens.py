@@ -160,3 +160,33 @@ def test_a_region_without_the_right_to_append_says_so(store: str, tmp_path: Path
         assert "token 'reports' may not claim directory 'shop.coord'" in str(handle.exception())
     finally:
         handle.stop()
+
+
+@pytest.mark.parametrize("from_file", [False, True], ids=["bytes", "file"])
+def test_a_region_whose_token_is_revoked_names_it_and_continues_when_its_file_has_another(
+    store: str, tmp_path: Path, from_file: bool
+) -> None:
+    tokens, file = tmp_path / "tokens.json", tmp_path / "shop.token"
+    token = dos.FileToken(file) if from_file else file.read_bytes().strip()
+    handle = dos.run_local(
+        counting(), name="shop", workers=2, store=store, token=token, checkpoint_interval=0.3
+    )
+    try:
+        trio.run(send, store, token, "a", "b")
+        until(lambda: handle.status.last_checkpoint >= 1, "a checkpoint", WAIT_S)
+        assert command("token", "revoke", tokens, "shop").returncode == 0
+        text = "the token is missing, wrong, expired or revoked"
+        until(lambda: text in handle.status.reason, "the reason", WAIT_S)
+        assert "start the missing members" not in handle.status.reason
+        if from_file:
+            renewed = command("token", "add", tokens, "shop2", "--grant", "shop:read,append,delete")
+            file.write_text(renewed.stdout)
+            until(lambda: handle.status.state.value == "RUNNING", "it continues", WAIT_S)
+            trio.run(send, store, token, "c")
+            read = partial(trio.run, counted, store)
+            until(lambda: read(token) == {"a": 1, "b": 1, "c": 1}, "all is counted", WAIT_S)
+        else:
+            assert handle.wait(WAIT_S)
+            assert text in str(handle.exception())
+    finally:
+        handle.stop()

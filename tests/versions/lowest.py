@@ -37,7 +37,7 @@ TESTS = (
     *(f"tests/journal/test_{name}.py" for name in ("archive", "golden", "plotting", "record")),
     *(
         f"tests/dataflow/test_{name}.py"
-        for name in ("aggregate", "apply", "keyed_table", "operators_exactly")
+        for name in ("aggregate", "functions", "map_state", "operators_exactly")
     ),
     *(
         f"tests/dataflow/test_{name}.py"
