@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from checkpoint import LinkHello
-from checkpoint.errors import ControlMessageError
+from checkpoint.errors import ControlMessageError, EntryRefusedError, HandshakeError, LinkClosedError
 from checkpoint.link import Link, connect_link
 from dataflow import limits
 from dataflow.core.entry_messages import (
@@ -18,6 +18,16 @@ from dataflow.core.entry_messages import (
     part_frame,
 )
 from dos_protocol.addresses import parse_listen
+from dos_protocol.errors import BrokenConnectionError
+
+
+class OtherEntryPointError(EntryRefusedError):
+    """What listens at an address is no entry point of this handle, or has another token."""
+
+    remedy = (
+        "pass the token of the entry store, and the application and handle that `dos input serve` at this"
+        " address names"
+    )
 
 
 class EntryLink:
@@ -33,15 +43,21 @@ class EntryLink:
     async def opened(
         cls, address: str, application: str, handle: str, token: bytes
     ) -> "AsyncIterator[EntryLink]":
-        """Connect to HOST:PORT. Raises BrokenConnectionError; HandshakeError if it serves another handle or
-        has another token.
+        """Connect to HOST:PORT. Raises BrokenConnectionError; OtherEntryPointError if it serves another
+        handle or has another token.
         """
         host, port = parse_listen(address, "an entry point")
         job = link_job(application, handle)
         hello = LinkHello(role="control", job=job, worker=-1, attempt=0)
-        link = await connect_link(
-            host, port, key=link_key(token), hello=hello, timeout_s=limits.entry_silence_s
-        )
+        try:
+            link = await connect_link(
+                host, port, key=link_key(token), hello=hello, timeout_s=limits.entry_silence_s
+            )
+        except HandshakeError as error:
+            if isinstance(error.__cause__, LinkClosedError):  # it ends
+                raise BrokenConnectionError(str(error.args[0])) from error
+            text = f"{address} does not serve input {handle!r} of application {application!r} for this token"
+            raise OtherEntryPointError(f"{text}: {_reason(str(error.args[0]))}") from error
         try:
             yield cls(link)
         finally:
@@ -62,3 +78,10 @@ class EntryLink:
         if not isinstance(answer, EntryStatus):
             raise ControlMessageError(f"expected EntryStatus, got {type(answer).__name__}")
         return answer
+
+
+def _reason(text: str) -> str:
+    """Return why a handshake failed, without the words of a region's links."""
+    if "did not prove" in text:
+        return "it has another token"
+    return "it serves another application or handle" if "this is job" in text else text

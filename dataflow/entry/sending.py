@@ -14,7 +14,6 @@ from checkpoint.errors import (
     ChannelFrameError,
     ControlMessageError,
     EntryRefusedError,
-    HandshakeError,
     InputClosedError,
     LinkClosedError,
 )
@@ -29,7 +28,7 @@ from dataflow.core.entry_messages import (
     UnrecordedBatch,
     UnrecordedBatches,
 )
-from dataflow.entry.asking import EntryLink
+from dataflow.entry.asking import EntryLink, OtherEntryPointError
 from dos_client import backoff_s, randomness
 from dos_protocol.errors import (
     BrokenConnectionError,
@@ -42,7 +41,13 @@ from journal import LostBytesError
 
 logger = logging.getLogger("dos.dataflow")
 
-_MOVES = (BrokenConnectionError, LinkClosedError, ChannelFrameError, ControlMessageError, HandshakeError)
+_MOVES = (
+    BrokenConnectionError,
+    LinkClosedError,
+    ChannelFrameError,
+    ControlMessageError,
+    OtherEntryPointError,
+)
 """Another entry point may serve the producer."""
 _ATTEMPTS_TO_WARN = 5
 """After so many entry points that recorded nothing, one warning says why."""
@@ -127,17 +132,20 @@ class EntryLog:
     async def run(self, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Talk to entry points, one after the other, until none can serve this producer.
 
-        task_status: called once the producer is open. Raises before that what refuses it; afterwards the
-        other methods raise it.
+        task_status: called once the producer is open. Raises before that what refuses it, and
+        OtherEntryPointError if no address has an entry point of this handle and token; afterwards the other
+        methods raise it.
         """
-        attempt = 0
+        attempt, others = 0, set[str]()
         for address in cycle(self._addresses):
             before = self._recorded
             try:
                 await self._talk(address, task_status)
             except (DosError, ExceptionGroup) as error:
                 found = _first(error)
-                if not isinstance(found, _MOVES):
+                is_other = isinstance(found, OtherEntryPointError)
+                others = others | {address} if is_other else set()
+                if not isinstance(found, _MOVES) or (self._first and others.issuperset(self._addresses)):
                     self._failure = found
                     self._change()
                     if self._first:

@@ -15,7 +15,13 @@ import trio
 
 from checkpoint import EntrySettings
 from checkpoint import limits as checkpoint_limits
-from checkpoint.errors import ChannelFrameError, ControlMessageError, InputClosedError, LinkClosedError
+from checkpoint.errors import (
+    ChannelFrameError,
+    ControlMessageError,
+    InputClosedError,
+    LinkClosedError,
+    RegisterUnsettledError,
+)
 from checkpoint.link import Link, serve_links
 from checkpoint.runtime import runtime
 from dataflow import limits
@@ -36,13 +42,25 @@ from dataflow.core.entry_messages import (
 from dataflow.entry.asking import EntryLink
 from dataflow.entry.origins import EntryClock, Origins, ServedOrigin
 from dataflow.entry.row_times import timed_batch
-from dos_client import Store
+from dos_client import QuorumUnavailableError, Store, StoreNotReadyError
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, FencedError
-from journal import NotEnoughAnswersError
+from journal import NotEnoughAnswersError, UnsettledStateError
 
 logger = logging.getLogger("dos.dataflow")
 
 _LINK_ENDS = (BrokenConnectionError, LinkClosedError, ClosedError)
+_MOVES = (
+    *_LINK_ENDS,
+    FencedError,
+    NotEnoughAnswersError,
+    QuorumUnavailableError,
+    RegisterUnsettledError,
+    StoreNotReadyError,
+    UnsettledStateError,
+)
+"""Another entry point may record the batch, or this one a moment later: too few servers of the entry store
+answer here now, or another process changes what is read.
+"""
 
 
 class EntryOptions(NamedTuple):
@@ -261,6 +279,6 @@ def refusal_of(error: DosError) -> EntryRefusal:
     text = str(error.args[0]) if error.args else str(error)
     if isinstance(error, InputClosedError):
         return EntryRefusal(kind="closed", reason=text)
-    if isinstance(error, (FencedError, ClosedError, NotEnoughAnswersError, *_LINK_ENDS)):
+    if isinstance(error, _MOVES):
         return EntryRefusal(kind="moves", reason=text)
     return EntryRefusal(kind="refused", reason=text, remedy=error.remedy)

@@ -17,7 +17,7 @@ from checkpoint.errors import EntryRefusedError, InputClosedError
 from dataflow import InputSource, limits
 from dataflow.producing import EntryPoints, open_producer
 from dataflow.sources.prefetched import Reading
-from dos_client import init_store, open_store
+from dos_client import init_store, live_store, open_store
 from dos_protocol.errors import FencedError
 from dos_server.testing import memory_store
 from tests.dataflow.entry_sites import SCHEMA, Reader, marked_until, numbers, rows_of, site, status_of, until
@@ -171,6 +171,34 @@ async def test_a_batch_is_neither_acknowledged_nor_read_before_a_majority_has_it
         await servers[1].restart()
         with trio.fail_after(20):
             await producer.wait_recorded(number)
+        assert [row for _, row in (await Reader(store).read()).rows("p1")] == [0, 1]
+
+
+@pytest.mark.trio
+async def test_producers_wait_while_the_entry_store_has_no_majority_and_then_continue(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "entry_silence_s", 0.3)
+    monkeypatch.setattr(live_store, "inspect_timeout_s", 0.2)
+    caplog.set_level("INFO", "dos.dataflow")
+    async with (
+        memory_store() as servers,
+        open_store(servers.url) as store,
+        open_store(servers.url) as other,
+        site(store, "s1") as one,
+        site(other, "s2") as two,
+    ):
+        points = EntryPoints(f"{one.address},{two.address}")
+        async with open_producer(points, "app", "loads", "p1", SCHEMA) as producer:
+            await producer.wait_recorded(await producer.send(numbers(0)))
+            for server in servers[:2]:
+                server.crash()
+            number = await producer.send(numbers(1))
+            await until(lambda: caplog.text.count("producer p1 moves from") >= 3, "it tries all")
+            for server in servers[:2]:
+                await server.restart()
+            with trio.fail_after(30):
+                await producer.wait_recorded(number)
         assert [row for _, row in (await Reader(store).read()).rows("p1")] == [0, 1]
 
 
@@ -337,6 +365,14 @@ async def test_what_cannot_be_served_is_refused_with_its_reason() -> None:
                 EntryPoints(one.address), "app", "loads", "p1", "at timestamp, number bigint"
             ) as bad:
                 await bad.wait_recorded(await bad.send([{"number": 1}]))
+        for points, handle, words in (
+            (EntryPoints(one.address, token=b"other"), "loads", "for this token: it has another token"),
+            (EntryPoints(one.address), "rates", "serve input 'rates' .* serves another application"),
+        ):
+            with trio.fail_after(20), pytest.raises(EntryRefusedError, match=words) as refused:
+                async with open_producer(points, "app", handle, "p1", SCHEMA):
+                    pass
+            assert "`dos input serve`" in refused.value.remedy
         async with open_producer(EntryPoints(one.address), "app", "loads", "p2", SCHEMA) as producer:
             await producer.wait_recorded(await producer.send(numbers(1)))
             await close_input(store, "app", "loads")
