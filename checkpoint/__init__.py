@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from checkpoint.core.checkpoint_views import checkpoint_full as checkpoint_full
     from checkpoint.core.checkpoint_views import checkpoint_row as checkpoint_row
     from checkpoint.core.consumers import Register as Register
+    from checkpoint.core.consumers import RegisterPlace as RegisterPlace
     from checkpoint.core.consumers import RetentionRule as RetentionRule
     from checkpoint.core.consumers import input_register as input_register
     from checkpoint.core.consumers import output_register as output_register

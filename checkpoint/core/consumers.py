@@ -133,6 +133,10 @@ class Register(msgspec.Struct, frozen=True, kw_only=True):
     """Name -> the streaming query of another engine."""
     entry: EntryOrigins | None = None
     """Of an input that entry points serve: their settings and its origins."""
+    difference: str = ""
+    """Of an input that a merge of replicas records: what it found them to differ in last. Every later merge
+    compares all rows.
+    """
 
 
 _decoder: "msgspec.json.Decoder[Register]" = msgspec.json.Decoder(Register)
@@ -145,6 +149,8 @@ def encode_register(register: Register) -> bytes:
         del content["queries"]
     if register.entry is None:
         del content["entry"]
+    if not register.difference:
+        del content["difference"]
     return msgspec.json.encode(content)
 
 

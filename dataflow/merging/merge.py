@@ -85,8 +85,9 @@ class StreamStatus:
 class Merge:
     """The merge of one input. order: what is merged, and how. state: what was passed before.
 
-    A row of one stream is taken after the other (`take`). If the streams differ, `next` raises
-    ReplicasDifferError; with on_difference="detach", only if no majority of the streams agrees.
+    A row of one stream is taken after the other (`take`). waits_for_all: none before each stream has joined,
+    or has a reason why it is not read, so that all that two of them give is compared. If the streams differ,
+    `next` raises ReplicasDifferError; with on_difference="detach", only if no majority of them agrees.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Merge:
         order: MergeOrder,
         *,
         state: FilterState | None = None,
+        waits_for_all: bool = False,
     ) -> None:
         self._schema, self._time = order.schema, order.time
         self._accept_loss = order.on_missing == "accept"
@@ -101,6 +103,7 @@ class Merge:
         self._filter = DuplicateFilter(BUCKET_US, state)
         self._comparison = ReplicaComparison(order.compare, by_majority=self._by_majority)
         self.status = {place.site: StreamStatus(place.site) for place in order.places}
+        self._waits_for_all = waits_for_all
         self._excluded: dict[str, DosError | UserFault] = {}
         self._graphs: dict[str, Mapping[str, str]] = {}
         self._unread: dict[str, set[str]] = {}
@@ -109,6 +112,8 @@ class Merge:
         self._queued_bytes = 0
         self._passed_mark = self.safe_mark = self._filter.mark
         """safe_mark: nothing up to there will be asked for again; streams acknowledge it."""
+        self.difference: ReplicasDifferError | None = None
+        """What the replicas were found to differ in last; None: nothing."""
         self._error: DosError | UserFault | None = None
         self._changed = trio.Event()
         self._room = trio.Event()
@@ -185,11 +190,13 @@ class Merge:
         if self._by_majority and candidates > 2:
             if 2 * len(largest) > candidates:
                 for other, error in [(other, self._other_graph(largest[0], other)) for other in others]:
+                    self.difference = error
                     self.exclude(other, error)
                 return
             if 2 * (len(largest) + candidates - len(self._graphs)) > candidates:
                 return  # those that are not known yet decide
-        self.fail(self._other_graph(largest[0], others[0]))
+        self.difference = self._other_graph(largest[0], others[0])
+        self.fail(self.difference)
 
     def _other_graph(self, site: str, other: str) -> ReplicasDifferError:
         one, two = self._graphs[site], self._graphs[other]
@@ -224,6 +231,12 @@ class Merge:
 
         Raises ReplicasDifferError if its columns are others, StreamExcludedError.
         """
+        while self._waits_for_all:
+            self._waits_for_all = any(
+                one.state != "reading" and not one.reason for one in self.status.values()
+            )
+            if self._waits_for_all:
+                await self._changed.wait()
         while self._queued_bytes > limits.merged_bytes_max:
             await self._room.wait()
         self._check(site)
@@ -269,7 +282,7 @@ class Merge:
                 self._difference(difference)
 
     def _difference(self, found: Difference) -> None:
-        error = _differ(found)
+        error = self.difference = _differ(found)
         if not found.minority:
             self.fail(error)
         for site in found.minority:

@@ -5,6 +5,10 @@ The record is an input handle of the region's own, with one producer and its mar
 same marks and asks no other site, and retention, restores and forks are those of inputs. The claim of the
 producer's chain fences an earlier process that merges for the same source.
 
+That replicas were found to differ is noted in the register of the handle, before the region ends. Later
+merges for the source compare all rows then, whatever it asks for: one that is started again must not pass
+rows of one program and contradicting rows of another.
+
 The state of the filter is not stored: it follows from the chain. M is the newest mark, and what was passed
 above M are the rows above M in the chain. Each batch notes from which position on these are (`Note`): all
 that lies before has times up to M, so a new process reads the chain from there, and the chain keeps it.
@@ -14,15 +18,19 @@ import struct
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import trio
 
-from checkpoint import InputPiece, OriginMark
-from checkpoint.chains.input_log import InputLog, close_input
+from checkpoint import InputPiece, OriginMark, input_register
+from checkpoint.chains.consumer_register import change_register, settled_register
+from checkpoint.chains.input_log import InputLog, close_input, last_recorded
 from checkpoint.chains.input_reading import InputFollower
+from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.errors import InputClosedError
 from checkpoint.key_hash import hash_rows
 from dataflow import limits
@@ -100,6 +108,8 @@ class MergeRecorder:
         self.log: InputLog | None = None
         self._noted_at = 0
         """The position in the note of the last batch."""
+        self._register = input_register(region, handle)
+        self._difference = ""
 
     async def run(self) -> None:
         """Record until all streams are at their end; then close the handle.
@@ -113,7 +123,10 @@ class MergeRecorder:
             return  # all was recorded
         async with log:
             self.log = log
-            self.merge = merge = Merge(self._order, state=await self._restored(log))
+            self._difference = (await settled_register(self._store, self._register)).difference
+            order = replace(self._order, compare=1) if self._difference else self._order
+            state = await self._restored(log)
+            self.merge = merge = Merge(order, state=state, waits_for_all=bool(self._difference))
             async with trio.open_nursery() as nursery:
                 for place in self._order.places:
                     connect = partial(self._connect, place)
@@ -126,7 +139,11 @@ class MergeRecorder:
 
     async def _record_all(self, log: InputLog, merge: Merge) -> None:
         while not merge.is_over:
-            rows, mark = await merge.next()
+            try:
+                rows, mark = await merge.next()
+            finally:
+                if merge.difference is not None and str(merge.difference) != self._difference:
+                    await self._note_difference(str(merge.difference))
             if rows is not None:
                 await self._append(log, rows)
             self._rise(mark)
@@ -135,6 +152,14 @@ class MergeRecorder:
             await log.all_synced()
             log.keeps_from = self._noted_at  # what the next process reads; the note of before needed more
             merge.recorded(mark)
+
+    async def _note_difference(self, text: str) -> None:
+        await change_register(
+            StoreHost(self._store),
+            self._register,
+            lambda register: msgspec.structs.replace(register, difference=text),
+        )
+        self._difference = text
 
     async def _report_all(self, merge: Merge) -> None:
         """Report the streams every second."""
@@ -196,3 +221,11 @@ class MergeRecorder:
         for batch in table.to_batches():
             if batch.num_rows:
                 passed.take(_ONLY, hash_rows(batch.columns), latest_times(batch, self._order.time))
+
+
+async def passed_mark(store: Store, region: str, handle: str) -> int:
+    """Return the mark up to which all rows are recorded, BEFORE_ALL if there are none. Raises what reading a
+    chain raises.
+    """
+    newest = (await last_recorded(store, region, handle, PRODUCER)).newest_mark
+    return BEFORE_ALL if newest is None else newest.mark

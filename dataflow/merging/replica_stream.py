@@ -19,8 +19,7 @@ from typing import Final, TypeAlias
 import msgspec
 import trio
 
-from checkpoint import Output, OutputTime, Register, SplitPosition, limits, output_register, with_query
-from checkpoint.chains.consumer_register import change_register
+from checkpoint import Output, OutputTime, SplitPosition, limits, output_register
 from checkpoint.chains.output_follower import FollowedOutput, OutputFollower
 from checkpoint.chains.output_following import PublishedOutput, split_of
 from checkpoint.chains.query_registration import QueryRegistration
@@ -31,7 +30,7 @@ from dataflow.errors import NoMarksError, ReplicasDifferError, UserFault
 from dataflow.limits import replica_retry_s
 from dataflow.merging.merge import Merge, StreamExcludedError
 from dataflow.merging.order import ReplicaPlace
-from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, open_store, randomness
+from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, randomness
 from dos_protocol.errors import BrokenConnectionError, DosError, errors_in
 
 _UNAVAILABLE: Final = (QuorumUnavailableError, BrokenConnectionError)
@@ -152,10 +151,10 @@ class ReplicaStream:
                 await self._join_and_read(store)
             except (DosError, _JoinsAnewError, ExceptionGroup) as error:
                 first = errors_in(error)[0]
-                if not isinstance(first, (*_UNAVAILABLE, *_ANEW)):
-                    raise
+                if not isinstance(first, _ANEW):
+                    raise  # a store that does not answer is opened again: it may have been founded again
                 self._merge.leave(self._place.site, "joining", str(first))
-                await trio.sleep(limits.input_poll_s if isinstance(first, _ANEW) else replica_retry_s)
+                await trio.sleep(limits.input_poll_s)
 
     async def _join_and_read(self, store: Store) -> None:
         published = PublishedOutput(store, self._place.region, self._place.sink)
@@ -171,7 +170,7 @@ class ReplicaStream:
                 follower.begin_at(begin)
                 if (first := await follower.first(begin)) is None:
                     raise _JoinsAnewError("the first records are not there yet")
-                base = max(base, self._time_of(first).high)
+                base = max(base, _time_of(first, self._place).high)
         self._rested = {}
         self._merge.join(self._place.site, splits, base)
         if cut is not None:
@@ -221,7 +220,7 @@ class ReplicaStream:
 
     async def _take(self, split: str, log: _Log, followed: FollowedOutput) -> None:
         output, head = followed.output, followed.output.head
-        time = self._time_of(output)
+        time = _time_of(output, self._place)
         shared = {*map(split_of, range(head.workers))}
         back = any(output.step > self._rested.get(other, output.step) for other in shared)
         if head.of_line > self._line or back or not shared <= self._logs.keys():
@@ -231,26 +230,28 @@ class ReplicaStream:
         if self._consumer:  # only what is published removes them
             log.above.append((time.high, followed.end))
 
-    def _time_of(self, output: Output) -> OutputTime:
-        if output.head.time is msgspec.UNSET:
-            raise NoMarksError(self._place.region, self._place.sink, self._place.site)
-        return output.head.time
+
+def _time_of(output: Output, place: ReplicaPlace) -> OutputTime:
+    if output.head.time is msgspec.UNSET:
+        raise NoMarksError(place.region, place.sink, place.site)
+    return output.head.time
+
+
+async def is_whole_above(store: Store, place: ReplicaPlace, mark: int) -> bool | None:
+    """Return whether the stream of a replica retains all rows above a mark; None if it has given nothing yet.
+    Raises what reading raises, NoMarksError.
+    """
+    published = PublishedOutput(store, place.region, place.sink)
+    splits = await published.splits()
+    for split in splits:
+        if begin := await published.begin(split):
+            with closing(published.follower(split, SplitPosition(0))) as follower:
+                first = await follower.first(begin)
+            if first is not None and _time_of(first, place).high > mark:
+                return False
+    return True if splits else None
 
 
 def consumer_name(region: str, source: str, store_id: bytes) -> str:
     """Return the name under which a merged source is registered as a consumer in the stores of replicas."""
     return f"{region}.{source}.{store_id.hex()[:8]}"
-
-
-async def withdraw(place: ReplicaPlace, region: str, source: str, here: str, *, token: bytes = b"") -> None:
-    """Remove a merged source from the consumers of a replica: what it has not read may be deleted there.
-
-    region, source, here: the reader, and the URL of its store. Raises DosError if a store does not answer.
-    """
-    async with open_store(here, token=token) as own, open_store(place.url, token=token) as store:
-        name = consumer_name(region, source, own.record.store_id)
-
-        def without(register: Register) -> Register:
-            return with_query(register, name, None)
-
-        await change_register(StoreHost(store), output_register(place.region, place.sink), without)

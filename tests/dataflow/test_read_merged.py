@@ -265,8 +265,14 @@ def test_replicas_that_give_other_rows_end_a_region_with_the_row(tmp_path: Path)
             site.send(rows, mark_ms=4000)
         assert board.wait(REGION_S)
         failure = str(board.exception())
-    assert re.search("in the second 1970-01-01T00:00:0[0-2] of event time", failure)
-    assert "'n': 2}" in failure or "'n': 3}" in failure
+        assert re.search("in the second 1970-01-01T00:00:0[0-2] of event time", failure)
+        assert "'n': 2}" in failure or "'n': 3}" in failure
+        more = [Row(at_ms, "a", 1) for at_ms in range(5001, 7000, 100)]
+        for site in (one, two):
+            site.send(more, mark_ms=8000)
+        with third.replica(board_graph([one, two])) as again:  # compares one second in 16
+            assert again.wait(REGION_S), "once a difference was found, all rows are compared"
+            assert re.search("in the second 1970-01-01T00:00:0[56] of event time", str(again.exception()))
 
 
 def marks_at(board: RegionControl) -> dict[str, int]:
