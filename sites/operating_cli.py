@@ -134,6 +134,9 @@ def status(
         print(f"last decision: {found['decisions'][-1]['text']}")
     for site in found["forgotten"]:
         warn(f"site {site} was forgotten: no replica is placed there")
+    for one in [*found["replicas"], *found["exits"]]:
+        if one["reason"]:
+            warn(f"{one.get('region', one.get('name'))}@{one['site']} is {one['atSite']}: {one['reason']}")
 
 
 def measured(file: File, token_file: TokenFile = None, as_json: AsJson = False) -> None:
@@ -298,10 +301,8 @@ def _print_revivals(found: list[Revival], as_json: bool) -> None:
             for stream in streams:
                 print(f"{sign} {stream}")
         for start in one.started:
-            begins = (
-                "with its inputs" if start.checkpoint is None else f"with a checkpoint of {start.checkpoint}"
-            )
-            print(f"starts {start.replica} {begins}", flush=True)
+            other = "its inputs" if start.checkpoint is None else f"a checkpoint of {start.checkpoint}"
+            print(f"starts {start.replica}; if it cannot continue, with {other}", flush=True)
 
 
 def forget(

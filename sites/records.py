@@ -169,7 +169,6 @@ class ReaderReporter:
         *,
         mark: int | None,
         moved_s: float | None,
-        restorable: bool = False,
         load: float | None = None,
         rates: Mapping[str, float] | None = None,
     ) -> None:
@@ -184,7 +183,6 @@ class ReaderReporter:
             at_ms=now_ms(),
             mark=mark,
             moved_s=moved_s,
-            restorable=restorable,
             load=load,
             rates=dict(rates or {}),
             streams=tuple(msgspec.structs.replace(one, ranks=ranks[one.sender]) for one in listed),

@@ -11,100 +11,39 @@ A region runs as local processes, or as `start` runs it. On Spark, in the driver
 
     run_site(description, "wisc", start=partial(dos.run, spark))
 
-This is the only file of the package that imports `dataflow` and `checkpoint`.
+Only this file, `replica.py` and `beginning.py` import `dataflow` and `checkpoint`.
 """
 
-import importlib
 import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import trio
 
-from checkpoint.maintenance.region_copying import copy_region
-from dataflow.graph.builder import Graph
-from dataflow.graph.parts import parts_of
+from checkpoint import Register, RegisterPlace, input_register, output_register, with_query
+from checkpoint.chains.consumer_register import change_register, read_register, settled_register
+from checkpoint.coordinator.manifest_host import StoreHost
 from dataflow.local import run_local
-from dataflow.merging.order import ReplicaPlace
-from dataflow.merging.replica_stream import withdraw
-from dataflow.sources.inputs import InputSource
-from dataflow.sources.merged_log import MergedLogSource
+from dataflow.sinks.log import LogSink
+from dataflow.sources.merged_log import MergedLogSource, handle_of
 from dos_client import Store, open_store
 from dos_protocol.errors import DosError
+from sites.beginning import prepare
 from sites.core.deployed import Deployed
-from sites.core.description import Description, FixedPlace, ReplicatedRegion
-from sites.core.measuring import LinkMeter, Usage, UsageMeter
+from sites.core.description import Description
+from sites.core.measuring import LinkMeter
 from sites.core.observed import REPORT_S, SiteReport
-from sites.core.reader_reports import ReaderMeter, SourceCounters, bytes_of, passed_mark
-from sites.core.site_work import ReplicaContext, StartedReplica, contexts_at, steps
+from sites.core.site_work import ReplicaContext, StartedReplica, contexts_at, gone_readers, steps
 from sites.errors import GraphRefusedError
 from sites.probing import probe_links
-from sites.records import ReaderReporter, now_ms, read_deployed, write_report
+from sites.records import ReaderReporter, now_ms, read_deployed, read_reports, write_report
+from sites.replica import RunningReplica, StartRegion, graph_of, region_of
 
 logger: Final = logging.getLogger("dos.sites")
 POLL_S: Final = 1.0
 """How often the deployment is read."""
-
-
-class StartedRegion(Protocol):
-    """The handle of a region, as `run_local` and `spark_integration.run` return it."""
-
-    @property
-    def status(self) -> Any: ...
-
-    def stop(self) -> None: ...
-
-
-StartRegion = Callable[..., Any]
-"""Called with a graph, and `name`, `store`, `token` and `workers` by keyword; returns a `StartedRegion`."""
-
-
-@dataclass(slots=True)
-class _Region:
-    context: ReplicaContext
-    handle: StartedRegion | None
-    merged: dict[str, MergedLogSource]
-    """Source -> what it merges."""
-    inputs: dict[str, str]
-    """Source -> the input handle that it reads."""
-    meter: ReaderMeter = field(default_factory=ReaderMeter)
-    usage: UsageMeter = field(default_factory=UsageMeter)
-    load: float = 0.0
-    """As it was reported last."""
-    ended_at: float | None = None
-
-    @property
-    def state(self) -> str:
-        return "FAILED" if self.handle is None else str(self.handle.status.state.value)
-
-    @property
-    def _workers(self) -> tuple[Any, ...]:
-        return () if self.handle is None else tuple(self.handle.status.workers)
-
-    def used(self, sources: tuple[SourceCounters, ...]) -> Usage:
-        """Return what its workers have used. A handle is measured if it is named as a source of the
-        description is.
-        """
-        workers = self._workers
-        read = {
-            port[0].sender: sum(one.counters.operators.get(name, {}).get("bytes_in", 0) for one in workers)
-            for name, handle in self.inputs.items()
-            if (port := self.context.ports.get(handle))
-        }
-        return Usage(sum(one.counters.busy_s for one in workers), read | bytes_of(sources))
-
-    def counters(self) -> tuple[SourceCounters, ...]:
-        """Return what its merged sources count."""
-        nodes = {port[0].region: node for node, port in self.context.ports.items()}
-        return tuple(
-            SourceCounters(nodes[source.region], found)
-            for name, source in sorted(self.merged.items())
-            for worker in self._workers
-            if "mark_us" in (found := worker.counters.operators.get(name, {})) and source.region in nodes
-        )
 
 
 async def run_site(
@@ -142,11 +81,12 @@ class _Site:
     ) -> None:
         self._store, self._description, self._site = store, description, site
         self._start, self._token, self._changed = start, token, changed
-        self._regions: dict[str, _Region] = {}
+        self._regions: dict[str, RunningReplica] = {}
         self._deployed = Deployed()
         self._shown: dict[str, str] | None = None
         self._report_now = trio.Event()
         self._reporters: dict[str, ReaderReporter] = {}
+        self._store_id = ""
         self._links = LinkMeter()
         self._runs_here = any(one.name == site and one.runs == "local" for one in description.sites)
 
@@ -171,58 +111,82 @@ class _Site:
             logger.warning("the deployment cannot be read now, everything continues as it was: %s", error)
 
     async def _act(self) -> None:
+        for one in self._regions.values():
+            one.counters()
+            await self._look_for_difference(one)
         wanted = contexts_at(self._description, self._deployed, self._site)
         todo = steps(wanted, {region: self._running(one) for region, one in self._regions.items()})
         stopped = [self._regions[region] for region in todo.stop]
         await self._stop(todo.stop)
         for one in stopped:
-            await self._withdraw(one, wanted.get(one.context.replica.node))
+            await self._forget_readers(one)
         for region in todo.start:
             self._regions[region] = await self._started(wanted[region])
 
-    def _running(self, one: _Region) -> StartedReplica:
+    def _running(self, one: RunningReplica) -> StartedReplica:
         if one.ended_at is None and (one.handle is None or one.handle.status.state.is_end):
             one.ended_at = trio.current_time()
         ended_s = None if one.ended_at is None else trio.current_time() - one.ended_at
-        return StartedReplica(one.context, one.state, ended_s)
+        return StartedReplica(one.context, one.state, ended_s, differs=one.differs is not False)
 
-    async def _started(self, context: ReplicaContext) -> _Region:
-        region = context.replica.node
+    async def _look_for_difference(self, one: RunningReplica) -> None:
+        """Find out whether a region has failed because what it reads differs, which its merged sources have
+        noted. Until that is known, it is not started again.
+        """
+        if one.differs is not None and (one.handle is None or one.state == "FAILED"):
+            return
+        merged = one.of_kind(MergedLogSource)
+        if one.handle is None or not merged:
+            one.differs = False
+        elif one.state == "FAILED":
+            try:
+                async with open_store(one.context.store, token=self._token, client="dos sites") as store:
+                    registers = [
+                        await read_register(store, input_register(one.context.name, handle_of(name)))
+                        for name in merged
+                    ]
+            except DosError as error:
+                logger.warning("it is not known why %s has failed: %s", one.context.replica, error)
+                return
+            reason = one.handle.status.reason
+            one.differs = any(found.difference and found.difference in reason for found in registers)
+
+    async def _started(self, context: ReplicaContext) -> RunningReplica:
         try:
             graph = graph_of(self._description, context)
-            await self._copy_checkpoint(context)
+            specs = graph.plan().specs
+            await self._prepare(context, specs)
             workers = region_of(self._description, context).workers
             start = partial(
                 self._start, graph, name=context.name, store=context.store, token=self._token, workers=workers
             )
-            specs = graph.plan().specs
-            merged = {name: one for name, one in specs.items() if isinstance(one, MergedLogSource)}
-            inputs = {name: one.name for name, one in specs.items() if isinstance(one, InputSource)}
-            return _Region(context, await trio.to_thread.run_sync(start), merged, inputs)
-        except Exception:  # of the user's function, or of the region: others run
-            logger.exception("region %s cannot be started", region)
-            return _Region(context, None, {}, {})
+            return RunningReplica(context, await trio.to_thread.run_sync(start), specs)
+        except Exception as error:  # of the user's function, or of the region: others run
+            logger.exception("region %s cannot be started", context.replica.node)
+            return RunningReplica(context, error=f"{type(error).__name__}: {error}")
 
-    async def _copy_checkpoint(self, context: ReplicaContext) -> None:
-        """Begin a new replica with the checkpoint that the deployment names, if one is named."""
-        source = self._deployed.starts.get(str(context.replica))
-        if source is None:
-            return
-        site = source.partition("@")[2]
-        store = next((one.store for one in self._description.sites if one.name == site), None)
-        if store is None:
-            raise GraphRefusedError(
-                f"{context.replica} starts with a checkpoint of {source}, whose site has no store",
-                remedy="add `store` to the site",
-            )
-        directory = f"{context.application}.copies"
-        if await copy_region(store, context.store, context.name, directory, token=self._token):
-            logger.info("%s begins with a checkpoint of %s", context.replica, source)
+    async def _prepare(self, context: ReplicaContext, specs: Mapping[str, Any]) -> None:
+        """Let a replica begin where it can, and state before which store it is in."""
+        name = str(context.replica)
+        starts = self._deployed.starts.get(name)
+        others = [str(one) for one in sorted(self._deployed.running()) if one.node == context.replica.node]
+        urls = {site.name: site.store for site in self._description.sites}
+        copies = [
+            (one, url)
+            for one in dict.fromkeys([*([starts] if starts else []), *others])
+            if one != name and (url := urls.get(one.partition("@")[2])) is not None
+        ]
+        async with open_store(context.store, token=self._token, client="dos sites") as store:
+            if self._store_id != (store_id := store.record.store_id.hex()):
+                self._store_id = store_id
+                await self._report_site()
+            begins_with_copy = starts is not None and starts != name
+            await prepare(store, context, specs, copies, begins_with_copy=begins_with_copy, token=self._token)
 
     async def _stop(self, regions: tuple[str, ...]) -> None:
         """Stop regions, each with a last checkpoint, at the same time."""
 
-        async def stop(one: _Region) -> None:
+        async def stop(one: RunningReplica) -> None:
             if one.handle is not None:
                 await trio.to_thread.run_sync(one.handle.stop)
 
@@ -230,26 +194,35 @@ class _Site:
             for region in regions:
                 nursery.start_soon(stop, self._regions.pop(region))
 
-    async def _withdraw(self, one: _Region, continues: ReplicaContext | None) -> None:
-        """Withdraw from the logs that a replica reads no more: nothing is kept there for it."""
-        ports = {} if continues is None else continues.ports
-        left = {stream for port in ports.values() for stream in port}
-        gone = {stream for port in one.context.ports.values() for stream in port} - left
-        for name, source in one.merged.items():
-            for stream in gone:
-                if stream.region != source.region or stream.store is None:
-                    continue
-                place = ReplicaPlace(stream.sender.site, stream.store, source.region, source.sink)
-                try:
-                    await withdraw(place, one.context.name, name, one.context.store, token=self._token)
-                except DosError as error:
-                    logger.warning(
-                        "%s reads the output of %s no more, and is still registered there: %s; remove it with"
-                        " `dos output forget`, or its log is not trimmed",
-                        one.context.replica,
-                        stream.sender,
-                        error,
-                    )
+    async def _forget_readers(self, one: RunningReplica) -> None:
+        """Remove the readers that read a replica no more from the registers of its output, or what they have
+        not read would be kept for ever.
+        """
+        places = [output_register(one.context.name, name) for name in one.of_kind(LogSink)]
+        try:
+            with trio.move_on_after(REPORT_S):  # a change waits for a quorum
+                async with open_store(one.context.store, token=self._token, client="dos sites") as store:
+                    for place in places:
+                        await self._forget_readers_in(store, place, one.context)
+        except DosError as error:
+            logger.info("the readers of %s are not known now: %s", one.context.replica, error)
+
+    async def _forget_readers_in(self, store: Store, place: RegisterPlace, context: ReplicaContext) -> None:
+        registered = [*(await settled_register(store, place)).queries]
+        # Read after the register: a reader registers after it was deployed, and after its site has reported.
+        deployed = await read_deployed(self._store, context.application)
+        _, sites = await read_reports(self._store, self._description, deployed)
+        ids = {report.site: report.store_id for report in sites if report.store_id}
+        gone = gone_readers(self._description, deployed, context.replica, registered, ids)
+
+        def without(register: Register) -> Register:
+            for reader in gone:
+                register = with_query(register, reader, None)
+            return register
+
+        if gone:
+            logger.info("%s is not read any more by %s", context.replica, ", ".join(gone))
+            await change_register(StoreHost(store), place, without)
 
     # --- reports --------------------------------------------------------------------------------------------
 
@@ -265,20 +238,27 @@ class _Site:
             with trio.move_on_after(REPORT_S):
                 await self._report_now.wait()
             self._report_now = trio.Event()
-            report = SiteReport(
-                site=self._site,
-                at_ms=now_ms(),
-                number=self._deployed.number,
-                regions={region: one.state for region, one in sorted(self._regions.items())},
-                links=self._links.reports(trio.current_time()),
-                other_load=self._other_load(),
-            )
-            try:
-                await write_report(self._store, self._description.application, report, patience_s=REPORT_S)
-            except DosError as error:
-                logger.warning("the report of site %s was not written: %s", self._site, error)
+            await self._report_site()
             for one in [*self._regions.values()]:
                 await self._report_reader(one)
+                await self._forget_readers(one)
+
+    async def _report_site(self) -> None:
+        regions = sorted(self._regions.items())
+        report = SiteReport(
+            site=self._site,
+            at_ms=now_ms(),
+            number=self._deployed.number,
+            regions={region: one.state for region, one in regions},
+            reasons={region: one.reason for region, one in regions if one.reason},
+            store_id=self._store_id,
+            links=self._links.reports(trio.current_time()),
+            other_load=self._other_load(),
+        )
+        try:
+            await write_report(self._store, self._description.application, report, patience_s=REPORT_S)
+        except DosError as error:
+            logger.warning("the report of site %s was not written: %s", self._site, error)
 
     def _other_load(self) -> float | None:
         """Return the load of this machine without the regions; None if they run elsewhere."""
@@ -287,7 +267,7 @@ class _Site:
         _, five_minutes, _ = os.getloadavg()
         return max(0.0, five_minutes - sum(one.load for one in self._regions.values()))
 
-    async def _report_reader(self, one: _Region) -> None:
+    async def _report_reader(self, one: RunningReplica) -> None:
         sources = one.counters()
         load, rates = one.usage.add(trio.current_time(), one.used(sources))
         one.load = load or 0.0
@@ -296,32 +276,11 @@ class _Site:
         name = str(one.context.replica)
         if name not in self._reporters:
             self._reporters[name] = ReaderReporter(self._store, one.context.application, one.context.replica)
-        mark, moved_s = passed_mark(sources)
-        streams = one.meter.streams(sources, 1000 * now_ms())
-        await self._reporters[name].write(streams, mark=mark, moved_s=moved_s, load=load, rates=rates)
-
-
-def region_of(description: Description, context: ReplicaContext) -> ReplicatedRegion | FixedPlace:
-    """Return the region of a replica, or the exit."""
-    every: tuple[ReplicatedRegion | FixedPlace, ...] = (*description.regions, *description.exits)
-    return next(one for one in every if one.name == context.replica.node)
-
-
-def graph_of(description: Description, context: ReplicaContext) -> Graph:
-    """Return the graph of a replica. Raises GraphRefusedError, and what the function raises."""
-    region = region_of(description, context)
-    if region.graph is None:
-        raise GraphRefusedError(f"region {region.name!r} names no graph")
-    module, _, name = region.graph.partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise GraphRefusedError(f"graph {region.graph!r} of region {region.name!r}: {error}") from error
-    graph = function(context)
-    if not isinstance(graph, Graph):
-        raise GraphRefusedError(f"{region.graph} returned {type(graph).__name__}, not a graph")
-    if len(parts_of(graph, context.name)) != 1:
-        raise GraphRefusedError(
-            f"{region.graph} returned a graph of several regions; describe each as a region"
+        now_s = trio.current_time()
+        await self._reporters[name].write(
+            one.meter.streams(sources, 1000 * now_ms(), now_s),
+            mark=one.meter.mark,
+            moved_s=one.meter.moved_s(now_s),
+            load=load,
+            rates=rates,
         )
-    return graph

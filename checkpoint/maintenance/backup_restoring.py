@@ -30,7 +30,7 @@ from checkpoint.errors import BackupDamagedError, BackupRefusedError
 from checkpoint.maintenance.backup_target import BackupPlace
 from checkpoint.maintenance.stopped_region import append_first
 from checkpoint.runtime import wall_time_ms
-from dos_client import Claim, Store
+from dos_client import Claim, Store, randomness
 from dos_client.sessions.directory_view import DirectoryView
 from dos_client.writing.resuming import resume
 from dos_protocol.digests import PrefixDigest
@@ -67,13 +67,15 @@ async def restore_backup(
     *,
     old_is_gone: bool = False,
     allow_republish: bool = False,
+    emptied: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> RestoredBackup:
     """Restore a region from a backup into a store. The next `run` of its name continues it.
 
     old_is_gone: the region takes the place of the original as the owner of output outside of the store.
     Otherwise such output begins anew. allow_republish: also if rows come again that a sink may have shown
-    after the backup and cannot take back.
+    after the backup and cannot take back. emptied: the caller has deleted what the store had of the region,
+    so that its directories have owners, and no objects; nothing else uses them.
 
     Raises BackupRefusedError, which names them, if there are such sinks, or if a directory is not empty;
     BackupDamagedError, which names the object, if the target has other bytes than were stored; and the errors
@@ -88,10 +90,10 @@ async def restore_backup(
             f"rows that these sinks may have shown after backup {record.number} come again: {listed}",
             remedy="confirm that this is wanted: --allow-republish; or restore without --old-is-gone",
         )
-    writer = _writer_of(record)
+    writer = randomness.fresh_id() if emptied else _writer_of(record)
     directories = sorted({chain.directory for chain in record.chains})
     for directory in directories:
-        refuse_other(directory, await store.inspect(directory), record, writer)
+        refuse_other(directory, await store.inspect(directory), record, writer, emptied=emptied)
     done = 0
     for directory in directories:
         chains = [chain for chain in record.chains if chain.directory == directory]
@@ -125,11 +127,15 @@ def _writer_of(record: BackupRecord) -> bytes:
     return hashlib.sha256(text.encode()).digest()[: len(NO_ID)]
 
 
-def refuse_other(directory: str, view: DirectoryView, record: BackupRecord, writer: bytes) -> None:
-    """Raise BackupRefusedError if a directory holds anything but the beginning of this restore."""
+def refuse_other(
+    directory: str, view: DirectoryView, record: BackupRecord, writer: bytes, *, emptied: bool = False
+) -> None:
+    """Raise BackupRefusedError if a directory holds anything but the beginning of this restore. emptied: it
+    may have had another owner.
+    """
     epochs = {(epoch, holder) for epoch, holder in view.epochs.values() if epoch}
     names = {name for objects in view.answers.values() for name in objects}
-    if (not names and not epochs) or {holder for _, holder in epochs} == {writer}:
+    if (not names and (emptied or not epochs)) or {holder for _, holder in epochs} == {writer}:
         return
     what = f"it holds {min(names)}" if names else "another process has claimed it"
     raise BackupRefusedError(
@@ -161,7 +167,10 @@ class _Directory:
     async def restore(self) -> None:
         """Write all segments, those of an interrupted run included, and release what lies below them."""
         epoch = max(_epoch(segment) for chain in self._chains for segment in chain.segments)
-        seen = (await self._store.inspect(self._directory)).epoch_seen
+        view = await self._store.inspect(self._directory)
+        seen = view.epoch_seen
+        if self._writer not in {holder for _, holder in view.epochs.values()}:
+            epoch = max(epoch, seen + 1)  # of its owners before, there is nothing left
         try:
             if seen <= epoch:  # otherwise an interrupted run has written everything, and begun the next step
                 async with await self._store.claim(self._directory, epoch, self._writer) as claim:

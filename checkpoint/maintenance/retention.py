@@ -144,14 +144,17 @@ class Retention:
         consumer = register.consumers.get(region)
         if consumer is None:
             return []
+        return [one for source in consumer.sources for one in await self.trimmed_of(source, cut)]
+
+    async def trimmed_of(self, source: str, cut: Cut | None) -> list[TrimmedInput]:
+        """Return what a source of a region would read here and that is deleted, if the region continued at a
+        checkpoint; None: if it began. Raises as `status`.
+        """
         found, output = [], await read_output_of(self._store, self._rows.place)
-        for split in [await self._split(name) for name in await self._splits(register)]:
-            needs = {source: need_of([cut], [source], split.split, output) for source in consumer.sources}
-            found += [
-                TrimmedInput(source, split.split, at, split.begin)
-                for source, at in needs.items()
-                if at < split.begin
-            ]
+        for split in [await self._split(name) for name in await self._splits(await self._register())]:
+            needs = 0 if cut is None else need_of([cut], [source], split.split, output)
+            if needs < split.begin:
+                found.append(TrimmedInput(source, split.split, needs, split.begin))
         return found
 
     async def _split(self, name: str) -> SplitStatus:

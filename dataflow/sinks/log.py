@@ -17,7 +17,7 @@ from checkpoint import OutputTime, Publish, RetentionRule, limits
 from checkpoint.errors import RecordTooLargeError, UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, kind_of
 from dataflow.core.delivery import Delivery
-from dataflow.core.event_time import IDLE, Watermark, further
+from dataflow.core.event_time import IDLE, Watermark, further, is_time
 from dataflow.errors import BehindMarkError, DeliveryError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.event_time import latest_times
@@ -167,6 +167,11 @@ class LogWriter(SinkWriter):
                 " column with its end, of a join both times, time=('a', 'b')",
             )
         return OutputTime(time.mark, max(time.high, int(times.max())))
+
+    def counters(self) -> dict[str, int]:
+        """Return the mark, once there is one."""
+        known = self._time is not None and is_time(self._time.mark)
+        return {"mark_us": self._time.mark} if known and self._time else {}
 
     def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
         del index

@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from checkpoint import InputPiece, SplitPosition
-from dataflow.core.event_time import SourceTime
+from dataflow.core.event_time import InputMarks, SourceTime, is_time
 from dataflow.errors import InputChangedError, InputReadError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import schema_text
@@ -163,6 +163,7 @@ class PrefetchedReader(base.SourceReader):
         self._split = ""
         """The split that is being read."""
         self._turns = RoundRobin()
+        self._marks = InputMarks()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
         self._clear()
@@ -238,6 +239,8 @@ class PrefetchedReader(base.SourceReader):
         begin = self._division[piece.split].begin if piece.split in self._division else first
         self._division[piece.split] = base.SplitDivision(begin, piece.end, piece.digest)
         self._at[piece.split] = SplitPosition(piece.end, piece.digest, line=piece.line or msgspec.UNSET)
+        if (mark := piece.mark) is not None:
+            self._marks.marked("", piece.split, mark.mark, origin=mark.origin, version=mark.version)
 
     def take_division(self) -> base.SourceDivision:
         division, self._division = self._division, {}
@@ -317,7 +320,9 @@ class PrefetchedReader(base.SourceReader):
         return self._buffer.take_report()
 
     def counters(self) -> dict[str, int]:
-        return {"splits": len(self._at), **self._buffer.counters}
+        mark = self._marks.of_source("", SourceTime(), None)
+        marked = {"mark_us": mark} if is_time(mark) else {}
+        return {"splits": len(self._at), **marked, **self._buffer.counters}
 
     def _of(self, split: str) -> str:
         return f"{self._label}, {split}"

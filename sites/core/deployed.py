@@ -52,9 +52,10 @@ class RevivedStream(NamedTuple):
 
 
 class Deployed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The whole state. replicas: region -> its sites, with those that were collected. starts: replica ->
-    the replica whose checkpoint it restores if it has none of its own; one that is left out begins with its
-    inputs. forgotten: sites that are gone. young: the streams that were revived a short time ago.
+    """The whole state. replicas: region -> its sites, with those that were collected. starts: replica -> the
+    replica whose checkpoint it restores if it has none of its own with which it can continue. One that is
+    left out begins with its inputs if they are all retained. forgotten: sites that are gone. young: the
+    streams that were revived a short time ago.
     """
 
     version: int = DEPLOYED_VERSION
@@ -207,7 +208,7 @@ def add_start(placed: dict[str, tuple[str, ...]], starts: dict[str, str], start:
     replica, source = start
     if replica.site not in placed.get(replica.node, ()):
         placed[replica.node] = (*placed.get(replica.node, ()), replica.site)
-    if source is not None and source != replica:
+    if source is not None:
         starts[str(replica)] = str(source)
 
 

@@ -55,8 +55,7 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 class ReaderReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one reader has observed. at_ms: wall clock of the reader. mark, moved_s: as of a stream, of what
-    the reader has passed on. restorable: whether the reader, if it is stopped now, can later join every port
-    from its own checkpoint. load: processors that its workers have used. rates: sender -> the bytes per
+    the reader has given. load: processors that its workers have used. rates: sender -> the bytes per
     second of one copy of its output. Both are means of the last `RANKS_S`; left out while nothing is known.
     """
 
@@ -66,7 +65,6 @@ class ReaderReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     streams: tuple[StreamReport, ...]
     mark: int | None = None
     moved_s: float | None = None
-    restorable: bool = False
     load: float | None = None
     rates: dict[str, float] = {}
 
@@ -81,8 +79,9 @@ class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class SiteReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the process that starts replicas at a site reports. regions: region -> the state of its replica.
-    number: of the deployment that it acts on. links: to the sites that it can reach. other_load: processors
-    that are used at the site by other programs, None if it is not known.
+    reasons: region -> why it does not run. number: of the deployment that it acts on. store_id: of the store
+    of the site, in hexadecimal digits; "" before it was opened. links: to the sites that it can reach.
+    other_load: processors that are used at the site by other programs, None if it is not known.
     """
 
     version: int = REPORT_VERSION
@@ -90,6 +89,8 @@ class SiteReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at_ms: int
     number: int
     regions: dict[str, str]
+    reasons: dict[str, str] = {}
+    store_id: str = ""
     links: tuple[LinkReport, ...] = ()
     other_load: float | None = None
 
@@ -143,8 +144,7 @@ class Observation:
     `ALIVE_S`. whole: these streams have given, or will give, all rows above the mark of their reader.
     lateness_s: how far the rows of a stream are behind, at its reader; a stream that is left out has given
     nothing. young: streams that were revived a short time ago; a port with one of them is not late.
-    lost: sites that do not answer. restorable: collected replicas whose own checkpoint can be joined at every
-    port. since_revival_s: since the last one.
+    lost: sites that do not answer. since_revival_s: since the last one.
     """
 
     weights: Mapping[StreamReplica, float] = field(default_factory=dict)
@@ -153,7 +153,6 @@ class Observation:
     lateness_s: Mapping[StreamReplica, float] = field(default_factory=dict)
     young: frozenset[StreamReplica] = frozenset()
     lost: frozenset[str] = frozenset()
-    restorable: frozenset[RegionReplica] = frozenset()
     since_revival_s: float = inf
 
 
@@ -183,7 +182,6 @@ def observation(
         lateness_s={name: one.late_s for name, one in streams.items() if one.late_s is not None},
         young=frozenset(young),
         lost=frozenset(lost) | {one.site for one in sites if not is_fresh(one, now_ms)},
-        restorable=frozenset(one.reader for one in every if one.restorable),
         since_revival_s=(now_ms - revived_ms) / 1000 if revived_ms else inf,
     )
 

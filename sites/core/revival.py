@@ -6,9 +6,10 @@ that was revived a short time ago is given time. The first of these ways that is
 
     1   a collected stream, from a replica that *works*: it is alive, whole at its living readers, and no port
         of it is late
-    2   a collected replica, with a stream on each of its ports. It starts from its own checkpoint if that can
-        be joined at every port, otherwise from that of a replica that works, otherwise from the beginning of
-        the logs. A replica that it needs and that was collected is revived, too
+    2   a collected replica, with a stream on each of its ports. It starts from its own checkpoint if all that
+        follows is still retained, which its site finds out, otherwise from that of a replica that works,
+        otherwise from the beginning of the logs. A replica that it needs and that was collected is revived,
+        too
     3   one more replica, where the plan would place it, unless kmax replicas are at sites that answer
     4   the reader is stopped, if another replica of its region works, and all that must remain does
         (`collection`, C2 and C3)
@@ -32,7 +33,9 @@ _SPARE: Final = 0.1
 
 
 class ReplicaStart(NamedTuple):
-    """A replica to start. checkpoint: the replica whose checkpoint it restores, None for none."""
+    """A replica to start. checkpoint: the replica whose checkpoint it restores if it cannot continue its own;
+    None for none.
+    """
 
     replica: RegionReplica
     checkpoint: RegionReplica | None
@@ -257,8 +260,6 @@ class _Repair:
         return made.plus(_Additions(starts=(ReplicaStart(replica, self._checkpoint(replica)),)))
 
     def _checkpoint(self, replica: RegionReplica) -> RegionReplica | None:
-        if replica in self._observed.restorable:
-            return replica
         peers = [one for one in self._senders(replica.node) if one not in self._started]
         distance = self._deployment.distance
         return min(peers, key=lambda one: (distance[one.site, replica.site], one), default=None)

@@ -2,13 +2,16 @@
 stopped now. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from sites.core.deployed import Deployed
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description
+from sites.errors import GraphRefusedError
 
+CONSUMER_ID_DIGITS: Final = 8
+"""Of the store of a reader, at the end of its name as a consumer (`dataflow/merging`)."""
 RETRY_S: Final = 30.0
 """A region that has failed is started again after this time."""
 
@@ -50,12 +53,13 @@ class SiteSteps(NamedTuple):
 
 class StartedReplica(NamedTuple):
     """A region that was started. state: as of its handle. ended_s: for how long it has ended, None if it has
-    not.
+    not. differs: whether it ended because the replicas that it reads differ.
     """
 
     context: ReplicaContext
     state: str
     ended_s: float | None
+    differs: bool = False
 
 
 def region_name(application: str, region: str) -> str:
@@ -104,7 +108,8 @@ def steps(wanted: Mapping[str, ReplicaContext], running: Mapping[str, StartedRep
     from its last checkpoint.
 
     A region that has failed is started again after `RETRY_S`. One that a person has stopped, that another
-    process has taken over, or that has read all of its input stays as it is, until its streams change.
+    process has taken over, or that has read all of its input stays as it is, until its streams change; so
+    does one that ended because its replicas differ: it would pass rows of both.
     """
     stop = [region for region, one in running.items() if wanted.get(region) != one.context]
     stop += [region for region, one in running.items() if region not in stop and _is_due(one)]
@@ -113,4 +118,55 @@ def steps(wanted: Mapping[str, ReplicaContext], running: Mapping[str, StartedRep
 
 
 def _is_due(one: StartedReplica) -> bool:
-    return one.state == "FAILED" and one.ended_s is not None and one.ended_s >= RETRY_S
+    return one.state == "FAILED" and not one.differs and one.ended_s is not None and one.ended_s >= RETRY_S
+
+
+def check_ports(context: ReplicaContext, handles: Iterable[str], regions: Iterable[str]) -> None:
+    """Raise GraphRefusedError if a graph does not read exactly the ports of its replica: reports, rates and
+    decisions are about these. handles, regions: the input handles, and the regions of merged logs, that it
+    reads.
+    """
+    of_sources = {node for node, port in context.ports.items() if port[0].region is None}
+    of_regions = {port[0].region: node for node, port in context.ports.items() if port[0].region is not None}
+    for what, described, read in (
+        ("input handle", of_sources, {*handles}),
+        ("region", {*of_regions}, {*regions}),
+    ):
+        if described != read:
+            raise GraphRefusedError(
+                f"the graph of {context.replica} reads each {what} of {sorted(map(str, read))}, and the"
+                f" description has streams from {sorted(map(str, described))}",
+                remedy="let it read what the description says: an InputSource with the name of the source,"
+                " and MergedLogSource(..., **context.merged('REGION'))",
+            )
+
+
+def gone_readers(
+    description: Description,
+    deployed: Deployed,
+    replica: RegionReplica,
+    registered: Iterable[str],
+    store_ids: Mapping[str, str],
+) -> list[str]:
+    """Return the registered consumers of the output of a replica that are readers of this application, and
+    read it no more: they were removed, or their store was founded again. store_ids: site -> the id of its
+    store, of the sites that have reported one.
+    """
+    known = dict[str, set[str] | None]()
+    for stream in deployed.streams:
+        if stream.sender == replica:
+            ids = known.setdefault(stream.reader.node, set())
+            found = store_ids.get(stream.reader.site)
+            if found is None or ids is None:
+                known[stream.reader.node] = None  # any may be the one
+            else:
+                ids.add(found[:CONSUMER_ID_DIGITS])
+    nodes = [one.name for one in description.regions] + [one.name for one in description.exits if one.graph]
+    begins = {f"{region_name(description.application, node)}.": node for node in nodes}
+    gone = []
+    for name in registered:
+        node = next((one for begin, one in begins.items() if name.startswith(begin)), None)
+        ids = known.get(node, set()) if node is not None else None
+        if ids is not None and name.rpartition(".")[2] not in ids:
+            gone.append(name)
+    return gone

@@ -13,7 +13,7 @@ from sites.core.utility import utilities
 def status_of(now: Situation, readers: Iterable[ReaderReport], sites: Iterable[SiteReport]) -> dict[str, Any]:
     """Return the status; docs/sites.md has the names."""
     reported = {StreamReplica(one.sender, report.reader): one for report in readers for one in report.streams}
-    states = {(region, report.site): state for report in sites for region, state in report.regions.items()}
+    there = {report.site: report for report in sites if report.site not in now.observed.lost}
     useful = utilities(now.deployment, now.streams, now.observed.weights)
     known = [
         RegionReplica(region, site)
@@ -25,9 +25,10 @@ def status_of(now: Situation, readers: Iterable[ReaderReport], sites: Iterable[S
         "number": now.deployed.number,
         "cost": now.cost,
         "theta": now.deployment.description.theta,
-        "replicas": [_replica(one, now, reported, states.get((one.node, one.site))) for one in known],
+        "replicas": [_replica(one, now, reported) | _at_site(one, there) for one in known],
         "exits": [
             {"name": one.node, "site": one.site, "alive": one in now.observed.alive, "lateS": _late(one, now)}
+            | _at_site(one, there)
             for one in sorted(now.deployment.exits())
         ],
         "streams": [
@@ -49,8 +50,16 @@ def status_of(now: Situation, readers: Iterable[ReaderReport], sites: Iterable[S
     }
 
 
+def _at_site(one: RegionReplica, there: dict[str, SiteReport]) -> dict[str, Any]:
+    """Return what the process at the site reports now, of a replica or an exit."""
+    report = there.get(one.site)
+    if report is None:
+        return {"atSite": None, "reason": None}
+    return {"atSite": report.regions.get(one.node), "reason": report.reasons.get(one.node)}
+
+
 def _replica(
-    one: RegionReplica, now: Situation, reported: dict[StreamReplica, StreamReport], at_site: str | None
+    one: RegionReplica, now: Situation, reported: dict[StreamReplica, StreamReport]
 ) -> dict[str, Any]:
     outputs = [stream for stream in now.streams if stream.sender == one]
     own = [stream for stream in now.streams if one in stream]
@@ -70,7 +79,6 @@ def _replica(
         "first": first / every if every else None,
         "whole": bool(outputs) and now.observed.whole.issuperset(outputs),
         "cost": now.deployment.cost(own),
-        "atSite": at_site,
     }
 
 

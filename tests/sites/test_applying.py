@@ -232,8 +232,8 @@ def check_observation() -> None:
         since_revival_s=7.0,
     )
     assert observation([a_report()], [], now + 65_000).alive == {BOARD, FAST}
-    old = observation([a_report(restorable=True)], [], now + 65_001)
-    assert old == Observation(restorable=frozenset({BOARD})), "an old report is not used"
+    old = observation([a_report()], [], now + 65_001)
+    assert old == Observation(), "an old report is not used"
     assert observation([a_report(at_ms=now + 900_000)], [], now).alive == {BOARD, FAST}
     own = a_report(reader=SLOW, streams=(), moved_s=30.0)
     assert observation([a_report(), own], [], now).alive == {BOARD, FAST, SLOW}

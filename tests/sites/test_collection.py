@@ -47,9 +47,6 @@ def a_situation(
             lateness_s={one: rng.choice([0.1, 2.0, 8.0, 60.0]) for one in names if rng.random() >= sick / 4},
             young=frozenset(one for one in names if rng.random() < 0.1),
             lost=frozenset(site.name for site in description.sites if rng.random() < sick / 2),
-            restorable=frozenset(
-                one for region in made.replicas for one in made.replicas_of(region) if rng.random() < 0.5
-            ),
             since_revival_s=rng.choice([599.0, 600.0, inf, inf, inf, inf, inf]),
         ),
     )

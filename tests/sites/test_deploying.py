@@ -52,7 +52,7 @@ async def report_all(store: Store, description: Description, **lateness: float) 
             if one.reader == reader
         ]
         reporter = ReaderReporter(store, description.application, reader)
-        await reporter.write(seen, mark=7, moved_s=1.0, restorable=True)
+        await reporter.write(seen, mark=7, moved_s=1.0)
 
 
 @pytest.mark.trio
@@ -85,7 +85,7 @@ async def test_what_is_applied_is_collected_and_revived() -> None:
         with pytest.raises(CannotReviveError, match="there is no replica joined@ohio"):
             await deploying.revive(store, DESCRIPTION, RegionReplica("joined", "ohio"))
         (made,) = await deploying.revive(store, DESCRIPTION, RegionReplica("joined", "wisc"))
-        assert (made.way, made.started[0].checkpoint) == (2, RegionReplica("joined", "wisc"))
+        assert (made.way, made.started[0].checkpoint) == (2, RegionReplica("joined", "purdue"))
         soon = await deploying.collect(store, msgspec.structs.replace(DESCRIPTION, theta=0.0))
         assert isinstance(soon, Kept)
         assert "nothing is collected for 600 s" in soon.why
@@ -304,6 +304,7 @@ def test_the_commands_show_what_they_do(deployable: Path) -> None:
         "whole": True,
         "cost": 0,
         "atSite": "RUNNING",
+        "reason": None,
     }
     assert by_site["purdue"]["first"] == 0.0
     for rows in (
@@ -313,7 +314,7 @@ def test_the_commands_show_what_they_do(deployable: Path) -> None:
         assert all(f"`{name}`" in PAGE for name in rows), "the page names every name of the JSON"
     revived = dos("sites", "revive", deployable, "joined@wisc")
     assert revived.returncode == 0
-    assert "starts joined@wisc with a checkpoint of joined@wisc" in revived.stdout
+    assert "starts joined@wisc; if it cannot continue, with a checkpoint of joined@" in revived.stdout
     assert dos("sites", "revive", deployable).stdout == "nothing is late\n"
     assert "- joined@osu -> board@osu" in dos("sites", "forget", deployable, "osu").stdout
     assert "site osu was forgotten" in dos("sites", "status", deployable).stderr

@@ -24,7 +24,7 @@ from sites.core.deployed import Deployed
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description, FixedPlace, ReplicatedRegion
 from sites.core.observed import ReaderReport
-from sites.core.reader_reports import ReaderMeter, SourceCounters, passed_mark
+from sites.core.reader_reports import ReaderMeter, SourceCounters, input_counters
 from sites.records import change_deployed, read_deployed, read_reports
 from sites.runner import run_site
 from tests.sites.graphs import TIMED
@@ -161,19 +161,30 @@ def test_a_report_counts_since_the_last_one_and_begins_anew_with_the_reader() ->
 
     def ranks(**counters: int) -> list[tuple[int, ...]]:
         named = {name.replace("_at_", "."): value for name, value in counters.items()}
-        return [one.ranks for one in meter.streams((SourceCounters("joined", named),), 5_000_000)]
+        return [one.ranks for one in meter.streams((SourceCounters("joined", named),), 5_000_000, 0.0)]
 
     assert ranks(a_at_rank_1=4, a_at_rank_2=1, b_at_rank_1=2) == [(4, 1), (2,)]
     assert ranks(a_at_rank_1=6, a_at_rank_2=1, b_at_rank_1=2, b_at_rank_2=7) == [(2, 0), (0, 7)]
     assert ranks(a_at_rank_1=1, b_at_rank_1=3, b_at_rank_2=7) == [(1,), (1, 0)]
 
 
-def test_a_reader_has_passed_what_all_its_ports_have_passed() -> None:
-    one = SourceCounters("x", {"mark_us": 7, "a.moved_ms_ago": 9000, "b.moved_ms_ago": 2000})
-    other = SourceCounters("y", {"mark_us": 5, "a.moved_ms_ago": 4000})
-    assert passed_mark((one, other)) == (5, 4.0)
-    assert passed_mark((one, SourceCounters("y", {"splits": 1}))) == (None, None)
-    (stream, _) = ReaderMeter().streams(
-        (SourceCounters("x", {"a.mark_us": 3_000_000, "b.whole": 1}),), 5_000_000
-    )
-    assert (stream.late_s, stream.whole) == (2.0, False)
+def test_a_reader_is_as_far_as_what_it_gives_and_as_alive() -> None:
+    """What it reads may move while it stands still itself."""
+    one = SourceCounters("x", {"mark_us": 7, "a.mark_us": 9, "b.whole": 1})
+    loads = input_counters(RegionReplica("loads", "c"), 5)
+    meter = ReaderMeter()
+    meter.note((one, input_counters(RegionReplica("loads", "c"), None)), [], 0.0)
+    assert (meter.mark, meter.moved_s(1.0)) == (None, None), "of a port nothing is known"
+    meter.note((one, loads), [], 10.0)
+    assert (meter.mark, meter.moved_s(12.0)) == (5, 2.0)
+    meter.note((one, loads), [4, None], 13.0)
+    assert meter.mark is None
+    further = SourceCounters("x", {"mark_us": 8, "a.mark_us": 3_000_000, "b.whole": 1})
+    meter.note((further, loads), [5, 6], 20.0)
+    assert (meter.mark, meter.moved_s(21.0)) == (5, 11.0), "only what it reads has moved"
+    streams = meter.streams((further, loads), 5_000_000, 21.0)
+    assert [(str(one.sender), one.moved_s, one.late_s, one.whole) for one in streams] == [
+        ("x@a", 1.0, 2.0, False),
+        ("x@b", None, None, True),
+        ("loads@c", 11.0, pytest.approx(4.999995), True),
+    ]

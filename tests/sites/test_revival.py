@@ -141,12 +141,9 @@ class Oracle:
             assert sorted(one.sender.node for one in inputs) == self.ports(replica)
             assert all(one.sender in starts or self.works(one.sender) for one in inputs)
         for replica, source in made.started:
-            if replica in self.observed.restorable:
-                assert source == replica, "its own checkpoint can be joined"
-            else:
-                peers = [one for one in self.all_of(replica.node) if one not in self.started]
-                peers = [one for one in peers if self.is_present(one) and self.works(one)]
-                assert source in peers if peers else source is None
+            peers = [one for one in self.all_of(replica.node) if one not in self.started]
+            peers = [one for one in peers if self.is_present(one) and self.works(one)]
+            assert source in peers if peers else source is None
         if made.way == 4:
             assert all(reader not in one for one in self.streams - {*made.removed})
         if made.added:
@@ -261,7 +258,7 @@ BUGS = {
         "            made = made.plus(more)\n            break\n",
     ),
     "more than kmax": (">= self._description.kmax:", "> self._description.kmax:"),
-    "its own checkpoint is not used": ("if replica in self._observed.restorable:", "if False:"),
+    "it starts without a checkpoint of a peer": ("in self._senders(replica.node) if one", "in [] if one"),
     "the last of its peers is stopped": ("or not any(map(self._works, peers))", ""),
     "what remains is not looked at": (".refusal(group):", ".refusal(group) and False:"),
     "spare streams exceed theta": (".union(made.added)) <= theta", ".union(made.added)) <= theta * 2 + 1"),

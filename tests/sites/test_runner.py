@@ -27,7 +27,8 @@ from sites.core.description import Description, ReplicatedRegion, decode_descrip
 from sites.core.site_work import SiteSteps, StartedReplica, contexts_at, steps
 from sites.errors import GraphRefusedError
 from sites.records import change_deployed, read_deployed, read_reports
-from sites.runner import graph_of, run_site
+from sites.replica import graph_of
+from sites.runner import run_site
 from tests.sites import graphs
 from tests.sites.graphs import SCHEMA
 from tests.sites.test_sites_cli import EXAMPLE
@@ -82,6 +83,9 @@ def check_steps() -> None:
         assert steps(wanted, with_state(state, 1e9)) == SiteSteps((), ()), "it is not started again"
     assert steps(wanted, with_state("FAILED", 29.0)) == SiteSteps((), ())
     assert steps(wanted, with_state("FAILED", 30.0)) == SiteSteps(("joined",), ("joined",))
+    differs = {"joined": StartedReplica(context, "FAILED", 1e9, differs=True)}
+    assert steps(wanted, differs) == SiteSteps((), ()), "it would pass rows of both programs"
+    assert steps({"joined": context._replace(ports={})}, differs).start == ("joined",)
     assert steps({}, with_state("RUNNING")) == SiteSteps(("joined",), ())
     collected = deployed_at(description, "wisc")
     assert contexts_at(description, collected, "purdue") == {}
@@ -126,6 +130,7 @@ BUGS = {
     "a failed region stays": ("and one.ended_s >= RETRY_S", "and False"),
     "a failed region is started at once": ("and one.ended_s >= RETRY_S", ""),
     "what another process runs is started": ('one.state == "FAILED" and', ""),
+    "what differs is started again": ("and not one.differs", ""),
     "a changed region is stopped for good": ("{*wanted} - gone", "{*wanted} - {*running}"),
 }
 

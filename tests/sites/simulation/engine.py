@@ -185,10 +185,6 @@ class Manager:
             whole=streams,
             lateness_s=lateness,
             young=frozenset(self._young),
-            restorable=frozenset(
-                one for region in self._deployment.order for one in self._deployment.replicas_of(region)
-            )
-            - present,
             since_revival_s=now - self._revived_at,
         )
         if self._options.revive:
