@@ -285,9 +285,9 @@ def test_the_minority_of_three_replicas_is_detached(tmp_path: Path) -> None:
     rows = [Row(10 * number + 1, "a", 1) for number in range(300)]
     with (
         open_sites(tmp_path, "abc") as (one, two, third),
-        one.replica(),
+        one.replica(graph_of(one.server.url)),
         two.replica(graph_of(two.server.url, times(3))),
-        third.replica(),
+        third.replica(graph_of(third.server.url)),
     ):
         for site in (one, two, third):
             site.send(rows, mark_ms=4000)
