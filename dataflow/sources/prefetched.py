@@ -320,7 +320,7 @@ class PrefetchedReader(base.SourceReader):
         return self._buffer.take_report()
 
     def counters(self) -> dict[str, int]:
-        mark = self._marks.of_source("", SourceTime(), None)
+        mark = self._marks.of_source("", SourceTime()).watermark
         marked = {"mark_us": mark} if is_time(mark) else {}
         return {"splits": len(self._at), **marked, **self._buffer.counters}
 
