@@ -107,6 +107,8 @@ if TYPE_CHECKING:
     from checkpoint.core.region_events import StateChanged as StateChanged
     from checkpoint.core.region_spans import span_of as span_of
     from checkpoint.core.retention import Rolling as Rolling
+    from checkpoint.core.staged import NO_ROWS as NO_ROWS
+    from checkpoint.core.staged import BatchContent as BatchContent
     from checkpoint.core.staged import BatchMark as BatchMark
     from checkpoint.core.staged import CommitUnit as CommitUnit
     from checkpoint.core.staged import WriteKind as WriteKind

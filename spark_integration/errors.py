@@ -2,8 +2,12 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from dos_protocol.errors import DosError
+
+if TYPE_CHECKING:
+    from checkpoint import BatchContent
 
 
 class NotEnoughSlotsError(DosError):
@@ -137,6 +141,32 @@ class OtherCheckpointError(DosError):
         super().__init__(
             f"query {query} is at micro-batch {batch}, but {producer} {recorded}: some are missing"
         )
+
+
+class BatchPlannedAgainError(DosError):
+    """Spark commits a micro-batch under a number that is recorded with other rows. Nothing was recorded."""
+
+    remedy = (
+        "restore the newest state of the checkpointLocation; or begin a new query, with another"
+        " checkpointLocation, after the rows that are recorded. If a batch that is repeated has other rows"
+        " because the program is not deterministic, set the option repeatedBatch to keep: what is recorded"
+        " stays"
+    )
+
+    def __init__(
+        self, producer: str, batch: int, last: int, recorded: "BatchContent | None", now: "BatchContent"
+    ) -> None:
+        if recorded is None:
+            found = f"micro-batches up to {last} are recorded in {producer}"
+        elif recorded.rows == now.rows:
+            found = f"{producer} has it with {recorded.rows} other rows"
+        else:
+            found = f"{producer} has it with {recorded.rows} rows, and now it has {now.rows}"
+        super().__init__(
+            f"micro-batch {batch} was planned again, because Spark's checkpoint lost its newest batches:"
+            f" {found}"
+        )
+        self.batch, self.last = batch, last
 
 
 class StagedRowsGoneError(DosError):

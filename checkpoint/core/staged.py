@@ -45,19 +45,38 @@ class CommitUnit(NamedTuple):
     """The number of the batch that it becomes, from 1; None: the next one."""
 
 
+class BatchContent(NamedTuple):
+    """What a batch has: its number of rows, and the sum of the hashes of its rows modulo 2^64. Columns that
+    have no canonical bytes, and floating-point numbers, which may be added in another order when a batch is
+    made again, are not in it. So neither partitions nor the order of the rows matter.
+    """
+
+    rows: int = 0
+    digest: int = 0
+
+
+NO_ROWS: Final = BatchContent()
+
+
 class BatchMark(msgspec.Struct, frozen=True):
     """The mark of a batch that Spark wrote, returned when its producer is opened."""
 
     spark: WriteKind
     key: str
+    rows: int
+    digest: int
+
+    @property
+    def content(self) -> BatchContent:
+        return BatchContent(self.rows, self.digest)
 
 
 _marks: "msgspec.json.Decoder[BatchMark]" = msgspec.json.Decoder(BatchMark)
 
 
-def encode_mark(unit: CommitUnit) -> bytes:
+def encode_mark(unit: CommitUnit, content: BatchContent = NO_ROWS) -> bytes:
     """Return the mark of a unit's batch."""
-    return msgspec.json.encode(BatchMark(unit.kind, unit.key))
+    return msgspec.json.encode(BatchMark(unit.kind, unit.key, *content))
 
 
 def decode_mark(mark: bytes) -> BatchMark | None:

@@ -8,8 +8,10 @@ the query or write that recorded it. So a commit first becomes the producer, whi
 and then reads the last batch:
 
 - A micro-batch N of a query is batch N + 1 of its producer. Spark repeats N until its commit has returned,
-  and begins N + 1 only then. So an older number was recorded before. A later number leaves a gap, whose
-  micro-batches were written to another store.
+  and begins N + 1 only then. So it repeats only the last one that was recorded, with the same rows. If the
+  rows differ, or later ones are recorded, its checkpoint lost its newest batches, and Spark planned N again:
+  answering "done" would lose its rows. A later number leaves a gap, whose micro-batches were written to
+  another store.
 - A batch write takes the next number, or the one that the user gives it. It recognizes by its own id that it
   was already committed.
 
@@ -19,12 +21,21 @@ commits later.
 This file has values and one table; `writing/` claims, writes and reads.
 """
 
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from typing import Final
 
-from checkpoint import BatchMark, CommitUnit, WriteKind, decode_mark
+from checkpoint import BatchContent, BatchMark, CommitUnit, WriteKind, decode_mark
 from dos_protocol.errors import LocalProtocolError
-from spark_integration.errors import OtherCheckpointError, OtherWriterError
+from spark_integration.errors import BatchPlannedAgainError, OtherCheckpointError, OtherWriterError
+
+
+class RepeatedBatch(StrEnum):
+    """What happens to a micro-batch whose number is recorded; the texts are those of the option."""
+
+    COMPARE = "compare"
+    """It is refused if its rows differ from those that are recorded."""
+    KEEP = "keep"
+    """What is recorded stays, whatever the rows are now."""
 
 
 class BatchOwner(Enum):
@@ -93,11 +104,18 @@ always numbered, and a batch write is one batch.
 """
 
 
-def judge_commit(unit: CommitUnit, last: int, mark: bytes, producer: str) -> CommitDecision:
+def judge_commit(
+    unit: CommitUnit,
+    content: BatchContent,
+    last: int,
+    mark: bytes,
+    producer: str,
+    repeated: RepeatedBatch = RepeatedBatch.COMPARE,
+) -> CommitDecision:
     """Return APPEND or DONE for a unit, given the producer's last batch (0: none) and its mark.
 
-    Raises OtherWriterError, OtherCheckpointError, LocalProtocolError; nothing may be recorded then.
-    `producer` names the producer, for messages.
+    content: the rows of the unit. producer: its name, for messages. Raises OtherWriterError,
+    OtherCheckpointError, BatchPlannedAgainError, LocalProtocolError; nothing may be recorded then.
     """
     writer = decode_mark(mark)
     verdict = TABLE[unit.kind, _owner_of_last(unit, last, writer), _position_of(unit, last)]
@@ -105,6 +123,12 @@ def judge_commit(unit: CommitUnit, last: int, mark: bytes, producer: str) -> Com
         raise OtherWriterError(producer, _named(writer), f"{unit.kind} {unit.key}")
     if verdict is CommitDecision.REFUSE_HOLE:
         raise _hole(unit, last, producer)
+    if verdict is CommitDecision.DONE and unit.kind is WriteKind.STREAM and repeated is RepeatedBatch.COMPARE:
+        assert unit.number is not None, "a stream is numbered"
+        assert writer is not None, "it is ours"
+        if unit.number < last or content != writer.content:
+            recorded = writer.content if unit.number == last else None
+            raise BatchPlannedAgainError(producer, unit.number - 1, last - 1, recorded, content)
     return verdict
 
 

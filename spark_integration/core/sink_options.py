@@ -9,12 +9,14 @@ from spark_integration.core.option_texts import (
     STORE,
     ReaderOption,
     StoreOptions,
+    one_of,
     parsed,
     positive_integer,
     servers_of,
     text,
     url_of,
 )
+from spark_integration.core.sink_commits import RepeatedBatch
 from spark_integration.errors import BadOptionError
 
 JOB_PRODUCER: Final = "spark"
@@ -31,6 +33,7 @@ class SinkOptions(StoreOptions, frozen=True, kw_only=True):
     input: str
     producer: str | None = None
     batch: int | None = None
+    repeated: RepeatedBatch = RepeatedBatch.COMPARE
 
     @property
     def what(self) -> str:
@@ -43,6 +46,7 @@ SINK_OPTIONS: Final[dict[str, ReaderOption]] = {
     "input": ReaderOption("input", text),
     "producer": ReaderOption("producer", text),
     "batch": ReaderOption("batch", positive_integer),
+    "repeatedBatch": ReaderOption("repeated", one_of(RepeatedBatch)),
     "checkpointLocation": ReaderOption("", text),
     "queryName": ReaderOption("", text),
 }

@@ -39,7 +39,7 @@ from spark_integration.limits import (
 )
 from spark_integration.reading.session import opened
 from spark_integration.writing.staged_reading import StagedReading
-from spark_integration.writing.staging import StagedCommit, collect_orphans, empty_part
+from spark_integration.writing.staging import StagedCommit, collect_orphans, empty_part, sum_of
 
 logger = logging.getLogger("dos.spark_integration")
 
@@ -64,11 +64,12 @@ class Committer:
         Raises FencedError, StagedRowsGoneError, and as `judge_commit`; retry with a new Committer then.
         """
         last, mark = self._store.portal.call_sync(lambda: (self._log.last, self._log.last_mark))
-        verdict = judge_commit(unit, last, mark, self._producer_directory)
+        content = sum_of(one.content for one in prepared)
+        verdict = judge_commit(unit, content, last, mark, self._producer_directory, self._options.repeated)
         if verdict is CommitDecision.APPEND:
             ordered = sorted(prepared, key=lambda one: one.partition)
             number = unit.number or last + 1
-            self._store.portal.call(self._record, number, ordered, schema, encode_mark(unit))
+            self._store.portal.call(self._record, number, ordered, schema, encode_mark(unit, content))
         # After the commit: until then the staged rows are the only copy.
         self._sweep(unit, {one.directory for one in prepared if one.directory})
         return verdict
@@ -180,7 +181,8 @@ def commit(options: SinkOptions, prepared: Sequence[StagedCommit], schema: pa.Sc
     When this returns, the whole unit is recorded exactly once, whichever process did it and however often it
     was tried. If it raises, the unit may be recorded or not: call it again.
 
-    Raises OtherWriterError, OtherCheckpointError, StagedRowsGoneError, InputClosedError; FencedError if
+    Raises OtherWriterError, OtherCheckpointError, BatchPlannedAgainError, StagedRowsGoneError,
+    InputClosedError; FencedError if
     others keep opening the same producer; and what opening a store raises. Waits for a quorum; a new producer
     needs every member.
     """

@@ -16,7 +16,9 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from checkpoint import CommitUnit, is_orphan, staged_name, staging_directory
+from checkpoint import NO_ROWS, BatchContent, CommitUnit, is_orphan, staged_name, staging_directory
+from checkpoint.errors import UnsupportedKeyTypeError
+from checkpoint.key_hash import hash_keys, kind_of
 from checkpoint.runtime import wall_time_ms
 from dos_client import Claim, randomness
 from dos_client.blocking import BlockingClaim, BlockingObjectWriter, BlockingStore
@@ -48,6 +50,7 @@ class StagedCommit(WriterCommitMessage):  # type: ignore[misc]  # pyspark is not
     directory: str = ""
     name: str = ""
     parts: list[StagedPart] = field(default_factory=list)
+    content: BatchContent = NO_ROWS
 
 
 def prepare(
@@ -67,8 +70,10 @@ def prepare(
     size = 0
     with ExitStack() as stack:
         staged: _Staged | None = None
-        for rows, data in parts_of(batches, schema):
-            part = StagedPart(rows, len(data), digest64(data), data)
+        for table in tables_of(batches, schema):
+            data = _arrow_stream(table)
+            part = StagedPart(table.num_rows, len(data), digest64(data), data)
+            prepared.content = sum_of([prepared.content, content_of(table)])
             size += len(data)
             if staged is None and size > SINK_MESSAGE_BYTES:
                 staged = stack.enter_context(_Staged(options, prepared))
@@ -140,24 +145,39 @@ def collect_orphans(claim: Claim, unit: CommitUnit, *, recorded: bool) -> None:
     claim.collect(lambda name: is_orphan(name, unit, recorded=recorded))
 
 
-def parts_of(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[tuple[int, bytes]]:
-    """Yield rows and data of parts of about SINK_PART_BYTES. Raises SchemaMismatchError."""
+def content_of(table: pa.Table) -> BatchContent:
+    """Return what the rows count for in the content of their batch."""
+    columns = [column for column in table.columns if _is_exact(column.type)]
+    digest = int(hash_keys(columns).sum(dtype="uint64")) if columns and table.num_rows else 0
+    return BatchContent(table.num_rows, digest)
 
-    def packed(rows: list[pa.RecordBatch]) -> tuple[int, bytes]:
-        table = pa.Table.from_batches(rows, schema)
-        return table.num_rows, _arrow_stream(table)
 
+def sum_of(contents: Iterable[BatchContent]) -> BatchContent:
+    """Return the content of a batch that has these parts."""
+    found = list(contents)
+    return BatchContent(sum(one.rows for one in found), sum(one.digest for one in found) % (1 << 64))
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    try:
+        return kind_of(kind) != "float"
+    except UnsupportedKeyTypeError:
+        return False
+
+
+def tables_of(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows in tables of about SINK_PART_BYTES. Raises SchemaMismatchError."""
     buffered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         for one in _handy(fitted(batch, schema)):
             if buffered and size + one.nbytes > SINK_PART_BYTES:
-                yield packed(buffered)
+                yield pa.Table.from_batches(buffered, schema)
                 buffered, size = [], 0
             buffered.append(one)
             size += one.nbytes
     if buffered:
-        yield packed(buffered)
+        yield pa.Table.from_batches(buffered, schema)
 
 
 def empty_part(schema: pa.Schema) -> tuple[int, bytes]:

@@ -3,16 +3,32 @@ Spark may make.
 """
 
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from checkpoint.core.staged import CommitUnit, WriteKind, decode_mark, encode_mark, is_orphan, staged_name
+from checkpoint.core.staged import (
+    BatchContent,
+    CommitUnit,
+    WriteKind,
+    decode_mark,
+    encode_mark,
+    is_orphan,
+    staged_name,
+)
 from dos_protocol.errors import LocalProtocolError
-from spark_integration.core.sink_commits import TABLE, BatchOwner, BatchPosition, CommitDecision, judge_commit
-from spark_integration.errors import OtherCheckpointError, OtherWriterError
+from spark_integration.core.sink_commits import (
+    TABLE,
+    BatchOwner,
+    BatchPosition,
+    CommitDecision,
+    RepeatedBatch,
+    judge_commit,
+)
+from spark_integration.errors import BatchPlannedAgainError, OtherCheckpointError, OtherWriterError
 
 QUERY = CommitUnit(WriteKind.STREAM, "11111111-2222-3333-4444-555555555555", 1)
 JOB = CommitUnit(WriteKind.JOB, "a" * 32, None)
@@ -20,8 +36,9 @@ ANOTHER_QUERY = encode_mark(QUERY._replace(key="another"))
 ANOTHER_JOB = encode_mark(JOB._replace(key="b" * 32))
 
 
-def judged(unit: CommitUnit, last: int, mark: bytes) -> CommitDecision:
-    return judge_commit(unit, last, mark, "shop.in.orders.spark")
+def judged(unit: CommitUnit, last: int, mark: bytes, **how: Any) -> CommitDecision:
+    content = how.pop("content", BatchContent())
+    return judge_commit(unit, content, last, mark, "shop.in.orders.spark", **how)
 
 
 def test_the_table_reports_what_becomes_of_every_unit_that_there_can_be() -> None:
@@ -44,7 +61,6 @@ def test_the_table_reports_what_becomes_of_every_unit_that_there_can_be() -> Non
         (QUERY, 0, b"", CommitDecision.APPEND),
         (QUERY, 1, encode_mark(QUERY), CommitDecision.DONE),
         (QUERY._replace(number=2), 1, encode_mark(QUERY), CommitDecision.APPEND),
-        (QUERY._replace(number=2), 9, encode_mark(QUERY), CommitDecision.DONE),
         (JOB, 0, b"", CommitDecision.APPEND),
         (JOB, 4, ANOTHER_JOB, CommitDecision.APPEND),
         (JOB, 4, encode_mark(JOB), CommitDecision.DONE),
@@ -73,6 +89,21 @@ def test_a_checkpoint_that_is_ahead_of_the_store_wrote_elsewhere() -> None:
         judged(QUERY._replace(number=5), 3, encode_mark(QUERY))
     with pytest.raises(LocalProtocolError, match=r"batch 5 cannot follow batch 3.*option 'batch'"):
         judged(JOB._replace(number=5), 3, ANOTHER_JOB)
+
+
+def test_a_batch_that_spark_planned_again_is_refused_unless_what_is_recorded_is_to_be_kept() -> None:
+    ten = BatchContent(10, 77)
+    mark = encode_mark(QUERY, ten)
+    assert judged(QUERY, 1, mark, content=ten) is CommitDecision.DONE
+    for content, found in ((BatchContent(10, 78), "10 other rows"), (BatchContent(9, 77), "10 rows, .* 9")):
+        with pytest.raises(BatchPlannedAgainError, match=rf"micro-batch 0 was planned again.*{found}"):
+            judged(QUERY, 1, mark, content=content)
+        assert judged(QUERY, 1, mark, content=content, repeated=RepeatedBatch.KEEP) is CommitDecision.DONE
+    # Spark begins a micro-batch only after the one before was committed, so it never repeats an older one.
+    with pytest.raises(BatchPlannedAgainError, match="micro-batches up to 8 are recorded"):
+        judged(QUERY._replace(number=2), 9, mark, content=ten)
+    assert judged(QUERY, 9, mark, repeated=RepeatedBatch.KEEP) is CommitDecision.DONE
+    assert judged(JOB, 4, encode_mark(JOB, ten)) is CommitDecision.DONE, "a batch write has an id"
 
 
 @given(st.integers(1, 1 << 40), st.integers(0, 1 << 40), st.booleans())
@@ -128,6 +159,10 @@ class Spark(RuleBasedStateMachine):
         number = self.attempts[attempt]
         unit = QUERY._replace(number=number)
         last, mark = len(self.records), self.records[-1][0] if self.records else b""
+        if number < last:  # the commit of a zombie, or Spark's checkpoint is older: nothing is recorded
+            with pytest.raises(BatchPlannedAgainError):
+                judged(unit, last, mark)
+            return
         verdict = judged(unit, last, mark)
         if verdict is CommitDecision.APPEND:
             if dies == "before":

@@ -100,3 +100,13 @@ def test_a_stream_is_written_once_also_when_spark_forgot_that_it_committed(
         PySparkException, match=r"OtherCheckpointError: .*is at micro-batch 4, but .*has none of its"
     ):
         run(producer="another")
+    for folder, batch in (("offsets", 4), ("offsets", 3), ("commits", 3), ("sources/0", 4), ("sources/0", 3)):
+        for log in (tmp_path / "checkpoint" / folder).glob(f"*{batch}*"):
+            log.unlink()  # a disk that was not synced lost the newest batches
+    (tmp_path / "in" / "4").unlink()
+    with pytest.raises(
+        PySparkException, match=r"BatchPlannedAgainError: micro-batch 3 was planned again.* with 1 other rows"
+    ):
+        run()
+    assert rows_in(spark, servers.url, "lines") == [*every, ("40",)], "50 is not recorded, and not dropped"
+    run(repeatedBatch="keep")

@@ -7,20 +7,22 @@ from itertools import count
 from random import Random
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.staged import CommitUnit, WriteKind, staging_prefix
+from checkpoint.core.staged import BatchContent, CommitUnit, WriteKind, staging_prefix
 from checkpoint.errors import InputClosedError
 from dataflow.blocking import close_input, open_producer
 from dos_client import QuorumUnavailableError
 from dos_client.blocking import BlockingStore
 from dos_protocol.errors import FencedError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
-from spark_integration.core.sink_commits import CommitDecision
+from spark_integration.core.sink_commits import CommitDecision, RepeatedBatch
 from spark_integration.core.sink_options import SinkOptions, parse_sink_options
 from spark_integration.core.source_options import parse_options
 from spark_integration.errors import (
+    BatchPlannedAgainError,
     NothingThereError,
     OtherCheckpointError,
     OtherWriterError,
@@ -31,7 +33,7 @@ from spark_integration.reading.planning import plan_batch
 from spark_integration.reading.tasks import rows_of
 from spark_integration.writing import committing
 from spark_integration.writing.committing import commit, release_producers
-from spark_integration.writing.staging import StagedCommit, claim_above, prepare
+from spark_integration.writing.staging import StagedCommit, claim_above, content_of, prepare, sum_of
 from tests.spark_integration.sink_process import SCHEMA
 
 QUERY = "11111111-2222-3333-4444-555555555555"
@@ -115,7 +117,7 @@ def test_a_commit_returns_when_its_batch_is_synced_on_a_quorum(options: SinkOpti
         assert log._recorded[0] == log.last == number + 1
 
 
-def test_a_micro_batch_that_is_committed_again_changes_nothing_whatever_its_rows_are_now(
+def test_a_micro_batch_that_is_committed_again_changes_nothing_however_its_rows_are_divided(
     options: SinkOptions,
 ) -> None:
     first = written(options, batch(0), rows(1, 2), rows(3))
@@ -123,9 +125,44 @@ def test_a_micro_batch_that_is_committed_again_changes_nothing_whatever_its_rows
     assert commit(options, first, SCHEMA) is CommitDecision.DONE
     release_producers()  # as a new driver
     assert commit(options, written(options, batch(0), rows(1), rows(2, 3)), SCHEMA) is CommitDecision.DONE
+    again = written(options, batch(0), rows(3), [], rows(2, 1))
+    assert commit(options, again, SCHEMA) is CommitDecision.DONE
     assert commit(options, written(options, batch(1), []), SCHEMA) is CommitDecision.APPEND
     assert commit(options, written(options, batch(2), rows(4)), SCHEMA) is CommitDecision.APPEND
     assert read(options) == [1, 2, 3, 4]
+
+
+def test_rows_that_spark_plans_again_under_a_recorded_number_are_not_dropped_in_silence(
+    options: SinkOptions,
+) -> None:
+    """Spark's checkpoint lost its newest batch, and other rows of the source came into it."""
+    for number in range(3):
+        commit(options, written(options, batch(number), rows(10 * number, 10 * number + 1)), SCHEMA)
+    release_producers()
+    for unit, new, found in (
+        (batch(2), rows(20, 22), "has it with 2 other rows"),
+        (batch(2), rows(20, 21, 22), "has it with 2 rows, and now it has 3"),
+        (batch(1), rows(10, 11), "micro-batches up to 2 are recorded"),
+    ):
+        with pytest.raises(BatchPlannedAgainError, match=found):
+            commit(options, written(options, unit, new), SCHEMA)
+    keeping = msgspec.structs.replace(options, repeated=RepeatedBatch.KEEP)
+    assert commit(keeping, written(keeping, batch(2), rows(99)), SCHEMA) is CommitDecision.DONE
+    assert commit(options, written(options, batch(3), rows(30)), SCHEMA) is CommitDecision.APPEND
+    assert read(options) == [0, 1, 10, 11, 20, 21, 30]
+
+
+def test_the_content_of_a_batch_does_not_depend_on_order_and_floating_point_numbers() -> None:
+    schema = pa.schema([("n", pa.int64()), ("mean", pa.float64()), ("tags", pa.list_(pa.string()))])
+    one, two, other = (
+        pa.table({"n": numbers, "mean": means, "tags": [[str(n)] for n in numbers]}, schema)
+        for numbers, means in (([1, 2], [0.1, 0.2]), ([2, 1], [0.2, 0.1 + 1e-17]), ([1, 1], [0.1, 0.2]))
+    )
+    halves = sum_of([content_of(two.slice(0, 1)), content_of(two.slice(1))])
+    assert content_of(one) == content_of(two) == halves
+    assert content_of(one) != content_of(other)
+    assert content_of(one.slice(0, 0)) == BatchContent()
+    assert content_of(one.select(["tags"])) == BatchContent(2, 0), "its rows are counted"
 
 
 def noise(seed: int) -> str:
