@@ -9,6 +9,8 @@ from typing import Final
 from dos_protocol.errors import LocalProtocolError
 
 TOKEN_BYTES_MAX: Final = 4_096
+_STRONG_BYTES_MIN: Final = 16
+_DISTINCT_MIN: Final = 8
 
 
 def token_in(data: bytes, where: str) -> bytes:
@@ -28,3 +30,13 @@ def token_in(data: bytes, where: str) -> bytes:
             f"token file {where}: a token has at most {TOKEN_BYTES_MAX} bytes, its line has {len(token)}"
         )
     return token
+
+
+def refuse_weak(secret: bytes, where: str) -> None:
+    """Raise LocalProtocolError for a secret that can be guessed: the delay of wrong ones is no protection."""
+    if len(secret) < _STRONG_BYTES_MIN or len(set(secret)) < _DISTINCT_MIN:
+        raise LocalProtocolError(
+            f"the secret in {where} can be guessed: it has {len(secret)} characters, {len(set(secret))} of"
+            f" them distinct; at least {_STRONG_BYTES_MIN} and {_DISTINCT_MIN} are needed",
+            remedy=f"make a random one: head --bytes 24 /dev/urandom | base64 > {where}",
+        )

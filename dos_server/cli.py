@@ -31,7 +31,7 @@ from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.limits import MIB
 from dos_protocol.names import id_text
 from dos_protocol.quantities import parse_rate, parse_span
-from dos_protocol.tokens import token_in
+from dos_protocol.tokens import refuse_weak, token_in
 from dos_server import audit
 from dos_server.allocator import keep_large_blocks
 from dos_server.core.scrub import ScrubPlan
@@ -343,7 +343,9 @@ def _read_token(path: Path | None) -> bytes:
         return b""
     try:
         warn_if_open(path, "the token file")
-        return token_in(path.read_bytes(), str(path))
+        token = token_in(path.read_bytes(), str(path))
+        refuse_weak(token, str(path))
+        return token
     except OSError as error:
         _refuse(f"token file {path} cannot be read: {error.strerror}")
     except LocalProtocolError as error:

@@ -8,6 +8,8 @@ import typer
 
 from dos_client.cli.kit import REFUSED, StoreUrl, TokenFile, fail, parsed_url, read_token, run, warn
 from dos_protocol.addresses import is_loopback, parse_listen
+from dos_protocol.errors import LocalProtocolError
+from dos_protocol.tokens import refuse_weak
 from dos_tls import TlsSettings, expiry_problem, tls_of_environment
 
 _PORT = 4050
@@ -86,6 +88,8 @@ def _key_in(path: Path) -> str:
         key = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         fail(f"cannot read the key of the page in {path}: {error}", REFUSED)
-    if not key:
-        fail(f"{path} has no key: write a long random word into it", REFUSED)
+    try:
+        refuse_weak(key.encode(), str(path))
+    except LocalProtocolError as error:
+        fail(str(error), REFUSED)
     return key

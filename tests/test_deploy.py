@@ -315,7 +315,7 @@ os.execv(sys.executable, [sys.executable, "-m", "dos_cli", *sys.argv[1:]])
 def test_a_server_starts_as_its_unit_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its paths below a directory, and another address than that of the example."""
     (tmp_path / "etc").mkdir()
-    (tmp_path / "etc" / "token").write_text("open sesame\n")
+    (tmp_path / "etc" / "token").write_text("open sesame, my 3 friends\n")
     authority = Authority.create(tmp_path / "authority")
     authority.add_server(["127.0.0.1"]).rename(tmp_path / "etc" / "tls")
     authority.add_client().rename(tmp_path / "etc" / "client-tls")

@@ -16,8 +16,6 @@ shall know the reason."""
 _FORGOTTEN_S: Final = 60.0
 _HOSTS_MAX: Final = 1_024
 _SELDOM_S: Final = 60.0
-_HELD_MAX: Final = 64
-"""Sessions that wait for their refusal. Further ones are refused at once, so that they hold no connection."""
 
 
 class HeldRefusal(NamedTuple):
@@ -29,12 +27,15 @@ class HeldRefusal(NamedTuple):
 
 
 class Attempts:
-    """The wrong tokens of each host in the last minute, and the refusals that wait."""
+    """The wrong tokens of each host in the last minute, and the refusals that wait: of each connection one at
+    most. A connection that waits has not greeted, so it gives way to a new one when there are too many.
+    """
 
     def __init__(self) -> None:
         self._failed: dict[str, tuple[int, float]] = {}
         """Host -> how many, and when the last one was."""
-        self._held: list[HeldRefusal] = []
+        self._held: dict[int, HeldRefusal] = {}
+        """By the number of the session."""
 
     @property
     def holds(self) -> bool:
@@ -47,32 +48,45 @@ class Attempts:
         self._failed[host] = count, now_s
         if len(self._failed) > _HOSTS_MAX:
             del self._failed[next(iter(self._failed))]  # the one that failed longest ago
-        if count <= _FREE or len(self._held) >= _HELD_MAX:
+        if count <= _FREE:
             return None
         return now_s + min(_FIRST_S * 2.0 ** min(count - _FREE - 1, 10), _LONGEST_S)
 
     def hold(self, refusal: HeldRefusal) -> None:
-        self._held.append(refusal)
+        self._held[refusal.session] = refusal
+
+    def ended(self, session: int) -> None:
+        """Forget the refusal of a session that has ended."""
+        self._held.pop(session, None)
 
     def due(self, now_s: float) -> list[HeldRefusal]:
         """Return, and forget, the refusals whose time has come."""
-        due = [one for one in self._held if one.at_s <= now_s]
-        self._held = [one for one in self._held if one.at_s > now_s]
+        due = [one for one in self._held.values() if one.at_s <= now_s]
+        for one in due:
+            del self._held[one.session]
         return due
 
 
 class Seldom:
-    """What is to be logged at most once a minute: a client that is refused asks again and again."""
+    """What is to be logged at most once a minute: a client that is refused asks again and again. The next
+    line counts what was left out.
+    """
 
     def __init__(self) -> None:
         self._at_s: dict[tuple[str, str], float] = {}
+        self._left_out: dict[tuple[str, str], int] = {}
 
-    def is_due(self, what: tuple[str, str], now_s: float) -> bool:
-        """Return whether to log it now."""
+    def line(self, host: str, text: str, now_s: float) -> str:
+        """Return the line to log now, "" for none."""
+        what = host, text
         if now_s - self._at_s.get(what, -_SELDOM_S) < _SELDOM_S:
-            return False
+            self._left_out[what] = self._left_out.get(what, 0) + 1
+            return ""
         self._at_s.pop(what, None)
         self._at_s[what] = now_s
+        count = self._left_out.pop(what, 0)
         if len(self._at_s) > _HOSTS_MAX:
-            del self._at_s[next(iter(self._at_s))]  # what was logged longest ago
-        return True
+            oldest = next(iter(self._at_s))  # what was logged longest ago
+            del self._at_s[oldest]
+            self._left_out.pop(oldest, None)
+        return f"{text} ({count} times more since the last such line)" if count else text

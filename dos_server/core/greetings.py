@@ -70,6 +70,7 @@ class Greetings:
 
     def _wrong_token(self, session: Session, request_id: int) -> None:
         """Refuse the session, later and later if its host sends wrong tokens again and again."""
+        self._tables.audit_seldom(session, "sent a token that is missing, wrong, expired or revoked")
         at = self._attempts.failed(session.host, self._tables.now)
         if at is None:
             self._refuse_token(session, request_id)
@@ -81,6 +82,10 @@ class Greetings:
     def _refuse_token(self, session: Session, request_id: int) -> None:
         text = "the token is missing, wrong, expired or revoked"
         self._tables.refuse(session, ErrorCode.UNAUTHORISED, text, request_id)
+
+    def ended(self, session: int) -> None:
+        """Forget a session that has ended."""
+        self._attempts.ended(session)
 
     @property
     def rolled_back(self) -> bool:

@@ -235,6 +235,7 @@ class ServerCore:
         self._tables.sessions[event.session] = Session(event.session, host=event.host)
 
     def _ended(self, event: v.ConnectionEnded) -> None:
+        self._greetings.ended(event.session)
         session = self._tables.sessions.pop(event.session, None)
         self._version0.ended(event.session)
         if session is not None and not session.closed:

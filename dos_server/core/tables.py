@@ -254,9 +254,11 @@ class Tables:
         self.effects.append(v.Audit(session.number, session.access.name, action))
 
     def audit_seldom(self, session: Session, action: str) -> None:
-        """Log an action at most once a minute for each host: a client may repeat it at once."""
-        if self._seldom.is_due((session.host, action), self.now):
-            self.audit(session, action)
+        """Log an action at most once a minute for each host, with the number of those left out: a client may
+        repeat it at once.
+        """
+        if line := self._seldom.line(session.host, action, self.now):
+            self.audit(session, line)
 
     def warn(self, text: str | None) -> None:
         """Log the text, if there is one."""

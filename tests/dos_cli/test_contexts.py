@@ -48,9 +48,9 @@ def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_context_names_the_store_and_its_token(store: str, token: Path, contexts: Path) -> None:
     added = dos("context", "add", "prod", store, "--token-file", token, "--use")
     assert added.returncode == 0, added.stderr
-    assert "open sesame" not in contexts.read_text()
+    assert "open sesame, my 3 friends" not in contexts.read_text()
     assert dos("ls").stdout == "notes\nwordcount.coord\n"
-    assert dos("get", "dos:///notes/greetings").stdout == "open sesame\n"
+    assert dos("get", "dos:///notes/greetings").stdout == "open sesame, my 3 friends\n"
     assert dos("store", "status", "--json").returncode == 0
     missing = dos("region", "status", "wordcounts", "--no-ask")  # the name alone: the store is put before it
     assert (missing.returncode, "wordcounts" in missing.stderr) == (1, True)

@@ -50,7 +50,7 @@ def test_a_context_has_the_certificates_of_its_store(
     added = dos("context", "add", "prod", store, *words)
     assert added.returncode == 0, added.stderr
     assert (done := dos("append", "dos:///notes/greetings", token)).returncode == 0, done.stderr
-    assert dos("get", "dos:///notes/greetings").stdout == "open sesame\n"
+    assert dos("get", "dos:///notes/greetings").stdout == "open sesame, my 3 friends\n"
     assert "DOS_TLS" not in os.environ, "the command has ended"
     shown = json.loads(dos("context", "show", "--json").stdout)
     assert shown["tls"] == {"DOS_TLS": str(certificates.client)}

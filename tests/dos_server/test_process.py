@@ -203,13 +203,13 @@ def test_what_cannot_be_served_exits_2_and_names_the_reason(
 
 def test_a_token_is_asked_for_and_checked(tmp_path: Path) -> None:
     secret = tmp_path / "token"
-    secret.write_text("s3cret\n")
+    secret.write_text("s3cret of the tests\n")
     with ServerProcess(tmp_path / "data", options=("--token-file", str(secret))) as server:
         with Wire(server.address) as wire:
             assert wire.welcome.code == ErrorCode.UNAUTHORISED
-        with Wire(server.address, hello=m.Hello(token=b"s3cret")) as wire:
+        with Wire(server.address, hello=m.Hello(token=b"s3cret of the tests")) as wire:
             assert isinstance(wire.welcome, m.Welcome)
-        assert "s3cret" not in server.log_path.read_text()
+        assert "s3cret of the tests" not in server.log_path.read_text()
 
 
 def resident_mb(server: ServerProcess) -> float:

@@ -30,7 +30,7 @@ from dos_server.core.access import (
 )
 from dos_server.core.attempts import Attempts
 from dos_server.watched_files import watched_tokens
-from tests.dos_server.test_access import OPERATOR, READ, code_of, granted
+from tests.dos_server.test_access import OPERATOR, READ, code_of, granted, tokens
 from tests.support.core_harness import Harness
 from tests.support.dos_command import dos
 from tests.support.polling import until
@@ -65,19 +65,53 @@ def test_a_host_that_sends_wrong_tokens_is_refused_later_and_later_and_locks_nob
     assert server.connect(m.Hello(token=b"wrong"), "10.0.0.1") in server.closed, "it is forgotten"
 
 
-def test_refusals_that_wait_and_hosts_are_bounded() -> None:
+def test_the_delay_holds_however_many_connections_guess() -> None:
+    server = Harness(token=b"secret")
+    guesses = [server.connect(m.Hello(token=b"wrong"), "10.0.0.1") for _ in range(300)]
+    assert len(server.closed & {*guesses}) == 3, "the first ones are free"
+    server.tick(1.9)
+    assert len(server.closed & {*guesses}) == 8, "0.1, 0.2, 0.4, 0.8 and 1.6 s"
+    assert isinstance(server.heard[server.connect(m.Hello(token=b"secret"), "10.0.0.1")][0][1], m.Welcome)
+    for session in guesses[100:]:
+        server.end(session)
+    assert len(server.core._greetings._attempts._held) == 92, "those that left are forgotten"
+    server.tick(0.2)
+    assert {*guesses[:100]} <= server.closed
+    assert not server.core.wants_tick()
+
+
+def test_hosts_that_are_remembered_are_bounded() -> None:
     kept = Attempts()
-    for _ in range(4):
-        last = kept.failed("a", 0.0)
-    assert last is not None
-    for number in range(attempts._HELD_MAX):
-        kept.hold(attempts.HeldRefusal(9.0, number, 1))
-    assert kept.failed("a", 0.0) is None, "it is refused at once"
     for number in range(attempts._HOSTS_MAX + 5):
         kept.failed(f"h{number}", 1.0)
     assert len(kept._failed) == attempts._HOSTS_MAX
-    assert len(kept.due(9.0)) == attempts._HELD_MAX
-    assert not kept.holds
+
+
+def test_each_refusal_is_in_the_audit_log_by_a_line_or_by_its_number() -> None:
+    server = Harness(tokens=tokens(OPERATOR, granted("t", ("shop", READ))))
+    session = server.connect(m.Hello(token=b"t"))
+    for wait_s in (0, 1, 1, 60):
+        server.tick(wait_s)
+        assert code_of(server.ask(session, m.ChangeDirectory("other"))) is ErrorCode.FORBIDDEN
+        server.connect(m.Hello(token=b"made up"))
+    refused, guessed, more, guessed_more = (one.action for one in server.audited)
+    assert refused.startswith("refused: token 't' may not open directory 'other'")
+    assert guessed == "sent a token that is missing, wrong, expired or revoked"
+    assert (more, guessed_more) == tuple(
+        f"{line} (2 times more since the last such line)" for line in (refused, guessed)
+    )
+
+
+@pytest.mark.parametrize(
+    "secret", ["secret", "open sesame", "changeit", "a" * 40, "12341234123412341234", "correct horse"]
+)
+def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path, secret: str) -> None:
+    (tmp_path / "token").write_text(secret)
+    options = ("--listen", "127.0.0.1:0", "--token-file", tmp_path / "token")
+    refused = dos("serve", "--data", tmp_path / "d", *options)
+    assert (refused.returncode, "can be guessed" in refused.stderr) == (2, True)
+    assert "head --bytes 24 /dev/urandom | base64" in refused.stderr
+    assert not (tmp_path / "d").exists()
 
 
 def test_a_session_that_leaves_while_its_refusal_waits_is_forgotten() -> None:
@@ -171,7 +205,9 @@ def test_the_commands_change_the_file_and_a_running_server_notices(tmp_path: Pat
         assert "audit: token 'shop' from 127.0.0.1" in log
     lines = [json.loads(line) for line in audit.read_text().splitlines()]
     assert audit.stat().st_mode & 0o777 == 0o600
-    assert [(one["token"], one["action"]) for one in lines] == [
+    wrong = "sent a token that is missing, wrong, expired or revoked"
+    assert any(one["action"] == wrong and not one["token"] for one in lines)
+    assert [(one["token"], one["action"]) for one in lines if wrong not in one["action"]] == [
         ("shop", "added this token"),
         ("shop", "refused: token 'shop' may not open directory 'prices'"),
         ("shop", "removed this token"),
@@ -229,9 +265,10 @@ def test_a_log_of_json_has_a_line_for_each_event(tmp_path: Path) -> None:
     logged = [json.loads(line) for line in lines if line.startswith("{")]
     assert len(logged) == len(lines) - sum(line.startswith("dos: serving") for line in lines)
     assert all({"time", "level", "logger", "message"} <= one.keys() for one in logged)
-    (refused,) = [one["audit"] for one in logged if "audit" in one]
+    refused, guessed = [one["audit"] for one in logged if "audit" in one]
     assert (refused["token"], refused["peer"].partition(":")[0]) == ("reader", "127.0.0.1")
     assert refused["action"] == "refused: token 'reader' may not open directory 'prices'"
+    assert guessed["action"] == "sent a token that is missing, wrong, expired or revoked"
 
 
 def test_an_unexpected_error_is_one_line_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:

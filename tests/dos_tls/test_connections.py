@@ -290,7 +290,7 @@ def test_other_machines_may_connect_only_to_what_is_protected(
 ) -> None:
     """Without --insecure; the port is taken, so that a server which may listen there ends, too."""
     token = tmp_path / "token"
-    token.write_text("secret\n")
+    token.write_text("a secret of the tests\n")
     values = {"--tls": [str(certificates.server)], "--token-file": [str(token)], "--tls-client-auth": []}
     options = [word for one in given for word in (one, *values[one])]
     with socket.create_server(("0.0.0.0", 0)) as taken:

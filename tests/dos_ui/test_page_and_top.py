@@ -219,7 +219,7 @@ def test_store_ls_lists_every_directory(watched: Watched) -> None:
 
 
 def test_ui_serves_the_page_of_any_store(watched: Watched, tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("a-long-word\n")
+    (tmp_path / "key").write_text("a-long-random-word\n")
     arguments = (
         "ui",
         watched.store,
@@ -236,8 +236,8 @@ def test_ui_serves_the_page_of_any_store(watched: Watched, tmp_path: Path) -> No
         assert process.stdout is not None
         line = process.stdout.readline()
         page = Watched(watched.region, watched.page, [], watched.store, tmp_path)
-        page.page = type("At", (), {"url": f"{line.split()[3]}/?key=a-long-word"})()
-        key = {"Authorization": "Bearer a-long-word"}
+        page.page = type("At", (), {"url": f"{line.split()[3]}/?key=a-long-random-word"})()
+        key = {"Authorization": "Bearer a-long-random-word"}
         code, region = ask(page, "api/regions/words", **key)
         assert (code, region["status"]["state"]) == (200, "RUNNING")
         code, answer = ask(page, "api/regions/words/checkpoint", body={}, **key)
