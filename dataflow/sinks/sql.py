@@ -5,10 +5,13 @@ This file contains the statements and the database transactions. `sql_tables.py`
 
 Without `key`, rows wait in a table of the sink until their checkpoint is committed. One database transaction
 makes them visible: it records in `dos_sink_writers` that they are visible, inserts the rows, and deletes them
-where they were staged. If the commit is repeated, the record is found, and nothing happens. With `key`, the
-rows of each step are written immediately, and a row replaces the row with the same key. Rows written again
-after a failure therefore change nothing in the end, and readers see rows before their checkpoint is
-committed.
+where they were staged. If the commit is repeated, the record is found, and nothing happens. A row that the
+table refuses must not reach a checkpoint, which nothing could make visible then. So rows are also inserted
+when they are staged, before the vote, and that is rolled back at once.
+
+With `key`, the rows of each step are written immediately, and a row replaces the row with the same key. Rows
+written again after a failure therefore change nothing in the end, and readers see rows before their
+checkpoint is committed.
 
 In both cases writers left over from an earlier incarnation are fenced: each database transaction checks and
 locks the row that holds the incarnation that may write.
@@ -16,7 +19,7 @@ locks the row that holds the incarnation that may write.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -35,8 +38,15 @@ from dataflow.errors import (
 )
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, exactly_once_remedy, owner_of
-from dataflow.sinks.sql_tables import UPSERTS, make_tables, owners, staged, target_table, writers
+from dataflow.sinks.sql_tables import UPSERTS, insert_rows, make_tables, owners, staged, target_table, writers
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter
+
+_CORRECT: Final = "exclude or correct such rows before the sink, or change the table so that it takes them"
+_ALTER: Final = (
+    "its checkpoint is committed: change the table so that it takes the row, then run the region again, which"
+    " shows it; or go back to a checkpoint before it: dos region restore URL NAME --to checkpoint:N --stopped"
+    " --allow-republish, after which a program that excludes the row can run"
+)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -237,9 +247,12 @@ class SqlOutput(TwoPhaseOutput):
             for batch in self._waiting.pop(transaction):
                 stream.write_batch(batch)
         piece = self._pieces[transaction] = self._pieces.get(transaction, -1) + 1
-        row = {"transaction_name": transaction, "piece": piece, "data": sink.getvalue().to_pybytes()}
+        data = sink.getvalue().to_pybytes()
+        row = {"transaction_name": transaction, "piece": piece, "data": data}
+        target = self._database.target
         with self._database.engine.begin() as connection:
             self._database.lock(connection)
+            insert_rows(connection, target, pa.ipc.open_stream(data).read_all(), _CORRECT, keep=False)
             connection.execute(staged.insert().values(row))
 
     def prepare(self, transaction: str) -> None:
@@ -255,7 +268,8 @@ class SqlOutput(TwoPhaseOutput):
             if not self._record_published(connection, name):
                 return  # a repeated commit: record and rows are in one transaction, so the rows are there too
             for data in self._pieces_of(connection, transaction):
-                _insert(connection, self._database.target.insert(), pa.ipc.open_stream(data).read_all())
+                rows = pa.ipc.open_stream(data).read_all()
+                insert_rows(connection, self._database.target, rows, _ALTER)
             connection.execute(staged.delete().where(staged.c.transaction_name == transaction))
 
     def _record_published(self, connection: sa.Connection, name: TransactionName) -> bool:
@@ -337,7 +351,7 @@ class KeyedWriter(SinkWriter):
         try:
             with self._database.engine.begin() as connection:
                 self._database.lock(connection)
-                _insert(connection, statement, table)
+                insert_rows(connection, target, table, _CORRECT, statement=statement)
         except sa.exc.SQLAlchemyError as error:
             raise SinkWriteError(
                 f"table {target.name!r} rejects rows: {error}",
@@ -380,9 +394,3 @@ def _last_of_each(table: pa.Table, key: Sequence[str]) -> pa.Table:
     numbered = pa.table([*(table.column(name) for name in key), row_number], [*key, "_row_number"])
     last = numbered.group_by(list(key)).aggregate([("_row_number", "max")])
     return table.take(last.column("_row_number_max").combine_chunks().sort())
-
-
-def _insert(connection: sa.Connection, statement: sa.Executable, table: pa.Table) -> None:
-    for batch in table.to_batches(max_chunksize=limits.sql_insert_rows):
-        if batch.num_rows:
-            connection.execute(statement, batch.to_pylist())

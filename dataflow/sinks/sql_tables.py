@@ -1,6 +1,7 @@
 """The tables of an SQL sink: the target, derived from the Arrow schema, and three tables of the sink itself.
 
-This file defines and creates tables; `sql.py` writes to them.
+This file defines and creates tables, and inserts rows into the target so that a refused row is named.
+`sql.py` decides when.
 
 | table | content |
 |---|---|
@@ -9,6 +10,7 @@ This file defines and creates tables; `sql.py` writes to them.
 | `dos_sink_staged` | rows that are not visible yet, as Arrow streams, because their columns vary |
 """
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,7 +18,8 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from dataflow.errors import SchemaError
+from dataflow import limits
+from dataflow.errors import SchemaError, UserFault
 
 OWN: Final = sa.MetaData()
 writers: Final = sa.Table(
@@ -91,3 +94,79 @@ def make_tables(engine: sa.Engine, *tables: sa.Table) -> None:
         except sa.exc.DBAPIError:
             if not sa.inspect(engine).has_table(table.name, schema=table.schema):
                 raise
+
+
+def insert_rows(
+    connection: sa.Connection,
+    target: sa.Table,
+    table: pa.Table,
+    remedy: str,
+    *,
+    statement: Any = None,
+    keep: bool = True,
+) -> None:
+    """Insert rows in a transaction that has begun, by another statement than a plain one if it is given.
+    keep: False takes that back, after all checks of the database, also those that it defers to the commit.
+
+    Raises UserFault with `remedy`, which names the first row that the database refuses; and what it raises if
+    no row is the cause.
+    """
+    insert = target.insert() if statement is None else statement
+    try:
+        _attempt(connection, insert, table, keep=keep)
+    except Exception as error:
+        if not _is_of_rows(error):
+            raise
+        count, cause = _first_refused(connection, insert, table, error)
+        text = " ".join(str(getattr(cause, "orig", None) or cause).split())
+        row = textwrap.shorten(
+            ", ".join(f"{one}={_shown(table.column(one)[count - 1])}" for one in table.column_names), 500
+        )
+        raise UserFault(
+            f"table {target.name!r} refuses a row: {text}; the row has {row}", remedy=remedy
+        ) from cause
+
+
+def _attempt(connection: sa.Connection, insert: sa.Executable, table: pa.Table, *, keep: bool) -> None:
+    """Insert rows so that an error leaves the transaction usable."""
+    with connection.begin_nested() as attempt:
+        for batch in table.to_batches(max_chunksize=limits.sql_insert_rows):
+            if batch.num_rows:
+                connection.execute(insert, batch.to_pylist())
+        if not keep:
+            if connection.dialect.name == "postgresql":
+                connection.execute(sa.text("SET CONSTRAINTS ALL IMMEDIATE"))
+            attempt.rollback()
+
+
+def _first_refused(
+    connection: sa.Connection, insert: sa.Executable, table: pa.Table, error: Exception
+) -> tuple[int, Exception]:
+    """Return the least number of rows from the beginning that the database refuses, and its error."""
+    accepted, refused = 0, table.num_rows
+    while refused - accepted > 1:
+        middle = (accepted + refused) // 2
+        try:
+            _attempt(connection, insert, table.slice(0, middle), keep=False)
+        except Exception as earlier:
+            if not _is_of_rows(earlier):
+                raise
+            refused, error = middle, earlier
+        else:
+            accepted = middle
+    return refused, error
+
+
+def _is_of_rows(error: Exception) -> bool:
+    """Return whether a database, or its driver, refuses values, so that another attempt has the same end."""
+    if isinstance(error, sa.exc.DBAPIError):
+        raised = getattr(error.orig, "sqlstate", None) == "P0001"  # by RAISE in a trigger of PostgreSQL
+        return raised or isinstance(error, sa.exc.IntegrityError | sa.exc.DataError)
+    return isinstance(error, sa.exc.StatementError | ValueError | TypeError | ArithmeticError)
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        return repr(value.as_py())
+    except (ValueError, ArithmeticError):  # a time that Python has no value for
+        return str(value.cast(pa.int64(), safe=False).as_py())

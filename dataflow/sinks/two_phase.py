@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from dataflow.core.delivery import Delivery
 from dataflow.core.transactions import Transactions
-from dataflow.errors import SinkOwnedError, SinkWriteError
+from dataflow.errors import SinkOwnedError, SinkWriteError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter, owner_of
 from dos_protocol.errors import CorruptDataError, DosError, text_of
@@ -68,6 +68,9 @@ class TwoPhaseOutput(ABC):
     @abstractmethod
     def commit(self, transaction: str) -> None:
         """Make all rows of a prepared transaction visible.
+
+        Must not refuse a row: `stage` or `prepare` refuses what the destination would. Otherwise the region
+        has a checkpoint that nothing can make visible, and cannot run again.
 
         May be called again after a failure, also from another process; has no effect if the rows are already
         visible. Must raise an exception if the transaction is neither staged nor visible.
@@ -168,7 +171,7 @@ class TwoPhaseWriter(SinkWriter):
     def _guarded(self, action: str, function: Callable[[], None]) -> None:
         try:
             function()
-        except (DosError, *_OF_ROWS):
+        except (DosError, UserFault, *_OF_ROWS):
             raise
         except Exception as error:
             text = f"{self._label} cannot {action}: {text_of(error)}"

@@ -117,9 +117,14 @@ async def reported_first(run: Callable[[], Awaitable[None]], control: Participan
         await run()
     except Exception as error:
         failure = failure_of(first_error(error))
-        if failure.kind == "manifest":
+        if failure.kind in ("manifest", "operator"):
             with suppress(StaleIncarnationError):
-                await control.failed(failure.kind, message=failure.message)
+                await control.failed(
+                    failure.kind,
+                    message=failure.message,
+                    operator=failure.operator,
+                    position=failure.position,
+                )
         raise
 
 

@@ -263,7 +263,7 @@ class LinkIncarnation:
             )
             nursery.start_soon(self._exchange.watch)
             nursery.start_soon(self._serve, journals)
-            nursery.start_soon(self._vote_all, journals)
+            nursery.start_soon(reported_first, partial(self._vote_all, journals), self._control)
             nursery.start_soon(self._outputs.announce, journals.division_synced)
             if not spec.without_checkpoints:
                 nursery.start_soon(

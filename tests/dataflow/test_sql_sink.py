@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from dataflow import SchemaError, limits
+from checkpoint.core.region import RegionState
+from dataflow import Graph, RateSource, SchemaError, limits
 from dataflow.errors import SinkFencedError, SinkWriteError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.sql import SqlOutput, SqlSink
 from dataflow.sinks.sql_tables import target_table
 from dataflow.testing.sink_check import check_sink
+from tests.dataflow.test_region_processes import WAIT_S, finished, running
 from tests.support.postgres import PostgresServer, postgres_server
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -223,3 +226,123 @@ def test_what_cannot_be_written_is_refused_before_anything_runs() -> None:
     with pytest.raises(SchemaError, match="key= is supported for postgresql, sqlite, not for mysql"):
         SqlSink("mysql://h/d", "t", key="id")
     assert "secret" not in repr(SqlSink("postgresql+psycopg://u:secret@h/d", "t"))
+
+
+def voted(writer: SinkWriter) -> None:
+    """A step ends, and a checkpoint is voted."""
+    writer.end_step()
+    writer.prepare(1)
+    writer.sync()
+
+
+REFUSED: dict[str, tuple[str, tuple[int, str | None], str]] = {
+    "null": ("id bigint, text text NOT NULL", (2, None), "text=None"),
+    "check": ("id bigint CHECK (id < 5), text text", (7, "b"), "id=7"),
+    "unique": ("id bigint UNIQUE, text text", (1, "b"), "id=1"),
+    "already there": ("id bigint UNIQUE, text text", (0, "b"), "id=0"),
+    "too long": ("id bigint, text varchar(5)", (2, "longer"), "text='longer'"),
+    "a NUL byte": ("id bigint, text text", (2, "a\0b"), r"text='a\x00b'"),
+    "out of range": ("id smallint, text text", (2**40, "b"), f"id={2**40}"),
+    "deferred": (
+        "id bigint, text text REFERENCES {table}_others DEFERRABLE INITIALLY DEFERRED",
+        (2, "nowhere"),
+        "text='nowhere'",
+    ),
+}
+ONLY_POSTGRESQL = ("too long", "a NUL byte", "out of range", "deferred")
+
+
+@pytest.mark.parametrize(
+    ("case", "key"),
+    [*((case, ()) for case in REFUSED), *((case, ("id",)) for case in ("null", "check", "a NUL byte"))],
+)
+def test_a_row_that_the_table_refuses_is_refused_by_name_before_the_vote(
+    url: str, case: str, key: tuple[str, ...]
+) -> None:
+    columns, row, named = REFUSED[case]
+    if "sqlite" in url and case in ONLY_POSTGRESQL:
+        return  # SQLite takes it
+    table = f"t{next(_tables)}"
+    told(url, f"CREATE TABLE {table}_others (text text PRIMARY KEY)")
+    told(url, f"INSERT INTO {table}_others VALUES ('a'), ('c')")
+    unique = ", UNIQUE (id)" if key else ""
+    told(url, f"CREATE TABLE {table} ({columns.format(table=table)}{unique})")
+    told(url, f"INSERT INTO {table} VALUES (0, 'a')")
+    sink = SqlSink(url, table, key=key, create=False, shared=True)
+    writer = opened(sink)
+    writer.process(batch((1, "a"), (3, "c")))
+    writer.process(batch((4, "c"), row, (3, "a")))
+    with pytest.raises(UserFault, match=f"table '{table}' refuses a row: ") as caught:
+        voted(writer)
+    assert named in str(caught.value)
+    assert "exclude or correct such rows" in caught.value.remedy
+    writer.close()
+    assert rows_in(url, table) == [(0, "a")]
+    later = opened(sink, incarnation=2)
+    later.process(batch((1, "a"), (4, "c")))
+    voted(later)
+    later.publish(1)
+    later.close()
+    assert sorted(rows_in(url, table)) == [(0, "a"), (1, "a"), (4, "c")]
+
+
+def test_a_table_that_was_altered_after_the_vote_names_the_row_and_takes_it_when_it_is_altered_back(
+    url: str,
+) -> None:
+    sink = SqlSink(url, f"t{next(_tables)}")
+    writer = opened(sink)
+    writer.process(batch((1, "a"), (2, "b"), (2, "c")))
+    writer.prepare(1)
+    writer.sync()
+    told(url, f"CREATE UNIQUE INDEX {sink.table}_id ON {sink.table} (id)")
+    with pytest.raises(UserFault, match=r"refuses a row: .*the row has id=2, text='c'") as caught:
+        writer.publish(1)
+    assert "change the table so that it takes the row, then run the region again" in caught.value.remedy
+    assert rows_in(url, sink.table) == []
+    told(url, f"DROP INDEX {sink.table}_id")
+    writer.publish(1)
+    writer.close()
+    assert len(rows_in(url, sink.table)) == 3
+
+
+def test_a_time_after_the_year_9999_is_refused_before_the_vote(url: str) -> None:
+    schema = pa.schema([("at", pa.timestamp("us", "UTC"))])
+    writer = opened(SqlSink(url, f"t{next(_tables)}"), schema=schema)
+    writer.process(
+        pa.RecordBatch.from_arrays([pa.array([0, 253402300800000000], schema.types[0])], schema=schema)
+    )
+    writer.prepare(1)
+    with pytest.raises(UserFault, match=r"refuses a row: .*the row has at=253402300800000000"):
+        writer.sync()
+    writer.close()
+
+
+def limited(row: dict[str, Any], *, most: int) -> dict[str, Any]:
+    return {"id": min(row["value"], most), "text": "x"}
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+def test_a_region_that_met_a_row_that_its_table_refuses_goes_on_with_a_corrected_program(
+    shared_store: str, tmp_path: Path, postgres: PostgresServer
+) -> None:
+    told(postgres.url, "CREATE TABLE limited (id bigint CHECK (id <= 900), text text)")
+
+    def program(most: int) -> Graph:
+        graph = Graph("limited")
+        numbers = graph.source("rows", RateSource(1_000, rows=1_500))
+        rows = numbers.map("numbers", partial(limited, most=most), schema=SCHEMA)
+        rows.sink("table", SqlSink(postgres.url, "limited", create=False))
+        return graph
+
+    with running(program(2_000), shared_store, tmp_path) as (control, _):
+        assert control.wait(WAIT_S)
+        assert control.status.state is RegionState.FAILED
+        assert not control.status.resets
+        assert "operator 'table'" in control.status.reason
+        assert "table 'limited' refuses a row" in control.status.reason
+        assert "the row has id=90" in control.status.reason
+    with running(program(900), shared_store, tmp_path) as (control, _):
+        assert finished(control), control.status
+    shown = sorted(row[0] for row in rows_in(postgres.url, "limited"))
+    assert shown == [min(value, 900) for value in range(1_500)]
