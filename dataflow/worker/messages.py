@@ -236,8 +236,9 @@ class SourceWaits:
 
 @dataclass(frozen=True, slots=True)
 class OutputMade:
-    """The output of one step for one sink that writes to the store: one for each step, in order, even
-    without rows, and before the `CutTaken` of the step.
+    """The output of one step for one sink that writes to the store.
+
+    One for each such sink and step, in order, even without rows, and before the `CutTaken` of the step.
     inputs: the positions of the sources at its end. time: None if the sink does not name the time of rows.
     """
 
@@ -397,6 +398,7 @@ class Shared:
     rows_in: int = 0
     rows_out: int = 0
     bytes_in: int = 0
+    batch_bytes: int = 0  # the size of a batch that takes the time aimed at; 0: nothing was measured
     busy_s: float = 0.0
     backlog_bytes: int = -1
     cuts: int = 0

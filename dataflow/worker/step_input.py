@@ -37,7 +37,6 @@ class StepInput:
         self._shared = shared
         self._clock = clock
         self._incarnation = incarnation
-        self._batch_bytes = limits.batch_bytes_min * 16
         self._backlog_at = 0.0
         """When the backlog is counted next."""
 
@@ -120,12 +119,16 @@ class StepInput:
         reading = [(name, reader) for name, reader in self._readable() if not reader.exhausted]
         while reading and self._shared.room:
             for name, reader in list(reading):
-                size = self._read_batch(step, name, reader, min(left, self._batch_bytes))
+                size = self._read_batch(step, name, reader, min(left, self._batch_bytes()))
                 left -= size
                 if not size:
                     reading.remove((name, reader))
             if left <= 0 or self._clock.seconds() > deadline or self._interrupted(step):
                 return
+
+    def _batch_bytes(self) -> int:
+        """Return the size of the next batch. What was learned outlives the incarnation, with the process."""
+        return min(max(self._shared.batch_bytes, limits.batch_bytes_min), self._limits.batch_bytes_max)
 
     def _interrupted(self, step: int) -> bool:
         shared = self._shared
@@ -142,9 +145,8 @@ class StepInput:
         took_ms = (self._clock.seconds() - begin) * 1000
         if 2 * batch.bytes_read < bytes_max and took_ms < limits.batch_ms_aim:
             return batch.bytes_read  # too little to estimate the duration of a whole batch
-        aim = self._batch_bytes * limits.batch_ms_aim / max(took_ms, 0.001)
-        aim = min(aim, self._batch_bytes * _batch_growth, self._limits.batch_bytes_max)
-        self._batch_bytes = max(int(aim), limits.batch_bytes_min)
+        aim = self._batch_bytes() * limits.batch_ms_aim / max(took_ms, 0.001)
+        self._shared.batch_bytes = int(min(aim, self._batch_bytes() * _batch_growth))
         return batch.bytes_read
 
 
