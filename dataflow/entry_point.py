@@ -158,7 +158,7 @@ async def _serve(
         async for data in stream:
             complete, newline, rest = (rest + data).rpartition(b"\n")
             if newline:
-                lines = [line.decode() for line in complete.split(b"\n")]
+                lines = [line.removesuffix(b"\r").decode() for line in complete.split(b"\n")]
                 await to_record.send(_Lines(connection, lines, clock()))
                 count += len(lines)
             if len(rest) > limits.entry_line_bytes_max:

@@ -17,7 +17,7 @@ from dataflow.graph.keyed import KeyedOperators
 from dataflow.operators.apply import apply_spec
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.emitting import declared_side_outputs
-from dataflow.operators.event_time import MAX_AHEAD, EventTimeSpec, OnAhead
+from dataflow.operators.event_time import EventTimeSpec, OnAhead
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec, Takes, UserFunction
 from dataflow.operators.key_by import KeyBySpec
 from dataflow.operators.nulls import OnNullKey, OnNullTime
@@ -220,7 +220,7 @@ class Stream:
         idle_after: timedelta | None = None,
         on_null: OnNullTime = "error",
         marks: bool = False,
-        max_ahead: timedelta | None = MAX_AHEAD,
+        max_ahead: timedelta | None = timedelta(days=1),
         on_ahead: OnAhead = "error",
     ) -> "Stream":
         """Declare the timestamp `column` as the event time of the rows, and generate watermarks from it.

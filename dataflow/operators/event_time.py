@@ -59,8 +59,6 @@ from dataflow.state.moving import GatheredParts, Share
 OnAhead: TypeAlias = Literal["error", "drop", "side"]
 AHEAD_PORT: Final = "ahead"
 """The side output of rows that are too far ahead of the clock."""
-MAX_AHEAD: Final = timedelta(days=1)
-"""More than the difference of any two time zones: local times without a zone pass."""
 _LOST_AHEAD: Final = "ahead_rows_dropped"
 _TICKS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Unit of a timestamp -> its microseconds."""
@@ -142,7 +140,7 @@ class EventTimeSpec(OperatorSpec):
     idle_after: timedelta | None = None
     on_null: OnNullTime = "error"
     marks: bool = False
-    max_ahead: timedelta | None = MAX_AHEAD
+    max_ahead: timedelta | None = timedelta(days=1)
     on_ahead: OnAhead = "error"
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from dataflow import limits
 from dataflow.errors import InputEncodingError, LineTooLongError
 from dataflow.sources.base import BatchPiece, SourceBatch, SourceDivision, SplitDivision
 from dataflow.sources.file_bytes import FileBytes
-from dataflow.sources.text import LINE_SCHEMA, Errors, line_start, lines_of
+from dataflow.sources.text import BYTE_ORDER_MARK, LINE_SCHEMA, Errors, line_start, lines_of
 
 
 class LineChunks:
@@ -32,10 +32,12 @@ class LineChunks:
     def add(self, split: str, begin: int, chunk: bytes) -> None:
         """Add bytes of a split that start at `begin`."""
         if chunk:
-            self._pieces.append(BatchPiece(split, begin, begin + len(chunk), self._joined_bytes))
-            self._chunks.append(chunk if chunk.endswith(b"\n") else chunk + b"\n")
-            self._joined_bytes += len(self._chunks[-1])
             self.size += len(chunk)
+            end = begin + len(chunk)
+            text = chunk if begin else chunk.removeprefix(BYTE_ORDER_MARK)
+            self._pieces.append(BatchPiece(split, end - len(text), end, self._joined_bytes))
+            self._chunks.append(text if text.endswith(b"\n") or not text else text + b"\n")
+            self._joined_bytes += len(self._chunks[-1])
 
     def take(self) -> SourceBatch | None:
         """Remove and return the collected lines, or None if there are none. Raises InputEncodingError."""

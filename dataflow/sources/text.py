@@ -1,9 +1,8 @@
 """Converts bytes of text to a column of lines without per-line work in Python.
 
-A line ends with \\n, which is not part of it. A \\r before it stays in the line: it is data, and a file with
-mixed line ends must give the same rows however it is divided (splitting at whitespace removes it; otherwise
-strip it in a map). The last line of a file needs no \\n. UTF-8 is verified: invalid bytes are an error or are
-replaced by U+FFFD, as the user chooses.
+A line ends with \\n or \\r\\n, which is not part of it, as in Spark. A \\r elsewhere is data. The last line
+of a file needs no end. A byte order mark at the beginning of a file is not part of its first line. UTF-8 is
+verified: invalid bytes are an error or are replaced by U+FFFD, as the user chooses.
 """
 
 from typing import Final, Literal, TypeAlias
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Errors: TypeAlias = Literal["strict", "replace"]
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 LINE_SCHEMA: Final = pa.schema([pa.field("line", pa.string())])
 
 
@@ -24,7 +24,10 @@ def lines_of(data: bytes, errors: Errors) -> pa.Array:
     try:
         text.validate(full=True)
     except pa.ArrowInvalid:
-        text = _one_string(data.decode("utf-8", errors).encode())
+        data = data.decode("utf-8", errors).encode()
+        text = _one_string(data)
+    if b"\r\n" in data:
+        text = _one_string(data.replace(b"\r\n", b"\n"))
     lines = pc.split_pattern(text, "\n").values
     return lines.slice(0, len(lines) - 1)  # the empty string after the last \n is not a line
 

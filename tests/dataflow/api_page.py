@@ -17,8 +17,10 @@ from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 import dataflow
+import dos
 from dataflow import testing
 from dataflow.graph.builder import GraphPlan
+from dataflow.handle import RegionHandle
 from dataflow.operators.aggregate_functions import Aggregate
 from dataflow.operators.base import OperatorSpec
 from dataflow.sinks.sql import SqlSink
@@ -29,9 +31,10 @@ Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _HEAD: Final = """\
 # Signatures
 
-This page lists the signatures of everything that is called to build and test a graph, by class. It is
+This page lists the signatures of everything that is called to run, build and test a graph, by class. It is
 generated from the source by `./run test tests/dataflow/test_api_page.py --rewrite`, and a test fails if it
-is not current. [operators.md](operators.md) describes the operators,
+is not current. [operating-regions.md](operating-regions.md) describes regions and their handle,
+[operators.md](operators.md) the operators,
 [sources-and-sinks.md](sources-and-sinks.md) the sources and sinks, [testing.md](testing.md) the tests. Each
 name has a docstring that explains its arguments: `help(dos.Stream.map)`.
 """
@@ -50,6 +53,7 @@ _LEFT_OUT: Final = {
 def api_page() -> str:
     """Return the text of docs/api.md."""
     groups: dict[str, list[str]] = {
+        "Regions": ["run", "run_local", "through", "RegionHandle", "AutoScale"],
         "Graphs": ["Graph"],
         "Streams": ["Stream", "KeyedStream"],
         "Sources": _named("Source"),
@@ -57,6 +61,8 @@ def api_page() -> str:
         "Windows": ["Tumbling", "Sliding", "CountWindow"],
     }
     every = {name: getattr(dataflow, name) for name in dataflow.__all__}
+    every |= {name: getattr(dos, name) for name in groups["Regions"] if name != "RegionHandle"}
+    every["RegionHandle"] = RegionHandle
     every |= {"SqlSink": SqlSink, "Trial": testing.Trial, "assert_crash_safe": testing.assert_crash_safe}
     taken = {name for names in groups.values() for name in names}
     left = [name for name, one in every.items() if name not in taken and not _is_left_out(one)]
@@ -157,7 +163,7 @@ def _definition_of_alias(module: ModuleType, name: str) -> tuple[ModuleType, ast
             is_alias = isinstance(node.annotation, ast.Name) and node.annotation.id == "TypeAlias"
             return (module, deepcopy(node.value)) if is_alias and node.value is not None else None
         if isinstance(node, ast.ImportFrom) and any(one.name == name for one in node.names):
-            ours = (node.module or "").split(".")[0] in ("dataflow", "checkpoint")
+            ours = (node.module or "").split(".")[0] in ("dataflow", "checkpoint", "spark_integration")
             return _definition_of_alias(import_module(node.module or ""), name) if ours else None
     return None
 
@@ -169,7 +175,7 @@ def _entry(one: Any, name: str, known: _Aliases) -> str:
 
 
 def _of_class(one: type, name: str, known: _Aliases) -> Iterator[str]:
-    if not issubclass(one, dataflow.Stream):
+    if not issubclass(one, (dataflow.Stream, RegionHandle)):  # users receive these
         yield _made(one, name, known)
     is_described = issubclass(one, (OperatorSpec, Aggregate))  # workers call what else it has
     wanted = one.__abstractmethods__ if is_described and inspect.isabstract(one) else None

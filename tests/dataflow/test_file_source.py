@@ -39,7 +39,8 @@ def write(directory: Path, texts: list[str | bytes]) -> list[Path]:
 
 
 def lines_in(text: str) -> list[str]:
-    return text.removesuffix("\n").split("\n") if text else []
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.removesuffix("\r") for line in lines]
 
 
 def lines_of(batches: list[SourceBatch]) -> list[str]:
@@ -219,9 +220,17 @@ def test_bytes_that_are_not_utf_8_are_refused_with_their_place_or_replaced(tmp_p
     assert lines_of(read_all(replaced, 1000)) == ["fine", "also fine", "b\ufffd\ufffdd"]
 
 
-def test_a_carriage_return_stays_in_the_line_and_the_last_line_needs_no_end(tmp_path: Path) -> None:
-    reader = FileReader(FileSource(write(tmp_path, [b"a\r\nb", b"", b"\n\nc\n"])), 0, 1)
-    assert lines_of(read_all(reader, 1000)) == ["a\r", "b", "", "", "c"]
+def test_ends_of_lines_and_byte_order_marks_are_those_that_spark_knows(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    texts: list[str | bytes] = [b"a\r\nb", b"", b"\n\nc\n", mark + b"d\r\n" + mark + b"e\rf\r", mark]
+    paths = write(tmp_path, texts)
+    for bytes_max in (1000, 5, 1):
+        reader = FileReader(FileSource(paths), 0, 1)
+        batches = read_all(reader, bytes_max)
+        assert lines_of(batches) == ["a", "b", "", "", "c", "d", "\ufeffe\rf"]
+        assert sum(batch.bytes_read for batch in batches) == sum(map(len, texts))
+    (batch,) = read_all(reader := FileReader(FileSource(paths), 0, 1), 1000)
+    assert [reader.describe(batch, row)[-6:] for row in (5, 6)] == ["byte 3", "byte 6"]
 
 
 def test_a_line_longer_than_a_batch_comes_whole_and_one_beyond_the_limit_is_refused(
