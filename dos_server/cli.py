@@ -268,6 +268,8 @@ def _open(data: Path, host: str, port: int, **settings: Any) -> OpenServer:
         _refuse(f"{error}: stop it first, or use another directory")
     except CorruptDataError as error:
         _refuse(f"{data} is not the complete data of one server: {error}")
+    except LocalProtocolError as error:
+        _refuse(f"{data}: {error}")
     except OSError as error:
         _refuse(f"cannot serve {data} at {address_text(host, port)}: {error}")
 

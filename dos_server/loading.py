@@ -18,6 +18,7 @@ from dos_server.core.layout import OBJECTS
 from dos_server.core.records import NO_CLAIM, ObjectMark
 from dos_server.core.recovery import NO_SPACE_LETTER, RecoveryDecision
 from dos_server.core.recovery_scan import RecoveredObject, judge, lost
+from dos_server.directory_register import REMEDY, DirectoryRegister
 from dos_server.disk import Disk
 from dos_server.disk_errors import failure_of, is_temporary
 from dos_server.marks import ObjectMarks
@@ -39,6 +40,7 @@ class DirectoryLoader(StoredReads):
 
     def __init__(self, disk: Disk) -> None:
         super().__init__(disk)
+        self.register = DirectoryRegister(disk)
         self._folders: dict[str, LoadedDirectory] = {}
 
     def forget(self, directory: str) -> None:
@@ -52,7 +54,9 @@ class DirectoryLoader(StoredReads):
         """Read a directory and bring each object to a state on stable storage. Idempotent."""
         path = f"{OBJECTS}/{directory}"
         try:
+            is_registered = directory in self.register.names  # first: folders are made before
             names = self._disk.names(path)
+            self._check_not_lost(directory, is_missing=is_registered and names is None)
             folder = self._folders[directory] = LoadedDirectory(
                 ObjectMarks(self._disk, path), names is not None
             )
@@ -64,6 +68,7 @@ class DirectoryLoader(StoredReads):
             self._disk.sync_folder(path)
             data = small_files.read(self._disk, f"{path}/.claim")
             claim = NO_CLAIM if data is None else records.decode_claim(data, f"{directory}/.claim")
+            self.register.add(directory)
             marks = folder.marks.load()
             for name in [name for name, mark in marks.items() if mark.removed]:
                 removal.finish(self._disk, folder.marks, path, name)
@@ -78,8 +83,10 @@ class DirectoryLoader(StoredReads):
                     "object %s/%s is gone, %d bytes of it were synced", directory, name, marks[name].synced
                 )
                 objects[name] = lost(marks[name].synced)
-            epoch_max = max((found.epoch_max for found in objects.values()), default=0)
-            records.check_claim(claim, f"{directory}/.claim", epoch_max)
+            known = self.register.epoch_of(directory)
+            epoch_max = max((found.epoch_max for found in objects.values()), default=known)
+            records.check_claim(claim, f"{directory}/.claim", max(epoch_max, known))
+            self.register.add(directory, claim.epoch)
         except (OSError, CorruptDataError) as error:
             logger.error("directory %s cannot be used: %s", directory, error)
             self.forget(directory)
@@ -87,6 +94,15 @@ class DirectoryLoader(StoredReads):
             problem = f"{directory}: {error}"
             return v.DirectoryLoaded(directory, True, NO_CLAIM, {}, problem, temporary)  # noqa: FBT003
         return v.DirectoryLoaded(directory, exists=True, claim=claim, objects=objects)
+
+    def _check_not_lost(self, directory: str, *, is_missing: bool) -> None:
+        """Raise CorruptDataError if the folder of a registered directory is missing, or was."""
+        if is_missing:
+            self.register.lose([directory])
+        if self.register.is_lost(directory):
+            raise CorruptDataError(
+                f"{OBJECTS}/{directory}", 0, "the folder of a directory", "none, now or at some time", REMEDY
+            )
 
     def load_object(self, directory: str, name: str) -> v.ObjectLoaded:
         """Judge an object of a loaded directory again, by its current mark."""

@@ -82,6 +82,12 @@ class LogFiles:
             self._disk.close(handle)
         self._slots, self._seen = [], None
 
+    def missing(self) -> str:
+        """Return a file that is not where it was opened: nothing that is written to it would be found; ''."""
+        files = [(str(slot), handle) for slot, handle in enumerate(self._slots)]
+        lost = (name for name, handle in files if not self._disk.is_named(handle, f"{FOLDER}/{name}"))
+        return next((f"{FOLDER}/{name}" for name in lost), "")
+
     def read(self, slot: int, position: int, count: int) -> bytes:
         """Return bytes of a slot."""
         return self._disk.read(self._slots[slot], position, count)

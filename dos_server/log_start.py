@@ -42,6 +42,7 @@ from dos_server.core.records import (
     is_log_in_use,
 )
 from dos_server.core.space import reserve_of
+from dos_server.directory_register import DirectoryRegister, check_folder_of_objects
 from dos_server.disk import Disk, FreeSpace
 from dos_server.disk_errors import failure_of
 from dos_server.limits import extent_header_bytes, log_slots
@@ -194,9 +195,19 @@ class _Replay:
                     at += entry.content_bytes
                 lost = found is None and entry.content_bytes > 0
                 directories[entry.directory][entry.name].append(ReplayEntry(entry, content, lost))
-        for directory in directories:
-            self._disk.make_folder(f"{OBJECTS}/{directory}")
-        self._disk.sync_folder(OBJECTS)
+        check_folder_of_objects(self._disk)
+        register = DirectoryRegister(self._disk)
+        try:
+            folders = set(self._disk.names(OBJECTS) or ())
+            for gone in register.names - folders:  # what the log has would be a part of it only
+                directories.pop(gone, None)
+            for directory in directories:
+                self._disk.make_folder(f"{OBJECTS}/{directory}")
+            self._disk.sync_folder(OBJECTS)
+            for directory in directories:
+                register.add(directory)
+        finally:
+            register.close()
         for directory, objects in directories.items():
             self._replay_claim(directory, objects.pop("", []))
             self._replay_objects(directory, objects)

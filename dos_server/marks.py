@@ -22,11 +22,13 @@ logger = logging.getLogger("dos.server")
 class ObjectMarks:
     """The marks file of one directory. It is created with the first mark and stays open until `close`."""
 
-    def __init__(self, disk: Disk, folder: str) -> None:
+    def __init__(self, disk: Disk, folder: str, name: str = ".marks") -> None:
         self._disk = disk
         self._folder = folder
-        self._path = f"{folder}/.marks"
+        self._path = f"{folder}/{name}" if folder else name
         self._entry_durable = False
+        self.slots_damaged = 0
+        """Of those that `load` found: neither a mark nor zeros."""
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._slot_count = 0
@@ -44,12 +46,13 @@ class ObjectMarks:
             self._disk.sync(self._open())
         marks = records.decode_marks(data)
         self._slot_count = -(-len(data) // mark_bytes)
-        for slot in range(self._slot_count):
-            held = data[slot * mark_bytes : (slot + 1) * mark_bytes]
-            if len(held) < mark_bytes or (marks[slot] is None and any(held)):
-                logger.warning("mark %d of %s is damaged and is ignored", slot, self._folder)
+        damaged = [position // mark_bytes for position in records.marks_damaged(data)]
+        for slot in damaged:
+            logger.warning("mark %d of %s is damaged and is ignored", slot, self._path)
+        self.slots_damaged = len(damaged)
         self._slots = {mark.name: slot for slot, mark in enumerate(marks) if mark is not None}
-        self._free = [slot for slot, mark in enumerate(marks) if mark is None]
+        empty = [slot for slot, mark in enumerate(marks) if mark is None and slot not in damaged]
+        self._free = [*empty, *damaged]  # those that are damaged are written again first
         return {mark.name: mark for mark in marks if mark is not None}
 
     def of(self, name: str) -> ObjectMark | None:

@@ -322,6 +322,8 @@ class ObjectServer:
             gone = await self._ports.in_thread(self._storage.why_gone)
             if gone:
                 self._end(f"{gone}; the server stops, because its data could not be found again")
+            elif lost := await self._ports.in_thread(self._storage.missing_directories):
+                self._feed(v.DirectoriesLost(tuple(lost)))
 
     async def _measure_space(self) -> None:
         """Report the free space to the core. statfs runs in a thread, because it may be slow."""

@@ -1,6 +1,7 @@
 """Stores objects, claims, marks and records on a disk: implements the core's disk effects.
 
-    identity         the server's id
+    identity         the server's id, and the version of all formats
+    directories      the register of directories: see `directory_register`
     store            the store record, if the server is in a store
     stamps           detect that the disk is an older copy of itself: see `core.stamps`
     witnessed        the newest stamps of the other members
@@ -37,6 +38,7 @@ from dos_server.core.quotas import StoredUsage
 from dos_server.core.records import ClaimRecord, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.stamps import History, StampFiles, decode_history, decode_witnesses, encode_history
+from dos_server.directory_register import check_folder_of_objects, registered
 from dos_server.disk import Disk, FreeSpace
 from dos_server.disk_errors import failure_of, log_errors, preceded_sync
 from dos_server.loading import DirectoryLoader
@@ -67,26 +69,43 @@ class Storage(DirectoryLoader):
         """Return the server id, the store record (or b"") and the names of the directories.
 
         A new data directory gets `fresh_id`. Raises CorruptDataError if the data directory is not the
-        complete data of one server: the server must not answer for it.
+        complete data of one server: the server must not answer for it. Raises LocalProtocolError if a newer
+        program wrote it.
         """
-        self._disk.make_folder(OBJECTS)
+        try:
+            return self._start(fresh_id)
+        except BaseException:
+            self.register.close()
+            raise
+
+    def _start(self, fresh_id: bytes) -> tuple[bytes, bytes, set[str]]:
+        identity = small_files.read(self._disk, "identity")
+        records.check_format(identity)
+        if identity is None:
+            identity = self._begin(fresh_id)
+        self._server_id = records.decode_identity(identity, "identity")
+        check_folder_of_objects(self._disk)
         # A killed server may have left an identity or a record that is not durable.
         self._disk.sync_folder("")
-        names = self.directory_names()
-        identity = small_files.read(self._disk, "identity")
-        if identity is None:
-            if names:
-                raise CorruptDataError(
-                    "data directory", 0, "an identity beside objects", "none", "restore it, or start empty"
-                )
-            small_files.replace(self._disk, "", "identity", records.encode_identity(fresh_id))
-            self._is_new = True
-            identity = records.encode_identity(fresh_id)
+        self.register.check(self._folder_names())
         record = small_files.read(self._disk, "store")
         if record is not None:
             decode_store_record(record, "store")  # an empty file is damage; it does not mean "in no store"
-        self._server_id = records.decode_identity(identity, "identity")
-        return self._server_id, record or b"", names
+        return self._server_id, record or b"", self.directory_names()
+
+    def _begin(self, fresh_id: bytes) -> bytes:
+        """Make a new data directory, and return its identity, which is the last that becomes durable."""
+        self._disk.make_folder(OBJECTS)
+        if self._folder_names() or registered(self._disk):
+            raise CorruptDataError(
+                "data directory", 0, "an identity beside objects", "none", "restore it, or start empty"
+            )
+        self._disk.sync_folder("")
+        self.register.create()
+        self._is_new = True
+        identity = records.encode_identity(fresh_id)
+        small_files.replace(self._disk, "", "identity", identity)
+        return identity
 
     def add_stamp(self, fresh: bytes) -> StampFiles:
         """Give the disk a new stamp for this start; return the files `stamps` and `witnessed`. After `start`.
@@ -121,12 +140,28 @@ class Storage(DirectoryLoader):
         return v.StampsStored(*effect, failure)
 
     def directory_names(self) -> set[str]:
-        """Return the names of the directories."""
+        """Return the names of the directories, also of those that were lost."""
+        return self._folder_names() | self.register.names
+
+    def _folder_names(self) -> set[str]:
         return {name for name in self._disk.names(OBJECTS) or [] if is_name(name)}
 
     def damaged_among(self, directories: set[str]) -> set[str]:
-        """Return those of the directories that have an object marked as damaged."""
-        return {name for name in directories if has_damage_mark(self._disk, f"{OBJECTS}/{name}")}
+        """Return those of the directories that were lost, or have an object marked as damaged."""
+        return {
+            name
+            for name in directories
+            if self.register.is_lost(name) or has_damage_mark(self._disk, f"{OBJECTS}/{name}")
+        }
+
+    def missing_directories(self) -> list[str]:
+        """Return the directories whose folders were removed since the last call. A failure is logged."""
+        try:
+            before = self.register.names  # first: each of them had a folder before it was registered
+            return self.register.lose(before - self._folder_names())
+        except OSError as error:
+            logger.warning("the register of directories: %s", error)
+            return []
 
     def usage_among(self, directories: set[str]) -> dict[str, StoredUsage]:
         """Return what the directories hold by their marks. Loading a directory finds what they lack."""
@@ -147,6 +182,7 @@ class Storage(DirectoryLoader):
             with log_errors(f"marks of {directory}"):
                 self._folders[directory].marks.sync()
             self.forget(directory)
+        self.register.close()
         if self._log is not None:
             self._log.close()
             with log_errors("the end of the group log"):
@@ -156,6 +192,7 @@ class Storage(DirectoryLoader):
         """Close everything without a sync."""
         for directory in list(self._folders):
             self.forget(directory)
+        self.register.close()
         if self._log is not None:
             self._log.close()
 
@@ -176,10 +213,15 @@ class Storage(DirectoryLoader):
             self._log.close()
             self._log = None
             return None
+        finally:
+            self.register.close()  # the replay has registered what it made
 
     def replay_log(self) -> None:
         """Replay the group log if it is in use, and use it no more. Raises as `start_log`."""
-        end_log(self._disk)
+        try:
+            end_log(self._disk)
+        finally:
+            self.register.close()  # the replay has registered what it made
 
     def append_log(self, effect: v.WriteLog) -> v.LogSynced:
         """Put a record on stable storage, then note it in `seen`. After an OSError the server must end."""
@@ -205,6 +247,7 @@ class Storage(DirectoryLoader):
             self._make_folder(directory)
             small_files.replace(self._disk, f"{OBJECTS}/{directory}", ".claim", records.encode_claim(claim))
             self._folder_durable(directory)
+            self.register.add(directory, claim.epoch)
         except OSError as error:
             logger.error("claim of %s: %s", directory, error)
             return failure_of(error)
@@ -220,8 +263,16 @@ class Storage(DirectoryLoader):
         return v.DiskFailure.NONE
 
     def why_gone(self) -> str:
-        """Why the data directory is not where it was opened; '' while it is."""
-        return self._disk.why_gone()
+        """Why what the server needs is not where it was opened: the data directory, the folder of its
+        objects, or its group log; '' while all are. A failure proves nothing, and is logged.
+        """
+        why = self._disk.why_gone()
+        with log_errors("the data directory"):
+            if not why and self._disk.names(OBJECTS) is None:
+                why = f"the folder {OBJECTS!r} with all objects was removed while it was served"
+            if not why and self._log is not None and (missing := self._log.missing()):
+                why = f"{missing!r} of the group log was removed while it was in use"
+        return why
 
     def free_space(self) -> FreeSpace:
         """Return the free space; zeros, with one warning, if the file system does not report it."""
@@ -314,8 +365,11 @@ class Storage(DirectoryLoader):
     def make_directory(self, directory: str) -> v.DiskFailure:
         """Make a directory if it is missing, and put its entry on stable storage."""
         try:
+            if self.register.is_lost(directory):
+                raise OSError(errno.EIO, "the directory was lost")
             self._disk.make_folder(f"{OBJECTS}/{directory}")
             self._disk.sync_folder(OBJECTS)
+            self.register.add(directory)
         except OSError as error:
             logger.error("directory %s: %s", directory, error)
             return failure_of(error)
@@ -388,4 +442,5 @@ class Storage(DirectoryLoader):
         folder = self._folders[directory]
         if not folder.durable:
             self._disk.sync_folder(OBJECTS)
+            self.register.add(directory)
             folder.durable = True

@@ -24,6 +24,8 @@ class Claims:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
+        self._lost: set[str] = set()
+        """Directories whose folders were removed under this server."""
 
     def change_directory(self, session: Session, request: m.ChangeDirectory, request_id: int) -> None:
         """Carry out a CWD: load the directory if necessary, then open or claim it."""
@@ -63,8 +65,11 @@ class Claims:
             for opening in directory.opening:
                 self._not_opened(opening, ErrorCode.BUSY, event.problem)
             return
-        directory.loading = LoadState.BROKEN if event.problem else LoadState.READY
-        directory.problem = event.problem
+        problem = event.problem
+        if not problem and directory.name in self._lost:
+            problem = _lost_text(directory.name)
+        directory.loading = LoadState.BROKEN if problem else LoadState.READY
+        directory.problem = problem
         directory.exists = event.exists
         directory.claim = directory.stored = directory.filed = event.claim
         version = self._tables.object_version
@@ -72,7 +77,7 @@ class Claims:
             (name, self._tables.recovered_object(event.directory, name, found, version))
             for name, found in sorted(event.objects.items())
         )
-        if not event.problem:
+        if not problem:
             objects = directory.objects.values()
             usage = StoredUsage(sum(one.accepted for one in objects), len(objects))
             self._tables.quotas.recount(directory.name, usage)
@@ -81,6 +86,27 @@ class Claims:
         for opening in openings:
             self._open(directory, opening)
         self._tables.forget_idle()
+
+    def lost(self, event: v.DirectoriesLost) -> None:
+        """Refuse directories whose folders were removed under the server, and end the sessions in them.
+
+        What it has in memory of such a directory can no longer be stored or read.
+        """
+        tables = self._tables
+        for name in event.directories:
+            self._lost.add(name)
+            tables.damaged_names.add(name)
+            directory, text = tables.directories.get(name), _lost_text(name)
+            tables.warn(text)
+            if directory is None or directory.loading is LoadState.LOADING:
+                continue
+            directory.loading, directory.problem = LoadState.BROKEN, text
+            if directory.claimant is not None:
+                claimant, directory.claimant = directory.claimant, None
+                self._not_opened(claimant, ErrorCode.CORRUPT, text)
+            for session in list(directory.sessions.values()):
+                tables.refuse(session, ErrorCode.CORRUPT, text, 0)
+                tables.close(session)
 
     def _open(self, directory: DirectoryState, opening: Opening) -> None:
         if directory.loading is LoadState.BROKEN:
@@ -190,7 +216,9 @@ class Claims:
     def file(self, name: str) -> None:
         """Order the claim that the group log has to be stored in its file."""
         directory = self._tables.directories[name]
-        if not directory.filing and directory.storing is None:
+        if directory.loading is LoadState.BROKEN:  # it is refused at every start, whatever its claim is
+            self._filed(name, directory.stored)
+        elif not directory.filing and directory.storing is None:
             directory.filing = True
             self._tables.effects.append(v.FileClaim(name, directory.stored))
 
@@ -238,3 +266,7 @@ class Claims:
         if directory.claimant is not None and directory.claim_ready:
             claimant, directory.claimant = directory.claimant, None
             self._opened(directory, claimant, SessionEvent.CLAIMED)
+
+
+def _lost_text(name: str) -> str:
+    return f"directory {name} was removed from the disk of this server while it ran"

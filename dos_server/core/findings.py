@@ -174,13 +174,35 @@ def of_removed(place: str, *, there: bool) -> Finding:
 
 
 def of_mark(place: str, position: int) -> Finding:
-    """Return the finding for 256 bytes that are neither a mark nor zeros."""
+    """Return the finding for 256 bytes that are neither a mark nor zeros: a start ignores them."""
     means = (
-        "it is unknown which object the mark belonged to: a start ignores it, and would take a lost end of"
-        " the object for one that was never written"
+        "it is unknown which object the mark belonged to: a start ignores it, serves all that is there, and"
+        " would take a lost end of the object for one that was never written"
     )
     todo = "compare the copies before this server counts: dos store verify URL"
-    return Finding(Severity.DAMAGED, place, "a mark, or zeros", "other bytes", means, todo, position=position)
+    return Finding(Severity.NOTE, place, "a mark, or zeros", "other bytes", means, todo, position=position)
+
+
+def of_register(place: str, position: int, means: str) -> Finding:
+    """Return the finding for a damaged mark in the register of directories. `means`: '' if each directory of
+    a damaged mark still has its folder: then the next start registers it again.
+    """
+    texts = "the mark of a directory, or zeros", "other bytes"
+    if means:
+        return Finding(Severity.DAMAGED, place, *texts, means, REPLACE, position=position)
+    means = "every directory has its folder, so the next start registers it again"
+    return Finding(Severity.NOTE, place, *texts, means, _NEXT_START, position=position)
+
+
+def of_lost_directory(place: str, *, is_there: bool) -> Finding:
+    """Return the finding for a registered directory whose folder is missing, or was at some time."""
+    means = "the server has lost the directory, and which epoch it held: no client can use it"
+    todo = (
+        "replace this server: dos store replace URL; if it is in no store, stop all writers and run with"
+        " --raise-claims, which accepts that its objects are gone"
+    )
+    found = "one that was missing at some time" if is_there else "none"
+    return Finding(Severity.DAMAGED, place, "the folder of a directory", found, means, todo)
 
 
 def of_record(place: str, expected: str, found: str, means: str) -> Finding:

@@ -2,6 +2,7 @@
 
     identity, store, lock       see `dos_server.storage`
     stamps, witnessed           see `dos_server.core.stamps`
+    directories                 see `dos_server.directory_register`
     d/DIR/OBJECT                extents
     d/DIR/.claim, .marks        the claim; lower bounds of the synced sizes
     d/DIR/.mend.OBJECT.N        a new copy that is being received or was never finished
@@ -18,12 +19,13 @@ from typing import Final
 from dos_protocol.names import is_name
 
 OBJECTS: Final = "d"
+DIRECTORIES: Final = "directories"
 STAMPS: Final = "stamps"
 WITNESSED: Final = "witnessed"
 MEND: Final = ".mend."
 BROKEN: Final = ".broken."
 TORN: Final = ".torn."
-_OWN: Final = frozenset({"identity", "store", "lock", "life", "log", STAMPS, WITNESSED, OBJECTS})
+_OWN: Final = frozenset({"identity", "store", "lock", "life", "log", STAMPS, WITNESSED, DIRECTORIES, OBJECTS})
 _TEMPORARY: Final = frozenset(
     {".identity.new", ".store.new", ".life.new", f".{STAMPS}.new", f".{WITNESSED}.new"}
 )

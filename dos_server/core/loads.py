@@ -33,6 +33,12 @@ class DirectoryLoaded(NamedTuple):
     temporary: bool = False
 
 
+class DirectoriesLost(NamedTuple):
+    """The folders of these directories were removed under the running server. The disk has noted it."""
+
+    directories: tuple[str, ...]
+
+
 class LoadObject(NamedTuple):
     """Judge a loaded object again, because its torn tail can now be copied aside and cut; then report."""
 
@@ -48,5 +54,5 @@ class ObjectLoaded(NamedTuple):
     found: RecoveredObject | None
 
 
-Event = DirectoryLoaded | ObjectLoaded
+Event = DirectoryLoaded | DirectoriesLost | ObjectLoaded
 Effect = LoadDirectory | ForgetDirectory | LoadObject

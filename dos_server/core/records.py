@@ -23,15 +23,18 @@ ignored.
 - *Removed*: the object is being removed; if it still exists, the removal is completed (`dos_server.removal`).
 
 Identity, in `identity`: the server's id as 32 hex digits, a space, xxh3-64 of its 16 bytes as 16 hex digits,
-a newline. While the group log is in use (`group_log.life`), a second line `log 1` follows: releases that do
-not know the log refuse such a directory. Nothing else is accepted.
+a newline. A second line follows: `format N`, a space, xxh3-64 of these bytes as 16 digits, a newline. N is
+the version of all formats in the data directory: a program that does not know it refuses the directory and
+changes nothing. While the group log is in use (`group_log.life`), a third line `log 1` follows. Nothing else
+is accepted.
 """
 
+import re
 import struct
 from typing import Final, NamedTuple
 
 from dos_protocol.digests import digest64
-from dos_protocol.errors import CorruptDataError
+from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.limits import id_bytes, name_bytes_max
 from dos_protocol.names import NO_ID, check_id, check_name, id_text, is_name, parse_id
 from dos_server.limits import mark_bytes
@@ -40,6 +43,10 @@ _CLAIM_MAGIC: Final = b"\xd0\x4c"
 _CLAIM: Final = struct.Struct(">2sBBQ16s")
 _MARK: Final = struct.Struct(f">{name_bytes_max}sQBI107s")
 _DIGEST: Final = struct.Struct(">Q")
+FORMAT: Final = 1
+"""The version of all formats in a data directory. It rises whenever an older program would misread anything
+there: the bytes of a record or an extent, a name, or what one of them means."""
+_FORMAT_LINE: Final = re.compile(rb"[^\n]{49}\n(format ([1-9][0-9]{0,8})) ([0-9a-f]{16})\n")
 _LOG_IN_USE: Final = b"log 1\n"
 CLAIM_BYTES: Final = _CLAIM.size + _DIGEST.size
 assert CLAIM_BYTES == 36
@@ -126,10 +133,38 @@ def decode_marks(data: bytes) -> list[ObjectMark | None]:
     return marks
 
 
+def marks_damaged(data: bytes) -> list[int]:
+    """Return the positions of slots that are neither a mark nor zeros."""
+    slots = -(-len(data) // mark_bytes)
+    marks = [*decode_marks(data), None]
+    positions = [slot * mark_bytes for slot in range(slots) if marks[slot] is None]
+    return [start for start in positions if any(data[start : start + mark_bytes])]
+
+
 def encode_identity(server_id: bytes, *, log_in_use: bool = False) -> bytes:
     """Return the bytes of the identity file."""
-    line = f"{id_text(check_id(server_id, 'server_id'))} {digest64(server_id):016x}\n"
-    return line.encode("ascii") + (_LOG_IN_USE if log_in_use else b"")
+    version = f"format {FORMAT}"
+    lines = (
+        f"{id_text(check_id(server_id, 'server_id'))} {digest64(server_id):016x}\n",
+        f"{version} {digest64(version.encode('ascii')):016x}\n",
+    )
+    return "".join(lines).encode("ascii") + (_LOG_IN_USE if log_in_use else b"")
+
+
+def check_format(identity: bytes | None) -> None:
+    """Raise LocalProtocolError if a data directory has formats that this program does not know.
+
+    Called before anything in the directory is changed. None: it is new.
+    """
+    found = _FORMAT_LINE.match(identity or b"")
+    if found is None or int(found[3], 16) != digest64(found[1]):
+        return  # not written by any program: `decode_identity` says so
+    if int(found[2]) != FORMAT:
+        raise LocalProtocolError(
+            f"the data directory has format {found[2].decode()}, and this program uses format {FORMAT};"
+            " nothing was changed",
+            remedy="use the release that wrote it, or a newer one",
+        )
 
 
 def is_log_in_use(identity: bytes) -> bool:
@@ -141,7 +176,9 @@ def decode_identity(data: bytes, where: str) -> bytes:
     """Return the server id in the bytes.
 
     Raises CorruptDataError for anything but one whole identity: a server must not start under a wrong one.
+    Raises LocalProtocolError as `check_format`.
     """
+    check_format(data)
     try:
         server_id = parse_id(data[: 2 * id_bytes].decode("ascii"))
     except (ValueError, UnicodeDecodeError) as error:

@@ -103,6 +103,7 @@ class ServerCore:
             v.HalfClosed: self._half_closed,
             v.ConnectionEnded: self._ended,
             v.DirectoryLoaded: self._directory_loaded,
+            v.DirectoriesLost: claims.lost,
             v.ObjectLoaded: self._tails.object_loaded,
             v.ClaimStored: claims.written,
             v.ClaimFiled: claims.claim_filed,

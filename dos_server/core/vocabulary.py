@@ -20,6 +20,7 @@ from dos_server.core.copies import RepairWritten as RepairWritten
 from dos_server.core.copies import WriteRepair as WriteRepair
 from dos_server.core.failures import DiskFailure as DiskFailure
 from dos_server.core.failures import Removal as Removal
+from dos_server.core.loads import DirectoriesLost as DirectoriesLost
 from dos_server.core.loads import DirectoryLoaded as DirectoryLoaded
 from dos_server.core.loads import ForgetDirectory as ForgetDirectory
 from dos_server.core.loads import LoadDirectory as LoadDirectory

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dos_protocol.errors import VERDICTS, CorruptDataError, ErrorCode
+from dos_protocol.errors import VERDICTS, CorruptDataError, ErrorCode, LocalProtocolError
 from dos_protocol.limits import epoch_jump_max, id_bytes
 from dos_protocol.names import id_text, is_name
 from dos_protocol.store_record import decode_store_record
@@ -22,15 +22,24 @@ from dos_server.core import findings as f
 from dos_server.core import records
 from dos_server.core.extent import object_seed
 from dos_server.core.findings import Finding, Severity
-from dos_server.core.layout import OBJECTS, STAMPS, WITNESSED, Entry, entry_of_folder, entry_of_root
+from dos_server.core.layout import (
+    DIRECTORIES,
+    OBJECTS,
+    STAMPS,
+    WITNESSED,
+    Entry,
+    entry_of_folder,
+    entry_of_root,
+)
 from dos_server.core.records import NO_CLAIM, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject, judge
 from dos_server.core.scan import DamagedExtentError, ReadAt
 from dos_server.core.stamps import History, decode_history, decode_witnesses
 from dos_server.core.verify import VerifyGoal, beginning, verify_part
+from dos_server.directory_register import DirectoryRegister
 from dos_server.disk import RealDisk
 from dos_server.disk_errors import is_temporary
-from dos_server.limits import fsck_part_bytes, fsck_part_extents_max, mark_bytes
+from dos_server.limits import fsck_part_bytes, fsck_part_extents_max
 from dos_server.log_start import end_log
 from dos_server.offline.disk import PathSeen
 from dos_server.offline.log_view import LogView
@@ -93,6 +102,7 @@ class Check:
         self._raise_claims = raise_claims
         self._on_progress = on_progress
         self._total = 0
+        self._registered: dict[str, ObjectMark] = {}
 
     def run(self) -> CheckReport:
         """Check everything. Raises NotCheckedError if there is no data directory or a server uses it."""
@@ -151,6 +161,10 @@ class Check:
         names = self._disk.names("") or []
         if "identity" not in names and OBJECTS not in names:
             raise NotCheckedError(f"{self._root} is not a data directory: it has no identity and no objects")
+        try:
+            records.check_format(small_files.read(self._disk, "identity"))
+        except LocalProtocolError as error:
+            raise NotCheckedError(str(error)) from error
 
     def _everything(self) -> None:
         entries = self._disk.entries("")
@@ -160,6 +174,11 @@ class Check:
             if entry is not Entry.OWN:
                 self._add(f.of_entry(name, entry))
         self._identity(has_objects=any(map(is_name, folders)))
+        if OBJECTS not in entries:
+            self._add(
+                f.of_record(OBJECTS, "the folder of all objects", "no folder", "the server does not start")
+            )
+        self._register({name for name, seen in folders.items() if is_name(name) and seen.is_folder})
         for name, seen in folders.items():
             if is_name(name) and seen.is_folder:
                 inner = self._disk.entries(f"{OBJECTS}/{name}")
@@ -196,6 +215,26 @@ class Check:
             means = f"the server was replaced and does not count in store {id_text(record.store_id)}"
             texts = "this server among the members", "other members only"
             self._add(Finding(Severity.NOTE, "store", *texts, means, "nothing"))
+
+    def _register(self, folders: set[str]) -> None:
+        """Compare the register of directories with the folders, as a start does."""
+        means = "the server does not start: which directories it had is unknown"
+        data = self._small(DIRECTORIES, means)
+        if data is None:
+            if not self.report.of(Severity.DAMAGED):
+                self._add(f.of_record(DIRECTORIES, "the register of directories", "no file", means))
+            return
+        self._registered = {mark.name: mark for mark in records.decode_marks(data) if mark is not None}
+        bad = records.marks_damaged(data)
+        unnamed = folders - self._registered.keys()
+        for position in bad:
+            severe = len(bad) > len(unnamed)
+            self._add(f.of_register(DIRECTORIES, position, means if severe else ""))
+        for name, mark in sorted(self._registered.items()):
+            if mark.damaged or name not in folders:
+                self._add(f.of_lost_directory(f"{OBJECTS}/{name}", is_there=name in folders))
+                if self._raise_claims:
+                    self._raise_claim(_Directory(name, {}, {}, mark.synced), lost=True)
 
     def _stamps(self) -> None:
         means = "the server does not start"
@@ -246,17 +285,17 @@ class Check:
 
     def _marks(self, path: str) -> dict[str, ObjectMark]:
         data = self._small(f"{path}/.marks", "which bytes of its objects were synced is unknown") or b""
-        slots = records.decode_marks(data)
-        for slot, mark in enumerate(slots):
-            start = slot * mark_bytes
-            if mark is None and any(data[start : start + mark_bytes]):
-                self._add(f.of_mark(f"{path}/.marks", start))
-        if any(data[len(slots) * mark_bytes :]):
-            self._add(f.of_mark(f"{path}/.marks", len(slots) * mark_bytes))
-        return {mark.name: mark for mark in slots if mark is not None}
+        for position in records.marks_damaged(data):
+            self._add(f.of_mark(f"{path}/.marks", position))
+        return {mark.name: mark for mark in records.decode_marks(data) if mark is not None}
 
     def _claim(self, directory: _Directory) -> None:
         path = f"{OBJECTS}/{directory.name}/.claim"
+        mark = self._registered.get(directory.name)
+        if mark is not None:
+            if mark.damaged and self._raise_claims:
+                return  # it has a new claim
+            directory.epoch_max = max(directory.epoch_max, mark.synced)
         data = self._small(path, "no client can use the directory")
         try:
             claim = NO_CLAIM if data is None else records.decode_claim(data, path)
@@ -266,15 +305,23 @@ class Check:
             if self._raise_claims:
                 self._raise_claim(directory)
 
-    def _raise_claim(self, directory: _Directory) -> None:
+    def _raise_claim(self, directory: _Directory, *, lost: bool = False) -> None:
         """Write a claim above every epoch that a writer can have had, with a new writer id.
 
-        Epochs rise by one at each take-over, and by 2^20 when a person forces one.
+        Epochs rise by one at each take-over, and by 2^20 when a person forces one. `lost`: the folder was
+        missing, and the person accepts that its objects are gone.
         """
         claim = records.ClaimRecord(directory.epoch_max + epoch_jump_max, os.urandom(id_bytes))
         disk = RealDisk(self._root)
         try:
+            if lost:
+                disk.make_folder(f"{OBJECTS}/{directory.name}")
+                disk.sync_folder(OBJECTS)
             small_files.replace(disk, f"{OBJECTS}/{directory.name}", ".claim", records.encode_claim(claim))
+            if lost:
+                register = DirectoryRegister(disk)
+                register.begin_again(directory.name, claim.epoch)
+                register.close()
         finally:
             disk.shut()
         self.report.raised.append(f"{directory.name}: epoch {claim.epoch}")

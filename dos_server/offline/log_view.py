@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from dos_protocol.digests import Buffer
 from dos_server import small_files
-from dos_server.core.records import is_log_in_use
 from dos_server.log_start import end_log
 from dos_server.offline.disk import PathSeen, ReadOnlyDisk
 
@@ -48,9 +47,8 @@ class LogView(ReadOnlyDisk):
         """Replay the group log if it is in use. Raises CorruptDataError if a start would refuse it; then the
         view is that of the files alone.
         """
-        identity = small_files.read(self, "identity")
-        if identity is None or not is_log_in_use(identity):
-            return
+        if small_files.read(self, "identity") is None:
+            return  # there is no server whose log it could be
         self._replayed = True
         try:
             end_log(self)

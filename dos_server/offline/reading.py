@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from dos_protocol.errors import CorruptError, LocalProtocolError, NotFoundError
+from dos_protocol.errors import CorruptDataError, CorruptError, LocalProtocolError, NotFoundError
 from dos_protocol.limits import MIB
 from dos_protocol.names import is_name
 from dos_protocol.store_record import Member, StoreRecord, decode_store_record
@@ -29,10 +29,11 @@ from dos_protocol.vocabulary import ObjectInfo
 from dos_server import small_files
 from dos_server.core import findings, records
 from dos_server.core.extent import object_seed
-from dos_server.core.layout import OBJECTS
+from dos_server.core.layout import DIRECTORIES, OBJECTS
 from dos_server.core.records import NO_CLAIM, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject, judge, lost
 from dos_server.core.scan import DamagedExtentError, ReadAt, ReadWindow, payload_of, walk
+from dos_server.directory_register import REMEDY, check_folder_of_objects, registered
 from dos_server.disk_errors import is_temporary
 from dos_server.offline.disk import PathSeen
 from dos_server.offline.log_view import LogView
@@ -97,6 +98,9 @@ class DataDirectory:
         if identity is None:
             raise LocalProtocolError(f"{self._root} is not a data directory: it has no identity")
         server_id = records.decode_identity(identity, "identity")
+        check_folder_of_objects(self._disk)
+        if registered(self._disk) is None:
+            raise CorruptDataError(DIRECTORIES, 0, "the register of directories", "no file", REMEDY)
         store = small_files.read(self._disk, "store")
         record = decode_store_record(store) if store is not None else None
         store_id, generation = (record.store_id, record.generation) if record else (server_id, 1)
@@ -111,6 +115,12 @@ class DataDirectory:
         """
         path = f"{OBJECTS}/{directory}"
         folders = self._disk.entries(OBJECTS)
+        mark = (registered(self._disk) or {}).get(directory)
+        if mark is not None and (mark.damaged or directory not in folders):
+            raise CorruptError(
+                f"{path} in {self._root} was lost: its folder is missing, or was at some time",
+                remedy="read it from the other servers of the store",
+            )
         if not is_name(directory) or directory not in folders:
             return DirectoryOnDisk({self._server_id: {}}, {})
         if not folders[directory].is_folder:
@@ -123,8 +133,9 @@ class DataDirectory:
         damaged = [self._damage(directory, name, entries.get(name)) for name in names]
         self._refuse_damage(directory, [one for one in damaged if one])
         found = {name: self._recovered(directory, name) for name in names}
-        epoch_max = max((one.epoch_max for one in found.values()), default=0)
-        records.check_claim(held, f"{path}/.claim", epoch_max)
+        known = mark.synced if mark is not None else 0
+        epoch_max = max((one.epoch_max for one in found.values()), default=known)
+        records.check_claim(held, f"{path}/.claim", max(epoch_max, known))
         objects = {
             name: ObjectInfo(name, one.size, one.size, one.fold.value, corrupt=False)
             for name, one in found.items()

@@ -136,6 +136,9 @@ def test_the_entry_of_a_new_object_and_its_folders_are_durable_before_the_first_
         ("sync", "d/free/o"),
         ("sync_folder", "d/free"),
         ("sync_folder", "d"),
+        ("write", "directories"),
+        ("sync", "directories"),
+        ("sync_folder", ""),
     ]
     server.settle()
     assert server.unasked(session, m.DurabilityAck) == [m.DurabilityAck("o", 1, 1)]

@@ -49,7 +49,14 @@ def made(texts: list[bytes], name: str = "obj", directory: str = "dir", epoch: i
         last = server.unasked(session, m.DurabilityAck)[-1]
         assert (last.name, last.synced) == (name, len(content))
     disk = server.disk
-    paths = ["identity", "store", f"d/{directory}/.claim", f"d/{directory}/.marks", f"d/{directory}/{name}"]
+    paths = [
+        "identity",
+        "directories",
+        "store",
+        f"d/{directory}/.claim",
+        f"d/{directory}/.marks",
+        f"d/{directory}/{name}",
+    ]
     return {path: bytes(disk.content(path)) for path in paths}
 
 

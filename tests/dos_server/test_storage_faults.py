@@ -27,7 +27,8 @@ def behind(server: Harness, first: bytes, second: bytes) -> bytes:
 
 
 def object_handles(server: Harness) -> list[str]:
-    return [path for _, path in server.disk._handles.values() if not path.rpartition("/")[2].startswith(".")]
+    paths = [path for _, path in server.disk._handles.values()]
+    return [path for path in paths if path.startswith("d/") and "/." not in path]
 
 
 def test_refused_writes_keep_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:

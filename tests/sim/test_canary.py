@@ -85,6 +85,10 @@ def acknowledged_after_its_file_was_removed(history: History) -> None:
     history.bench.acknowledged_bytes(one, "a", "one", 6)
 
 
+def a_removed_folder_that_nobody_notices(history: History) -> None:
+    history.bench.overlooked(machine(), "log")
+
+
 HAND_MADE: list[tuple[str, Callable[[History], None]]] = [
     ("O1", acknowledged_and_not_found),
     ("O2", found_in_another_order),
@@ -97,6 +101,7 @@ HAND_MADE: list[tuple[str, Callable[[History], None]]] = [
     ("O11", nothing_moves),
     ("O14", refused_for_space_that_is_available),
     ("O14", acknowledged_after_its_file_was_removed),
+    ("O14", a_removed_folder_that_nobody_notices),
 ]
 
 

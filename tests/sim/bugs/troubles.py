@@ -6,12 +6,19 @@ import errno
 from typing import Any
 
 import dos_server.core.vocabulary as v
+from dos_protocol.session_states import SessionEvent
 from dos_server import disk, disk_errors, loading, small_files, storage
+from dos_server.core.claims import Claims
+from dos_server.core.directory_state import LoadState
 from dos_server.core.failures import DiskFailure
+from dos_server.directory_register import DirectoryRegister
+from dos_server.log_files import LogFiles
 from dos_server.storage import Storage
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.engine.disk import SimDisk
-from tests.sim.nemesis import has_troubles
+from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.nemesis import has_troubles, plan
+from tests.support.group_log import LOG_SEEDS
 
 
 @bug("0202", where=has_troubles)
@@ -90,3 +97,77 @@ def the_rest_of_a_short_write_goes_to_the_beginning() -> list[Patch]:
 @bug("0201", where=has_troubles)
 def appends_to_a_removed_directory_are_acknowledged() -> list[Patch]:
     return [(SimDisk, "is_named", lambda self, handle, path: True)]
+
+
+# Folders that a person removes: decision 0265
+
+
+def _loses_a_directory(streams: RandomStreams) -> bool:
+    """Whether a run has the play in which the member with a lost directory is asked by the next writer."""
+    return any(fault.kind in ("two_of_three", "removed_directory") for fault in plan(streams))
+
+
+@bug("0265, R4", where=_loses_a_directory)
+def a_missing_directory_was_never_claimed() -> list[Patch]:
+    """Missing directories count as empty, as before there was a register."""
+    return [
+        (loading.DirectoryLoader, "_check_not_lost", lambda self, directory, is_missing: None),
+        (DirectoryRegister, "epoch_of", lambda self, directory: 0),
+    ]
+
+
+@bug("0265, R4", where=_loses_a_directory)
+def only_claims_of_a_missing_directory_are_refused() -> list[Patch]:
+    """A reader is told that the directory is empty."""
+    original = Claims._open
+
+    def opened(self: Any, directory: Any, opening: Any) -> None:
+        if directory.loading is LoadState.BROKEN and not opening.request.claim:
+            self._opened(directory, opening, SessionEvent.OPENED)
+        else:
+            original(self, directory, opening)
+
+    return [(Claims, "_open", opened)]
+
+
+@bug("0265, R2", where=_loses_a_directory)
+def directories_are_never_registered() -> list[Patch]:
+    return [(DirectoryRegister, "add", lambda self, directory, epoch=0: None)]
+
+
+@bug("0265", where=_loses_a_directory)
+def the_folder_of_objects_is_made_again() -> list[Patch]:
+    """A server that finds no `d` begins anew, under its old identity."""
+
+    def made(of: Any) -> None:
+        if of.make_folder("d"):
+            of.put("directories", b"")
+
+    return [(storage, "check_folder_of_objects", made)]
+
+
+def _loses_one_at_work(streams: RandomStreams) -> bool:
+    return any(fault.kind == "removed_directory" for fault in plan(streams))
+
+
+@bug("0265", where=_loses_one_at_work)
+def a_directory_removed_at_work_is_not_noticed() -> list[Patch]:
+    return [(Storage, "missing_directories", lambda self: [])]
+
+
+@bug("0265", where=_loses_one_at_work, first=LOG_SEEDS)
+def a_removed_log_is_not_noticed() -> list[Patch]:
+    return [(LogFiles, "missing", lambda self: "")]
+
+
+@bug("0265, R4", where=_loses_a_directory, first=LOG_SEEDS)
+def the_log_makes_a_missing_directory_again() -> list[Patch]:
+    """A replay makes the directory with what the log still has of it, and nobody compares the register."""
+
+    def checked(self: Any, folders: Any) -> None:
+        del folders
+
+    return [
+        (DirectoryRegister, "check", checked),
+        (DirectoryRegister, "names", property(lambda self: frozenset())),
+    ]

@@ -10,8 +10,8 @@ for each run of a sequence.
     late_syncs   a writer's records wait for their syncs while another claims (V4)
     old_claims   a writer is not notified that another claims some members; these crash and restart: the first
                  writer reaches them and those that were never claimed (V5)
-    two_of_three of the members that acknowledged, one is damaged and one unavailable; the one that lagged is
-                 read (V7)
+    two_of_three of the members that acknowledged, one is damaged, or lost its disk or a directory, and one is
+                 unavailable; the one that lagged is read (V7)
     backups      all members but one get back disks from before the journal existed, while that one is
                  unavailable (R16)
 
@@ -28,6 +28,7 @@ from dos_protocol.store_record import claims_needed
 from tests.sim.engine.environment import Signal
 from tests.sim.nemesis import rot
 from tests.sim.nemesis.fault import Fault, Kind
+from tests.sim.nemesis.troubles import removable_folders
 from tests.sim.store.writer import GRANTED, RUNNING, SETTLED, Writer
 
 if TYPE_CHECKING:
@@ -269,8 +270,14 @@ async def two_of_three(play: Play) -> None:
     if not cluster.may_fail(victim) or victim.without_power:
         return
     victim.kill()
-    if rng.random() < 0.3:
+    drawn = rng.random()
+    if drawn < 0.3:
         victim.lose_disk(rng.randbytes(16))
+    elif drawn < 0.6 and (folders := removable_folders(victim)):
+        mine = f"d/{play.directory}"
+        folder = mine if mine in folders and rng.random() < 0.5 else rng.choice(folders)
+        victim.folder_is_removed(folder, rng.randbytes(16), keeps_disk=True)
+        cluster.env.after(rng.choice([0.5, 2.0, 5.0]), victim.give_empty_disk)
     else:
         victim.disk.write_back()
         objects = rot.objects_of(victim, play.directory)

@@ -18,6 +18,7 @@ from tests.sim.visitors import LOOSE
 
 if TYPE_CHECKING:
     from tests.sim.run import Cluster
+    from tests.sim.store.machine import Machine
 
 OPENING: Final = frozenset(("names", "make_folder", "open", "sync_folder", "rename", "remove"))
 """Methods that open a folder or a file, and so need a descriptor and a right."""
@@ -91,19 +92,35 @@ def failing_medium(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def removed_directory(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """A person removes a directory with its content under a running server. The server detects it when it
-    syncs; nothing that it receives later may be acknowledged. Then the person gives the server an empty
-    disk."""
+    """A person removes a directory with its content, all directories, or the group log, under a running
+    server or before its start. The server detects it: nothing that it receives later may be acknowledged, and
+    what is missing is never taken for empty. Later the person gives the server an empty disk."""
     machine = cluster.victim
-    there = [one for one in machine.disk.entries("d") if one != LOOSE and machine.disk.entries(f"d/{one}")]
-    if not cluster.may_lose(machine) or not machine.up or machine.hangs or not there:
+    if not cluster.may_lose(machine) or machine.hangs or machine.without_power or machine.doomed is not None:
         return
-    directory = rng.choice(there)
-    machine.directory_is_removed(directory, rng.randbytes(16))
+    folders = removable_folders(machine)
+    if not folders:
+        return
+    keeps_disk, folder = rng.random() < 0.5, rng.choice(folders)
+    if machine.up and rng.random() < 0.3:
+        machine.kill()
+        down_for(cluster, machine, 0.05 * rng.random())
+    machine.folder_is_removed(folder, rng.randbytes(16), keeps_disk=keeps_disk or not machine.up)
+    if keeps_disk and rng.random() < 0.5:
+        cluster.env.after(fault.seconds * rng.random(), partial(_restart, machine))
+    cluster.env.after(fault.seconds + rng.choice([0.2, 3.5]), machine.give_empty_disk)
 
-    def lose() -> None:
-        if machine.doomed is not None:
-            machine.kill()
-            machine.start()
 
-    cluster.env.after(0.2 + fault.seconds, lose)
+def removable_folders(machine: "Machine") -> list[str]:
+    """Return the folders that a person could remove: directories most often."""
+    disk = machine.disk
+    there = [f"d/{one}" for one in disk.entries("d") if one != LOOSE and disk.entries(f"d/{one}")]
+    if not there:
+        return []
+    return [*there, "d", *(["log"] if disk.entries("log") else [])]
+
+
+def _restart(machine: "Machine") -> None:
+    if machine.up and machine.doomed is not None:
+        machine.kill()
+        machine.start()

@@ -1,9 +1,9 @@
 """O14: reports about disks are true, and transient causes have no lasting effect (docs/decisions/0202).
 
 A server whose disk was never full never answers NO_SPACE. Bytes that are written to an object after its file
-was removed are not acknowledged; with a group log, they are not after its next check of the name. At the end,
-a server whose disk was not damaged refuses no directory and no object, because descriptors, rights and space
-are available then.
+was removed are not acknowledged; with a group log, they are not after its next check of the name. A folder
+that is removed under a running server is noticed by the next two checks. At the end, a server whose disk was
+not damaged refuses no directory and no object, because descriptors, rights and space are available then.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -35,6 +35,9 @@ class Causes(Oracle):
             self.object(
                 f"{machine.name} acknowledges {synced} bytes of {directory}/{name}, removed at {most}"
             )
+
+    def overlooked(self, machine: "Machine", folder: str) -> None:
+        self.object(f"{machine.name} goes on serving, though its folder {folder} was removed")
 
     def ended(self, cluster: "Cluster") -> None:
         for machine in cluster.machines:

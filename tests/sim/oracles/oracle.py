@@ -40,6 +40,7 @@ class Oracle:
     request_received    a server accepted a frame from a session
     append_refused      a server refused an append
     acknowledged_bytes  a server reported that size of an object as synced
+    overlooked     a server has not noticed that a folder of its data directory was removed
     served         a server has processed the requests of a session, as far as it can now
     stuck          there was no progress within a time limit
     ended          the run is over: the last take-overs and reads are done
@@ -73,6 +74,8 @@ class Oracle:
     def append_refused(self, machine: "Machine", session: int, request_id: int, code: int) -> None: ...
 
     def acknowledged_bytes(self, machine: "Machine", directory: str, name: str, synced: int) -> None: ...
+
+    def overlooked(self, machine: "Machine", folder: str) -> None: ...
 
     def served(self, server: "Server", session: int) -> None: ...
 

@@ -5,13 +5,16 @@ It records what its servers have reported, for the oracles. `nemesis` decides it
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
 from dos_server.core import vocabulary as v
+from dos_server.core.directory_state import LoadState
 from dos_server.core.records import decode_marks
 from dos_server.core.scrub import ScrubPlan
+from dos_server.limits import space_check_seconds
 from dos_server.storage import Storage
 from tests.sim.engine.disk import PowerCutError, SimDisk
 from tests.sim.engine.environment import Environment
@@ -70,6 +73,10 @@ class Machine:
         self.had_errors = False
         self.doomed: bytes | None = None
         """Its data is incomplete, and it gets an empty disk with this identity when it dies."""
+        self.keeps_disk = False
+        """The incomplete disk stays, also over restarts, until a person gives the machine an empty one."""
+        self.removed_folder, self.starts_without_it = "", 0
+        """The folder that its disk lacks, and how many servers have been started without it."""
         self.reportable_max: dict[tuple[str, str], int] = {}
         self.taken_away_at = 0.0
         """The maximum size that may be reported of objects whose files were removed under the running
@@ -128,9 +135,11 @@ class Machine:
         if self.up:
             return
         was_without_power, self.without_power = self.without_power, False
-        if self.doomed is not None:
+        if self.doomed is not None and not self.keeps_disk:
             self.lose_disk(self.doomed)
         self.removing.clear()
+        self.starts_without_it += 1
+        self.reportable_max.clear()  # a start finds what there is
         try:
             self.server = self.server_class(self)
         except (CorruptDataError, OSError) as error:
@@ -180,24 +189,58 @@ class Machine:
         self.disk.sometimes = self.env.sometimes
         self.disk.whole_sectors = self.env.with_log  # other runs stay as they are
 
-    def directory_is_removed(self, directory: str, fresh_id: bytes) -> None:
-        """A person removes a directory under the running server; later the machine gets an empty disk."""
-        assert self.server is not None, "a server runs"
-        there = self.server.core._tables.directories.get(directory)
-        if there is not None:
-            self.reportable_max |= {(directory, name): state.written for name, state in there.objects.items()}
-            self.taken_away_at = self.server.core._tables.now
-        for key in [key for key in self.reported if key[0] == directory]:
+    def folder_is_removed(self, folder: str, fresh_id: bytes, *, keeps_disk: bool) -> None:
+        """A person removes a folder of the data directory, under the running server or before its start:
+        `d/DIR`, `d` or `log`. With `keeps_disk` the rest of the disk stays for a while, with the identity.
+        """
+        running = self.server if self.up else None
+        hit = [name for name in self.disk.entries("d") if folder in (f"d/{name}", "d")]
+        for directory in hit if running is not None else ():
+            there = running.core._tables.directories.get(directory)
+            if there is not None:
+                written = {(directory, name): state.written for name, state in there.objects.items()}
+                self.reportable_max |= written
+                self.taken_away_at = running.core._tables.now
+        for key in [key for key in self.reported if key[0] in hit or folder == "log"]:
             del self.reported[key]
-        self.disk.take_away(f"d/{directory}")
-        self.doomed = fresh_id
-        self.env.sometimes["disk: directory removed"] += 1
-        self._note(f"has its directory {directory} removed")
+        self.damaged = {path: is_ for path, is_ in self.damaged.items() if path.split("/")[1] not in hit}
+        self.disk.take_away(folder)
+        self.doomed, self.keeps_disk, self.had_errors = fresh_id, keeps_disk, True
+        # the group log may still have all of a directory that is not registered yet, and makes it again
+        names = [mark.name for mark in decode_marks(self.disk.content("directories") or b"") if mark]
+        known = folder == "d" or folder.partition("/")[2] in names
+        self.removed_folder, self.starts_without_it = folder if known else "", 0
+        self.env.sometimes[
+            "disk: folder removed " + ("before a start" if running is None else "at work")
+        ] += 1
+        self._note(f"has its folder {folder} removed")
+        if running is not None:
+            running.log_is_gone = folder == "log"
+            self._expect_noticed(running, folder, running.space_checks + 2)
+
+    def _expect_noticed(self, server: Server, folder: str, checks: int) -> None:
+        """A server must notice within two of its checks that a folder is gone."""
+        if server is not self.server or not server.alive or self.doomed is None:
+            return
+        if server.space_checks < checks:
+            self.env.after(space_check_seconds, partial(self._expect_noticed, server, folder, checks))
+            return
+        there = server.core._tables.directories.get(folder.partition("/")[2])
+        if folder in ("d", "log") or (there is not None and there.loading is LoadState.READY):
+            self.bench.overlooked(self, folder)
+
+    def give_empty_disk(self) -> None:
+        """A person gives a machine with an incomplete disk an empty one."""
+        self.keeps_disk = False
+        if self.doomed is not None:
+            if self.up:
+                self.kill()
+            self.start()
 
     def lose_disk(self, fresh_id: bytes) -> None:
         """Lose the disk; the next start finds an empty one and creates another identity."""
         self._new_disk()
-        self.doomed = None
+        self.doomed, self.keeps_disk, self.removed_folder = None, False, ""
         self.reportable_max.clear()
         self.wiped = True
         self.reported.clear()

@@ -55,6 +55,8 @@ class Observer(Process):
         before, directory = (machine.disk, machine.doomed), self._rng.choice(self._directories)
         reported = {name: size for (folder, name), size in machine.reported.items() if folder == directory}
         await session.open_directory(directory)
+        if machine.removed_folder in ("d", f"d/{directory}") and machine.starts_without_it:
+            self._history.bench.overlooked(machine, machine.removed_folder)
         infos: dict[str, ObjectInfo] = {info.name: info for info in await session.list_all()}
         for name in sorted(infos)[-_STATS_MAX:]:
             infos[name] = (await session.stat(name)).info

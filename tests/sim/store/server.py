@@ -60,6 +60,8 @@ class Server(Process):
         self.scrub = self.core._on_event[scrub_reads.ScrubDue].__self__  # type: ignore[attr-defined]
         self.sessions: dict[int, ServerSession] = {}
         self._ticking = False
+        self.space_checks, self.log_is_gone = 0, False
+        """`log_is_gone`: a person has removed its log; until it notices, it reports what is on no disk."""
         self.soon(self._check_space)
         if machine.scrub.bytes_per_s:
             self.after(machine.scrub.first_seconds, lambda: self.feed(scrub_reads.ScrubDue(busy=False)))
@@ -119,11 +121,18 @@ class Server(Process):
     def _check_space(self) -> None:
         before = self.core.room_bytes
         try:
-            free = self.storage.free_space()
+            free, gone = self.storage.free_space(), self.storage.why_gone()
+            lost = [] if gone else self.storage.missing_directories()
         except PowerCutError:
             self.machine.power_cut()
             return
         self.feed(v.SpaceSeen(*free, before))
+        self.space_checks += 1
+        if gone:
+            self.machine.halt(gone)
+            return
+        if lost:
+            self.feed(v.DirectoriesLost(tuple(lost)))
         self.after(space_check_seconds, self._check_space)
 
     def _tick(self) -> None:
@@ -195,6 +204,8 @@ class Server(Process):
         else:
             return
         directory, reported = self.core._tables.sessions[session].directory or "", self.machine.reported
+        if self.log_is_gone:
+            return
         for name, synced in infos:
             if self.machine.reportable_max:
                 self.machine.bench.acknowledged_bytes(self.machine, directory, name, synced)

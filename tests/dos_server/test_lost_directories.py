@@ -1,0 +1,275 @@
+"""A directory that a person removed is damage, and is never taken for one that nobody has claimed yet."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dos_protocol import messages as m
+from dos_protocol.errors import CorruptDataError, ErrorCode, LocalProtocolError
+from dos_protocol.store_record import Member, StoreRecord, encode_store_record
+from dos_server.core import extent, records
+from dos_server.core.findings import Severity
+from dos_server.core.group_log import record
+from dos_server.core.group_log.life import Life, LogState, encode_life
+from dos_server.core.stamps import History, encode_history, encode_witnesses
+from dos_server.core.vocabulary import DirectoriesLost
+from dos_server.limits import mark_bytes
+from dos_server.offline.checking import Check, NotCheckedError
+from tests.dos_server.core_requests import append
+from tests.support.core_harness import Harness
+from tests.support.dos_command import dos
+from tests.support.fake_disk import FakeDisk
+from tests.support.servers import ServerProcess
+from tests.support.wire import Wire
+
+SLOT_BYTES = 1 << 16
+
+
+def claim(epoch: int, directory: str = "dir", writer_id: bytes = b"w" * 16) -> m.ChangeDirectory:
+    return m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer_id)
+
+
+def written(slot_bytes: int = 0) -> Harness:
+    """A running server with two directories, claimed at epoch 5, one of which has an object."""
+    server = Harness(FakeDisk(), slot_bytes=slot_bytes)
+    for directory in ("dir", "other"):
+        session = server.connect()
+        assert isinstance(server.ask(session, claim(5, directory)), m.DirectoryOpened)
+        assert server.ask(session, append(b"", b"bytes")) is None
+    return server
+
+
+def refuses(server: Harness, directory: str = "dir") -> bool:
+    """Whether the server refuses the directory to readers and writers as damaged, and lists it so."""
+    session = server.connect()
+    answers = [
+        server.ask(session, one)
+        for one in (claim(1, directory), claim(9, directory), m.ChangeDirectory(directory))
+    ]
+    (entry,) = [one for one in server.ask(session, m.List()).entries if one.name == directory]
+    return entry.corrupt and all(
+        isinstance(one, m.Error) and one.code == ErrorCode.CORRUPT for one in answers
+    )
+
+
+@pytest.mark.parametrize("slot_bytes", [0, SLOT_BYTES])
+@pytest.mark.parametrize("clean_stop", [False, True])
+def test_a_directory_that_is_missing_at_a_start_is_refused_and_the_others_are_served(
+    slot_bytes: int, *, clean_stop: bool
+) -> None:
+    # EVIDENCE-OF: P-4, P-5
+    server = written(slot_bytes)
+    server.storage.stop() if clean_stop else server.settle()
+    if not clean_stop:
+        server.storage.register.add("dir", 5)  # it is filed
+        server.disk.kill()
+    server.disk.take_away("d/dir")
+    for _ in range(2):  # a replay of the log does not bring back a part of it
+        server.start()
+        assert refuses(server)
+        assert isinstance(server.ask(server.connect(), claim(6, "other")), m.DirectoryOpened)
+        server.disk.kill()
+
+
+def test_a_directory_that_returns_after_it_was_missing_stays_refused() -> None:
+    server = written()
+    server.storage.stop()
+    folder = server.disk._folder("d/dir")
+    server.disk.take_away("d/dir")
+    server.start()
+    server.disk.kill()
+    server.disk._folder("d").seen["dir"] = server.disk._folder("d").stable["dir"] = folder
+    server.start()
+    assert refuses(server)
+
+
+@pytest.mark.parametrize("slot_bytes", [0, SLOT_BYTES])
+def test_a_directory_that_is_removed_under_the_server_is_refused_and_its_sessions_end(
+    slot_bytes: int,
+) -> None:
+    # EVIDENCE-OF: P-4
+    server = written(slot_bytes)
+    inside, outside = server.connect(), server.connect()
+    assert isinstance(server.ask(inside, m.ChangeDirectory("dir")), m.DirectoryOpened)
+    assert isinstance(server.ask(outside, m.ChangeDirectory("other")), m.DirectoryOpened)
+    server.disk.take_away("d/dir")
+    lost = server.storage.missing_directories()
+    assert lost == ["dir"] or slot_bytes
+    server.event(DirectoriesLost(tuple(lost or ["dir"])))
+    server.settle()
+    assert inside in server.closed
+    assert outside not in server.closed
+    assert refuses(server)
+    assert server.storage.missing_directories() == [], "it is told once"
+
+
+@pytest.mark.parametrize("what", ["d", "directories"])
+def test_a_server_does_not_start_without_its_directories_or_their_register(what: str) -> None:
+    server = written()
+    server.storage.stop()
+    server.disk.take_away(what)
+    with pytest.raises(CorruptDataError, match=what):
+        server.start()
+
+
+def test_a_claim_below_one_that_the_directory_had_is_refused_also_without_an_extent() -> None:
+    """The `.claim` of a directory is replaced by an older copy, and nothing was written since."""
+    server = Harness(FakeDisk())
+    server.ask(server.connect(), claim(2))
+    older = server.disk.content("d/dir/.claim")
+    server.ask(server.connect(), claim(5))
+    server.storage.stop()
+    server.disk.put("d/dir/.claim", bytes(older))
+    server.start()
+    assert refuses(server)
+
+
+def test_a_damaged_register_never_hides_a_missing_directory() -> None:
+    """Any byte of it is changed: with all folders the server goes on and repairs it; without one it refuses
+    to start, or refuses that directory.
+    """
+    # EVIDENCE-OF: P-4
+    server = written()
+    server.storage.stop()
+    whole = bytes(server.disk.content("directories"))
+    assert len(whole) == 2 * mark_bytes
+    for place in range(0, len(whole), 5):
+        damaged = whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :]
+        server.disk.put("directories", damaged)
+        server.start()
+        assert isinstance(server.ask(server.connect(), m.ChangeDirectory("dir")), m.DirectoryOpened)
+        server.storage.stop()
+        names = [one.name for one in records.decode_marks(bytes(server.disk.content("directories"))) if one]
+        assert sorted(names) == ["dir", "other"], place
+    server.disk.take_away("d/dir")
+    for place in range(0, len(whole), 5):
+        server.disk.put("directories", whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
+        try:
+            server.start()
+        except CorruptDataError:
+            continue
+        assert refuses(server), place
+        server.disk.kill()
+
+
+def test_a_directory_is_registered_before_it_is_acknowledged() -> None:
+    """The register cannot be written: the claim is refused, and after that it succeeds."""
+    server = Harness(FakeDisk())
+    session = server.connect()
+    server.disk.fail_at("write", "directories", 5)
+    refused = server.ask(session, claim(1))
+    assert isinstance(refused, m.Error), refused
+    assert isinstance(server.ask(server.connect(), claim(2)), m.DirectoryOpened)
+    assert "dir" in server.storage.register.names
+
+
+def put(server: ServerProcess, directory: str) -> None:
+    with Wire(server.address) as wire:
+        wire.claim(directory)
+        wire.append("o", b"", b"bytes")
+        wire.wait_synced("o", 5)
+
+
+def of_process(tmp_path: Path) -> Path:
+    """The data directory of a real server that was stopped, with a claimed directory."""
+    with ServerProcess(tmp_path / "data") as server:
+        put(server, "dir")
+        put(server, "other")
+        server.stop()
+    return tmp_path / "data"
+
+
+def test_fsck_and_the_start_agree_about_missing_directories(tmp_path: Path) -> None:
+    data = of_process(tmp_path)
+    assert dos("fsck", str(data)).returncode == 0
+    shutil.rmtree(data / "d" / "dir")
+    (found,) = Check(data).run().of(Severity.DAMAGED)
+    assert found.place == "d/dir"
+    assert dos("fsck", str(data)).returncode == 1
+    with ServerProcess(data) as server:
+        got = dos("get", f"dos://{server.location}/dir/o")
+        assert got.returncode != 0
+        assert "d/dir" in got.stderr
+        assert dos("get", f"dos://{server.location}/other/o").stdout == "bytes"
+    report = Check(data, raise_claims=True).run()
+    assert report.raised == ["dir: epoch 1048576"]
+    assert Check(data).run().findings == []
+    shutil.rmtree(data / "d")
+    assert dos("fsck", str(data)).returncode == 1
+    refused = dos("serve", "--data", str(data), "--listen", "127.0.0.1:0")
+    assert refused.returncode == 2
+    assert "the folder of all objects" in refused.stderr
+    assert not (data / "d").exists(), "nothing was changed"
+
+
+def removed_log(data: Path) -> None:
+    shutil.rmtree(data / "log")
+
+
+def removed_objects(data: Path) -> None:
+    shutil.rmtree(data / "d")
+
+
+def replaced_slots(data: Path) -> None:
+    for slot in (data / "log").glob("[0-3]"):
+        slot.rename(slot.with_suffix(".aside"))
+        shutil.copy(slot.with_suffix(".aside"), slot)
+
+
+@pytest.mark.parametrize("do", [removed_log, removed_objects, replaced_slots])
+def test_a_server_whose_log_or_objects_are_removed_ends_within_about_a_second(
+    tmp_path: Path, do: Callable[[Path], None]
+) -> None:
+    # EVIDENCE-OF: P-1
+    with ServerProcess(tmp_path / "data") as server:
+        put(server, "dir")
+        do(tmp_path / "data")
+        assert server.process.wait(30) == 1
+        assert "was removed while it was" in server.log_path.read_text()
+
+
+def test_the_format_version_rises_with_the_version_of_any_record() -> None:
+    """Whoever changes a format adds a row here, with the next number of all formats."""
+    history = encode_history(History(key=b"k" * 16))
+    beginnings = {
+        "claim": records.encode_claim(records.ClaimRecord(1, b"w" * 16)),
+        "life": encode_life(Life(1, LogState.CLEAN, b"k" * 16)),
+        "stamps": history,
+        "witnessed": encode_witnesses({}),
+        "store": encode_store_record(StoreRecord(b"s" * 16, 1, 1, (Member(b"m" * 16, "a:1"),))),
+    }
+    versions = {name: data[2] for name, data in beginnings.items()}
+    versions |= {"extent": extent.VERSION, "log": record.VERSION}
+    formats = {1: {"claim": 1, "life": 1, "stamps": 2, "witnessed": 1, "store": 1, "extent": 1, "log": 1}}
+    assert versions == formats[records.FORMAT]
+
+
+def test_a_program_that_does_not_know_the_format_refuses_the_data_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = of_process(tmp_path)
+    with monkeypatch.context() as newer:
+        newer.setattr(records, "FORMAT", records.FORMAT + 1)
+        (data / "identity").write_bytes(
+            records.encode_identity(records.parse_id((data / "identity").read_text()[:32]))
+        )
+    (data / ".mend.o.1").write_bytes(b"a leftover that a start would remove")
+
+    def tree() -> dict[str, tuple[int, int]]:
+        files = (path for path in data.rglob("*") if path.name != "lock")
+        return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
+
+    before = tree()
+    refused = dos("serve", "--data", str(data), "--listen", "127.0.0.1:0")
+    assert refused.returncode == 2
+    assert "has format 2, and this program uses format 1; nothing was changed" in refused.stderr
+    checked = dos("fsck", "--repair", str(data))
+    assert checked.returncode == 2
+    assert "has format 2" in checked.stderr
+    with pytest.raises(NotCheckedError, match="has format 2"):
+        Check(data).run()
+    with pytest.raises(LocalProtocolError, match="has format 2"):
+        records.decode_identity((data / "identity").read_bytes(), "identity")
+    assert tree() == before
