@@ -158,7 +158,7 @@ def check_format(identity: bytes | None) -> None:
     """
     found = _FORMAT_LINE.match(identity or b"")
     if found is None or int(found[3], 16) != digest64(found[1]):
-        return  # not written by any program: `decode_identity` says so
+        return  # not written by any program: `decode_identity` reports it
     if int(found[2]) != FORMAT:
         raise LocalProtocolError(
             f"the data directory has format {found[2].decode()}, and this program uses format {FORMAT};"

@@ -102,7 +102,7 @@ def test_a_directory_that_is_removed_under_the_server_is_refused_and_its_session
     assert inside in server.closed
     assert outside not in server.closed
     assert refuses(server)
-    assert server.storage.missing_directories() == [], "it is told once"
+    assert server.storage.missing_directories() == [], "it is reported once"
 
 
 @pytest.mark.parametrize("what", ["d", "directories"])
@@ -127,7 +127,7 @@ def test_a_claim_below_one_that_the_directory_had_is_refused_also_without_an_ext
 
 
 def test_a_damaged_register_never_hides_a_missing_directory() -> None:
-    """Any byte of it is changed: with all folders the server goes on and repairs it; without one it refuses
+    """Any byte of it is changed: with all folders the server continues and repairs it; without one it refuses
     to start, or refuses that directory.
     """
     # EVIDENCE-OF: P-4
@@ -231,7 +231,7 @@ def test_a_server_whose_log_or_objects_are_removed_ends_within_about_a_second(
 
 
 def test_the_format_version_rises_with_the_version_of_any_record() -> None:
-    """Whoever changes a format adds a row here, with the next number of all formats."""
+    """A change of any format adds a row here, with the next number of all formats."""
     history = encode_history(History(key=b"k" * 16))
     beginnings = {
         "claim": records.encode_claim(records.ClaimRecord(1, b"w" * 16)),

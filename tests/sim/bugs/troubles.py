@@ -118,7 +118,7 @@ def a_missing_directory_was_never_claimed() -> list[Patch]:
 
 @bug("0265, R4", where=_loses_a_directory)
 def only_claims_of_a_missing_directory_are_refused() -> list[Patch]:
-    """A reader is told that the directory is empty."""
+    """A reader receives an empty directory."""
     original = Claims._open
 
     def opened(self: Any, directory: Any, opening: Any) -> None:

@@ -37,7 +37,7 @@ class Causes(Oracle):
             )
 
     def overlooked(self, machine: "Machine", folder: str) -> None:
-        self.object(f"{machine.name} goes on serving, though its folder {folder} was removed")
+        self.object(f"{machine.name} continues to serve, though its folder {folder} was removed")
 
     def ended(self, cluster: "Cluster") -> None:
         for machine in cluster.machines:
