@@ -78,8 +78,7 @@ class ServerCore:
         and those known to hold a damaged object. `reserve_bytes`: disk space kept free; None derives it from
         the size of the file system. `log`: where the group log continues; None: there is none.
         """
-        names, bad = directory_names or set(), damaged_names or set()
-        valid = tokens or Tokens.single(b"")
+        names, bad, valid = directory_names or set(), damaged_names or set(), tokens or Tokens.single(b"")
         made_of = server_id, incarnation_id, record, valid, names, bad, reserve_bytes, quotas
         self._tables = tables = Tables(*made_of)
         stamps_ = Stamps(tables, incarnation_id, stamps)
