@@ -7,6 +7,8 @@ to a file, as lines of JSON.
 
 import json
 import logging
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Final
 
@@ -28,9 +30,19 @@ class _Lines(logging.Formatter):
         return json.dumps({"time": time_of(record), **getattr(record, "audit", {})})
 
 
+class _PrivateFile(WatchedFileHandler):
+    def _open(self) -> TextIOWrapper:
+        Path(self.baseFilename).touch(mode=0o600)
+        return super()._open()
+
+
 def write_audit_to(path: Path) -> None:
-    """Append the entries of this process to a file, which only its owner can read. Raises OSError."""
+    """Append the entries of this process to a file, which only its owner can read.
+
+    A file that was moved away or deleted, as log rotation does, is made again at the next entry. Raises
+    OSError.
+    """
     path.touch(mode=0o600)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _PrivateFile(path, encoding="utf-8")
     handler.setFormatter(_Lines())
     logger.addHandler(handler)

@@ -315,12 +315,17 @@ def _run(opened: OpenServer, data: Path, *, as_json: bool) -> None:
 
 
 async def _until_signal(opened: OpenServer, data: Path, as_json: bool) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_serve_to_the_end, opened, nursery.cancel_scope)
             _announce(opened, data, as_json=as_json)
-            async for _ in signals:
-                break
+            async for number in signals:
+                if number != signal.SIGHUP:
+                    break
+                text = (
+                    "SIGHUP: nothing to do; files of tokens, quotas and TLS are read again when they change"
+                )
+                logging.getLogger("dos.server").info(text)
             nursery.cancel_scope.cancel()
 
 

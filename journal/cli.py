@@ -7,7 +7,7 @@ is read by `inspecting.py`; exit codes are in `cli_arguments.py`.
 import functools
 import shutil
 import sys
-from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +31,9 @@ from journal.core import rendering
 from journal.core.inspection import Located
 from journal.core.rendering import fault_text
 from journal.core.timeline import Timeline
-from journal.dump import RecordFilter, dumper
+from journal.dump import Bound, RecordFilter, Render, as_line, dumper
 from journal.files.cli import add_commands
+from journal.files.moments import complete_moment, moment_here
 from journal.follow import follow_chain, follow_file
 from journal.inspecting import Consumer, InspectionOutcome, inspect_file, inspect_url, is_url
 from journal.ops import Op
@@ -79,13 +80,23 @@ def dump(
         ),
     ] = False,
     begin: Annotated[
-        int,
-        typer.Option("--from", min=0, help="Show only records that begin at or after this logical offset."),
-    ] = 0,
+        str,
+        typer.Option(
+            "--from",
+            metavar="OFFSET|TIME",
+            help="Show only records from this logical offset or time on: 4096, time:2026-11-28T03:12, -1h.",
+            autocompletion=complete_moment,
+        ),
+    ] = "0",
     end: Annotated[
-        int | None,
-        typer.Option("--to", min=0, help="Show only records that begin before this logical offset."),
+        str | None,
+        typer.Option(
+            "--to", metavar="OFFSET|TIME", help="Show only records before it.", autocompletion=complete_moment
+        ),
     ] = None,
+    times: Annotated[
+        bool, typer.Option("--times", help="Show the time of each record; JSON always has it, if known.")
+    ] = False,
     history: History = False,
     token_file: TokenFile = None,
 ) -> None:
@@ -104,13 +115,23 @@ def dump(
 
         dos journal dump --json --from 4096 dos://h1,h2,h3/wordcount.w0000/state | head
 
+        dos journal dump --from time:2026-11-28T03:10 --to time:2026-11-28T03:15 dos://h1,h2,h3/wordcount.coord/manifest
+
+    A record that holds no time has the time of the last one before it that does.
+
     Exit codes: 0 all records were shown, 1 a fault was found (reported after all good records) or requested
     history is missing, 2 usage or no such journal, 3 the store cannot be reached.
     """
     if as_json and v0_style:
         fail("--json and --v0-style exclude each other; pass one of them", REFUSED)
-    render = rendering.as_original if v0_style else _render(as_json=as_json, full=full)
-    _show(target, dumper(sys.stdout.write, render, begin=begin, end=end), token_file, history=history)
+    first, last = _bound(begin, "--from"), None if end is None else _bound(end, "--to")
+    times = as_json or times or not isinstance(first, int) or not isinstance(last, int | None)
+    if v0_style:
+        show = dumper(sys.stdout.write, _as_original, begin=first, end=last)
+    else:
+        render = _render(as_json=as_json, full=full)
+        show = dumper(sys.stdout.write, render, begin=first, end=last, times=times)
+    _show(target, show, token_file, history=history)
 
 
 @app.command()
@@ -316,8 +337,24 @@ def status(
     print(status_json(found) if as_json else found.as_text(), flush=True)
 
 
-def _render(*, as_json: bool, full: bool) -> Callable[[Located], str]:
-    return functools.partial(rendering.as_json if as_json else rendering.as_text, full=full)
+def _render(*, as_json: bool, full: bool) -> Render:
+    return functools.partial(rendering.as_json if as_json else as_line, full=full)
+
+
+def _as_original(located: Located, *, time_ms: int | None = None) -> str:
+    del time_ms
+    return rendering.as_original(located)
+
+
+def _bound(text: str, option: str) -> Bound:
+    """Return the offset or the time of an option. End the command if it is neither."""
+    try:
+        at = moment_here(text)
+    except ValueError as error:
+        fail(f"{option}: {error}", REFUSED)
+    if not isinstance(at, int | datetime):
+        fail(f"{option} takes an offset or a time, not {text!r}", REFUSED)
+    return at
 
 
 def _operation(name: str | None) -> Op | None:

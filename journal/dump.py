@@ -2,35 +2,75 @@
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Protocol
 
 from journal.core.inspection import Located
-from journal.core.rendering import as_json
+from journal.core.rendering import as_json, as_text
+from journal.core.timeline import wall_ms
 from journal.inspecting import Consumer
 from journal.ops import Op
+
+Bound = int | datetime
+"""A logical offset, or a time with a time zone."""
+
+
+class Render(Protocol):
+    """A function that formats a record as a line. `time_ms`: the wall clock; None to leave it out."""
+
+    def __call__(self, located: Located, *, time_ms: int | None = None) -> str: ...
+
+
+def as_line(located: Located, *, full: bool = False, time_ms: int | None = None) -> str:
+    """Format a record as text, with its wall clock in UTC if `time_ms` is given."""
+    if time_ms is None:
+        return as_text(located, full=full)
+    try:
+        when = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (
+        ValueError,
+        OverflowError,
+        OSError,
+    ):  # a number that no calendar has, of a damaged or foreign record
+        when = f"{time_ms}ms"
+    return as_text(located, full=full, when=when)
 
 
 def dumper(
     write: Callable[[str], object],
-    render: Callable[[Located], str],
+    render: Render,
     *,
-    begin: int = 0,
-    end: int | None = None,
+    begin: Bound = 0,
+    end: Bound | None = None,
+    times: bool = False,
     wanted: Callable[[Located], bool] = lambda _: True,
 ) -> Consumer:
-    """Return a consumer that writes one line for each wanted record that begins in [begin, end).
+    """Return a consumer that writes one line for each wanted record in [begin, end); None for no end.
 
-    begin, end: logical offsets; None for no end. The consumer returns False when `end` is reached.
+    A record that holds no wall clock has the time of the last one before it that does. `times`: show the
+    times. The consumer returns False when `end` is reached.
     """
+    now_ms: int | None = None
+
+    def reached(bound: Bound, located: Located) -> bool:
+        if isinstance(bound, int):
+            return located.offset >= bound
+        return now_ms is not None and now_ms >= bound.timestamp() * 1000
 
     def consume(records: list[Located]) -> bool:
-        lines = [
-            render(located)
-            for located in records
-            if begin <= located.offset and (end is None or located.offset < end) and wanted(located)
-        ]
+        nonlocal now_ms
+        lines, ended = [], False
+        for located in records:
+            clock = wall_ms(located.record)
+            now_ms = clock if clock is not None else now_ms
+            ended = end is not None and reached(end, located)
+            if ended:
+                break
+            if reached(begin, located) and wanted(located):
+                lines.append(render(located, time_ms=now_ms if times else None))
         if lines:
             write("\n".join(lines) + "\n")
-        return end is None or not records or records[-1].end < end
+        return not ended
 
     return consume
 

@@ -23,7 +23,7 @@ def timeline_of(timeline: Timeline) -> Consumer:
 
 
 def as_text(timeline: Timeline, *, lines: int, columns: int) -> str:
-    """Format one line per interval: its time, its bytes as a bar and a number, its records and events."""
+    """Format one line per interval: its time, bytes as a bar and a number, records, offset, and events."""
     stretches = timeline.stretches(lines)
     if not stretches:
         return "no records"
@@ -33,17 +33,18 @@ def as_text(timeline: Timeline, *, lines: int, columns: int) -> str:
             _when(stretch, timeline),
             f"{stretch.bytes:,} bytes",
             f"{stretch.records:,} records",
+            f"from {stretch.offset:,}" if timeline.by_time and stretch.records else "",
             _events(stretch),
         )
         for stretch in stretches
     ]
-    widths = [max(len(row[n]) for row in rows) for n in range(3)]
-    room = max(columns - sum(widths) - max(len(row[3]) for row in rows) - 8, 10)
+    widths = [max(len(row[n]) for row in rows) for n in range(4)]
+    room = max(columns - sum(widths) - max(len(row[4]) for row in rows) - 10, 10)
     text = []
-    for stretch, (when, size, records, events) in zip(stretches, rows, strict=True):
+    for stretch, (when, *counts, events) in zip(stretches, rows, strict=True):
         bar = BAR * (-(-stretch.bytes * room // most) if most else 0)
-        line = f"{when:<{widths[0]}}  {bar:<{room}}  {size:>{widths[1]}}  {records:>{widths[2]}}  {events}"
-        text.append(line.rstrip())
+        cells = "  ".join(f"{one:>{width}}" for one, width in zip(counts, widths[1:], strict=True))
+        text.append(f"{when:<{widths[0]}}  {bar:<{room}}  {cells}  {events}".rstrip())
     return "\n".join(text)
 
 
@@ -54,6 +55,7 @@ def as_json(timeline: Timeline, *, lines: int) -> str:
         "stretches": [
             {
                 "begin": stretch.begin,
+                "offset": stretch.offset if stretch.records else None,
                 "records": stretch.records,
                 "bytes": stretch.bytes,
                 **dict(stretch.events),

@@ -262,7 +262,7 @@ def backup_row(record: BackupRecord) -> dict[str, Any]:
 def _done_text(done: BackupDone) -> str:
     text = (
         f"backup {done.number} of checkpoint {done.checkpoint}, step {done.step}, committed"
-        f" {clock_text(done.checkpoint_ms)}: {count_text(done.copied_bytes)} bytes copied and verified in"
+        f" {clock_text(done.checkpoint_ms)}: {count_text(done.copied_bytes)} copied and verified in"
         f" {done.seconds:.1f} s, {count_text(done.bytes)} in all"
     )
     lines = [text]

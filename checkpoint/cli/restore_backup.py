@@ -117,7 +117,7 @@ def restore_from_backup(
         row = backup_row(record)
         text = (
             f"backup {row['backup']} of region {row['region']}: checkpoint {row['checkpoint']}, committed"
-            f" {clock_text(row['checkpointMs'])}; {count_text(row['bytes'])} bytes; what followed is lost"
+            f" {clock_text(row['checkpointMs'])}; {count_text(row['bytes'])}; what followed is lost"
         )
         print_result(row, text, as_json=as_json)
         return
@@ -145,7 +145,7 @@ def _chosen(source: str, region: str, number: int, known: list[BackupRecord]) ->
 def _restored_text(done: RestoredBackup) -> str:
     text = (
         f"region {done.region} is restored from backup {done.backup}, committed"
-        f" {clock_text(done.checkpoint_ms)}: {count_text(done.bytes)} bytes in {done.directories} directories"
+        f" {clock_text(done.checkpoint_ms)}: {count_text(done.bytes)} in {done.directories} directories"
         f"; run it to continue at step {done.step}"
     )
     lines = [text]

@@ -8,6 +8,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from checkpoint.core.manifest import Cut, Edit, SavepointNote, SplitPosition, WorkerCut
+from checkpoint.core.voting import slowest
 from journal import Position
 
 
@@ -35,7 +36,7 @@ def checkpoint_row(
         "stateBytes": sum(part.state.size for part in cut.workers.values()),
         "workerStateBytes": [cut.workers[index].state.size for index in sorted(cut.workers)],
         "splits": sum(len(splits) for part in cut.workers.values() for splits in part.sources.values()),
-        "phaseSeconds": slowest(cut.phases_s),
+        "phaseSeconds": _rounded(slowest(cut.phases_s.values())),
     }
 
 
@@ -101,15 +102,6 @@ def checkpoint_full(cut: Cut) -> dict[str, Any]:
             _worker(index, part, cut.phases_s.get(index, {})) for index, part in sorted(cut.workers.items())
         ],
     }
-
-
-def slowest(phases_s: dict[int, dict[str, float]]) -> dict[str, float]:
-    """Return phase -> seconds of the slowest worker."""
-    longest: dict[str, float] = {}
-    for phases in phases_s.values():
-        for phase, seconds in phases.items():
-            longest[phase] = max(longest.get(phase, 0.0), round(seconds, 6))
-    return longest
 
 
 def checkpoint_diff(before: Cut, after: Cut) -> dict[str, Any]:
@@ -187,6 +179,10 @@ def _sinks_between(before: Cut, after: Cut) -> list[dict[str, Any]]:
     return rows
 
 
+def _rounded(phases: Mapping[str, float]) -> dict[str, float]:
+    return {phase: round(seconds, 6) for phase, seconds in phases.items()}
+
+
 def _worker(index: int, part: WorkerCut, phases: dict[str, float]) -> dict[str, Any]:
     return {
         "worker": index,
@@ -201,7 +197,7 @@ def _worker(index: int, part: WorkerCut, phases: dict[str, float]) -> dict[str, 
             for source, splits in part.sources.items()
         },
         "sinks": part.sinks,
-        "phaseSeconds": {phase: round(seconds, 6) for phase, seconds in phases.items()},
+        "phaseSeconds": _rounded(phases),
     }
 
 

@@ -229,8 +229,8 @@ class Checkpointing:
         cut = state.last_checkpoint
         assert cut is not None
         seconds = now - pending.requested_at
-        prepared = max(pending.phases_s().values(), default=0.0)
-        phases = {**pending.phases_s(), "commit": max(seconds - prepared, 0.0)}
+        prepared = pending.phases_s()
+        phases = {**prepared, "commit": max(seconds - sum(prepared.values()), 0.0)}
         by_worker = {worker: vote.phases_s for worker, vote in sorted(pending.votes.items())}
         votes_s = {worker: pending.voted_at[worker] - pending.requested_at for worker in by_worker}
         state.report(

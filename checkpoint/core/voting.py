@@ -3,7 +3,7 @@
 A vote is counted only here, and a checkpoint is built only from the votes of all workers.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -116,13 +116,18 @@ class PendingCut:
         )
         return in_its_version(cut)
 
-    def phases_s(self) -> dict[str, float]:
+    def phases_s(self) -> Mapping[str, float]:
         """Return phase -> seconds of the slowest worker."""
-        longest: dict[str, float] = {}
-        for vote in self.votes.values():
-            for phase, seconds in vote.phases_s.items():
-                longest[phase] = max(longest.get(phase, 0.0), seconds)
-        return longest
+        return slowest(vote.phases_s for vote in self.votes.values())
+
+
+def slowest(phases_s: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
+    """Return phase -> seconds of the worker that took longest, {} if there is none.
+
+    A worker's phases follow each other. The longest of each phase, of different workers, would add up to more
+    than the checkpoint took.
+    """
+    return max(phases_s, key=lambda one: sum(one.values()), default={})
 
 
 def _retired(parent: Cut, workers: Collection[int]) -> dict[int, RetiredWorker]:

@@ -67,7 +67,7 @@ class BackupDone:
     copied_objects: int
     bytes: int
     released: tuple[int, ...]
-    """The older backups that were given up."""
+    """The older backups that were given up. Numbers grow and have gaps: each run takes one, too."""
 
 
 async def back_up(
@@ -113,7 +113,8 @@ async def back_up(
             copied_bytes=copier.copied_bytes,
         )
         await _commit(place, record)
-    released = await _delete_old(place, record)
+    await _delete_old(place, record)
+    before = newest.retained if newest is not None else ()
     return BackupDone(
         number=record.number,
         checkpoint=cut.cut,
@@ -124,7 +125,7 @@ async def back_up(
         copied_bytes=copier.copied_bytes,
         copied_objects=copier.copied_objects,
         bytes=record.bytes,
-        released=released,
+        released=tuple(sorted(set(before) - set(record.retained))),
     )
 
 
@@ -208,23 +209,21 @@ async def backups_of(place: BackupPlace) -> list[BackupRecord]:
     return [*(one for one in found if one is not None), newest]
 
 
-async def _delete_old(place: BackupPlace, record: BackupRecord) -> tuple[int, ...]:
-    """Delete what the record releases: first the records, then the pieces. Return the released numbers.
+async def _delete_old(place: BackupPlace, record: BackupRecord) -> None:
+    """Delete what the record releases: first the records, then the pieces.
 
     Nothing is deleted that another backup may need: if a record cannot be read, no piece is deleted.
     """
-    names = released_records(await place.sizes(RECORD_PREFIX), record)
-    await place.delete(names)
+    await place.delete(released_records(await place.sizes(RECORD_PREFIX), record))
     try:
         retained = await backups_of(place)
     except BackupDamagedError as error:
         logger.warning("no object of older backups is deleted: %s", error)
-        return ()
+        return
     if {one.number for one in retained} == set(record.retained):
         pieces = unneeded_pieces(await place.sizes(PIECE_PREFIX), record, retained)
         if not await place.delete(pieces):
             logger.info("some objects of older backups are not deleted yet: the next run deletes them")
-    return tuple(number for name in names if (number := number_of(name)) is not None)
 
 
 @asynccontextmanager

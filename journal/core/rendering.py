@@ -10,12 +10,14 @@ from journal.core.inspection import Located, kind_of
 from journal.limits import dump_string_bytes_max
 
 
-def as_text(located: Located, *, full: bool = False) -> str:
+def as_text(located: Located, *, full: bool = False, when: str = "") -> str:
     """Format a record as `OFFSET NAME version=1 op=5 tag=2 ints=[10] strings=['/w/a', '0\\n']`.
 
-    The part after the name is the output of the original dump tool.
+    The part after the name is the output of the original dump tool. `when`: the time, to show after the
+    offset.
     """
-    return f"{located.offset} {located.record.op.name} {as_original(located, full=full)}"
+    start = " ".join(filter(None, (str(located.offset), when, located.record.op.name)))
+    return f"{start} {as_original(located, full=full)}"
 
 
 def as_original(located: Located, *, full: bool = True) -> str:
@@ -37,8 +39,8 @@ def _quoted(string: bytes, full: bool) -> str:
     return f"{repr(string[:dump_string_bytes_max])[1:]}...[{len(string)} bytes]"
 
 
-def as_json(located: Located, *, full: bool = False) -> str:
-    """Format a record as one JSON object.
+def as_json(located: Located, *, full: bool = False, time_ms: int | None = None) -> str:
+    """Format a record as one JSON object, with its wall clock if `time_ms` is given.
 
     A string is {"bytes": its length, "text": ...} if it is UTF-8, otherwise with "hex" instead of "text", and
     with "cut": true if only its beginning is included.
@@ -56,7 +58,7 @@ def as_json(located: Located, *, full: bool = False) -> str:
         "ints": record.ints,
         "strings": [_described(string, full) for string in record.strings],
     }
-    return msgspec.json.encode(line).decode()
+    return msgspec.json.encode(line if time_ms is None else {**line, "timeMs": time_ms}).decode()
 
 
 def _described(string: bytes, full: bool) -> dict[str, object]:

@@ -5,6 +5,7 @@ first one. A journal without any is divided by offset. Memory does not grow with
 intervals are merged when there are too many.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -26,6 +27,8 @@ CLOCKS = {
     Op.REPORT: 0,
 }
 """Operation -> the index of the int that holds the wall clock, in ms since 1970."""
+_CHECKPOINT_CLOCK = re.compile(rb'"wall_time_ms":(\d{1,18})\b')
+"""The wall clock in the JSON of a checkpoint record."""
 EVENTS = {
     Op.SEGMENT_START: "segments",
     Op.CUT: "checkpoints",
@@ -37,18 +40,23 @@ EVENTS = {
 
 @dataclass(slots=True)
 class TimelineInterval:
-    """The counts of one interval. `begin` is in ms since 1970, or a logical offset."""
+    """The counts of one interval. `begin` is in ms since 1970, or a logical offset. `offset`: the logical
+    offset of its first record; -1 without one.
+    """
 
     begin: int
     records: int = 0
     bytes: int = 0
     events: Counter[str] = field(default_factory=Counter)
+    offset: int = -1
 
     def take(self, other: "TimelineInterval") -> None:
         """Add the counts of another interval to this one."""
         self.records += other.records
         self.bytes += other.bytes
         self.events += other.events
+        if other.offset >= 0 and not 0 <= self.offset <= other.offset:
+            self.offset = other.offset
 
 
 class Timeline:
@@ -66,7 +74,7 @@ class Timeline:
         clock = wall_ms(located.record)
         if clock is not None:
             self._now_ms = clock
-        one = TimelineInterval(0, 1, located.end - located.offset)
+        one = TimelineInterval(0, 1, located.end - located.offset, offset=located.offset)
         if (event := EVENTS.get(located.record.op)) is not None:
             one.events[event] += 1
         if located.record.op is Op.SEGMENT_START and self._is_another_writers(located.segment):
@@ -138,5 +146,8 @@ class _Stretches:
 
 def wall_ms(record: Record) -> int | None:
     """Return the wall clock in a record, in ms since 1970, or None."""
+    if record.op is Op.CUT and record.strings:
+        found = _CHECKPOINT_CLOCK.search(record.strings[0])
+        return int(found[1]) if found is not None else None
     index = CLOCKS.get(record.op)
     return record.ints[index] if index is not None and index < len(record.ints) else None

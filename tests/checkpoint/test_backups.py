@@ -119,9 +119,12 @@ def test_older_backups_go_with_what_only_they_need(monkeypatch):
 
     async def main():
         async with opened() as (region, place):
+            made: list[int] = []
             for count in range(1, 5):
                 await region.advance(rolls=count % 2 == 0)
                 done = await region.back_up(place, keep=2)
+                made.append(done.number)
+                assert done.released == tuple(made[-3:-2]), "the backup, and no record of a run"
                 numbers = await whole(place)
                 assert len(numbers) == min(count, 2)
                 assert numbers[-1] == done.number

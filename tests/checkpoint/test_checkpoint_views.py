@@ -5,7 +5,6 @@ from checkpoint.core.checkpoint_views import (
     checkpoint_full,
     checkpoint_row,
     savepoint_row,
-    slowest,
 )
 from checkpoint.core.manifest import NO_NOTE, SavepointNote, SplitPosition
 from tests.checkpoint.manifest_samples import numbered_cut, part
@@ -27,7 +26,7 @@ def test_a_cut_in_a_row_and_in_full() -> None:
         False,
     )
     assert (row["stateBytes"], row["workerStateBytes"], row["splits"]) == (300, [100, 200], 2)
-    assert row["phaseSeconds"] == slowest(phases) == {"write": 0.5, "sync": 1.0}
+    assert row["phaseSeconds"] == phases[0], "of one worker: they add up"
     named = checkpoint_row(cut, (4, 5), {"b": 5, "a": 5, "c": 4})
     assert (named["retained"], named["savepoints"]) == (True, ["a", "b"])
     assert not checkpoint_row(cut, (4,))["retained"]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,8 @@ def test_the_commands_change_the_file_and_a_running_server_notices(tmp_path: Pat
         assert refused.returncode == 2
         assert "token 'shop' may not open directory 'prices'" in refused.stderr
         assert "`dos token ls` shows what each one grants" in refused.stderr
+        rotated = audit.rename(tmp_path / "audit.1")
+        server.process.send_signal(signal.SIGHUP)
         assert dos("token", "revoke", path, "shop").stdout == "revoked: shop\n"
         until(
             lambda: "the token is missing, wrong, expired or revoked" in append("shop").stderr,
@@ -203,8 +206,10 @@ def test_the_commands_change_the_file_and_a_running_server_notices(tmp_path: Pat
         log = server.log_path.read_text()
         assert secret.read_text().strip() not in log + path.read_text()
         assert "audit: token 'shop' from 127.0.0.1" in log
-    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+        assert "SIGHUP: nothing to do" in log
+    assert '"removed this token"' not in rotated.read_text(), "the log that was moved away is closed"
     assert audit.stat().st_mode & 0o777 == 0o600
+    lines = [json.loads(line) for file in (rotated, audit) for line in file.read_text().splitlines()]
     wrong = "sent a token that is missing, wrong, expired or revoked"
     assert any(one["action"] == wrong and not one["token"] for one in lines)
     assert [(one["token"], one["action"]) for one in lines if wrong not in one["action"]] == [

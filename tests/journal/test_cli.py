@@ -71,6 +71,7 @@ def test_dump_as_json_is_one_object_a_line() -> None:
         "flags": 0,
         "ints": [12, 340, 7],
         "strings": [{"bytes": 10, "text": '{"cut":12}'}],
+        "timeMs": 1732147200000,
     }
     assert lines[2]["strings"][1] == {"bytes": 44, "hex": "ff" * 4 + "00" * 40}
     assert lines[0]["strings"][0]["cut"] is True
