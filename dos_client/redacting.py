@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import quote, quote_plus
 
 REMOVED: Final = "<***>"
+_INNER_CHARS_MIN: Final = 8
 _ALWAYS_CHARS_MIN: Final = 4
 """A shorter secret is removed where it is a word of its own: else a token `a` would remove every letter a."""
 
@@ -44,6 +45,8 @@ _PATTERNS: Final = (
     (re.compile(r"(?i)(authorization[\"']?\s*[=:]\s*)[^\r\n]+"), rf"\1{REMOVED}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}"), rf"\1 {REMOVED}"),
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b"), REMOVED),
+    # the key of a page, in its address and in its cookie
+    (re.compile(r"(?i)([?&]key=|\bdos_page[\"']?\s*[=:]\s*)[^\s&;\"']+"), rf"\1{REMOVED}"),
 )
 
 
@@ -89,7 +92,13 @@ def _forms(secret: str) -> set[str]:
         quote(secret),
         quote_plus(secret),
         encoded.hex(),
+        encoded.hex().upper(),
     }
     for data in (encoded, encoded + b"\n"):
         forms |= {base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode()}
+    for before in range(3):  # within more, as in `user:SECRET`: what does not depend on the rest
+        inner = base64.b64encode(bytes(before) + encoded).decode().rstrip("=")
+        inner = inner[(0, 2, 3)[before] : len(inner) - ((before + len(encoded)) % 3 > 0)]
+        if len(inner) >= _INNER_CHARS_MIN:
+            forms |= {inner, inner.translate(str.maketrans("+/", "-_"))}
     return {form for one in forms for form in (one, one.rstrip("=")) if form}

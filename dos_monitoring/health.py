@@ -12,6 +12,7 @@ It is plain HTTP without a password, in threads of its own: an event loop that h
 answering. It changes nothing in the process.
 """
 
+import logging
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -27,6 +28,7 @@ from dos_monitoring.core.listening import MetricsListen
 from dos_protocol.addresses import is_loopback
 from dos_tls import TlsSettings, TlsSettingsError, expiries, expiry_problem, tls_of_environment
 
+logger: Final = logging.getLogger("dos.monitoring")
 _REQUEST_S_MAX: Final = 10.0
 
 
@@ -95,6 +97,10 @@ class HealthServer:
         class Server(ThreadingHTTPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
             daemon_threads = True
+
+            def handle_error(self, *_: object) -> None:
+                """A peer that is gone, or sends noise, is not worth a traceback."""
+                logger.debug("a request for metrics or health failed", exc_info=True)
 
         self._server = Server((host, port), Handler)
         self.port = self._server.server_port

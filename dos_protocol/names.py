@@ -27,6 +27,13 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def printable(text: str) -> str:
+    """Return a text of another program with everything escaped that a terminal obeys: line ends, ESC, ..."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
 def check_name(name: str) -> str:
     """Return the name unchanged. Raises BadNameError; the message escapes and truncates untrusted values."""
     if not isinstance(name, str):

@@ -8,7 +8,7 @@ import msgspec
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ERRORS_BY_CODE, ErrorCode, RefusedError
 from dos_protocol.limits import u64_max
-from dos_protocol.names import NO_ID
+from dos_protocol.names import NO_ID, printable
 
 NO_DIGEST: Final = u64_max
 """Value of `Stat.digest_at` that requests no digest."""
@@ -364,7 +364,10 @@ Message = (
 
 
 def refused(error: Error) -> RefusedError:
-    """Return the exception for an ERROR message, of the class for its code."""
+    """Return the exception for an ERROR message, of the class for its code. Its texts reach terminals and
+    logs, so what is not printable is escaped.
+    """
+    error = msgspec.structs.replace(error, message=printable(error.message), remedy=printable(error.remedy))
     try:
         code = ErrorCode(error.code)
     except ValueError:

@@ -4,12 +4,14 @@ This module checks that the answer fits the request. The transport is in `connec
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import TypeVar
 
 import trio
 
 from dos_client.limits import answer_timeout_s, delete_timeout_s, repair_timeout_s
 from dos_protocol.errors import DosError, RemoteProtocolError
+from dos_protocol.names import is_name
 from dos_protocol.store_record import StoreRecord, encode_store_record
 from dos_protocol.vocabulary import (
     NO_DIGEST,
@@ -59,28 +61,45 @@ class Requests(ABC):
         """Send a request and return an answer of the expected class."""
         answer = await self.request(message, timeout_s)
         if not isinstance(answer, expected):
-            error = RemoteProtocolError(
-                f"{self.address} answered {type(message).__name__} with {type(answer).__name__}"
-            )
-            self.fail(error)
-            raise error
+            raise self.unfit(message, type(answer).__name__)
         return answer
+
+    def unfit(self, message: Message, what: str) -> RemoteProtocolError:
+        """End the session because an answer does not fit its request. Return the error."""
+        error = RemoteProtocolError(f"{self.address} answered {type(message).__name__} with {what}")
+        self.fail(error)
+        return error
 
     async def open_directory(self, directory: str) -> DirectoryOpened:
         """Enter a directory for reading, without a claim. Raises NotFoundError if the server reports it."""
-        return await self.call(ChangeDirectory(directory), DirectoryOpened)
+        request = ChangeDirectory(directory)
+        answer = await self.call(request, DirectoryOpened)
+        self._check_names(request, answer.entries)
+        return answer
 
     async def claim(self, directory: str, epoch: int, writer_id: bytes) -> DirectoryOpened:
         """Become the directory's writer on this server. Raises FencedError with the epoch that the server
         holds.
         """
-        return await self.call(
-            ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer_id), DirectoryOpened
-        )
+        request = ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer_id)
+        answer = await self.call(request, DirectoryOpened)
+        if (answer.epoch, answer.writer_id) != (epoch, writer_id):
+            raise self.unfit(request, f"the claim of epoch {answer.epoch}, or of another writer")
+        self._check_names(request, answer.entries)
+        return answer
+
+    def _check_names(self, message: Message, entries: Iterable[ObjectInfo]) -> None:
+        """End the session if a name does not match the grammar: names reach files, URLs and terminals."""
+        for info in entries:
+            if not is_name(info.name):
+                raise self.unfit(message, f"a name that no object can have: {info.name[:40]!a}")
 
     async def list_names(self, prefix: str = "", after: str = "", entries_max: int = 1_000) -> Listing:
         """Return one page of directories, or of objects if a directory is open."""
-        return await self.call(List(prefix, after, entries_max), Listing)
+        request = List(prefix, after, entries_max)
+        answer = await self.call(request, Listing)
+        self._check_names(request, answer.entries)
+        return answer
 
     async def list_all(self, prefix: str = "") -> list[ObjectInfo]:
         """Return the entries of all pages."""
@@ -93,7 +112,11 @@ class Requests(ABC):
 
     async def stat(self, name: str, digest_at: int = NO_DIGEST) -> StatResult:
         """Return the sizes of an object, and the prefix digest at `digest_at` if given."""
-        return await self.call(Stat(name, digest_at), StatResult)
+        request = Stat(name, digest_at)
+        answer = await self.call(request, StatResult)
+        if (answer.info.name, answer.digest_at) != (name, digest_at):
+            raise self.unfit(request, "the sizes of another object, or a digest at another size")
+        return answer
 
     async def get(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> bytes:
         """Return durable bytes from `offset`, empty at the synced end."""
@@ -101,13 +124,10 @@ class Requests(ABC):
 
     async def get_data(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> Data:
         """Return durable bytes from `offset`, with the synced size."""
-        data = await self.call(
-            Get(name, offset, max_bytes, wait_ms), Data, self.answer_timeout_s + wait_ms / 1_000
-        )
+        request = Get(name, offset, max_bytes, wait_ms)
+        data = await self.call(request, Data, self.answer_timeout_s + wait_ms / 1_000)
         if data.offset != offset or len(data.payload) > max_bytes or data.name != name:
-            error = RemoteProtocolError(f"{self.address} answered GET with bytes that were not requested")
-            self.fail(error)
-            raise error
+            raise self.unfit(request, "bytes that were not requested")
         return data
 
     async def delete(self, name: str) -> None:
@@ -120,13 +140,14 @@ class Requests(ABC):
         """
         answer = await self.call(Delete(name), Deleted, delete_timeout_s)
         if answer.name != name:
-            error = RemoteProtocolError(f"{self.address} deleted {answer.name} instead of {name}")
-            self.fail(error)
-            raise error
+            raise self.unfit(Delete(name), f"the deletion of {answer.name[:40]!a}")
 
     async def repair(self, request: RepairChunk) -> RepairAck:
         """Send a piece of a new copy. Raises WouldLoseError and others, see protocol.md."""
-        return await self.call(request, RepairAck, repair_timeout_s)
+        answer = await self.call(request, RepairAck, repair_timeout_s)
+        if answer.name != request.name:
+            raise self.unfit(request, f"the repair of {answer.name[:40]!a}")
+        return answer
 
     async def configure(self, record: StoreRecord) -> int:
         """Send a newer store record to the server. Returns the generation that it then stores."""

@@ -1,18 +1,23 @@
 """One session: requests and answers, refusals, silence, and peers that talk nonsense."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from dos_client.core.window import Chunk, append_head
-from dos_client.sessions.connection import open_connection
+from dos_client.sessions.connection import Connection, open_connection
 from dos_client.sessions.dialling import dial
+from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import (
     BrokenConnectionError,
     ClosedError,
+    ErrorCode,
     NotFoundError,
     PastEndError,
     RefusedError,
@@ -20,7 +25,7 @@ from dos_protocol.errors import (
     SizeMismatchError,
     WrongStoreError,
 )
-from dos_protocol.frames import encode_frame
+from dos_protocol.frames import FrameDecoder, encode_frame
 from dos_protocol.messages import encode
 from dos_protocol.vocabulary import DurabilityAck, Pong, Welcome
 from tests.dos_client.support import ThreadServer, new_writer
@@ -225,3 +230,69 @@ async def test_a_peer_that_talks_nonsense_is_a_named_error(answer: bytes, what: 
 async def test_nobody_is_dialled_at_the_address_of_one_that_is_gone() -> None:
     with pytest.raises(BrokenConnectionError, match="belongs to the server that replaces it"):
         await dial("00112233445566778899aabbccddeeff.gone.invalid:1")
+
+
+WRITER = b"w" * 16
+STAT = m.StatResult(m.ObjectInfo("o", 4, 4), 4, 9)
+ESCAPES = "\x1b[2J\x1b]0;x\x07\r\n"
+HOSTILE = [
+    (lambda c: c.claim("d", 5, WRITER), m.DirectoryOpened(6, WRITER), "the claim of epoch 6"),
+    (lambda c: c.claim("d", 5, WRITER), m.DirectoryOpened(5, b"x" * 16), "of another writer"),
+    (lambda c: c.claim("d", 5, WRITER), m.DirectoryOpened(5, WRITER, (m.ObjectInfo("../x"),)), "'../x'"),
+    (lambda c: c.open_directory("d"), m.DirectoryOpened(0, bytes(16), (m.ObjectInfo(ESCAPES),)), "no object"),
+    (lambda c: c.list_names(), m.Listing((m.ObjectInfo("a"), m.ObjectInfo("a/b"))), "'a/b'"),
+    (lambda c: c.list_all(), m.Listing((m.ObjectInfo(ESCAPES),)), r"x1b\[2J"),
+    (lambda c: c.stat("p", 4), STAT, "the sizes of another object"),
+    (lambda c: c.stat("o", 3), STAT, "a digest at another size"),
+    (lambda c: c.stat("o"), STAT, "a digest at another size"),
+    (lambda c: c.delete("p"), m.Deleted("o"), "the deletion of 'o'"),
+    (lambda c: c.get("p", 0, 9), m.Data("o", 0, 4, b"data"), "bytes that were not requested"),
+    (lambda c: c.ping(), m.Listing(), "answered Ping with Listing"),
+    (
+        lambda c: c.repair(m.RepairChunk("p", 0, 1, 0, 1, 0, False, b"x")),
+        m.RepairAck("o", 1, False),
+        "of 'o'",
+    ),
+]
+
+
+async def answering(answer: m.Message, stream: trio.SocketStream) -> None:
+    """Greet, and answer every request with the same message."""
+    decoder = FrameDecoder()
+    async with stream:
+        while data := await stream.receive_some(65_536):
+            decoder.writable()[: len(data)] = data
+            decoder.wrote(len(data))
+            while (frame := decoder.next_frame()) is not None:
+                welcome = Welcome(1, b"s" * 16, 1 << 20, 1 << 20, 1000)
+                found = welcome if frame.opcode == m.Opcode.HELLO else answer
+                await stream.send_all(encode_frame(encode(found, frame.request_id)))
+
+
+@pytest.mark.parametrize(("request_of", "answer", "reason"), HOSTILE, ids=range(len(HOSTILE)))
+async def test_an_answer_that_does_not_fit_its_request_ends_the_session(
+    request_of: Callable[[Connection], Awaitable[Any]], answer: m.Message, reason: str
+) -> None:
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(
+            partial(trio.serve_tcp, partial(answering, answer), 0, host="127.0.0.1")
+        )
+        address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        with pytest.raises(RemoteProtocolError, match=reason) as error:
+            async with open_connection(address) as connection:
+                await request_of(connection)
+        assert str(error.value).isprintable()
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_text_of_a_refusal_has_nothing_that_a_terminal_obeys() -> None:
+    refusal = m.Error(int(ErrorCode.NOT_FOUND), f"gone{ESCAPES}", f"try{ESCAPES}")
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(
+            partial(trio.serve_tcp, partial(answering, refusal), 0, host="127.0.0.1")
+        )
+        with pytest.raises(NotFoundError) as error:
+            async with open_connection(f"127.0.0.1:{listeners[0].socket.getsockname()[1]}") as connection:
+                await connection.stat("o")
+        assert (str(error.value).isprintable(), r"gone\x1b[2J" in str(error.value)) == (True, True)
+        nursery.cancel_scope.cancel()

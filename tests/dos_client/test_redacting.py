@@ -22,6 +22,7 @@ FORMS = {
     "base64": lambda text: base64.b64encode(text.encode()).decode(),
     "line": lambda text: base64.b64encode(text.encode() + b"\n").decode().rstrip("="),
     "hex": lambda text: text.encode().hex(),
+    "upper-case hex": lambda text: text.encode().hex().upper(),
 }
 
 
@@ -33,6 +34,16 @@ def test_a_known_secret_is_removed_in_each_form(secret: str, form: str) -> None:
     assert text.startswith("before ")
     assert text.endswith(" after")
     assert secret.strip() not in text.removeprefix("before ").removesuffix(" after")
+
+
+@given(st.binary(max_size=7), st.text(string.ascii_letters, min_size=12), st.binary(max_size=7))
+def test_a_known_secret_is_removed_within_base64(before: bytes, secret: str, after: bytes) -> None:
+    """As in `Basic` authentication, which has user and password."""
+    printed = base64.b64encode(before + secret.encode() + after).decode()
+    text = Redactor([secret]).redacted(printed)
+    assert REMOVED in text
+    for part in text.split(REMOVED):
+        assert len(part) <= 14, "only what is around it is left, and parts of two characters"
 
 
 @pytest.mark.parametrize(
@@ -47,6 +58,9 @@ def test_a_known_secret_is_removed_in_each_form(secret: str, form: str) -> None:
         "https://hunter2@host/x",
         "Authorization: Basic hunter2hunter2",
         "sent Bearer hunter2hunter2 to",
+        "dos ui: open http://127.0.0.1:4050/?key=hunter2",
+        "GET /?a=1&key=hunter2 HTTP/1.1",
+        "Cookie: a=b; dos_page=hunter2; c=d",
         "GET /x?X-Amz-Signature=hunter2&y=1",
         "-----BEGIN RSA PRIVATE KEY-----\nhunter2\n-----END RSA PRIVATE KEY-----",
         "-----BEGIN PRIVATE KEY-----\nhunter2 and the end of the log",

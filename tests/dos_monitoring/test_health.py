@@ -1,10 +1,12 @@
 """The HTTP port of any process, and the question to its event loop."""
 
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 import trio
@@ -46,6 +48,38 @@ def test_what_hangs_is_neither_alive_nor_ready(host: str) -> None:
         assert fetch(server.address, "/")[0] == 404
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://{host if host != '::1' else '[::1]'}:{server.port}/healthz")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (
+            b"GET /metrics HTTP/1.1\r\n" + b"".join(b"x%d: 1\r\n" % one for one in range(200)) + b"\r\n",
+            b" 431 ",
+        ),
+        (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n", b" 414 "),
+        (b"GET /metrics HTTP/1.1\r\nx: " + b"x" * 100_000 + b"\r\n\r\n", b" 431 "),
+        (b"\xff\xfe\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/9.9.9\r\n\r\n", b"400"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b" 501 "),
+        (b"GET /metr", b""),
+    ],
+    ids=range(7),
+)
+def test_an_absurd_request_is_refused_without_a_traceback(
+    request_bytes: bytes, status: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with closing(HealthServer(CollectorRegistry(), "127.0.0.1", 0)) as server:
+        with socket.create_connection(server.address, timeout=WAIT_S) as peer:
+            peer.sendall(request_bytes)
+            peer.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                assert status in peer.recv(1_000)[:200]
+        with socket.create_connection(server.address) as peer:  # leaves by a reset in the middle
+            peer.sendall(request_bytes[:20])
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert fetch(server.address, "/healthz") == (200, "ok\n")
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_first_free_port_of_a_range_is_taken() -> None:
