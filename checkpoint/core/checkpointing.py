@@ -44,7 +44,8 @@ class Checkpointing:
         """Whether a checkpoint can be requested now."""
         state = self._state
         may = not state.spec.without_checkpoints and not state.final_committed and state.restoring is None
-        return may and state.phase is CoordinatorPhase.RUNNING and state.pending is None
+        stops = state.phase is CoordinatorPhase.STOPPING and state.pause > 0
+        return may and (state.phase is CoordinatorPhase.RUNNING or stops) and state.pending is None
 
     @property
     def cut_is_due(self) -> bool:
@@ -213,7 +214,7 @@ class Checkpointing:
                 ),
             )
         state.final_committed = pending.final
-        if state.phase is CoordinatorPhase.STOPPING:
+        if state.phase is CoordinatorPhase.STOPPING and not state.pause:
             self._ending.decide(RegionState.STOPPED, "stopped", now, kind="stopped")
             return
         self.final_cut_if_exhausted(now)
@@ -246,7 +247,7 @@ class Checkpointing:
             return
         if state.spec.without_checkpoints:
             self._ending.decide(RegionState.FINISHED, end_text(state.dropped), now, kind="finished")
-        elif self.can_cut:
+        elif self.can_cut and state.phase is CoordinatorPhase.RUNNING:
             self.request_checkpoint(now, final=True)
 
     def on_finished(self, worker: Worker, message: Finished, now: float) -> Refusal | None:

@@ -100,7 +100,7 @@ class Coordinator:
         self._manifest = manifest = ManifestClaim(
             state, ending, checkpointing, savepoints, rewinding, recovery, falling_back, rescaling
         )
-        stopping = Stopping(state, ending, checkpointing)
+        self._stopping = stopping = Stopping(state, ending, checkpointing, pausing)
         self._on_event: Final[dict[type[Any], Callable[[Any, float], None]]] = {
             v.Begin: self._on_begin,
             v.ManifestOpened: manifest.on_manifest_opened,
@@ -160,6 +160,7 @@ class Coordinator:
         self._reporter.note_waiting(now)
         self._rescaling.advance(now)
         self._take_overs.advance(now)
+        self._stopping.advance(now)
         if not state.over:
             self._gathering.launch_due(now)
         self._reporter.report_change()

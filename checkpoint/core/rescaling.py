@@ -336,7 +336,8 @@ class Rescaling:
         assert change is not None
         state.scaling = None
         state.timers.clear("scale")
-        if change.user_paused != bool(state.pause):
+        stops = state.phase is CoordinatorPhase.STOPPING  # it needs the pause itself
+        if change.user_paused != bool(state.pause) and not stops:
             self._pausing.order(on=change.user_paused)
         workers = len(state.last_checkpoint.workers) if state.last_checkpoint else len(state.roster)
         pause_s = now - self._held_at if change.holds else 0.0

@@ -249,7 +249,8 @@ class Graph:
         plan = make_plan(specs)
         operators, older = {}, {}
         for node, spec in zip(self._nodes, specs, strict=True):
-            inputs, schema = [specs[i].name for i in spec.inputs], schemas[node.name]
+            inputs = [(specs[i].name, schemas[specs[i].name]) for i in spec.inputs]
+            schema = schemas[node.name]
             operators[node.name] = node.spec.describe(inputs, schema)
             older[node.name] = tuple(past.describe(inputs, schema) for past in node.spec.earlier())
         graph_plan = GraphPlan(

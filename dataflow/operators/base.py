@@ -242,6 +242,8 @@ class OperatorSpec(ABC):
     """
     broadcast: str | None = None
     """Name of the broadcast table that it reads."""
+    stores_rows: ClassVar[bool] = False
+    """Whether it stores rows of its inputs as they are, also columns that its output does not have."""
     accepts_weights: ClassVar[bool] = False
     """Whether equal rows may arrive as one row with a `_weight` column (and only the columns in
     `needed_columns`).
@@ -314,11 +316,13 @@ class OperatorSpec(ABC):
         """Return the specs of earlier versions of this operator whose stored state it can take over."""
         return ()
 
-    def describe(self, inputs: Sequence[str], output: pa.Schema | None) -> str:
+    def describe(self, inputs: Sequence[tuple[str, pa.Schema | None]], output: pa.Schema | None) -> str:
         """Return canonical text for the fingerprint. Excludes user code, so that the state survives a change
-        to a user function.
+        to a user function. inputs: their names and columns, in order.
         """
-        parts = [self.kind.value, f"from ({', '.join(inputs)})"]
+        parts = [self.kind.value, f"from ({', '.join(name for name, _ in inputs)})"]
+        if self.stores_rows:
+            parts += [f"rows ({schema_text(schema)})" for _, schema in inputs if schema is not None]
         if self.detail():
             parts.append(self.detail())
         if output is not None:

@@ -72,6 +72,7 @@ class CountWindowSpec(TimedSpec):
     """Aggregates by key and window."""
 
     kind: ClassVar[OperatorKind] = OperatorKind.COUNT_WINDOW
+    stores_rows: ClassVar[bool] = True
     keys: tuple[str, ...]
     window: CountWindow
     aggregates: tuple[tuple[str, Aggregate], ...]

@@ -70,6 +70,7 @@ class MapStateSpec(OperatorSpec):
 
     kind: ClassVar[OperatorKind] = OperatorKind.MAP_STATE
     needs_time: ClassVar[bool] = True
+    stores_rows: ClassVar[bool] = True
     keys: tuple[str, ...]
     time: str
     on_row: OnRow

@@ -100,7 +100,9 @@ class LogSink(SinkSpec):
                 ) from error
 
     def detail(self) -> str:
-        return f"time {', '.join(self.time)}" if self.time else ""
+        publish = "publish step" if self.shows_steps else ""
+        time = f"time {', '.join(self.time)}" if self.time else ""
+        return " ".join(filter(None, (publish, time)))
 
     def delivers(self, wanted: Delivery | None) -> Delivery:
         """Raise DeliveryError for at-most-once if publish="step".

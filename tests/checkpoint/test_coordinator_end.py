@@ -1,5 +1,7 @@
 """The coordinator ends a region: at the end of its input, or on request."""
 
+import pytest
+
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     CancelWorker,
@@ -9,13 +11,17 @@ from checkpoint.core.coordinator_vocabulary import (
     End,
     LaunchWorker,
     OpenManifest,
+    ScaleWanted,
     SendControl,
     StopWanted,
     WorkerEnded,
 )
 from checkpoint.core.messages import (
     Committed,
+    Counters,
     Finished,
+    Pause,
+    Paused,
     RequestCut,
     Restore,
     Restored,
@@ -86,6 +92,46 @@ def test_stop_takes_a_last_checkpoint_if_there_is_anything_to_checkpoint() -> No
     assert [type(e.message).__name__ for e in effects] == ["Committed", "Committed", "Stop", "Stop"]
     region.play(WorkerEnded(0, 1, None), WorkerEnded(1, 1, None))
     assert [end.state for end in region.take(End)] == [RegionState.STOPPED]
+
+
+@pytest.mark.parametrize("change", [None, ScaleWanted(3)])
+def test_a_region_that_shows_steps_stops_after_a_checkpoint_of_the_last_one(
+    change: ScaleWanted | None,
+) -> None:
+    """What heartbeats have not reported yet counts too, and a checkpoint that covers less is not the last."""
+    region = CoordinatorHarness(shows_steps=True).run()
+    region.commit(1, step=5)
+    region.play(*[change] if change else [], StopWanted())
+    assert [order.pause for _, order in region.sent(Pause)] == [1, 1]
+    assert region.state is RegionState.STOPPING
+    region.receive(0, Paused, pause=1, step=8, counters=Counters(step=8))
+    assert region.sent(RequestCut) == []
+    region.receive(1, Paused, pause=1, step=7, counters=Counters(step=7))
+    for cut, step in ((2, 7), (3, 9)):
+        assert {order.cut for _, order in region.sent(RequestCut)} == {cut}
+        for worker in (0, 1):
+            region.vote(worker, cut, step)
+        (append,) = region.out[-1:]
+        assert region.state is RegionState.STOPPING
+        region.out.clear()
+        region.play(CutAppended(append.cut))
+    assert region.core.state.outcome.state is RegionState.STOPPED
+    assert region.core.state.reason == "stopped"
+
+
+def test_a_region_that_shows_steps_and_made_none_stops_when_it_stands_still_and_never_waits_for_ever() -> (
+    None
+):
+    region = CoordinatorHarness(shows_steps=True).run()
+    region.commit(1, step=5)
+    region.play(StopWanted())
+    for worker in (0, 1):
+        region.receive(worker, Paused, pause=1, step=5, counters=Counters(step=5))
+    assert region.core.state.outcome.state is RegionState.STOPPED
+    region = CoordinatorHarness(shows_steps=True).run()
+    region.play(StopWanted())
+    region.tick(31)
+    assert region.core.state.reason == "stopped without a last checkpoint: it took too long"
 
 
 def test_stop_of_an_idle_or_starting_region_is_immediate() -> None:

@@ -1,12 +1,24 @@
 """Building graphs: what a user writes, what it means, what is refused before anything starts."""
 
 import pickle
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from dataflow import FileSink, FileSource, Graph, GraphError, SchemaError
+from dataflow import (
+    Count,
+    CountWindow,
+    FileSink,
+    FileSource,
+    Graph,
+    GraphError,
+    InputSource,
+    LogSink,
+    SchemaError,
+)
 from tests.dataflow.support import word_count
 
 
@@ -32,6 +44,27 @@ def test_the_fingerprint_does_not_change_with_the_function_and_does_with_name_ke
     assert build() == build(bonus=1)
     others = {build(name="w"), build(schema="word string, n bigint"), build(key="n")}
     assert len(others | {build()}) == 4
+
+
+def test_the_description_of_an_operator_has_the_columns_of_the_rows_that_it_stores() -> None:
+    """Also those that its output does not have: its stored table has them."""
+
+    def build(columns: str, **options: Any) -> dict[str, str]:
+        graph = Graph("g")
+        rows = graph.source("rows", InputSource("rows", columns))
+        keyed = rows.event_time("timed", "at", lateness=timedelta(0)).key_by("by_key", "key")
+        keyed.map_state("state", print, time="at", schema="key string", state="n int").sink("a", LogSink())
+        counted = keyed.aggregate("counted", CountWindow("at", 3), rows=Count())
+        counted.sink("b", LogSink(**options))
+        return graph.plan().operators
+
+    before = build("key string, at timestamp")
+    after = build("key string, at timestamp, more int")
+    changed = {name for name in before if before[name] != after[name]}
+    assert {"state", "counted"} <= changed
+    assert not changed & {"a", "b"}
+    by_step = build("key string, at timestamp", publish="step")
+    assert {name for name in before if before[name] != by_step[name]} == {"b"}
 
 
 def test_a_graph_survives_pickling_with_the_same_plan(tmp_path: Path) -> None:

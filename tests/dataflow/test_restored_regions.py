@@ -102,6 +102,8 @@ def test_a_region_that_shows_steps_begins_with_the_workers_that_a_fork_or_a_rest
         watch.cuts(2)
         control.savepoint("good", timeout=WAIT_S)
         watch.cuts(1)
+    last = json.loads(dos("checkpoint", "show", shared_store, original.name, "--json").stdout)
+    assert steps_of(shared_store, original.name)[-1].step == last["step"], "no step was shown after it"
     names = original.name, fork.name
     made = dos("region", "fork", shared_store, *names, "--at", "savepoint:good", "--stopped")
     assert made.returncode == 0, made
