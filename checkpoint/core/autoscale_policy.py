@@ -114,6 +114,7 @@ class WorkerLoad(NamedTuple):
 
     read_bytes: int
     busy_s: float
+    """Without the fixed cost of steps, which become fewer and larger under more load."""
     backlog_bytes: int
     """Input that is known and not read, negative if the sources do not know it."""
 

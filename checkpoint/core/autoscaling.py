@@ -78,7 +78,7 @@ class Autoscaling:
     def _sample(self, policy: AutoscalePolicy, now: float) -> None:
         state, present = self._state, len(self._state.roster)
         counters = [worker.counters for worker in state.roster]
-        wanted = policy.take([WorkerLoad(c.bytes_in, c.busy_s, c.backlog_bytes) for c in counters], now)
+        wanted = policy.take([WorkerLoad(c.bytes_in, c.load_s, c.backlog_bytes) for c in counters], now)
         if wanted is None:
             if policy.held and policy.held != self._held:
                 self._report(ScaleDecided(present, present, policy.reason))

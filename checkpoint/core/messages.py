@@ -123,6 +123,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes appended to its chains and not yet synced on the quorum."""
     busy_s: float = 0.0
     """Seconds in which the circuit worked rather than waited."""
+    load_s: float = 0.0
+    """Of these, without the fixed cost of steps: what the rows needed."""
     backlog_bytes: int = -1
     """Input that its sources know and have not read, in the unit of `bytes_in`; -1: one does not know it."""
     operators: dict[str, dict[str, int]] = {}

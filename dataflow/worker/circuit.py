@@ -82,6 +82,8 @@ class Circuit:
         """Operator -> port of a side output -> its consumers."""
         self._exchanges: dict[int, NodePlan] = {}
         self._rows_in = self._rows_out = 0
+        self.rows_handled = 0
+        """Rows that operators got, each row once for each operator."""
         self._rows_taken, self._rows_given, self._bytes_read = Counter[str](), Counter[str](), Counter[str]()
         self.operator = ""  # the one whose code ran last
         for node in graph.plan.nodes:
@@ -362,6 +364,7 @@ class Circuit:
 
     def _push(self, run: "_Run", node: NodePlan, given: _Input) -> None:
         self._rows_taken[node.name] += given.batch.num_rows
+        self.rows_handled += given.batch.num_rows
         if node.kind is OperatorKind.BROADCAST:
             self._to_send[node.name].append(given.batch)
             return

@@ -14,6 +14,7 @@ from checkpoint import Alignment, ChannelFrame, CompleteStep, Division, FrameFla
 from checkpoint.chains.state_blocks import decode_block
 from checkpoint.errors import StepOrderError
 from dataflow.core.event_time import Watermark
+from dataflow.core.fixed_cost import FixedCost
 from dataflow.core.retained_steps import Held
 from dataflow.core.schedule import Barrier, Produce, RunStage, Schedule
 from dataflow.graph.builder import GraphPlan
@@ -91,6 +92,7 @@ class CircuitIncarnation:
         """The number of the pause order that is not answered yet, 0 for none."""
         self._waiting: dict[str, int] = {}
         """Source that waits for a checkpoint -> the step at whose end it wants it."""
+        self._fixed = FixedCost()
         self._waits_since: dict[int, float] = {}
         """Step -> when its last stage ended here. From then on it waits for the frames of its peers."""
         self._aligned = {
@@ -271,7 +273,7 @@ class CircuitIncarnation:
             room=self._shared.room,
             peers_at=self._shared.peers_at,
         )
-        begin = self._clock.seconds()
+        begin, rows = self._clock.seconds(), self._circuit.rows_handled
         if isinstance(action, Produce):
             if action.replay and not self._reading.can_replay(self._divisions[action.step]):
                 return False
@@ -286,6 +288,8 @@ class CircuitIncarnation:
             return False
         end = self._clock.seconds()
         self._shared.busy_s += end - begin
+        stage, rows = (0 if isinstance(action, Produce) else action.stage), self._circuit.rows_handled - rows
+        self._shared.load_s += end - begin - self._fixed.of_run(stage, rows, end - begin)
         self._reading.note_backlog(end)
         return True
 

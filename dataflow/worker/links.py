@@ -276,6 +276,7 @@ class Links:
             waiting_reason=claim.status().waiting if claim is not None and claim.waiting else "",
             lag_bytes=0 if claim is None else _lag_bytes(claim),
             busy_s=round(shared.busy_s, 3),
+            load_s=round(shared.load_s, 3),
             backlog_bytes=shared.backlog_bytes,
             operators=shared.operators,
             event_times=shared.event_times,

@@ -400,6 +400,7 @@ class Shared:
     bytes_in: int = 0
     batch_bytes: int = 0  # the size of a batch that takes the time aimed at; 0: nothing was measured
     busy_s: float = 0.0
+    load_s: float = 0.0
     backlog_bytes: int = -1
     cuts: int = 0
     operators: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -40,7 +40,8 @@ def load(region: CoordinatorHarness, seconds: int, *, busy: float, grows: int = 
             counters = Counters(
                 **{
                     "bytes_in": c.bytes_in + MB,
-                    "busy_s": c.busy_s + busy,
+                    "busy_s": c.busy_s + 1,  # with the fixed cost of steps, which does not count
+                    "load_s": c.load_s + busy,
                     "backlog_bytes": max(0, c.backlog_bytes) + grows * MB,
                     **more,
                 }
