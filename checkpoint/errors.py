@@ -4,6 +4,7 @@ Messages are lower case: the rule that was broken, the values, the remedy. The b
 `dos_protocol.errors`; this file contains errors that only regions have.
 """
 
+from checkpoint import limits
 from dos_protocol.errors import DosError, ErrorCode, RemoteProtocolError
 
 
@@ -184,19 +185,27 @@ class CheckpointDamagedError(RegionFailedError):
 class OutputRewoundError(DosError):
     """The region was restored to an older checkpoint, and output was taken back that this reader has read.
 
-    `line`: the line of history that replaced it; `checkpoint`: the restored one; `step`: the first step that
-    was taken back.
+    `line`: the line of history that replaced it; `checkpoint`: the restored one, 0 if the region was restored
+    too often since to know it; `step`: the first step that was taken back, 1 if that is not known.
     """
 
     def __init__(
         self, region: str, sink: str, *, line: int, checkpoint: int, step: int, read: int, remedy: str
     ) -> None:
-        to = f"checkpoint {checkpoint}" if checkpoint else "an older checkpoint"
-        super().__init__(
-            f"output {sink!r} of region {region!r} was read up to step {read}, but the region was restored to"
-            f" {to}: its output from step {step} on was taken back, and other output follows",
-            remedy=remedy,
-        )
+        what = f"output {sink!r} of region {region!r} was read up to step {read}, but the region was restored"
+        if checkpoint:
+            super().__init__(
+                f"{what} to checkpoint {checkpoint}: its output from step {step} on was taken back, and other"
+                " output follows",
+                remedy=remedy,
+            )
+        else:
+            super().__init__(
+                f"{what} more than {limits.rewinds_kept_max} times since: what was taken back of it is not"
+                " known any more",
+                remedy="discard what was read, and read the output from its beginning as a new reader:"
+                " another checkpointLocation of a query, another name of a source, or after_step=0",
+            )
         self.line = line
         self.checkpoint = checkpoint
         self.step = step

@@ -95,7 +95,7 @@ class OutputOrigin(ChainOrigin):
                 f" {present.complete}, and start a new query with another checkpointLocation and"
                 f" startingOffset step:{present.complete}",
             )
-            if not self._follows:
+            if not self._follows or not rewind.to:
                 raise error
             warning = (
                 f"{error.args[0]}; {present.steps_text} that this query had read were taken back; it"

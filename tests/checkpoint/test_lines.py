@@ -78,6 +78,9 @@ def test_of_lines_that_are_no_longer_known_everything_counts_as_taken_back() -> 
     forgotten = taken_back(kept[-1], 0, 1)
     assert forgotten is not None
     assert (forgotten.step, forgotten.to) == (0, 0)
+    with pytest.raises(OutputRewoundError, match="more than 16 times since") as refused:
+        outputs._refuse_taken_back(kept[-1], "counts", SINK, 3, 0)
+    assert "from its beginning as a new reader" in refused.value.remedy
 
 
 # --- readers -----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import dos
+from checkpoint import limits
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.lines import restored
 from checkpoint.core.outputs import Publish
@@ -185,6 +186,27 @@ def test_a_restored_region_is_read_on_its_present_line(
         pass
     with query(servers, name, output="out", startingOffset="checkpoint:1") as stream:
         assert stream.batch() == []
+
+
+def test_a_query_of_a_line_that_is_too_old_to_be_known_is_refused_and_does_not_read_all_again(
+    servers: Servers[ThreadedServer], store: BlockingStore, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "rewinds_kept_max", 1)
+    ends = write_steps(store, name, "out", 0, {step: n(step) for step in range(1, 5)}, N)
+    write_cuts(store, name, "out", [{0: ends[0]}, {0: ends[1]}], retain=2)
+    with query(servers, name, output="out") as stream:
+        assert stream.batch() == [1, 2, 3, 4]
+        read = stream.at
+    restore(store, name, "checkpoint:1")
+    with query(servers, name, output="out", start=read, onRewind="follow") as stream:
+        assert stream.batch() == []
+    restore(store, name, "checkpoint:3")
+    for policy in ("follow", "fail"):
+        with (
+            query(servers, name, output="out", start=read, onRewind=policy) as stream,
+            pytest.raises(OutputRewoundError, match="more than 1 times since: what was taken back"),
+        ):
+            stream.batch()
 
 
 def test_a_query_on_spark_ends_with_a_named_error_or_follows(
