@@ -17,6 +17,7 @@ import typer
 from checkpoint import limits
 from checkpoint.cli.arguments import NEGATIVE_ANSWERS, RegionName, Stopped, Timeout
 from checkpoint.core.backup_record import BackupRecord
+from checkpoint.core.backups import left_out_text
 from checkpoint.errors import (
     BackupDamagedError,
     BackupRefusedError,
@@ -256,6 +257,7 @@ def backup_row(record: BackupRecord) -> dict[str, Any]:
         "bytes": record.bytes,
         "copiedBytes": record.copied_bytes,
         "readsOutputsOf": list(record.reads_outputs),
+        "leftOut": list(record.left_out),
     }
 
 
@@ -268,6 +270,8 @@ def _done_text(done: BackupDone) -> str:
     lines = [text]
     if done.released:
         lines.append(f"deleted: backup {', '.join(map(str, done.released))}")
+    if done.left_out:
+        lines.append(left_out_text(done.left_out))
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from checkpoint.cli.backup import Endpoint, backup_row, run_backup
 from checkpoint.core.backup_record import BackupRecord
+from checkpoint.core.backups import left_out_text
 from checkpoint.errors import BackupRefusedError
 from checkpoint.maintenance.backup import Progress, backups_of
 from checkpoint.maintenance.backup_restoring import RestoredBackup, restore_backup
@@ -155,4 +156,6 @@ def _restored_text(done: RestoredBackup) -> str:
         lines.append(
             f"rows that these sinks showed after the backup come again: {', '.join(done.comes_again)}"
         )
+    if done.left_out:
+        lines.append(left_out_text(done.left_out))
     return "\n".join(lines)

@@ -117,6 +117,8 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
     registers: tuple[SavedRegister, ...] = ()
     reads_outputs: tuple[str, ...] = ()
     """The regions whose output logs it reads. They have backups of their own."""
+    left_out: tuple[str, ...] = ()
+    """The registered consumers that the backup does not have, each with what it reads."""
     retained: tuple[int, ...] = ()
     """The backups that remain, this one included. All others are released: their objects may be gone."""
     copied_bytes: int = 0

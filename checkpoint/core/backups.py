@@ -153,9 +153,21 @@ def retained_after(newest: BackupRecord | None, number: int, keep: int) -> tuple
 
 
 def only_region(register: Register, region: str) -> Register:
-    """Return a register with this region alone: no other consumer is in the store of a restored region."""
+    """Return a register with this region alone: no other consumer is in the store of a restored region. One
+    that is not there would keep all rows for ever.
+    """
     own = {name: one for name, one in register.consumers.items() if name == region}
     return Register(consumers=own, rule=register.rule)
+
+
+def left_out_text(left_out: Sequence[str]) -> str:
+    """Return the message about registered consumers that a backup does not have, "" if there are none."""
+    if not left_out:
+        return ""
+    return (
+        f"not in the backup are the registrations of {', '.join(left_out)}: in a restored region, what they"
+        " have not read is kept only after they have registered there"
+    )
 
 
 def restored_from(record: BackupRecord, incarnation: int, *, old_is_gone: bool) -> Cut:

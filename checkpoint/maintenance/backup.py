@@ -68,6 +68,8 @@ class BackupDone:
     bytes: int
     released: tuple[int, ...]
     """The older backups that were given up. Numbers grow and have gaps: each run takes one, too."""
+    left_out: tuple[str, ...]
+    """The registered consumers that the backup does not have, each with what it reads."""
 
 
 async def back_up(
@@ -99,6 +101,7 @@ async def back_up(
         known = known_objects(newest, await place.sizes(PIECE_PREFIX))
         copier = Copier(store, place, run, known, progress)
         chains, reads = await saved_chains(store, region, cut, copier)
+        registers, left_out = await saved_registers(store, region)
         record = BackupRecord(
             number=run + 1,
             run=run,
@@ -107,8 +110,9 @@ async def back_up(
             wall_time_ms=wall_time_ms(),
             checkpoint=stored_checkpoint(cut),
             chains=chains,
-            registers=await saved_registers(store, region),
+            registers=registers,
             reads_outputs=reads,
+            left_out=left_out,
             retained=retained_after(newest, run + 1, keep),
             copied_bytes=copier.copied_bytes,
         )
@@ -126,6 +130,7 @@ async def back_up(
         copied_objects=copier.copied_objects,
         bytes=record.bytes,
         released=tuple(sorted(set(before) - set(record.retained))),
+        left_out=left_out,
     )
 
 

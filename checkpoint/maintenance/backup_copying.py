@@ -19,7 +19,7 @@ from checkpoint.chains.consumer_register import settled_register
 from checkpoint.chains.input_log import last_recorded
 from checkpoint.core.backup_record import Piece, SavedChain, SavedRegister, SavedSegment, piece_name
 from checkpoint.core.backups import Known, NeededChain, continued, needed_chains, only_region
-from checkpoint.core.consumers import need_of
+from checkpoint.core.consumers import names_of, need_of
 from checkpoint.core.inputs import CLOSED_CHAIN, input_directory
 from checkpoint.core.manifest import Cut
 from checkpoint.errors import BackupRefusedError
@@ -258,15 +258,21 @@ async def _copy_end(store: Store, rows: InputRows, copier: Copier) -> None:
         await copier.copy(directory, CLOSED_CHAIN, state)
 
 
-async def saved_registers(store: Store, region: str) -> tuple[SavedRegister, ...]:
-    """Return the part that concerns the region of the registers of its inputs and of its outputs."""
-    found = []
+async def saved_registers(store: Store, region: str) -> tuple[tuple[SavedRegister, ...], tuple[str, ...]]:
+    """Return the part that concerns the region of the registers of its inputs and of its outputs; and the
+    consumers that are left out, each with what it reads.
+    """
+    found, left_out = [], []
     for rows in await all_rows(store):
         register = await settled_register(store, rows.place)
-        own = isinstance(rows, OutputRows) and rows.region == region and register.rule is not None
-        if own or (isinstance(rows, InputRows) and region in register.consumers):
+        own = isinstance(rows, OutputRows) and rows.region == region
+        if not own and not (isinstance(rows, InputRows) and region in register.consumers):
+            continue
+        what = f"output {rows.sink!r}" if isinstance(rows, OutputRows) else f"input {rows.handle!r}"
+        left_out += [f"{name} ({what})" for name in names_of(register) if name != region]
+        if not own or register.rule is not None:
             found.append(SavedRegister(rows.place.directory, rows.place.chain, only_region(register, region)))
-    return tuple(found)
+    return tuple(found), tuple(left_out)
 
 
 def _joined(parts: list[bytes]) -> tuple[bytes, bytes]:

@@ -58,6 +58,8 @@ class RestoredBackup:
     """Sinks outside of the store whose output begins anew."""
     comes_again: tuple[str, ...]
     """Sinks that may have shown rows after the backup which come again."""
+    left_out: tuple[str, ...]
+    """The consumers that were registered in the original, each with what it reads, and are not here."""
 
 
 async def restore_backup(
@@ -118,6 +120,7 @@ async def restore_backup(
         directories=len(directories),
         begins_anew=() if old_is_gone else tuple(outside),
         comes_again=tuple(sorted(irrevocable)),
+        left_out=record.left_out,
     )
 
 

@@ -124,7 +124,7 @@ class OutputRows:
 
     def __init__(self, store: Store, region: str, sink: str) -> None:
         self._store = store
-        self.region, self._sink = region, sink
+        self.region, self.sink = region, sink
         self._output = PublishedOutput(store, region, sink)
         self.place = output_register(region, sink)
         self.chain = output_chain(sink)
@@ -132,13 +132,13 @@ class OutputRows:
     async def splits(self) -> list[str]:
         last = (await retained_checkpoints(self._store, self.region))[-1:]
         return [
-            split_of(one) for cut in last for one, part in cut.outputs().items() if self._sink in part.sinks
+            split_of(one) for cut in last for one, part in cut.outputs().items() if self.sink in part.sinks
         ]
 
     async def refuse_unknown(self) -> None:
         last = (await read_manifest(self._store, self.region)).last  # raises NoRegionError
         parts = last.outputs().values() if last is not None else ()
-        raise NoSinkError(self.region, self._sink, sorted({sink for part in parts for sink in part.sinks}))
+        raise NoSinkError(self.region, self.sink, sorted({sink for part in parts for sink in part.sinks}))
 
     def directory(self, split: str) -> str:
         return worker_directory(self.region, int(split[1:]))

@@ -7,10 +7,16 @@ import pytest
 import trio
 
 from checkpoint import limits
+from checkpoint.chains.consumer_register import read_register, register_consumer
 from checkpoint.chains.input_log import InputLog, last_recorded
 from checkpoint.chains.manifest_reading import retained_checkpoints
+from checkpoint.chains.query_registration import QueryRegistration
+from checkpoint.cli.backup import _done_text
+from checkpoint.cli.restore_backup import _restored_text
+from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.backup_record import PIECE_PREFIX, RECORD_PREFIX, record_name
 from checkpoint.core.backups import needed_chains
+from checkpoint.core.consumers import input_register, output_register
 from checkpoint.core.manifest import ForkOrigin
 from checkpoint.errors import BackupRefusedError
 from checkpoint.maintenance.backup import backups_of, newest_backup
@@ -76,6 +82,33 @@ def test_a_backup_has_each_chain_up_to_the_checkpoint_and_a_restore_reads_the_sa
                 assert producer.last == region.input.last
                 await producer.append([(1, b"more")], number=producer.last + 1)
                 await producer.recorded(producer.last)
+
+    run(main)
+
+
+def test_a_backup_and_a_restore_name_the_registered_readers_that_are_not_in_it():
+    async def main():
+        async with opened() as (region, place), empty_store() as new:
+            await region.advance()
+            assert (await region.back_up(place)).left_out == ()
+            register = input_register(APPLICATION, HANDLE)
+            await register_consumer(region.store, register, "report", "in")
+            query = QueryRegistration(StoreHost(region.store), register, "board", session="s", retain_s=0.0)
+            await query.begin(None)
+            await register_consumer(region.store, output_register(REGION, "shown"), "later", "in")
+            done = await region.back_up(place)
+            named = (
+                f"report (input {HANDLE!r})",
+                f"query:board (input {HANDLE!r})",
+                "later (output 'shown')",
+            )
+            assert sorted(done.left_out) == sorted(named)
+            for name in named:
+                assert name in _done_text(done)
+            restored = await restore_backup(place, await newest_backup(place), new)
+            assert restored.left_out == done.left_out
+            assert "have registered there" in _restored_text(restored)
+            assert list((await read_register(new, register)).consumers) == [REGION]
 
     run(main)
 
