@@ -355,7 +355,7 @@ def _wait_for_slots(
             raise NotEnoughSlotsError(f"{verdict.missing} after {waited:.0f} s of waiting")
         if waited >= SLOTS_WARN_S and not warned:
             warned = True
-            logger.warning("waiting for executors: %s; giving up after %.0f s", verdict.missing, timeout_s)
+            logger.warning("waiting for slots: %s; giving up after %.0f s", verdict.missing, timeout_s)
         time.sleep(min(SLOTS_POLL_S, max(0.0, timeout_s - waited)))
 
 

@@ -3,7 +3,8 @@
 A region holds one slot per worker as long as it runs. On a master of fixed size, a region that takes the last
 slot blocks every other job of the session for good and without any message, even `df.count()`. So the last
 `spare` slots are refused to it in advance. On a growing cluster (standalone, YARN, Kubernetes) executors may
-still arrive. There the region waits: it warns after a while, and fails at the time limit.
+still arrive. There the region waits: it warns after a while, and fails at the time limit. The same while slots
+of a master of fixed size are busy: they are not distinguished from those of jobs that end soon.
 """
 
 import re
@@ -46,7 +47,7 @@ class EnoughSlots:
 
 @dataclass(frozen=True, slots=True)
 class WaitForExecutors:
-    """Executors may still arrive. `missing` describes what is needed."""
+    """Executors may still arrive, or jobs end. `missing` describes what is needed."""
 
     missing: str
 
@@ -72,11 +73,14 @@ def judge_slots(
             f" left for other jobs, but {master.url} has {master.slots_fixed} in total: use"
             f" {larger_master(master, workers)}, or fewer workers"
         )
-    free = registered - busy
-    if free < workers:
-        missing = f"{workers} free slots are needed, {max(free, 0)} are free ({registered}, {busy} busy)"
-        return WaitForExecutors(missing)
-    return EnoughSlots()
+    free, left = registered - busy, spare if master.slots_fixed is not None else 0
+    if free >= workers + left:
+        return EnoughSlots()
+    missing = f"{workers} free slots are needed, {max(free, 0)} are free ({registered}, {busy} busy)"
+    if left:
+        larger = larger_master(master, busy + workers + left - 2)
+        missing += f" and {left} must be left for other jobs: end other regions and queries, or use {larger}"
+    return WaitForExecutors(missing)
 
 
 def standby_shortage(master: SparkMaster, *, registered: int, busy: int, spare: int) -> str | None:

@@ -69,6 +69,19 @@ def test_a_region_waits_while_executors_are_missing_or_busy() -> None:
     assert verdict.missing == "2 free slots are needed, 1 are free (3, 2 busy)"
 
 
+def test_a_second_region_does_not_take_the_last_slot_that_the_first_one_left() -> None:
+    master = read_master("local[4]", cores=2)
+    verdict = judge_slots(master, registered=4, busy=2, workers=2, spare=1)
+    assert isinstance(verdict, WaitForExecutors)
+    assert verdict.missing == (
+        "2 free slots are needed, 2 are free (4, 2 busy) and 1 must be left for other jobs: end other regions"
+        " and queries, or use local[5]"
+    )
+    assert judge_slots(master, registered=4, busy=1, workers=2, spare=1) == EnoughSlots()
+    assert judge_slots(master, registered=4, busy=2, workers=2, spare=0) == EnoughSlots()
+    assert judge_slots(master, registered=5, busy=2, workers=2, spare=1) == EnoughSlots()
+
+
 @given(
     url=st.sampled_from(["local[3]", "local[*]", "local-cluster[3,2,512]", "yarn"]),
     registered=st.integers(0, 20),
@@ -81,8 +94,8 @@ def test_what_starts_has_its_slots_and_what_is_refused_can_never_have_them(
 ) -> None:
     master = read_master(url, cores=4)
     verdict = judge_slots(master, registered=registered, busy=busy, workers=workers, spare=spare)
-    if isinstance(verdict, EnoughSlots):
-        assert registered - busy >= workers
+    left = spare if master.slots_fixed is not None else 0
+    assert isinstance(verdict, EnoughSlots) <= (registered - busy >= workers + left)
     if isinstance(verdict, RefuseToStart):
         assert master.slots_fixed is not None
         assert master.slots_fixed < workers + spare
