@@ -11,7 +11,7 @@ the fork was slow.
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest, retained_checkpoints
@@ -89,8 +89,13 @@ async def fork_region(store: Store, wanted: Forking) -> Forked:
     savepoints = maker_of(store, wanted.region, stopped=wanted.stopped, patience_s=wanted.patience_s)
     why = wanted.why or f"region {wanted.new} began as a fork here"
     with _as_refusal():
-        await savepoints.make(origin.savepoint, why=why, cut=origin.checkpoint, fork=wanted.new)
+        cut = origin.checkpoint if wanted.at else 0  # the last one: what was read may be released meanwhile
+        held_cut = await savepoints.make(origin.savepoint, why=why, cut=cut, fork=wanted.new)
     try:
+        if held_cut != origin.checkpoint:
+            here = replace(wanted, at=f"checkpoint:{held_cut}")
+            target, plan = await _planned(store, here, savepoint=origin.savepoint)
+            origin = plan.origin
         async with hold_manifest(StoreHost(store), wanted.new) as held:
             if held.opened.last_checkpoint is not None:
                 raise ForkRefusedError(f"region {wanted.new!r} was created by another process meanwhile")

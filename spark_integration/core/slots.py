@@ -3,8 +3,8 @@
 A region holds one slot per worker as long as it runs. On a master of fixed size, a region that takes the last
 slot blocks every other job of the session for good and without any message, even `df.count()`. So the last
 `spare` slots are refused to it in advance. On a growing cluster (standalone, YARN, Kubernetes) executors may
-still arrive. There the region waits: it warns after a while, and fails at the time limit. The same while slots
-of a master of fixed size are busy: they are not distinguished from those of jobs that end soon.
+still arrive. There the region waits: it warns after a while, and fails at the time limit. It also waits while
+slots of a master of fixed size are busy: they are not distinguished from those of jobs that end soon.
 """
 
 import re

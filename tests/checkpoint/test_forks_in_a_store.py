@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from checkpoint.errors import DeletionRefusedError, ForkRefusedError
 from checkpoint.maintenance import forking
 from checkpoint.maintenance.deleting import delete_region, plan_deletion
 from checkpoint.maintenance.forking import Forking, fork_needs, fork_region, plan_fork
+from checkpoint.maintenance.savepoint_making import StoppedRegion
 from checkpoint.maintenance.stopped_region import append_record, hold_manifest
 from dos_client import Store, open_store, randomness
 from dos_server.testing import MemoryServer, Servers, memory_store
@@ -59,6 +61,33 @@ async def shop() -> AsyncIterator[tuple[Store, Servers[MemoryServer]]]:
     async with memory_store() as servers, open_store(servers.url) as store:
         await commit(store, "shop")
         yield store, servers
+
+
+class CommitsFirst(StoppedRegion):
+    """The region commits another checkpoint, and releases the one before, just before a savepoint is made."""
+
+    async def make(self, name: str, **how: Any) -> int:
+        await commit(self.store, "shop")
+        return await super().make(name, **how)
+
+
+@pytest.mark.trio
+async def test_a_fork_of_the_last_checkpoint_does_not_race_with_retention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with shop() as (store, _):
+        maker = CommitsFirst(store, "shop")
+        maker.store = store
+        monkeypatch.setattr(forking, "maker_of", lambda *_given, **_how: maker)
+        made = await fork_region(store, FORK)
+        assert made.origin.checkpoint == 2
+        (first,) = await retained_checkpoints(store, "test")
+        assert first.origin == made.origin
+        last = (await read_manifest(store, "shop")).last
+        assert last is not None
+        assert last.savepoints == {made.savepoint: 2}
+        with pytest.raises(ForkRefusedError, match="does not retain checkpoint '1'"):
+            await fork_region(store, Forking(region="shop", new="other", at="checkpoint:1", stopped=True))
 
 
 @pytest.mark.trio
