@@ -54,8 +54,10 @@ second in all. That member may hold what the proof needs: the start of the newes
 
 listing_tries_max: Final = 10
 """How often a reader lists the segments of a chain that is trimmed while it reads."""
-listing_pause_s: Final = 0.1
-"""The pause before that if a segment is being removed, which takes some syncs of the disk."""
+removal_pause_s: Final = 0.1
+"""The pause before a segment is read again that is being removed, which takes some syncs of the disk."""
+removal_tries_max: Final = 10
+"""How often it is read again."""
 
 file_path_bytes_max: Final = 4096
 file_path_part_bytes_max: Final = 255

@@ -12,7 +12,7 @@ import trio
 from dos_client import Bookmark
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.digests import prefix_digest
-from dos_protocol.errors import BrokenConnectionError, DosError, FencedError
+from dos_protocol.errors import BrokenConnectionError, BusyError, DosError, FencedError
 from journal.core.chain import ChainState, SegmentSpan
 from journal.core.decoder import Decoded, RecordDecoder
 from journal.core.errors import ChainError, LostBytesError
@@ -23,7 +23,7 @@ from journal.core.scan import RecordBoundary, SegmentSurvey, SegmentSurveyor
 from journal.core.segment import parse_start
 from journal.core.snapshot_search import SnapshotSearch
 from journal.core.walk_vocabulary import StartRead
-from journal.limits import read_bytes_max, start_read_bytes_max
+from journal.limits import read_bytes_max, removal_pause_s, removal_tries_max, start_read_bytes_max
 from journal.ops import Op
 from journal.ports import ClaimPort, StorePort
 from journal.scratch import Scratch
@@ -46,11 +46,15 @@ class ChainSource:
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
         """Return up to `max_bytes` bytes of an object from `offset` on. Empty only at the end of
-        the object.
+        the object. If the object is being removed, wait a second for the end of that: NotFoundError.
         """
         if self._claim is not None:
             return await self._claim.read(name, offset, max_bytes, member=member)
         assert self._store is not None
+        for _ in range(removal_tries_max):
+            with suppress(BusyError):
+                return await self._store.read(self._directory, name, offset, max_bytes)
+            await trio.sleep(removal_pause_s)
         return await self._store.read(self._directory, name, offset, max_bytes)
 
     async def chunks(
@@ -65,7 +69,7 @@ class ChainSource:
         """
         offset = 0
         if self._store is not None:
-            with suppress(QuorumUnavailableError):
+            with suppress(QuorumUnavailableError, BusyError):  # `read` decides what follows from it
                 async with aclosing(self._store.stream(self._directory, name, 0, length)) as stream:
                     async for chunk in stream:
                         offset += len(chunk)

@@ -1,13 +1,49 @@
 """Reading from one member after the other: what a member that is away may have is not called lost."""
 
+from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import pytest
+from trio.testing import MockClock
 
 from dos_client.errors import QuorumUnavailableError
-from dos_protocol.errors import BrokenConnectionError, CorruptError, FencedError
+from dos_protocol.errors import BrokenConnectionError, BusyError, CorruptError, FencedError, NotFoundError
 from journal.core.errors import LostBytesError
 from journal.reading import ChainSource
+
+
+class BeingRemoved:
+    """A store whose object is being removed when it is read from an offset on, so often; then it is gone."""
+
+    def __init__(self, offset: int, times: int) -> None:
+        self._offset, self._times = offset, times
+
+    async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+        del directory, name
+        if offset < self._offset:
+            return bytes(min(max_bytes, self._offset - offset))
+        self._times -= 1
+        if self._times >= 0:
+            raise BusyError("x is being removed")
+        raise NotFoundError("there is no x")
+
+    async def stream(self, directory: str, name: str, offset: int, end: int) -> AsyncGenerator[bytes]:
+        while offset < end:
+            yield (data := await self.read(directory, name, offset, 2))
+            offset += len(data)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("times", "ends"), [(1, NotFoundError), (3, NotFoundError), (99, BusyError)])
+async def test_a_segment_that_is_removed_while_it_is_read_is_gone_and_not_busy(
+    autojump_clock: MockClock, times: int, ends: type[Exception]
+) -> None:
+    """Readers of a chain that is trimmed expect NotFoundError, and list its segments again."""
+    del autojump_clock
+    reading = ChainSource(cast("Any", BeingRemoved(4, times)), "d")
+    with pytest.raises(ends):
+        [chunk async for chunk in reading.chunks("x", 8)]
+
 
 AWAY = QuorumUnavailableError("it is away", [])
 
