@@ -24,6 +24,7 @@ from checkpoint import Recovery
 from checkpoint.limits import drain_timeout_s, reset_attempts_max, reset_timeout_s
 from dataflow.core.delivery import DELIVERIES, Delivery
 from dataflow.core.plan import NodeSpec, OperatorKind, in_order
+from dataflow.limits import peer_silent_s
 
 Trigger: TypeAlias = Literal["periodic", "operator"]
 TRIGGERS: Final = ("periodic", "operator")
@@ -42,8 +43,9 @@ class Consistent:
     example after a file. period: None means the `checkpoint_interval` of `run`. delivery: how often sinks
     publish a row when workers fail (`core/delivery.py`); None is exactly-once, or at-least-once for sinks
     that support no more. own_region: the region begins at this operator even if its input comes from another
-    region. recovery: what follows the loss of a worker; None means the `recovery` of `run`. The others are as
-    in the paper, "Configuring a consistent region".
+    region. recovery: what follows the loss of a worker; None means the `recovery` of `run`. silence_timeout: with
+    global recovery, for how long the host of another worker may send no packet before it counts as lost. The
+    others are as in the paper, "Configuring a consistent region".
     """
 
     trigger: Trigger = "periodic"
@@ -54,6 +56,7 @@ class Consistent:
     delivery: Delivery | None = None
     own_region: bool = False
     recovery: Recovery | None = None
+    silence_timeout: float = peer_silent_s
 
     def __post_init__(self) -> None:
         if self.trigger not in TRIGGERS:
@@ -66,7 +69,7 @@ class Consistent:
             raise ValueError(f"recovery is {known}, got {self.recovery!r}")
         if self.trigger == "operator" and self.period is not None:
             raise ValueError("a period is for trigger='periodic'; leave it out where an operator triggers")
-        for name in ("period", "drain_timeout", "reset_timeout"):
+        for name in ("period", "drain_timeout", "reset_timeout", "silence_timeout"):
             value = getattr(self, name)
             if value is not None and not (isfinite(value) and value > 0):
                 raise ValueError(f"{name} is a time above 0 in seconds, not {value}")
@@ -120,6 +123,7 @@ def consistent(
     delivery: Delivery | None = None,
     own_region: bool = False,
     recovery: Recovery | None = None,
+    silence_timeout: float = peer_silent_s,
 ) -> Consistent:
     """Start a consistent region at an operator, with the settings of `Consistent`.
 
@@ -144,6 +148,7 @@ def consistent(
         delivery=delivery,
         own_region=own_region,
         recovery=recovery,
+        silence_timeout=silence_timeout,
     )
 
 

@@ -10,6 +10,7 @@ from dataflow.core.delivery import Delivery
 from dataflow.core.plan import CircuitPlan, OperatorKind
 from dataflow.core.regions import Choice, Consistent
 from dataflow.errors import GraphError, OperatorError
+from dataflow.limits import peer_silent_s
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.broadcast_state import BroadcastStateSpec
 from dataflow.sinks.base import SinkSpec
@@ -94,6 +95,11 @@ class GraphPlan:
             except OperatorError as error:
                 return f"{name!r} has no rule for it: {error.cause} ({error.remedy})"
         return ""
+
+    @property
+    def silence_timeout(self) -> float:
+        """For how many seconds a peer's host may be silent: the setting of the region, if it is one."""
+        return self.choice.regions[0].settings.silence_timeout if self.choice.regions else peer_silent_s
 
     def the_region(self) -> Consistent:
         """Return the settings of the graph's only region.

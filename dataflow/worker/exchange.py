@@ -40,7 +40,9 @@ class Exchange:
         inbox: Inbox,
         shared: Shared,
         lost: Callable[[PeerLostError], None],
+        silence_timeout_s: float = limits.peer_silent_s,
     ) -> None:
+        self._silence_timeout_s = silence_timeout_s
         self._spec = spec
         self._incarnation = incarnation
         self._inbox = inbox
@@ -108,7 +110,7 @@ class Exchange:
                 continue  # this machine stood still: packets that arrived meanwhile are not processed yet
             for worker, link in self._links.items():
                 silent_s = link.silent_s
-                if silent_s > limits.peer_silent_s:
+                if silent_s > self._silence_timeout_s:
                     host, port = link.peer_address
                     raise PeerLostError(
                         worker, f"its host {host} (port {port}) sent nothing for {silent_s:.1f} s"

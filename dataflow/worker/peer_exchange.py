@@ -29,8 +29,15 @@ def make_exchange(
     local recovery it is reported (`suspects`).
     """
     if not order.is_local:
-        workers = len(order.layout.workers)
-        return Exchange(spec, order.incarnation, workers, inbox=inbox, shared=shared, lost=lost)
+        return Exchange(
+            spec,
+            order.incarnation,
+            len(order.layout.workers),
+            inbox=inbox,
+            shared=shared,
+            lost=lost,
+            silence_timeout_s=plan.silence_timeout,
+        )
     return ResumedExchange(
         spec,
         order,

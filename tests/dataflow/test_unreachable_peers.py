@@ -6,14 +6,16 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from checkpoint.core.messages import Peer
+from checkpoint.core.layout import even_layout
+from checkpoint.core.messages import Peer, Restore
 from checkpoint.link import Link
-from dataflow import limits
+from dataflow import CallSink, RateSource, consistent, limits
 from dataflow.errors import PeerLostError, StepDiffersError, StepsMissingError
 from dataflow.graph.builder import Graph
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.failures import failure_of, first_error
 from dataflow.worker.messages import Inbox, Shared
+from dataflow.worker.peer_exchange import make_exchange
 from dataflow.worker.spec import WorkerSpec
 from journal import EpochUsedTwiceError
 
@@ -63,9 +65,26 @@ class SilentLink:
     silent_s = 0.0
 
 
-def test_a_silent_host_is_named_and_a_machine_that_stood_still_blames_no_peer() -> None:
-    clock, link = MockClock(), SilentLink()
-    exchange = Exchange(SPEC, 1, 2, inbox=Inbox(), shared=Shared(), lost=lambda _: None)
+@pytest.mark.parametrize("allowed_s", [None, 20.0])
+def test_a_silent_host_is_named_and_a_machine_that_stood_still_blames_no_peer(
+    allowed_s: float | None,
+) -> None:
+    clock, link, graph = MockClock(), SilentLink(), Graph("g")
+    of_region = consistent() if allowed_s is None else consistent(silence_timeout=allowed_s)
+    graph.source("rows", RateSource(1)).annotate(of_region).sink("out", CallSink(print))
+    limit_s = graph.plan().silence_timeout
+    assert limit_s == (allowed_s or limits.peer_silent_s)
+    order = Restore(job="r", worker=0, restore=None, peers=(), layout=even_layout(2), incarnation=1)
+    exchange = make_exchange(
+        SPEC,
+        order,
+        graph.plan(),
+        inbox=Inbox(),
+        shared=Shared(),
+        lost=lambda _: None,
+        suspects=lambda _: None,
+    )
+    assert isinstance(exchange, Exchange)
     exchange._links[1] = cast("Link", link)
 
     async def pass_time(seconds: float, silent_s: float) -> None:
@@ -79,12 +98,12 @@ def test_a_silent_host_is_named_and_a_machine_that_stood_still_blames_no_peer() 
             await wait_all_tasks_blocked()
             await pass_time(30.0, silent_s=30.0)  # late: what the peer sent meanwhile is not processed yet
             for _ in range(10):
-                await pass_time(limits.peer_silence_poll_s, silent_s=limits.peer_silent_s)
-            await pass_time(limits.peer_silence_poll_s, silent_s=limits.peer_silent_s + 0.1)
+                await pass_time(limits.peer_silence_poll_s, silent_s=limit_s)
+            await pass_time(limits.peer_silence_poll_s, silent_s=limit_s + 0.1)
             raise AssertionError("the silence was not noticed")
 
     with pytest.raises(BaseExceptionGroup) as failed:
         trio.run(main, clock=clock)
     error = first_error(failed.value)
-    assert "its host 10.0.0.2 (port 4711) sent nothing for 4.1 s" in str(error)
+    assert f"its host 10.0.0.2 (port 4711) sent nothing for {limit_s + 0.1:.1f} s" in str(error)
     assert failure_of(error).kind == "peer"
