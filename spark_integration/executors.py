@@ -33,6 +33,8 @@ class Executors:
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
         self._decommissions = is_true(self._context.getConf().get(DECOMMISSIONING))
+        self._noted: set[str] = set()
+        """What could not be determined, and was logged."""
         self._places: dict[str, TaskPlace] = {}
         """Tag of a job -> where its task runs."""
 
@@ -50,17 +52,26 @@ class Executors:
                 if (place := self._place_of(tag)) is not None
                 and scheduler.getExecutorDecommissionState(place.executor).isDefined()
             }
-        except Exception:  # the SparkContext is stopped: its workers end on their own
-            logger.debug("cannot determine which executors leave", exc_info=True)
+        except Exception:
+            self._note_failure("which executors leave: workers are not moved off one before it ends")
             return set()
 
     def hosts(self, tags: Collection[str]) -> set[str]:
         """Return the hosts on which the tasks of these jobs run, as far as they are known."""
         try:
             return {place.host for tag in tags if (place := self._place_of(tag)) is not None}
-        except Exception:  # the SparkContext is stopped
-            logger.debug("cannot determine the hosts of tasks", exc_info=True)
+        except Exception:
+            self._note_failure("the hosts of tasks: workers may be placed again on a host that was lost")
             return set()
+
+    def _note_failure(self, what: str) -> None:
+        """Log the exception that is being handled: once as a warning, because Spark's own objects may differ
+        in another version, unless the SparkContext is stopped.
+        """
+        stopped = self._context._jsc is None  # noqa: SLF001  # see above
+        level = logging.DEBUG if stopped or what in self._noted else logging.WARNING
+        self._noted.add(what)
+        logger.log(level, "cannot determine %s", what, exc_info=True)
 
     def forget(self, tag: str) -> None:
         """Forget where the task of a job ran, because the job has ended."""

@@ -43,9 +43,9 @@ class Consistent:
     example after a file. period: None means the `checkpoint_interval` of `run`. delivery: how often sinks
     publish a row when workers fail (`core/delivery.py`); None is exactly-once, or at-least-once for sinks
     that support no more. own_region: the region begins at this operator even if its input comes from another
-    region. recovery: what follows the loss of a worker; None means the `recovery` of `run`. silence_timeout: with
-    global recovery, for how long the host of another worker may send no packet before it counts as lost. The
-    others are as in the paper, "Configuring a consistent region".
+    region. recovery: what follows the loss of a worker; None means the `recovery` of `run`. silence_timeout:
+    with global recovery, for how long the host of another worker may send no packet before it counts as lost.
+    The others are as in the paper, "Configuring a consistent region".
     """
 
     trigger: Trigger = "periodic"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.cli.region import event_time_text
+from checkpoint.coordinator.figures import RegionFigures
 from checkpoint.core.checkpoint_views import savepoint_row
 from checkpoint.core.manifest import NO_NOTE
 from checkpoint.core.messages import Counters, EventTime
@@ -22,6 +23,7 @@ from checkpoint.core.progress import (
 from checkpoint.core.recovery_estimate import RecoveryEstimate
 from checkpoint.core.region import RegionState, RegionStatus, ResetReport, WorkerStatus
 from checkpoint.core.region_events import CheckpointCommitted
+from checkpoint.core.region_spans import span_of
 from tests.checkpoint.manifest_samples import numbered_cut
 
 CUT = CheckpointCommitted(
@@ -87,6 +89,20 @@ def test_operators_count_between_two_checkpoints_and_anew_in_a_new_incarnation()
     assert second["operators"] == [{"name": "counts", "rowsIn": 5, "rowsOut": 5, "keys": 8}]
     third = meter.report(CUT, status(100, 100, incarnation=4), now=3.0, timestamp="")
     assert third["operators"] == [{"name": "counts", "rowsIn": 200, "rowsOut": 200, "keys": 8}]
+
+
+def test_take_overs_have_spans_and_counters_of_their_own() -> None:
+    figures, taken_over = RegionFigures("words"), replace(RESET, term=3, seconds=0.25)
+    for event in (RESET, taken_over, taken_over):
+        figures.observe(event, 0.0)
+    values = {one.name: one.value for family in figures.collect() for one in family.samples}
+    assert values["dos_region_resets_total"] == 1
+    assert values["dos_region_taken_over_total"] == 2
+    assert values["dos_region_reset_seconds_total"] == 1.0
+    spans = [span_of("words", event) for event in (RESET, taken_over)]
+    assert [span and span.name for span in spans] == ["dos.recovery", "dos.take_over"]
+    assert spans[1] is not None
+    assert (spans[1].end_s, spans[1].attributes["dos.worker"]) == (0.25, 1)
 
 
 def test_the_event_time_of_a_region_is_that_of_the_worker_that_is_furthest_behind() -> None:

@@ -88,10 +88,25 @@ def test_nothing_is_imported_unless_asked_for() -> None:
     assert done.stdout == "None False\n", done.stderr
 
 
-def test_spans_of_a_file_are_lines_of_json(tmp_path: Path) -> None:
+OF_THE_PROGRAM = (
+    "import sys",
+    "from opentelemetry import trace",
+    "from opentelemetry.sdk.trace import TracerProvider",
+    "from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor",
+    "line = lambda span: span.to_json(indent=None) + chr(10)",
+    "exporter = ConsoleSpanExporter(out=sys.stdout, formatter=line)",
+    "trace.set_tracer_provider(TracerProvider())",
+    "trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(exporter))",
+)
+
+
+@pytest.mark.parametrize("target", ["file", "console", "app"])
+def test_spans_are_lines_of_json_where_they_are_to_go(target: str, tmp_path: Path) -> None:
+    """console: the standard error; app: the provider of the program, which writes to its standard output."""
     path = tmp_path / "spans"
     program = "; ".join(
         (
+            *(OF_THE_PROGRAM if target == "app" else ()),
             "from dos_monitoring import SpanRecord, tracer_of_environment",
             "two = SpanRecord('two', 0.0, 0.5)",
             "tracer_of_environment().emit(SpanRecord('one', 0.0, 1.0, {}, (two,)))",
@@ -99,10 +114,13 @@ def test_spans_of_a_file_are_lines_of_json(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "DOS_TRACE": f"file:{path}"},
+        env={**os.environ, "DOS_TRACE": f"file:{path}" if target == "file" else target},
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    found = [json.loads(line) for line in path.read_text().splitlines()]
+    written = {"console": done.stderr, "app": done.stdout}
+    assert done.returncode == 0, done.stderr
+    written["file"] = path.read_text() if path.exists() else ""
+    assert [name for name, text in written.items() if text] == [target]
+    found = [json.loads(line) for line in written[target].splitlines()]
     assert [one["name"] for one in found] == ["two", "one"]

@@ -11,6 +11,7 @@ import pytest
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec, RegionState, ScalingStatus
 from spark_integration import standbys as module
+from spark_integration.core.confs import DECOMMISSIONING
 from spark_integration.executors import Executors
 from spark_integration.standbys import Standbys, StandbySettings, standby_tag
 
@@ -75,6 +76,26 @@ def around(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
 
 def tag(number: int) -> str:
     return standby_tag("r", number)
+
+
+def test_another_spark_that_cannot_say_which_executors_leave_is_a_warning_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was logged at DEBUG only, so the draining of executors would have ended without a word."""
+    context = SimpleNamespace(_jsc=object(), getConf=lambda: {DECOMMISSIONING: "true"})
+    executors = Executors(cast("Any", SimpleNamespace(sparkContext=context)))
+    for _ in range(2):
+        assert executors.leaving(["a"]) == executors.hosts(["a"]) == set()
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert [one.partition(":")[0] for one in warned] == [
+        "cannot determine which executors leave",
+        "cannot determine the hosts of tasks",
+    ]
+    caplog.clear()
+    context._jsc = None  # as SparkContext.stop does
+    again = Executors(cast("Any", SimpleNamespace(sparkContext=context)))
+    assert again.leaving(["a"]) == set()
+    assert not [one for one in caplog.records if one.levelname == "WARNING"]
 
 
 def test_they_are_submitted_one_by_one_while_the_region_runs_and_nothing_starts(around: Surroundings) -> None:
