@@ -24,7 +24,8 @@ from checkpoint import check_input_name
 from checkpoint.chains.input_log import InputLog
 from checkpoint.limits import input_part_bytes_max
 from dataflow.entry.sending import EntryLog
-from dataflow.errors import SchemaError
+from dataflow.errors import SchemaError, UserFault
+from dataflow.operators.results import batch_of_result, batch_of_rows
 from dataflow.schema import parse_schema, schema_text
 from dos_client import Store
 from dos_client.tasks import background_tasks
@@ -157,16 +158,13 @@ def _table(rows: Rows, schema: pa.Schema) -> pa.Table:
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         if isinstance(rows, pa.Table):
-            return rows if rows.schema.equals(schema) else rows.select(schema.names).cast(schema)
+            return pa.Table.from_batches([batch_of_result(rows, schema)])
         listed = list(rows)
-        unknown = sorted({str(name) for row in listed for name in row} - set(schema.names))
-        if unknown:
-            raise SchemaError(
-                f"rows have columns {', '.join(unknown)}, which are not in the schema {schema_text(schema)}"
-            )
-        return pa.Table.from_pylist(listed, schema)
-    except (pa.ArrowException, KeyError, TypeError, AttributeError) as error:
-        raise SchemaError(f"these rows do not fit {schema_text(schema)}: {error}") from error
+        return pa.Table.from_batches([batch_of_rows(listed, range(len(listed)), schema)])
+    except UserFault as fault:
+        at = "" if fault.row is None else f"row {fault.row}: "
+        remedy = f" ({fault.remedy})" if fault.remedy else ""
+        raise SchemaError(f"these rows do not fit {schema_text(schema)}: {at}{fault}{remedy}") from fault
 
 
 def arrow_stream(table: pa.Table) -> bytes:

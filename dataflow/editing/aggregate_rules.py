@@ -5,18 +5,18 @@ number of the type of the result, as a batch query makes it.
 """
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from dataflow.core.event_time import Watermark
-from dataflow.editing.rows import GivenRows
+from dataflow.editing.rows import GivenRows, typed
 from dataflow.editing.rules import EditRules, numbers
 from dataflow.operators.aggregate import AggregateSpec
 from dataflow.operators.aggregate_functions import Aggregate, Count, Mean, Sum
 from dataflow.operators.base import OperatorContext
-from dataflow.schema import type_text
 from dataflow.state.accumulators import Accumulator, SumAccumulator
 from dataflow.state.distinct import DistinctAccumulator
 
@@ -69,24 +69,23 @@ class AggregateRules(EditRules):
 
     def _is_number(self, rows: GivenRows, result: str) -> bool:
         given = rows.columns.get(result)
+        if isinstance(given, list):
+            return all(
+                value is None or isinstance(value, (int, float, Decimal, np.number)) for value in given
+            )
         if given is None or given.type == self.schema.field(result).type:
             return False
-        return _is_numeric(given.type) or bool(pa.types.is_null(given.type))
+        kind, types = given.type, pa.types
+        return bool(
+            types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind)
+        )
 
     def _summed(self, rows: GivenRows, result: str, aggregate: Sum | Mean) -> dict[str, pa.Array]:
         """Return the stored columns of a sum that is given as a number."""
         kind = aggregate.result_type(self._type_of(aggregate))
         if isinstance(aggregate, Mean) and pa.types.is_integer(self._type_of(aggregate)):
             kind = pa.int64()
-        number = rows.columns[result]
-        fits = pa.types.is_integer(number.type) if pa.types.is_integer(kind) else _is_numeric(number.type)
-        if not fits and not pa.types.is_null(number.type):
-            rule = f"{result!r} is {type_text(number.type)}, and the sum is {type_text(kind)}"
-            rows.refuse(rule, remedy=f"cast it to {type_text(kind)}")
-        try:
-            number = number.cast(kind, safe=True)
-        except pa.ArrowInvalid as error:
-            rows.refuse(f"{result!r} does not fit the sum: {error}", remedy=f"cast it to {type_text(kind)}")
+        number = typed(rows.operator, result, rows.columns[result], kind)
         accumulator, slots = self._open(result, aggregate), np.arange(len(rows))
         accumulator.reach(len(rows))
         accumulator.update(slots, number)
@@ -103,10 +102,6 @@ class AggregateRules(EditRules):
         if count in made:
             rows.refuse_where(numbers(made[count], -1) < 0, f"{count!r} must be a count of 0 or more")
         return made
-
-
-def _is_numeric(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal128(kind))
 
 
 def _is_stored_sum(value: Sequence[int | None] | None) -> bool:

@@ -4,6 +4,7 @@ states and timers by key.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dataflow.core.event_time import Watermark, is_time
-from dataflow.editing.rows import GivenRows
+from dataflow.editing.rows import GivenRows, typed
 from dataflow.editing.rules import EditRules, flags_of, numbers
 from dataflow.operators.base import Operator
 from dataflow.operators.map_state import MapStateSpec
@@ -116,6 +117,11 @@ class MapStateRules(EditRules):
 def _micros(rows: GivenRows, name: str) -> pa.Array:
     """Return a column of times in microseconds. It may be given as timestamps."""
     column = rows.columns[name]
-    if pa.types.is_timestamp(column.type):
-        return column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    are_times = (
+        any(isinstance(value, date) for value in column)
+        if isinstance(column, list)
+        else pa.types.is_timestamp(column.type)
+    )
+    if are_times:
+        return typed(rows.operator, name, column, pa.timestamp("us", "UTC")).cast(pa.int64())
     return rows.typed(name)

@@ -14,10 +14,13 @@ from checkpoint import Cut, Layout, check_fingerprint
 from checkpoint.chains.state_blocks import StateFold, encode_block, state_version_of
 from checkpoint.chains.state_reading import blocks_at
 from dataflow.core.event_time import UNKNOWN, Watermark
-from dataflow.editing.rows import EditedRows, by_worker, edited_rows, given_rows, refuse
+from dataflow.editing.rows import EditedRows, GivenTable, by_worker, edited_rows, given_rows, refuse
 from dataflow.editing.rules import EditRules
 from dataflow.editing.tables import rules_of
+from dataflow.errors import UserFault
 from dataflow.graph.plan import GraphPlan
+from dataflow.operators.frames import columns_of_frame
+from dataflow.values.columns import one_array
 from dos_client import Store
 
 StateRows: TypeAlias = "pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]] | Any"
@@ -49,27 +52,26 @@ class StoredState(NamedTuple):
 NO_STATE = StoredState({}, {})
 
 
-def as_table(operator: str, given: StateRows) -> pa.Table:
-    """Return rows as an Arrow table. Raises EditRefusedError for anything else."""
-    if isinstance(given, pa.Table):
-        return given
-    if isinstance(given, pa.RecordBatch):
-        return pa.Table.from_batches([given])
+def as_table(operator: str, given: StateRows) -> GivenTable:
+    """Return rows with their values unchanged. Raises EditRefusedError for anything else."""
+    if isinstance(given, (pa.Table, pa.RecordBatch)):
+        columns = zip(given.schema.names, map(one_array, given.columns), strict=True)
+        return GivenTable([*columns], given.num_rows)
     if type(given).__module__.partition(".")[0] == "pandas":
-        return pa.Table.from_pandas(given, preserve_index=False)
+        try:
+            return GivenTable([*columns_of_frame(given).items()], len(given))
+        except (UserFault, pa.ArrowException, TypeError, ValueError) as error:
+            refuse(operator, f"its rows are no table: {error}", remedy="give an Arrow table with a schema")
     if not (isinstance(given, Sequence) and all(isinstance(row, Mapping) for row in given)):
         kind = f"{type(given).__module__}.{type(given).__qualname__}"
         refuse(
             operator, f"its rows are a {kind}", remedy="give a DataFrame, an Arrow table, or a list of dicts"
         )
-    names = dict.fromkeys(name for row in given for name in row)  # Arrow takes those of the first row alone
-    try:
-        return pa.table({name: pa.array([row.get(name) for row in given]) for name in names})
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        refuse(operator, f"its rows are no table: {error}", remedy="give an Arrow table with a schema")
+    names = dict.fromkeys(name for row in given for name in row)
+    return GivenTable([(name, [row.get(name) for row in given]) for name in names], len(given))
 
 
-def rules_for(plan: GraphPlan, region: str, tables: Mapping[str, pa.Table]) -> dict[str, EditRules]:
+def rules_for(plan: GraphPlan, region: str, tables: Mapping[str, GivenTable]) -> dict[str, EditRules]:
     """Return the rules of each operator of an edit. Raises EditRefusedError."""
     return {name: rules_of(plan, name, region) for name in tables}
 
@@ -123,7 +125,7 @@ def _joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def planned(
-    rules: Mapping[str, EditRules], tables: Mapping[str, pa.Table], stored: StoredState, layout: Layout
+    rules: Mapping[str, EditRules], tables: Mapping[str, GivenTable], stored: StoredState, layout: Layout
 ) -> PlannedEdit:
     """Return what an edit changes. CPU-heavy: call it in a thread. Raises EditRefusedError."""
     edits: dict[str, EditedRows] = {}
@@ -139,7 +141,7 @@ def planned(
 
 
 async def plan_edit(
-    store: Store, region: str, cut: Cut, plan: GraphPlan, tables: Mapping[str, pa.Table]
+    store: Store, region: str, cut: Cut, plan: GraphPlan, tables: Mapping[str, GivenTable]
 ) -> PlannedEdit:
     """Return what an edit of a checkpoint changes.
 

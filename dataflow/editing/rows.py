@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +24,23 @@ from checkpoint import Layout
 from checkpoint.chains.state_blocks import DELETED_COLUMN, key_columns, make_block, newest_rows
 from checkpoint.errors import EditRefusedError
 from checkpoint.key_hash import HASH_COLUMN, hash_keys
+from dataflow.errors import UserFault
 from dataflow.operators.own_state import same_rows
 from dataflow.schema import type_text
 from dataflow.state.columns import Slots
 from dataflow.state.key_index import Hashes
+from dataflow.values.columns import column_of, fitted_column
 
 _IGNORED: Final = (HASH_COLUMN, "_worker")
-_same_kind: Final = (
-    pa.types.is_integer,
-    pa.types.is_floating,
-    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
-    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
-    pa.types.is_decimal128,
-    pa.types.is_nested,
-)
+GivenColumn: TypeAlias = pa.Array | list[Any]
+"""Values of Arrow, or of Python."""
+
+
+class GivenTable(NamedTuple):
+    """Rows for one operator as they were given."""
+
+    columns: Sequence[tuple[str, GivenColumn]]
+    num_rows: int
 
 
 def refuse(operator: str, rule: str, *, key: str = "", remedy: str = "") -> NoReturn:
@@ -53,7 +56,7 @@ class GivenRows:
     operator: str
     schema: pa.Schema
     """Of the blocks of the table."""
-    columns: dict[str, pa.Array]
+    columns: dict[str, GivenColumn]
     """The value columns, as they were given."""
     keys: list[pa.Array]
     hashes: Hashes
@@ -102,27 +105,18 @@ def _key_text(names: Sequence[str], values: Sequence[Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in zip(names, values, strict=True))
 
 
-def typed(operator: str, name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column in this type, if no value changes by that. Raises EditRefusedError."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    given = column.type
-    if given == kind:
-        return column
-    fits = pa.types.is_null(given) or any(test(given) and test(kind) for test in _same_kind)
-    if pa.types.is_timestamp(given) and pa.types.is_timestamp(kind):
-        fits = (given.tz is None) == (kind.tz is None)
-    rule = f"column {name!r} is {type_text(given)}, and the state has {type_text(kind)}"
-    if not fits:
-        refuse(operator, rule, remedy=f"cast it to {type_text(kind)}")
+def typed(operator: str, name: str, column: GivenColumn, kind: pa.DataType) -> pa.Array:
+    """Return a column in this type, if it holds all values exactly. Raises EditRefusedError."""
+    field = pa.field(name, kind)
     try:
-        return column.cast(kind, safe=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        refuse(operator, f"{rule}: {error}", remedy=f"cast it to {type_text(kind)}")
+        return column_of(column, field) if isinstance(column, list) else fitted_column(column, field)
+    except UserFault as fault:
+        at = "" if fault.row is None else f"row {fault.row}: "
+        refuse(operator, f"{at}{fault}", remedy=fault.remedy or f"cast it to {type_text(kind)}")
 
 
 def given_rows(
-    operator: str, schema: pa.Schema, hashed: Sequence[str], given: pa.Table, stored: pa.RecordBatch | None
+    operator: str, schema: pa.Schema, hashed: Sequence[str], given: GivenTable, stored: pa.RecordBatch | None
 ) -> GivenRows:
     """Return the rows of a table. `hashed`: the key columns whose hash decides the worker.
 
@@ -131,8 +125,9 @@ def given_rows(
     """
     names = key_columns(schema)
     allowed = [name for name in schema.names if name not in _IGNORED]
-    for name in given.column_names:
-        if given.column_names.count(name) > 1:
+    given_names = [name for name, _ in given.columns]
+    for name in given_names:
+        if given_names.count(name) > 1:
             refuse(operator, f"column {name!r} is given twice", remedy="rename or drop one of them")
         if name not in allowed and name not in _IGNORED:
             near = get_close_matches(name, allowed, n=1)
@@ -141,7 +136,7 @@ def given_rows(
                 operator, f"its state has no column {name!r}{hint}; it has {', '.join(allowed)}",
                 remedy="drop the column or rename it",
             )  # fmt: skip
-    columns = {name: one_array(given.column(name)) for name in given.column_names if name in allowed}
+    columns = {name: column for name, column in given.columns if name in allowed}
     for name in names:
         if name not in columns:
             refuse(operator, f"the key column {name!r} is missing", remedy="give all columns of the key")
@@ -163,12 +158,7 @@ def given_rows(
     return rows
 
 
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column of a table as one array."""
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-
-
-def _flags(operator: str, column: pa.Array | None, rows: int) -> npt.NDArray[np.bool_]:
+def _flags(operator: str, column: GivenColumn | None, rows: int) -> npt.NDArray[np.bool_]:
     if column is None:
         return np.zeros(rows, np.bool_)
     given = typed(operator, DELETED_COLUMN, column, pa.bool_())

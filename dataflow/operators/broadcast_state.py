@@ -32,6 +32,7 @@ from dataflow import limits
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StatefulOperator
+from dataflow.operators.python_rows import rows_of
 from dataflow.state.moving import Share
 
 Key: TypeAlias = Any
@@ -151,7 +152,7 @@ class BroadcastStateOperator(StatefulOperator):
         """The rows that are in effect, in the order of their keys. Changes between steps only."""
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
-        for index, row in enumerate(batch.to_pylist()):
+        for index, row in enumerate(rows_of(batch)):
             key = self._key_of(row)
             if None in (key if isinstance(key, tuple) else (key,)):
                 raise UserFault(
@@ -191,7 +192,7 @@ class BroadcastStateOperator(StatefulOperator):
         return self._block(key for key in {**self._rows, **self._pending} if self._latest(key) is not None)
 
     def restore(self, block: pa.RecordBatch) -> None:
-        for row in block.to_pylist():
+        for row in rows_of(block):
             key = self._key_of(row)
             if row[DELETED_COLUMN]:
                 self._rows.pop(key, None)
@@ -201,7 +202,7 @@ class BroadcastStateOperator(StatefulOperator):
     def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
         if not share.stays and part == share.parts[0]:  # the table is the same on every worker
             self.restore(block)
-            self._changed.update(dict.fromkeys(map(self._key_of, block.to_pylist())))
+            self._changed.update(dict.fromkeys(map(self._key_of, rows_of(block))))
 
     def parts_restored(self, share: Share) -> None:
         """Give nothing up: every worker has all rows."""

@@ -13,7 +13,8 @@ Columns are a `RecordBatch`, a `pa.Table`, a dict of arrays or, for a schema of 
 pandas function may return a Series where a batch function may return an array.
 
 A row is a dict by column name, a tuple in the order of the columns or, for a schema of one column, the value.
-Columns of another type are cast if the cast is lossless. With a broadcast table, the table is the second
+Values and columns of another type are converted if no value changes by that (`values/`); a filter of rows
+returns a truth value of Python. With a broadcast table, the table is the second
 argument of every function; with side outputs, the last argument is `emit(port, row)`.
 """
 
@@ -32,9 +33,16 @@ from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, Rep
 from dataflow.operators.emitting import Emitter
 from dataflow.operators.frames import OnFrames
 from dataflow.operators.python_rows import rows_of
-from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, several
+from dataflow.operators.results import (
+    FAULTS,
+    batch_of_result,
+    batch_of_rows,
+    listed,
+    several,
+)
 from dataflow.operators.threads import ThreadedOperator
 from dataflow.schema import check_schema
+from dataflow.values.columns import column_of
 from dos_protocol.errors import text_of
 
 NOT_DETERMINISTIC: Final = ReplicaProblem(
@@ -206,6 +214,8 @@ class _BatchFunction(Operator):
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         try:
             result = self._function(batch)
+        except UserFault:
+            raise
         except FAULTS as error:
             raise UserFault(text_of(error)) from error
         if result is None and not self._same_rows:
@@ -241,15 +251,14 @@ class _BatchFilter(Operator):
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         try:
             mask = self._function(batch)
+        except UserFault:
+            raise
         except FAULTS as error:
             raise UserFault(text_of(error)) from error
         if isinstance(mask, pa.ChunkedArray):
             mask = mask.combine_chunks()
         if not isinstance(mask, pa.Array):
-            try:
-                mask = pa.array(mask)
-            except (pa.ArrowException, TypeError, ValueError) as error:
-                raise UserFault(f"a batch filter returns a boolean array: {error}") from error
+            mask = column_of(listed(mask, "filter"), pa.field("filter", pa.bool_()))
         if not pa.types.is_boolean(mask.type) or len(mask) != batch.num_rows:
             raise UserFault(
                 f"a batch filter returns one boolean for each of {batch.num_rows} rows, not {len(mask)} "

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dataflow.errors import SchemaError
 from dataflow.operators.map_state import Calls, MapStateSpec
-from dataflow.operators.spark_rows import Frames, Tuples, millis, plain, rows_of_frames, time_of
+from dataflow.operators.spark_rows import Frames, Tuples, millis, plain, rows_of_frames, take_millis, time_of
 from dataflow.state.key_states import KeyState
 
 _TIMEOUTS: Final = ("NoTimeout", "EventTimeTimeout")
@@ -87,7 +87,7 @@ class GroupState:
             raise ValueError(
                 f"setTimeoutTimestamp needs timeoutConf 'EventTimeTimeout', not {self._timeout!r}"
             )
-        timeout_ms = millis(timestampMs) if isinstance(timestampMs, datetime) else int(timestampMs)
+        timeout_ms = millis(timestampMs) if isinstance(timestampMs, datetime) else take_millis(timestampMs)
         if timeout_ms <= self._watermark:
             raise ValueError(f"timeout {timeout_ms} ms must be after the watermark, {self._watermark} ms")
         self.timeout_ms = timeout_ms

@@ -11,9 +11,11 @@ sources have ended, every timer that is set then fires once; timers set during t
 """
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -37,20 +39,17 @@ from dataflow.state.keyed_table import KeyedTable
 from dataflow.state.migration import Migration, StateHistory, columns_text
 from dataflow.state.row_table import RowTable, check_order, check_stored, in_order
 from dataflow.state.value_store import StateLocation, check_state_location
+from dataflow.values.columns import taker
 from dataflow.worker.partitioning import hashes_of
 from dos_protocol.errors import text_of
 
 Timer: TypeAlias = tuple[int, tuple[Any, ...], int]
 """Time, key, slot of the key."""
-
-
 Row: TypeAlias = dict[str, Any]
 Emit: TypeAlias = Callable[[str, Any], None]
 OnRow: TypeAlias = Callable[[Row, KeyState], Any] | Callable[[Row, KeyState, Emit], Any]
 OnTimer: TypeAlias = Callable[[Row, Any, KeyState], Any] | Callable[[Row, Any, KeyState, Emit], Any]
 """The last argument is passed only if side outputs are declared."""
-
-
 _rows_per_slice: Final = 4_096
 
 
@@ -160,6 +159,8 @@ class MapStateOperator(TimedOperator):
         self._spec = spec
         self._time_type = pa.timestamp("us", columns.field(spec.time).type.tz)
         self._read_time = time_reader(self._time_type)
+        self._zone = self._read_time(0).tzinfo
+        self._take_time = taker(pa.field("timer", self._time_type), "the timer")
         self._rows = RowTable(columns)
         self._states = spec.states(scratch)
         self._table = spec.table(columns, self._states)
@@ -191,9 +192,8 @@ class MapStateOperator(TimedOperator):
         self._table.change(np.concatenate([over, np.array(run.fired, np.int64)]))
         self._forget({*run.called, *over.tolist()})
         self._states.settle()
-        made = run.made
         self._emitter.settle()
-        return [batch_of_rows(made, [0] * len(made), self._spec.schema)] if made else ()
+        return run.batches()
 
     def close(self) -> None:
         self._states.close()
@@ -228,16 +228,12 @@ class MapStateOperator(TimedOperator):
         return self._spec
 
     def micros(self, time: Any) -> int:
-        """Return a time from the user's functions in microseconds. Raises UserFault if it is not a time."""
-        if time is None:
-            return NONE
-        if type(time) is datetime:
-            return micros_of_time(time)
-        try:  # other values that Arrow converts to a time: a pandas Timestamp, an integer
-            converted: int = pa.scalar(time, self._time_type).cast(pa.int64()).as_py()
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise UserFault(f"a timer must be a datetime or None, not {time!r:.80}") from error
-        return converted
+        """Return a time from the user's functions in microseconds. Raises UserFault for what the time column
+        would not hold exactly.
+        """
+        if time is not None and (type(time) is not datetime or time.tzinfo is not self._zone):
+            time = self._take_time(time)
+        return NONE if time is None else micros_of_time(time)
 
     def as_time(self, micros: int) -> Any:
         """Return a time in microseconds as the user's functions see it."""
@@ -300,8 +296,10 @@ class _Run:
         """The timer of each slot. No slots are added while functions are called."""
         self._at_end = False
         states = operator.states
-        self._begin, self._check, self._end = states.begin, states.check, states.end
+        self._begin, self._end = states.begin, states.end
         self.made: list[Any] = []
+        self._made_by: list[tuple[int, int, int]] = []
+        """For each call that made rows: how many there are after it, its slot, its time."""
         self.called: set[int] = set()
         self.fired: list[int] = []
         """The slots whose timers fired. They differ from the last checkpoint even if no row arrived."""
@@ -333,24 +331,44 @@ class _Run:
         if before != NONE:
             state.timer = operator.as_time(before)
         state.at_end = self._at_end
+        count = len(self.made)
         try:
             self.made += several(function(*arguments, state, *operator.extra_arguments))
-        except UserFault:
-            raise
+            self._end(slot, time, state)
+            after = operator.micros(state.timer)
+        except UserFault as fault:
+            raise self._named(fault, slot, time) from fault.__cause__
         except FAULTS as error:
-            raise UserFault(text_of(error)) from error
-        if state.value is not None:
-            self._check(state.value)
-        self._end(slot, time, state)
-        if state.timer is None and before == NONE:
-            return
-        after = operator.micros(state.timer)
+            raise self._named(UserFault(text_of(error)), slot, time) from error
+        if len(self.made) > count:
+            self._made_by.append((len(self.made), slot, time))
         if after == before:
             return
         self._set[slot] = after
         # A later timer stays in its slot until the watermark reaches it; most are reset before that.
         if after != NONE and after <= self._watermark:
             heapq.heappush(self._timers, (after, key or self._key_of(slot), slot))
+
+    def batches(self) -> Sequence[pa.RecordBatch]:
+        """Return the rows that the calls made. Raises UserFault that names the call."""
+        if not self.made:
+            return ()
+        try:
+            return [batch_of_rows(self.made, range(len(self.made)), self._operator.spec.schema)]
+        except UserFault as fault:
+            _, slot, time = self._made_by[bisect_right(self._made_by, fault.row or 0, key=itemgetter(0))]
+            raise self._named(fault, slot, time) from fault.__cause__
+
+    def _named(self, fault: UserFault, slot: int, time: int) -> UserFault:
+        """Return a fault with the key and the time of the call."""
+        (key,) = self._operator.keys_of(np.array([slot]))
+        of = ", ".join(f"{name} {value!r}" for name, value in self._named_key(key).items())
+        at = self._operator.as_time(time).isoformat()
+        return UserFault(f"{fault}; in the call for {of} at {at}", remedy=fault.remedy)
+
+    def _named_key(self, key: tuple[Any, ...]) -> Row:
+        values = [None if value is _LAST else value for value in key]
+        return dict(zip(self._operator.spec.keys, values, strict=True))
 
     def _key_of(self, slot: int) -> tuple[Any, ...]:
         if not self._keys:
@@ -378,7 +396,5 @@ class _Run:
         self.fired.append(slot)
         on_timer: Callable[..., Any] | None = operator.calls.on_timer
         if on_timer is not None:
-            values = [None if value is _LAST else value for value in key]
-            named = dict(zip(operator.spec.keys, values, strict=True))
             self.called.add(slot)
-            self._call(slot, time, on_timer, (named, operator.as_time(time)), key)
+            self._call(slot, time, on_timer, (self._named_key(key), operator.as_time(time)), key)

@@ -16,6 +16,7 @@ from checkpoint import TakenPart
 from checkpoint.chains.state_blocks import block_schema, make_block, newest_rows, state_version_of
 from checkpoint.key_hash import hash_keys
 from dataflow.operators.base import StateTable
+from dataflow.operators.python_rows import rows_of
 from dataflow.state.migration import StateHistory
 from dataflow.state.moving import GatheredParts, Share
 from dataflow.state.row_table import ROW
@@ -107,7 +108,7 @@ class OwnState(StateTable):
         sorted_rows = rows.select(columns.names).take(pa.array(order[numbers[order] >= 0]))
         stored = pa.RecordBatch.from_arrays(sorted_rows.columns, schema=columns)
         if version != self._history.version:
-            values = [self._history.migrated(version, row) for row in stored.to_pylist()]
+            values = [self._history.migrated(version, row) for row in rows_of(stored)]
             stored = pa.RecordBatch.from_pylist(values, self._columns)
             self.migrated = True
         return stored

@@ -1,8 +1,9 @@
-"""Batches as rows of Python values, for functions of rows: like `RecordBatch.to_pylist`, but faster.
+"""Batches as rows of Python values, for functions of rows: like `RecordBatch.to_pylist`, but faster, and maps
+are dicts.
 
-Values and types are the same; columns for which that is not certain are left to pyarrow. pyarrow is slow at
-times, 5 microseconds each in UTC. numpy converts them to timedeltas from an epoch, and adding these to an
-epoch with that zone is a hundred times faster.
+Values and types are the same otherwise; columns for which that is not certain are left to pyarrow. pyarrow is
+slow at times, 5 microseconds each in UTC. numpy converts them to timedeltas from an epoch, and adding these
+to an epoch with that zone is a hundred times faster.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from dataflow.values.nested import values_of
 
 _SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000}
 _FIRST_S: Final = int((datetime.min - datetime(1970, 1, 1)).total_seconds())  # noqa: DTZ001, DTZ901
@@ -54,8 +57,7 @@ def _values(column: pa.Array) -> list[Any]:
         times = _times(column)
         if times is not None:
             return times
-    values: list[Any] = column.to_pylist()
-    return values
+    return values_of(column)
 
 
 def _times(column: pa.Array) -> list[Any] | None:

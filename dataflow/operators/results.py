@@ -1,5 +1,5 @@
 """Converts what user functions return into batches: rows from functions of rows, columns from functions of
-batches.
+batches. `values/` decides which values a column takes.
 
 It raises `UserFault`, with the index of the row if one row caused the fault. It calls no user code.
 """
@@ -8,9 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from dataflow.errors import UserFault
+from dataflow.values.columns import column_of, fitted_column
+from dataflow.values.kinds import shown
+from dataflow.values.nested import named
 
 FAULTS = BaseException
 """Exceptions of a user function that become a UserFault: all, because `sys.exit()`, or a `GeneratorExit` that
@@ -42,7 +46,7 @@ def batch_of_rows(rows: Sequence[Any], sources: Sequence[int], schema: pa.Schema
         for row, source in zip(rows, sources, strict=True):
             for column, value in zip(columns, _values(row, source, schema), strict=True):
                 column.append(value)
-    arrays = [_array_of(values, sources, field) for values, field in zip(columns, schema, strict=True)]
+    arrays = [column_of(values, field, sources) for values, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -59,7 +63,7 @@ def _columns_of_dicts(rows: Sequence[Any], names: Sequence[str]) -> list[list[An
 
 
 def _values(row: Any, source: int, schema: pa.Schema) -> Sequence[Any]:
-    names = schema.names
+    names, row = schema.names, named(row)
     if isinstance(row, Mapping):
         if set(row) != set(names):
             raise UserFault(
@@ -84,44 +88,36 @@ def _values(row: Any, source: int, schema: pa.Schema) -> Sequence[Any]:
     return (row,)
 
 
-def _array_of(values: list[Any], sources: Sequence[int], field: pa.Field) -> pa.Array:
-    try:
-        return pa.array(values, field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        for value, source in zip(values, sources, strict=True):
-            try:
-                pa.array([value], field.type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                raise UserFault(
-                    f"column {field.name!r} is {field.type}, but a value is {type(value).__name__} "
-                    f"{value!r:.80}",
-                    row=source,
-                ) from error
-        raise UserFault(f"column {field.name!r}: {error}") from error
-
-
 def batch_of_result(result: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Convert the result of a batch function to a batch of this schema. Raises UserFault for other
     columns.
     """
-    if isinstance(result, pa.RecordBatch) and result.schema.equals(schema):
+    if isinstance(result, pa.RecordBatch) and result.schema.equals(schema) and not _has_wrong_null(result):
         return result
-    columns = _columns_of_result(result, schema)
-    arrays = []
-    for field, column in zip(schema, columns, strict=True):
-        try:
-            array = (
-                column if isinstance(column, (pa.Array, pa.ChunkedArray)) else pa.array(column, field.type)
-            )
-            if not array.type.equals(field.type):
-                array = array.cast(field.type)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise UserFault(f"column {field.name!r} cannot be converted to {field.type}: {error}") from error
-        arrays.append(array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array)
+    arrays = [
+        fitted_column(column, field)
+        if isinstance(column, (pa.Array, pa.ChunkedArray))
+        else column_of(listed(column, field.name), field)
+        for field, column in zip(schema, _columns_of_result(result, schema), strict=True)
+    ]
     try:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     except (pa.ArrowException, ValueError) as error:
         raise UserFault(f"the columns do not form a batch: {error}") from error
+
+
+def _has_wrong_null(batch: pa.RecordBatch) -> bool:
+    return any(
+        not field.nullable and column.null_count
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    )
+
+
+def listed(column: Any, name: str) -> list[Any]:
+    """Return the values of a column that is no Arrow array. Raises UserFault if it has none."""
+    if isinstance(column, (list, tuple, np.ndarray)):
+        return [*column]
+    raise UserFault(f"column {name!r} is a list or an array of values, not {shown(column)}")
 
 
 def _columns_of_result(result: Any, schema: pa.Schema) -> Sequence[Any]:

@@ -14,7 +14,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from dataflow.errors import UserFault
-from dataflow.operators.python_rows import micros_of_time
+from dataflow.operators.frames import columns_of_frame
+from dataflow.operators.python_rows import micros_of_time, rows_of
+from dataflow.operators.results import batch_of_result
+from dataflow.values.columns import taker
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
@@ -46,15 +49,7 @@ class Row(tuple[Any, ...]):
 
 
 def plain(value: Any) -> Any:
-    """Return a value as Spark passes it to a function, and as it may be stored: without zone, numpy or pandas
-    types.
-    """
-    if hasattr(value, "to_pydatetime"):
-        value = value.to_pydatetime()
-    elif hasattr(value, "to_pytimedelta"):
-        value = value.to_pytimedelta()
-    elif hasattr(value, "tolist") and hasattr(value, "dtype"):
-        value = value.tolist()
+    """Return a value as Spark passes it to a function: a time without its zone, in UTC."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         value = value.astimezone(UTC).replace(tzinfo=None)
     return value
@@ -65,24 +60,27 @@ class Tuples:
 
     def __init__(self, columns: pa.Schema, *, naive: bool) -> None:
         """naive: the function gets times without their zone."""
-        self._columns = columns
+        self._takers = {field.name: taker(field, f"state {field.name!r}") for field in columns}
         self._naive = naive
 
     def to_stored(self, values: Iterable[Any]) -> dict[str, Any]:
-        """Return the stored form. Raises ValueError for a wrong number of values."""
-        given = tuple(map(plain, values))
-        names = self._columns.names
-        if len(given) != len(names):
-            raise ValueError(f"a state is a tuple of {', '.join(names)}, not of {len(given)} values")
-        zoned = [pa.types.is_timestamp(kind) and kind.tz is not None for kind in self._columns.types]
-        return {
-            name: value.replace(tzinfo=UTC) if zone and isinstance(value, datetime) else value
-            for name, value, zone in zip(names, given, zoned, strict=True)
-        }
+        """Return the stored form. Raises ValueError for a wrong number of values, UserFault for one that its
+        column does not hold exactly.
+        """
+        given, takers = tuple(values), self._takers
+        if len(given) != len(takers):
+            raise ValueError(f"a state is a tuple of {', '.join(takers)}, not of {len(given)} values")
+        return {name: take(value) for (name, take), value in zip(takers.items(), given, strict=True)}
 
     def to_user(self, stored: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the form for the function."""
         return tuple(map(plain, stored.values()) if self._naive else stored.values())
+
+
+take_millis: Final = taker(
+    pa.field("timer", pa.int64(), nullable=False), "the time of a timer, in milliseconds,"
+)
+"""Normalises the milliseconds that a function gives for a timer, or raises UserFault."""
 
 
 def millis(time: datetime) -> int:
@@ -124,11 +122,7 @@ def rows_of_frames(frames: Iterable[Any] | None, schema: pa.Schema) -> Iterator[
             raise UserFault(
                 f"it must return DataFrames of {', '.join(schema.names)}, and returned {returned}"
             )
-        try:
-            table = pa.Table.from_pandas(frame[schema.names], schema, preserve_index=False, safe=False)
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise UserFault(f"a DataFrame cannot be converted to {schema.names}: {error}") from error
-        yield from table.to_pylist()
+        yield from rows_of(batch_of_result(columns_of_frame(frame), schema))
 
 
 def rows_of_rows(rows: Iterable[Any] | None, names: Sequence[str]) -> Iterator[Any]:

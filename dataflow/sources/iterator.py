@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from checkpoint import SplitPosition
 from dataflow.core.event_time import SourceTime
-from dataflow.errors import InputChangedError, OperatorError, SchemaError
+from dataflow.errors import InputChangedError, OperatorError, SchemaError, UserFault
 from dataflow.operators.base import OperatorContext
-from dataflow.operators.results import FAULTS
+from dataflow.operators.results import FAULTS, batch_of_rows
 from dataflow.schema import parse_schema
 from dataflow.sources import base
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
@@ -266,12 +266,16 @@ class IteratorReader(base.SourceReader):
         taken.pieces.append(base.BatchPiece(split.name, begin, split.position, at))
 
     def _batch(self, taken: _StepRows) -> base.SourceBatch:
+        pieces = tuple(taken.pieces)
         try:
-            batch = pa.RecordBatch.from_pylist(taken.rows, self._spec.schema)
-        except FAULTS as error:
-            split = self._splits[taken.pieces[0].split]
-            raise self._fault(split, error) from error
-        return base.SourceBatch(batch, tuple(taken.pieces), taken.size)
+            batch = batch_of_rows(taken.rows, range(len(taken.rows)), self._spec.schema)
+        except UserFault as fault:
+            raise OperatorError(
+                self._operator, _place(pieces, fault.row), str(fault), remedy=fault.remedy
+            ) from fault
+        except FAULTS as error:  # a value may have a class, and so code, of the user
+            raise self._fault(self._splits[pieces[0].split], error) from error
+        return base.SourceBatch(batch, pieces, taken.size)
 
     def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
         taken = _StepRows()
@@ -300,11 +304,16 @@ class IteratorReader(base.SourceReader):
     # --- For display ----------------------------------------------------------------------------------
 
     def describe(self, source: base.SourceBatch, row: int | None) -> str:
-        if row is None:
-            first, last = source.pieces[0], source.pieces[-1]
-            return f"split {first.split!r}, from {first.begin}, to split {last.split!r}, {last.end}"
-        piece = next(piece for piece in reversed(source.pieces) if piece.at <= row)
-        return f"split {piece.split!r}, row {row - piece.at} of those from {piece.begin} to {piece.end}"
+        return _place(source.pieces, row)
 
     def counters(self) -> dict[str, int]:
         return {"splits_done": sum(split.over for split in self._splits.values())}
+
+
+def _place(pieces: Sequence[base.BatchPiece], row: int | None) -> str:
+    """Return where a row of a batch of these pieces was read; None: all of them."""
+    if row is None:
+        first, last = pieces[0], pieces[-1]
+        return f"split {first.split!r}, from {first.begin}, to split {last.split!r}, {last.end}"
+    piece = next(piece for piece in reversed(pieces) if piece.at <= row)
+    return f"split {piece.split!r}, row {row - piece.at} of those from {piece.begin} to {piece.end}"

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, key_columns, state_version_of
 from dataflow.core.event_time import END, Watermark
+from dataflow.operators.python_rows import rows_of
 from dataflow.state.accumulators import SlotNumbers
 from dataflow.state.columns import Slots
 from dataflow.state.keyed_table import SlotValues
@@ -50,8 +51,7 @@ class KeyStates(SlotValues):
     ) -> None:
         """ttl: in microseconds, or None. values: where values are stored, by default in memory."""
         self._history = history
-        self.check = history.check
-        """Raises UserFault for an invalid value."""
+        self._normalise = history.normalise
         self._schema = history.columns
         self._ttl = ttl
         self._values = MemoryValueStore(history.columns) if values is None else values
@@ -128,10 +128,14 @@ class KeyStates(SlotValues):
         return KeyState(self._values.get(slot))
 
     def end(self, slot: int, time: int, state: KeyState) -> None:
-        """Store the state that a call at event time `time` left."""
-        self._values.put(slot, state.value)
+        """Store the state that a call at event time `time` left, as it will be read back.
+
+        Raises UserFault for a value that the columns do not hold exactly.
+        """
+        value = state.value
+        self._values.put(slot, None if value is None else self._normalise(value))
         if self._ttl is not None:
-            self._called.values[slot] = NONE if state.value is None else time
+            self._called.values[slot] = NONE if value is None else time
 
     def expire(self, watermark: Watermark) -> Slots:
         """Delete the values that no call after `watermark` would find; return their slots."""
@@ -168,7 +172,7 @@ class KeyStates(SlotValues):
         before = self._history.columns_of(version)
         kept = ~block.column(DELETED_COLUMN).to_numpy(zero_copy_only=False)
         has_value = kept & block.column(IS_SET).to_numpy(zero_copy_only=False)
-        rows = block.select(before.names).to_pylist()
+        rows = rows_of(block.select(before.names))
         values = [
             self._history.migrated(version, row) if set_ else None
             for row, set_ in zip(rows, has_value.tolist(), strict=True)

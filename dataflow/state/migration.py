@@ -11,7 +11,6 @@ because no other release and no other tool could read them reliably.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ import pyarrow as pa
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.results import FAULTS
 from dataflow.schema import parse_schema
+from dataflow.values.columns import row_taker
 from dos_protocol.errors import text_of
 
 Value: TypeAlias = dict[str, Any]
@@ -84,7 +84,7 @@ class StateHistory:
             raise SchemaError(f"a migration is Migration(version, state, function), not {invalid[0]!r:.80}")
         self._steps: Mapping[int, Migration] = {one.version: one for one in migrations}
         self._columns = {one.version: parse_state(one.state) for one in migrations} | {version: self.columns}
-        self._checks = {number: ValueCheck(columns) for number, columns in self._columns.items()}
+        self._normalise = {number: row_taker(columns, "state") for number, columns in self._columns.items()}
         given = sorted(one.version for one in migrations)
         if given != list(range(version - len(given), version)) or given[:1] == [0]:
             raise SchemaError(
@@ -112,9 +112,11 @@ class StateHistory:
         return columns
 
     @property
-    def check(self) -> Callable[[Any], None]:
-        """A function that raises UserFault for an invalid value of the current version."""
-        return self._checks[self.version].check
+    def normalise(self) -> Callable[[Any], Value]:
+        """A function that returns a value of the current version as it is read back, as a new dict. It raises
+        UserFault for one that the columns do not hold exactly.
+        """
+        return self._normalise[self.version]
 
     def migrated(self, version: int, value: Value) -> Value:
         """Convert a value of an older version to the current one. Raises UserFault."""
@@ -124,68 +126,7 @@ class StateHistory:
             except FAULTS as error:
                 raise UserFault(f"the migration from version {step}: {text_of(error)}") from error
             try:
-                self._checks[step + 1].check(made)
+                value = self._normalise[step + 1](made)
             except UserFault as fault:
-                raise UserFault(f"the migration from version {step}: {fault}") from fault
-            value = made
+                raise UserFault(f"the migration from version {step}: {fault}", remedy=fault.remedy) from fault
         return value
-
-
-class ValueCheck:
-    """The check of values of a state with these columns."""
-
-    def __init__(self, columns: pa.Schema) -> None:
-        self._names = frozenset(columns.names)
-        self._columns = columns
-        self._surely_fits = _compiled_check(columns)
-
-    def check(self, value: Any) -> None:
-        """Raise UserFault if the value does not fit."""
-        try:
-            if self._surely_fits(value):
-                return
-        except KeyError:
-            pass  # reported below, with the names
-        if not isinstance(value, dict) or value.keys() != self._names:
-            names = ", ".join(self._columns.names)
-            raise UserFault(f"a state is a dict of {names}, or None, not {value!r:.80}")
-        for field in self._columns:
-            _check_with_arrow(field.name, field.type, value[field.name])
-
-
-def _compiled_check(columns: pa.Schema) -> Callable[[Any], bool]:
-    """Return a function that quickly tells whether a value surely fits.
-
-    It runs after each call of a user function, and Arrow takes many times as long. It is generated code, like
-    the methods of dataclasses, because a function call for each column takes three times as long. The
-    function raises KeyError for a dict with other names.
-    """
-    terms = [f"type(value) is dict and len(value) == {len(columns)}"]
-    terms += [_quick_term(f"value[{field.name!r}]", field.type) for field in columns]
-    made: Callable[[Any], bool] = eval(  # noqa: S307 - names are in it as their repr
-        f"lambda value: {' and '.join(terms)}", {"datetime": datetime}
-    )
-    return made
-
-
-def _quick_term(cell: str, kind: pa.DataType) -> str:
-    if pa.types.is_signed_integer(kind):
-        above = 1 << (kind.bit_width - 1)
-        return f"type(found := {cell}) is int and {-above} <= found < {above}"
-    if pa.types.is_float64(kind):
-        return f"type({cell}) is float"
-    if pa.types.is_string(kind):
-        return f"type(found := {cell}) is str and found.isascii()"
-    if pa.types.is_boolean(kind):
-        return f"type({cell}) is bool"
-    if pa.types.is_timestamp(kind) and kind.unit == "us":
-        return f"type({cell}) is datetime"
-    return f"{cell} is None"
-
-
-def _check_with_arrow(name: str, kind: pa.DataType, value: Any) -> None:
-    try:
-        pa.scalar(value, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        found = f"{type(value).__name__} {value!r:.80}"
-        raise UserFault(f"state {name!r} is {kind}, and was set to {found}") from error

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dataflow.errors import SchemaError
 from dataflow.operators.group_state import refuse
-from dataflow.operators.spark_rows import Tuples
+from dataflow.operators.spark_rows import Tuples, take_millis
 from dataflow.schema import parse_schema
 
 TIMERS: Final = "_timers"
@@ -182,9 +182,10 @@ class ProcessorHandle:
         """
         if not self._with_timers:
             raise ValueError("registerTimer needs timeMode 'eventTime', not 'none'")
-        if self.fired is not None and expiryTimestampMs <= self.fired:
-            raise ValueError(f"timer {expiryTimestampMs} ms is not after the one that fired, {self.fired} ms")
-        self._timers = sorted({*self._timers, int(expiryTimestampMs)})
+        expiry = take_millis(expiryTimestampMs)
+        if self.fired is not None and expiry <= self.fired:
+            raise ValueError(f"timer {expiry} ms is not after the one that fired, {self.fired} ms")
+        self._timers = sorted({*self._timers, expiry})
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802,N803
         """Delete a timer."""

@@ -12,7 +12,7 @@ A value is one msgpack array with a *cell* for each declared column:
 The last form is correct for all types, but slow. Nothing is pickled.
 
 Values are encoded in groups, through Arrow arrays, because writes are batched; they are decoded one by one. A
-decoded value is what Arrow returns (`to_pylist`), as after a restore.
+decoded value is normalised (`values/columns.py`), as after a restore.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +24,7 @@ import pyarrow as pa
 from dataflow.errors import SchemaError
 from dataflow.operators.python_rows import time_reader
 from dataflow.state.migration import Value
+from dataflow.values.nested import values_of
 
 Cell: TypeAlias = Any
 
@@ -108,7 +109,7 @@ class _AsBatch(_AsItIs):
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
         self._schema = pa.schema([("cell", kind)])
-        self.to_python = lambda cell: self._array(cell)[0].as_py()
+        self.to_python = lambda cell: values_of(self._array(cell))[0]
 
     def of_array(self, column: pa.Array) -> list[Cell]:
         valid = column.is_valid().to_pylist()

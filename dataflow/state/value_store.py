@@ -15,6 +15,7 @@ import pyarrow as pa
 from dataflow.errors import SchemaError, nearest
 from dataflow.state.columns import Slots
 from dataflow.state.migration import Value
+from dataflow.values.nested import values_of
 
 StateLocation: TypeAlias = Literal["memory", "disk"]
 STATE_LOCATIONS: Final[tuple[str, ...]] = get_args(StateLocation)
@@ -56,7 +57,7 @@ class ValueStore(Protocol):
         ...
 
     def put(self, slot: int, value: Value | None) -> None:
-        """Set the value of a slot. It must fit the columns."""
+        """Set the value of a slot. It must be normalised (`values/columns.py`), and is owned by the store."""
         ...
 
     def settle(self) -> None:
@@ -114,7 +115,7 @@ class MemoryValueStore:
 
     def load(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
         names = self._columns.names
-        cells = [column.to_pylist() for column in columns]
+        cells = [values_of(column) for column in columns]
         for row, slot in enumerate(slots.tolist()):
             self._values[slot] = {name: column[row] for name, column in zip(names, cells, strict=True)}
 

@@ -5,7 +5,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from dataflow.errors import SchemaError
+from dataflow.errors import SchemaError, UserFault
+from dataflow.operators.results import batch_of_rows
 
 Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table"
 """Dicts, a batch or a table."""
@@ -28,7 +29,11 @@ def batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
         found = rows.to_batches()
         rows = found[0] if found else []
     if not isinstance(rows, pa.RecordBatch):
-        rows = pa.RecordBatch.from_pylist(list(rows), schema)
+        listed = list(rows)
+        try:
+            return batch_of_rows(listed, range(len(listed)), schema)
+        except UserFault as fault:
+            raise SchemaError(f"row {fault.row} of the step: {fault}") from fault
     if not rows.schema.equals(schema):
         raise SchemaError(f"the source has columns {schema.names}, and the step got {rows.schema.names}")
     return rows

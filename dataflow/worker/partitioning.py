@@ -28,6 +28,7 @@ from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN
 from dataflow.operators.key_by import KeyBySpec
 from dataflow.state.key_index import Hashes
 from dataflow.state.moving import in_ranges
+from dataflow.values.columns import column_of
 
 Weights = npt.NDArray[np.int64]
 
@@ -115,8 +116,8 @@ def key_owner(
 
     def owns(key: Sequence[Any]) -> bool:
         try:
-            values = [pa.array([value], field.type) for value, field in zip(key, fields, strict=True)]
-        except (ValueError, TypeError, pa.ArrowException) as error:
+            values = [column_of([value], field) for value, field in zip(key, fields, strict=True)]
+        except (ValueError, TypeError, UserFault) as error:
             expected = ", ".join(f"{field.name} {field.type}" for field in fields)
             raise SchemaError(f"{key!r} is no key of the stream ({expected}): {error}") from None
         return bool(in_ranges(hash_keys(values), ranges, layout.shard_bits)[0])

@@ -20,6 +20,8 @@ from checkpoint import NO_ROWS, BatchContent, CommitUnit, is_orphan, staged_name
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, kind_of
 from checkpoint.runtime import wall_time_ms
+from dataflow.errors import UserFault
+from dataflow.values.columns import fitted_column
 from dos_client import Claim, randomness
 from dos_client.blocking import BlockingClaim, BlockingObjectWriter, BlockingStore
 from dos_protocol.digests import digest64
@@ -200,11 +202,13 @@ def _compressed() -> pa.ipc.IpcWriteOptions:
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows with exactly the types of `schema`. Raises SchemaMismatchError."""
+    """Return the rows with exactly the types of `schema`. Raises SchemaMismatchError if a value would
+    change.
+    """
     try:
-        columns = [batch.column(at).cast(one.type) for at, one in enumerate(schema)]
+        columns = [fitted_column(batch.column(at), one) for at, one in enumerate(schema)]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
-    except (pa.ArrowException, IndexError) as error:
+    except (UserFault, pa.ArrowException, IndexError) as error:
         raise SchemaMismatchError(f"the rows do not fit the columns of the input handle: {error}") from error
 
 

@@ -193,9 +193,9 @@ def no_rows(row: dict[str, Any], state: KeyState) -> list[Any]:
 @pytest.mark.parametrize(
     ("on_row", "words"),
     [
-        (wrong_state, "state 'rows' is int64, and was set to str 'many'"),
-        (wrong_names, "a state is a dict of since, rows, or None, not {'rows': 1}"),
-        (wrong_timer, "a timer must be a datetime or None, not 'soon'"),
+        (wrong_state, "it was given str 'many'; in the call for key 'a' at 2024-05-01"),
+        (wrong_names, "a state is a dict of since, rows, or None, not dict {'rows': 1}"),
+        (wrong_timer, "one without a zone is in UTC; it was given str 'soon'"),
         (no_rows, "KeyError: 'nothing'"),
     ],
 )

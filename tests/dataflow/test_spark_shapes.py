@@ -221,7 +221,7 @@ def calls(method: str, *arguments: Any) -> Any:
         ({"function": calls("setTimeoutTimestamp", 5)}, "timeout 5 ms must be after the watermark"),
         ({"function": calls("setTimeoutTimestamp", 5), "timeout": "NoTimeout"}, "needs timeoutConf"),
         ({"function": calls("update", (1, 2))}, "a state is a tuple of n, not of 2 values"),
-        ({"function": calls("update", ("x",))}, "state 'n' is int64, and was set to str 'x'"),
+        ({"function": calls("update", ("x",))}, "state 'n' is bigint, which holds whole numbers"),
         ({"function": lambda *_: [pd.DataFrame({"n": [1]})]}, "DataFrames of key, n, and returned n"),
         ({"function": lambda key, frames, state: [state.get]}, "the key has no state yet"),
     ],
