@@ -140,7 +140,7 @@ def same_rows(before: pa.RecordBatch, after: pa.RecordBatch) -> npt.NDArray[np.b
             same &= np.array([repr(one) == repr(other) for one, other in pairs], np.bool_)
             continue
         if pa.types.is_floating(left.type):  # -0.0 differs from 0.0 as a state, and NaN equals NaN
-            bits = pa.uint64() if left.type.bit_width == 64 else pa.uint32()
+            bits = {16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}[left.type.bit_width]
             left, right = left.view(bits), right.view(bits)
         equal = pc.or_kleene(pc.equal(left, right), pc.and_(left.is_null(), right.is_null()))
         same &= pc.fill_null(equal, fill_value=False).to_numpy(zero_copy_only=False)

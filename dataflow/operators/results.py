@@ -135,7 +135,6 @@ def _columns_of_result(result: Any, schema: pa.Schema) -> Sequence[Any]:
         )
     if set(given) != set(names):
         raise UserFault(
-            f"it returned the columns {', '.join(map(repr, given))}; the schema says "
-            f"{', '.join(map(repr, names))}"
+            f"the columns are {', '.join(map(repr, given))}; the schema says {', '.join(map(repr, names))}"
         )
     return [given[name] for name in names]

@@ -25,7 +25,7 @@ from dataflow.operators.late import TimedOperator, TimedSpec
 from dataflow.operators.window_assignment import Tumbling
 from dataflow.state.columns import Slots, position_in_run
 from dataflow.state.key_index import KeyIndex
-from dataflow.state.row_table import Rows, RowTable, check_order, check_stored
+from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, zeros_by_sign
 from dataflow.worker.partitioning import hashes_of
 
 _prune_rows_min: Final = 10_000
@@ -33,7 +33,9 @@ _prune_rows_min: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class TopKSpec(TimedSpec):
-    """Selects by the key of the upstream keyed stream; nulls in `by` come last."""
+    """Selects by the key of the upstream keyed stream; NaN is the largest number, as for Max; nulls in `by`
+    come last.
+    """
 
     kind: ClassVar[OperatorKind] = OperatorKind.TOP_K
     keys: tuple[str, ...]
@@ -114,11 +116,17 @@ class TopKOperator(TimedOperator):
     def _order(self, rows: Rows) -> npt.NDArray[np.int64]:
         keys, others = self._spec.keys, rows.batch.schema.names
         sorting = {"time": pa.array(rows.times), **{f"key {name}": rows.batch.column(name) for name in keys}}
-        table = pa.table({**sorting, "by": rows.batch.column(self._spec.by)})
-        by = [(name, "ascending") for name in sorting] + [("by", "descending")]
+        largest = rows.batch.column(self._spec.by)
+        table = pa.table({**sorting, "by": largest})
+        by = [(name, "ascending") for name in sorting]
+        if pa.types.is_floating(largest.type):  # Arrow puts NaN last in both directions
+            table = table.append_column("is NaN", pc.is_nan(largest))
+            by.append(("is NaN", "descending"))
+        by.append(("by", "descending"))
         for name in others:
-            table = table.append_column(f"column {name}", rows.batch.column(name))
-            by.append((f"column {name}", "ascending"))
+            for part, column in enumerate([rows.batch.column(name), *zeros_by_sign(rows.batch.column(name))]):
+                table = table.append_column(f"column {name} {part}", column)
+                by.append((f"column {name} {part}", "ascending"))
         return np.asarray(pc.sort_indices(table, by).to_numpy().astype(np.int64))
 
     def own_tables(self) -> Mapping[str, StateTable]:

@@ -231,14 +231,14 @@ def in_order(batch: pa.RecordBatch, times: npt.NDArray[np.int64]) -> Slots:
     """
     columns = [pa.array(times)]
     for column in batch.columns:
-        columns += [column, *_zeros_by_sign(column)]
+        columns += [column, *zeros_by_sign(column)]
     names = [str(index) for index in range(len(columns))]
     table = pa.Table.from_arrays(columns, names=names)
     order: Slots = pc.sort_indices(table, [(name, "ascending") for name in names]).to_numpy()
     return order.astype(np.int64)
 
 
-def _zeros_by_sign(column: pa.Array) -> list[pa.Array]:
+def zeros_by_sign(column: pa.Array) -> list[pa.Array]:
     """Return a column that puts -0.0 before 0.0, if there is a -0.0. Arrow takes them for equal, and would
     leave them in the order of arrival.
     """

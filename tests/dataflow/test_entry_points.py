@@ -364,7 +364,7 @@ async def test_what_cannot_be_served_is_refused_with_its_reason() -> None:
             async with open_producer(
                 EntryPoints(one.address), "app", "loads", "p1", "at timestamp, number bigint"
             ) as bad:
-                await bad.wait_recorded(await bad.send([{"number": 1}]))
+                await bad.wait_recorded(await bad.send([{"at": None, "number": 1}]))
         for points, handle, words in (
             (EntryPoints(one.address, token=b"other"), "loads", "for this token: it has another token"),
             (EntryPoints(one.address), "rates", "serve input 'rates' .* serves another application"),

@@ -140,7 +140,7 @@ def test_nothing_changes_on_the_way_through_pandas() -> None:
 
 
 def test_a_pandas_function_that_returns_something_else_is_reported() -> None:
-    with pytest.raises(UserFault, match="it returned the columns 'x'; the schema says 'line'"):
+    with pytest.raises(UserFault, match="the columns are 'x'; the schema says 'line'"):
         run(MapSpec(lambda frame: frame.rename(columns={"line": "x"}), "pandas"))
     with pytest.raises(UserFault, match="a map must return one row for each; it got 3 and returned 2"):
         run(MapSpec(lambda frame: frame.head(2), "pandas"))

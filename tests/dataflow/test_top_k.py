@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataflow import CallSink, Graph, GraphError, InputSource, SchemaError, Sliding, Tumbling
+from dataflow import CallSink, Graph, GraphError, InputSource, Max, SchemaError, Sliding, Tumbling
 from dataflow.operators import top_k
 from dataflow.testing import Trial
 from tests.dataflow.test_windows import BEGIN, SCHEMA, row
@@ -54,6 +54,23 @@ def test_the_largest_rows_of_each_window_come_once_with_any_failures(
         top_k._prune_rows_min = before
     assert multiset(trial.rows("out")) == multiset(expected(rows, k))
     assert trial.rows("late_out") == []
+
+
+def test_nan_is_the_largest_number_as_it_is_for_max_and_zeros_are_ordered_by_sign() -> None:
+    values = [5.0, float("nan"), None, -0.0, float("inf"), 0.0, float("-inf")]
+    order = ["nan", "inf", "5.0", "-0.0", "0.0", "-inf", "None"]
+    for given_ in (values, values[::-1]):
+        rows = [row(0, x=value) for value in given_]
+        trial = Trial(best(len(values)))
+        trial.step({"rows": rows}, end=True)
+        assert [repr(one["x"]) for one in trial.rows("out")] == order
+        graph = Graph("most")
+        timed = graph.source("rows", InputSource("rows", SCHEMA)).event_time("timed", "at", lateness=SIZE)
+        most = timed.key_by("by_key", "key").aggregate("most", Tumbling("at", SIZE), most=Max("x"))
+        most.sink("out", CallSink(print))
+        trial = Trial(graph)
+        trial.step({"rows": rows}, end=True)
+        assert [repr(one["most"]) for one in trial.rows("out")] == order[:1]
 
 
 def test_they_come_largest_first_and_what_cannot_be_among_them_is_let_go(
