@@ -18,6 +18,7 @@ from dataflow.core.event_time import SourceTime
 from dataflow.errors import OperatorError, SchemaError
 from dataflow.graph.builder import Graph, GraphPlan
 from dataflow.operators.apply import ApplySpec
+from dataflow.operators.python_rows import rows_of
 from dataflow.sources.base import BatchPiece, Positions, SourceBatch, SourceSpec, own_positions
 from dataflow.state.moving import Share
 from dataflow.state.snapshot_spool import SnapshotSpool
@@ -261,8 +262,7 @@ class Trial:
 
     def rows(self, sink: str) -> list[dict[str, Any]]:
         """Return the rows of a sink as dicts."""
-        rows: list[dict[str, Any]] = self.table(sink).to_pylist()
-        return rows
+        return [row for batch in self.table(sink).to_batches() for row in rows_of(batch)]
 
     def watermark(self, sink: str) -> int:
         """Return the watermark of the rows of a sink, the least of all workers, in microseconds since 1970:
