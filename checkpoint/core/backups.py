@@ -20,7 +20,8 @@ import msgspec
 
 from checkpoint import limits
 from checkpoint.core.backup_record import BackupRecord, SavedSegment, number_of, parse_piece_name
-from checkpoint.core.consumers import Register
+from checkpoint.core.consumers import INPUT_REGISTERS, OUTPUT_REGISTERS, Register
+from checkpoint.core.inputs import input_directory
 from checkpoint.core.lines import log_sizes
 from checkpoint.core.manifest import Cut, OutputIdentity, Rewind, in_its_version
 from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX, output_chain
@@ -62,6 +63,27 @@ def needed_chains(cut: Cut, region: str) -> list[NeededChain]:
         }
         found += _chains_of(region, worker, logs, output.floors)
     return sorted(found, key=lambda one: one[:2])
+
+
+def foreign_directories(record: BackupRecord) -> list[str]:
+    """Return the directories of a record that no backup of its region has. A restore would claim and write
+    them with the rights of the person who runs it, and the record comes from a bucket.
+
+    A backup has directories of the region's workers, of the inputs that it is registered to read, and the
+    registers of these and of its own outputs.
+    """
+    region, foreign, inputs = record.region, list[str](), list[str]()
+    for saved in record.registers:
+        application, separator, handle = saved.directory.rpartition(INPUT_REGISTERS)
+        if separator and set(saved.register.consumers) == {region}:
+            inputs.append(input_directory(application, handle))
+        elif saved.directory != f"{region}{OUTPUT_REGISTERS}" or set(saved.register.consumers) - {region}:
+            foreign.append(saved.directory)
+    workers = {one.directory for one in needed_chains(record.cut, region)}
+    for directory in sorted({chain.directory for chain in record.chains} - workers):
+        if not any(directory == one or directory.startswith(f"{one}.") for one in inputs):
+            foreign.append(directory)
+    return foreign
 
 
 def _chains_of(

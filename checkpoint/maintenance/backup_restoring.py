@@ -22,7 +22,12 @@ from checkpoint.chains.consumer_register import change_register
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.coordinator.manifest_log import CHAIN
 from checkpoint.core.backup_record import BackupRecord, SavedChain, SavedRegister, SavedSegment
-from checkpoint.core.backups import first_incarnation, outside_sinks, restored_from
+from checkpoint.core.backups import (
+    first_incarnation,
+    foreign_directories,
+    outside_sinks,
+    restored_from,
+)
 from checkpoint.core.consumers import Register, RegisterPlace
 from checkpoint.core.manifest import Cut
 from checkpoint.core.region import coordinator_directory
@@ -91,6 +96,12 @@ async def restore_backup(
         raise BackupRefusedError(
             f"rows that these sinks may have shown after backup {record.number} come again: {listed}",
             remedy="confirm that this is wanted: --allow-republish; or restore without --old-is-gone",
+        )
+    if foreign := foreign_directories(record):
+        raise BackupRefusedError(
+            f"the record of backup {record.number} has {foreign[0]}, which does not belong to region"
+            f" {record.region!r}: another program has written it",
+            remedy="find out who can write to the target, and restore an earlier backup",
         )
     writer = randomness.fresh_id() if emptied else _writer_of(record)
     directories = sorted({chain.directory for chain in record.chains})

@@ -5,6 +5,7 @@ from contextlib import aclosing
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from checkpoint import limits
 from checkpoint.chains.input_log import InputLog, last_recorded
@@ -131,6 +132,31 @@ def test_a_damaged_object_is_refused_by_name(change):
                 await read_manifest(new, REGION)
             with pytest.raises(BackupDamagedError, match=r"record-0{15}2: its bytes do not have its SHA-256"):
                 await newest_backup(Damaged(place, Failing(0)))
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "directory",
+    ["other.w0000", f"{REGION}.coord", f"{REGION}.requests", f"{REGION}.w0007", "bank.in.orders.p", "bank"],
+)
+def test_a_record_with_directories_of_others_is_refused_and_nothing_is_written(directory):
+    async def main():
+        async with opened() as (region, place), empty_store() as new:
+            await region.back_up(place)
+            record = await newest_backup(place)
+            (input_chain,) = [chain for chain in record.chains if chain.directory == INPUT]
+            planted = replace(input_chain, directory=directory)
+            changed = replace(record, chains=(*record.chains, planted))
+            with pytest.raises(BackupRefusedError, match=f"{directory}, which does not belong to region"):
+                await restore_backup(place, changed, new)
+            (register, *others) = record.registers
+            bank = replace(register, register=replace(register.register, consumers={"bank": None}))
+            for one in (replace(register, directory=directory), bank):
+                with pytest.raises(BackupRefusedError, match="does not belong to region"):
+                    await restore_backup(place, replace(record, registers=(one, *others)), new)
+            assert await new.list_directories() == []
+            await restore_backup(place, record, new)
 
     run(main)
 
