@@ -308,3 +308,48 @@ def test_regions_that_share_a_place_have_names_of_their_own() -> None:
         writer.prepare(1)
         writer.sync()
     assert len(place.prepared) == 2
+
+
+def context_of(incarnation: int) -> OperatorContext:
+    ids = pa.schema({"id": pa.int64()})
+    return OperatorContext("copy", "out", 0, 1, bytes(16), (ids,), None, incarnation)
+
+
+# EVIDENCE-OF: P-7
+@pytest.mark.parametrize("call", ["commit", "prepare"])
+def test_a_vote_at_any_moment_of_another_thread_names_what_is_not_visible_yet(call: str) -> None:
+    """`publish` and `sync` run beside the thread that votes. The vote falls into a call, which fails."""
+    votes: list[Any] = []
+    writer: Any = None
+
+    class Voting(Output):
+        def interrupted(self) -> None:
+            votes.append(writer.prepare(9))
+            raise OSError("the destination is gone")
+
+        def commit(self, transaction: str) -> None:
+            if call == "commit" and not votes:
+                self.interrupted()
+            super().commit(transaction)
+
+        def prepare(self, transaction: str) -> None:
+            super().prepare(transaction)
+            if call == "prepare" and not votes:
+                self.interrupted()
+
+    place = Place()
+    writer = Sink(place, Voting).open(context_of(1))
+    writer.reset_to(None)
+    writer.process(pa.record_batch({"id": [1, 2, 3]}))
+    first = writer.prepare(1)
+    if call == "commit":
+        writer.sync()
+    with pytest.raises(SinkWriteError, match="the destination is gone"):
+        writer.publish(1) if call == "commit" else writer.sync()
+    assert place.visible() == []
+    assert votes[0]["pending"].keys() == first["pending"].keys()
+    writer.close()
+    again = Sink(place, Output).open(context_of(2))
+    again.reset_to(votes[0])
+    again.publish(9)
+    assert place.visible() == [1, 2, 3]

@@ -4,8 +4,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from dos_client import connect
-from dos_client.limits import silence_ping_s
+from dos_client import connect, open_connection
+from dos_client.limits import silence_broken_s, silence_ping_s
 from dos_server.testing import memory_server
 
 STEPS_MAX = 5_000
@@ -48,3 +48,18 @@ def test_a_quiet_connection_is_asked_now_and_then_and_no_more(begin: float) -> N
 
     trio.run(main, clock=MockClock(autojump_threshold=0), instruments=[steps])
     assert not steps.scope.cancelled_caught, f"{steps.taken} steps of tasks, and no end"
+
+
+def test_a_peer_that_vanished_without_a_word_is_given_up_and_not_sooner() -> None:
+    async def main() -> None:
+        async with memory_server(seed=1) as server, open_connection(server.address) as connection:
+            await trio.sleep(3 * silence_broken_s)
+            assert connection.failure is None, "it answers PING"
+            server.power_cut()
+            began = trio.current_time()
+            with trio.fail_after(2 * silence_broken_s):
+                error = await connection.wait_broken()
+            assert "was silent for" in str(error)
+            assert silence_broken_s - silence_ping_s <= trio.current_time() - began
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
