@@ -147,6 +147,12 @@ resume_fraction: Final = 4
 """Appends resume once this fraction of the reserve, one part in so many, is free above it."""
 new_file_bytes: Final = 4 * KIB
 """Cost of a new object before its first byte: the first block of its file, and its share of the folder."""
+
+new_directory_bytes: Final = 3 * new_file_bytes
+"""Cost of a new directory: its folder, its claim and its marks."""
+
+quota_directories_default: Final = 1_000
+"""Directories that a quota of bytes or objects allows, unless it names another number."""
 space_check_seconds: Final = 1.0
 """Interval of checks of the free space."""
 again_seconds: Final = 1.0

@@ -61,6 +61,10 @@ def set_quota(
         typer.Option("--bytes", help="Content of all objects, for example 10GB or 512MiB.", metavar="BYTES"),
     ] = None,
     objects: Annotated[int | None, typer.Option(min=0, help="Number of objects.")] = None,
+    directories: Annotated[
+        int | None,
+        typer.Option(min=0, help="Number of directories. Default: 1000 where bytes or objects are limited."),
+    ] = None,
     connections: Annotated[
         int | None, typer.Option(min=0, help="Number of sessions in these directories.")
     ] = None,
@@ -81,7 +85,7 @@ def set_quota(
     """
     try:
         limit = None if count_bytes is None else parse_bytes(count_bytes)
-        quota = Quota(prefix, limit, objects, connections, requests, burst)
+        quota = Quota(prefix, limit, objects, connections, requests, burst, directories)
         check_quota(quota, _COMMAND)
     except (LocalProtocolError, ValueError) as error:
         _fail(str(error).removeprefix(f"{_COMMAND}: "))
@@ -130,11 +134,14 @@ def ls(file: File, as_json: Annotated[bool, typer.Option("--json", help="Print J
         print(json.dumps(msgspec.to_builtins(quotas), indent=2))
         return
     table = Table("directories", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("bytes", "objects", "connections", "requests/s", "burst"):
+    for name in ("bytes", "objects", "directories", "connections", "requests/s", "burst"):
         table.add_column(name, justify="right")
     for one in quotas:
         covers = "all" if one.prefix == "*" else f"{one.prefix}, {one.prefix}.*"
-        limits = (one.bytes_max, one.objects_max, one.connections_max, one.requests_per_s, one.burst)
+        limits = (
+            *(one.bytes_max, one.objects_max, one.directories_limit),
+            *(one.connections_max, one.requests_per_s, one.burst),
+        )
         table.add_row(covers, *("" if limit is None else f"{limit:,}" for limit in limits))
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
 

@@ -71,6 +71,7 @@ class Claims:
         directory.loading = LoadState.BROKEN if problem else LoadState.READY
         directory.problem = problem
         directory.exists = event.exists
+        self._tables.quotas.count_directory(directory.name, exists=event.exists)
         directory.claim = directory.stored = directory.filed = event.claim
         version = self._tables.object_version
         directory.objects = ObjectTable(
@@ -122,6 +123,9 @@ class Claims:
         if not directory.may_claim(claim):
             refusal = directory.why_no_claim(claim)
             self._not_opened(opening, ErrorCode.FENCED, refusal, directory.claim.epoch)
+            return
+        if not directory.exists and (why := self._tables.reserve_directory(directory)) is not None:
+            self._not_opened(opening, why.code, why.message, why.actual)
             return
         # Older writers receive no ack from here on, while the claim is still being stored: the sizes in its
         # answer must be at least as large as every ack (R3).
@@ -252,10 +256,12 @@ class Claims:
     def now_exists(self, directory: DirectoryState) -> None:
         """Record that the directory's folder exists, so that LIST includes it."""
         directory.exists = True
+        self._tables.quotas.count_directory(directory.name, exists=True)
         self._tables.directory_names.add(directory.name)
 
     def _claim_failed(self, directory: DirectoryState, failure: v.DiskFailure) -> None:
         """Refuse the claim. It stays held, so the older writers stay fenced."""
+        self._tables.quotas.count_directory(directory.name, exists=directory.exists)
         claimant, directory.claimant = directory.claimant, None
         if claimant is not None:
             text = f"the claim of {directory.name} could not be stored durably: {failure.value}"

@@ -7,6 +7,7 @@ import msgspec
 from dos_protocol.errors import MALFORMED_JSON, LocalProtocolError
 from dos_protocol.names import is_name
 from dos_server.core.access import EVERY, covers
+from dos_server.limits import quota_directories_default
 
 QUOTA_FILE_VERSION: Final = 1
 
@@ -16,6 +17,7 @@ class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     bytes_max: of the content of objects, as `dos ls` shows it. connections_max: sessions that are in one of
     the directories. requests_per_s: on average; `burst` of them at once, by default those of a second.
+    directories_max: that exist; by default 1,000 where bytes or objects are limited.
     """
 
     prefix: str
@@ -24,6 +26,14 @@ class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     connections_max: int | None = None
     requests_per_s: float | None = None
     burst: int | None = None
+    directories_max: int | None = None
+
+    @property
+    def directories_limit(self) -> int | None:
+        """The limit of directories that is in force: each takes space that no other limit counts."""
+        if self.directories_max is None and (self.bytes_max, self.objects_max) != (None, None):
+            return quota_directories_default
+        return self.directories_max
 
     def covers(self, directory: str) -> bool:
         return covers(self.prefix, directory)
@@ -67,7 +77,7 @@ def check_quota(quota: Quota, where: str) -> None:
     """Raise LocalProtocolError for a prefix that names no directory, and for a limit that makes no sense."""
     if quota.prefix != EVERY and not is_name(quota.prefix):
         raise LocalProtocolError(f"{where}: {quota.prefix!a} is no directory, and not {EVERY!r}")
-    limits = (quota.bytes_max, quota.objects_max, quota.connections_max)
+    limits = (quota.bytes_max, quota.objects_max, quota.connections_max, quota.directories_max)
     if all(one is None for one in (*limits, quota.requests_per_s)):
         raise LocalProtocolError(f"{where}: the quota of {quota.prefix!r} limits nothing")
     if any(one is not None and one < 0 for one in limits):

@@ -4,6 +4,7 @@
 |---|---|---|
 | bytes | the content of objects, as accepted: what LIST shows | an APPEND that needs more is refused whole |
 | objects | objects in the tables of directories | an APPEND that creates one is refused |
+| directories | those that exist, or are being made | a CWD or APPEND that makes one is refused |
 | connections | sessions whose current directory is covered | a CWD that enters is refused |
 | requests | requests in a covered directory | the sessions are not read until the rate permits it |
 
@@ -52,12 +53,13 @@ class _Rule:
     quota: Quota
     bytes: int = 0
     objects: int = 0
+    directories: int = 0
     sessions: int = 0
     allowance: float = 0.0
     at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.refused = dict.fromkeys(("bytes", "objects", "connections", "requests"), 0)
+        self.refused = dict.fromkeys(("bytes", "objects", "directories", "connections", "requests"), 0)
         self.allowance = self.burst
 
     @property
@@ -80,6 +82,7 @@ class _Rule:
         for what, limit, used in (
             ("bytes", quota.bytes_max, self.bytes),
             ("objects", quota.objects_max, self.objects),
+            ("directories", quota.directories_limit, self.directories),
             ("connections", quota.connections_max, self.sessions),
             ("requests", quota.requests_per_s and self.burst, int(self.burst - self.allowance)),
         ):
@@ -97,6 +100,7 @@ class Quotas:
     ) -> None:
         self.off = counted is None
         self._usage = dict(counted or {})
+        self._directories = set(self._usage)
         self._sessions: dict[str, int] = {}
         self._rules: list[_Rule] = []
         self._covering: dict[str, tuple[_Rule, ...]] = {}
@@ -108,7 +112,10 @@ class Quotas:
         self._rules = [before.get(quota) or _Rule(quota, at=now) for quota in quotas]
         self._covering = {}
         for rule in self._rules:
-            rule.bytes = rule.objects = rule.sessions = 0
+            rule.bytes = rule.objects = rule.directories = rule.sessions = 0
+        for directory in self._directories:
+            for rule in self._of(directory):
+                rule.directories += 1
         for directory, usage in self._usage.items():
             self._add(directory, usage.bytes, usage.objects)
         for directory, count in self._sessions.items():
@@ -120,6 +127,24 @@ class Quotas:
 
     def gauges(self) -> tuple[QuotaGauge, ...]:
         return tuple(gauge for rule in self._rules for gauge in rule.gauges())
+
+    # Directories
+
+    def refuses_directory(self, directory: str) -> AppendRefusal | None:
+        """Return why the directory may not be made; None if it may, or exists."""
+        for rule in self._of(directory) if directory not in self._directories else ():
+            limit = rule.quota.directories_limit
+            if limit is not None and rule.directories >= limit:
+                return rule.refusal("directories", limit, rule.directories, 1)
+        return None
+
+    def count_directory(self, directory: str, *, exists: bool) -> None:
+        """Count a directory that exists, or will in a moment; or count it no more."""
+        if self.off or exists is (directory in self._directories):
+            return
+        (self._directories.add if exists else self._directories.discard)(directory)
+        for rule in self._of(directory):
+            rule.directories += 1 if exists else -1
 
     # Bytes and objects
 

@@ -31,6 +31,7 @@ from dos_server.core.waiting import WaitingReads
 from dos_server.limits import (
     again_seconds,
     directories_loaded_max,
+    new_directory_bytes,
     objects_in_use_max,
     objects_loaded_max,
     openings_max,
@@ -238,8 +239,11 @@ class Tables:
         """Reserve space for that many more bytes, and count them; or return which quota refuses them, or that
         there is none above the reserve.
         """
-        new = state.name not in self.directories[state.directory].objects
+        directory = self.directories[state.directory]
+        new = state.name not in directory.objects
         refusal = self.quotas.refuses(state.directory, count, new)
+        if refusal is None and not directory.exists:
+            refusal = self.reserve_directory(directory)
         if refusal is not None:
             return refusal
         wanted = cost(count, new_file=not state.exists)
@@ -248,6 +252,19 @@ class Tables:
             return None
         self.warn(self.space.ran_out(wanted, self.now))
         return self.space.refusal(state.name)
+
+    def reserve_directory(self, directory: DirectoryState) -> AppendRefusal | None:
+        """Reserve space for a directory that does not exist, and count it; or return what refuses it. The
+        reserve is for directories that exist: their claims must not fail because others make more.
+        """
+        refusal = self.quotas.refuses_directory(directory.name)
+        if refusal is not None:
+            return refusal
+        if not self.space.take(new_directory_bytes):
+            self.warn(self.space.ran_out(new_directory_bytes, self.now))
+            return self.space.refusal(f"the new directory {directory.name}")
+        self.quotas.count_directory(directory.name, exists=True)
+        return None
 
     def audit(self, session: Session, action: str) -> None:
         """Log what a session has changed or was refused, for an operator."""

@@ -94,15 +94,16 @@ def test_a_full_disk_can_be_claimed_cleared_out_and_restarted(disk: SmallDisk) -
             assert refused.code == ErrorCode.NO_SPACE
             assert not file_of(server, "new").exists()
             with Wire(server.address) as other:
-                for number in range(10):
-                    opened = other.claim(f"elsewhere{number}")
+                for epoch in range(2, 12):  # a directory that exists can be claimed, and no other
+                    opened = other.claim("dir", epoch)
                     assert isinstance(opened, m.DirectoryOpened), opened
+                    assert other.claim(f"elsewhere{epoch}").code == ErrorCode.NO_SPACE
         server.restart()
         with Wire(server.address) as wire:
-            opened = wire.claim("dir", epoch=2)
+            opened = wire.claim("dir", epoch=12)
             assert {info.name: info.synced for info in opened.entries} == {"small": 3, "big": len(content)}
             assert content_of(wire, "big") == content
-            assert wire.ask(m.Append("small", 3, prefix_digest(b"abc"), b"x")).code == ErrorCode.NO_SPACE
+            assert wire.ask(m.Append("small", 3, prefix_digest(b"abc"), BLOCK)).code == ErrorCode.NO_SPACE
             assert isinstance(wire.ask(m.Delete("big")), m.Deleted)
             append_when_there_is_space(wire, "small", b"abc", BLOCK)
             assert content_of(wire, "small") == b"abc" + BLOCK

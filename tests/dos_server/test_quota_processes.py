@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode, LocalProtocolError
 from dos_server.core.quota_file import QUOTA_FILE_VERSION, Quota, QuotaFile, decode_quotas, encode_quotas
 from dos_server.watched_files import watched_quotas
-from tests.dos_server.test_health import values
+from tests.dos_server.test_health import fetch
 from tests.support.dos_command import dos
 from tests.support.polling import until
 from tests.support.servers import ServerProcess
@@ -99,18 +100,30 @@ def append(server: ServerProcess, directory: str, name: str) -> Any:
         return wire.receive()
 
 
+def quota_used(server: ServerProcess, name: str = "used") -> dict[tuple[str, str], float]:
+    """The samples of a figure of quotas, by prefix and limit."""
+    families = text_string_to_metric_families(fetch(server, "/metrics")[1])
+    samples = [one for family in families for one in family.samples]
+    return {
+        (one.labels["prefix"], one.labels["what"]): one.value
+        for one in samples
+        if one.name == f"dos_server_quota_{name}"
+    }
+
+
 def test_a_running_server_notices_other_quotas_and_counts_again_after_a_restart(tmp_path: Path) -> None:
     path = written(tmp_path / "quotas.json")
     options = ("--quotas", str(path), "--metrics", "127.0.0.1:0")
     with ServerProcess(tmp_path / "data", options=options) as server:
         assert isinstance(append(server, "shop", "a"), m.DurabilityAck)
         assert dos("quota", "set", path, "shop", "--bytes", "1000").returncode == 0
-        until(lambda: "dos_server_quota_limit{shop}" in values(server), "it has the quota", WAIT_S)
-        assert values(server)["dos_server_quota_used{shop}"] == 600
+        until(lambda: ("shop", "bytes") in quota_used(server), "it has the quota", WAIT_S)
+        assert quota_used(server)["shop", "bytes"] == 600
+        assert quota_used(server)["shop", "directories"] == 1
         refused = append(server, "shop.w0", "b")
         text = "the quota of 'shop' is 1000 bytes: 600 are used, 600 more wanted; nothing was done"
         assert (ErrorCode(refused.code), refused.message) == (ErrorCode.QUOTA_EXCEEDED, text)
-        until(lambda: values(server)["dos_server_quota_refusals_total{shop}"] == 1, "a refusal", WAIT_S)
+        until(lambda: quota_used(server, "refusals_total")["shop", "bytes"] == 1, "a refusal", WAIT_S)
         server.kill()
         server.restart()
         assert append(server, "shop.w0", "b").message == text, "before the other directory was loaded"

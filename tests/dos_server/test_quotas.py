@@ -288,3 +288,47 @@ def test_an_append_that_finds_no_disk_space_is_not_counted() -> None:
     server.event(v.SpaceSeen(100, 1_000_000, server.core.room_bytes))
     assert code_of(shop.append("a", bytes(1_000))) is ErrorCode.NO_SPACE
     assert used(server, "bytes") == 10
+
+
+def claims(server: Harness, directory: str, epoch: int = 1) -> Any:
+    request = m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=b"w" * 16)
+    return server.ask(server.connect(m.Hello(store_id=STORE, generation=1)), request)
+
+
+def test_directories_count_and_claims_of_those_that_exist_are_never_refused() -> None:
+    server = server_with(Quota("shop", bytes_max=1_000, objects_max=1, directories_max=3))
+    opened = [claims(server, f"shop.w{number}") for number in range(5)]
+    assert [code_of(one) for one in opened] == [None] * 3 + [ErrorCode.QUOTA_EXCEEDED] * 2
+    assert "is 3 directories: 3 are used, 1 more wanted" in opened[-1].message
+    assert isinstance(claims(server, "shop.w0", 2), m.DirectoryOpened)
+    assert isinstance(claims(server, "other"), m.DirectoryOpened)
+    free = Writer(server, "shop.free", claim=False)
+    assert code_of(free.append("o", b"")) == ErrorCode.QUOTA_EXCEEDED
+    server.storage.stop()
+    server.start()  # the register and the folders say which there are
+    assert code_of(claims(server, "shop.w9")) == ErrorCode.QUOTA_EXCEEDED
+    assert isinstance(claims(server, "shop.w1", 3), m.DirectoryOpened)
+
+
+def test_a_tenant_with_a_quota_of_bytes_cannot_make_thousands_of_directories() -> None:
+    assert Quota("shop", bytes_max=1_000).directories_limit == 1_000
+    assert Quota("shop", objects_max=1).directories_limit == 1_000
+    assert Quota("shop", connections_max=1).directories_limit is None
+
+
+def test_a_claim_that_could_not_be_stored_leaves_no_directory_in_the_count() -> None:
+    server = server_with(Quota("shop", directories_max=1))
+    server.disk.fail("make_folder", 5)
+    assert isinstance(claims(server, "shop.w0"), m.Error)
+    assert isinstance(claims(server, "shop.w1"), m.DirectoryOpened)
+
+
+def test_new_directories_do_not_use_the_reserve_and_claims_of_others_do() -> None:
+    disk = FakeDisk(space=200_000)
+    server = server_with(Quota("*", requests_per_s=1e6), disk=disk, reserve_bytes=100_000)
+    assert isinstance(claims(server, "shop.w0"), m.DirectoryOpened)
+    server.event(v.SpaceSeen(105_000, 200_000, server.core.room_bytes))
+    refused = claims(server, "shop.w1")
+    assert code_of(refused) == ErrorCode.NO_SPACE
+    assert "the new directory shop.w1" in refused.message
+    assert isinstance(claims(server, "shop.w0", 2), m.DirectoryOpened)

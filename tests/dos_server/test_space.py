@@ -6,6 +6,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
@@ -114,10 +115,12 @@ def test_claims_records_removals_and_a_restart_work_from_the_reserve() -> None:
     server, session = nearly_full(100 * KIB)
     server.ask(session, append(b"", b"abc"))
     server.ask(session, append(b"", b"d" * 60 * KIB, "big"))
-    leave(server, 0)
     other = server.connect()
     claim = m.ChangeDirectory("elsewhere", claim=True, epoch=1, writer_id=WRITER)
     assert isinstance(server.ask(other, claim), m.DirectoryOpened)
+    leave(server, 0)
+    assert isinstance(server.ask(other, structs.replace(claim, epoch=2)), m.DirectoryOpened)
+    assert code_of(server.ask(other, structs.replace(claim, directory="new"))) == ErrorCode.NO_SPACE
     assert isinstance(server.ask(session, m.Delete("big")), m.Deleted)
     server.disk.kill()
     server.start()
