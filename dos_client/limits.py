@@ -148,7 +148,7 @@ inspect_timeout_s: Final = 3.0
 witness_timeout_s: Final = 2.0
 witness_again_s: Final = 5.0
 """The timeout for a request about stamps, and the pause before it is repeated."""
-stamp_renewal_s: Final = 600.0
+stamp_renewal_s: Final = 60.0
 """The interval of requests for a member's newest stamp. The server renews an old stamp on request."""
 silence_ping_s: Final = 5.0
 silence_broken_s: Final = 15.0

@@ -66,6 +66,12 @@ def has_one_writer(name: str) -> bool:
     return SEGMENT_NAME.fullmatch(name) is not None
 
 
+def epoch_of_segment(name: str) -> int:
+    """Return the epoch under which a segment was begun; 0 if the name is not one of a segment."""
+    found = SEGMENT_NAME.fullmatch(name)
+    return int(found["epoch"], 16) if found is not None else 0
+
+
 def id_text(identity: bytes) -> str:
     """Return the id as 32 hex digits."""
     return identity.hex()

@@ -161,11 +161,11 @@ tail_tries_seconds_min: Final = 1.0
 tail_tries_seconds_max: Final = 60.0
 """Delay between two tries to copy a torn tail aside; it doubles each time, up to the maximum."""
 
-stamp_seconds: Final = 600.0
+stamp_seconds: Final = 60.0
 """Age after which the disk gets a new stamp, when a client requests the newest. A copy of the disk younger
-than this cannot be recognized as old."""
-stamps_kept_max: Final = 1_024
-"""16 KiB, at least a week. A member whose outage is older than all of them is not compared."""
+than this, and than the last claim that was granted, cannot be recognized as old."""
+stamps_kept_max: Final = 4_096
+"""64 KiB, at least two days. A member whose outage is older than all of them is not compared."""
 
 mark_bytes: Final = 256
 """One mark never crosses a sector, because 256 divides 512."""

@@ -84,7 +84,7 @@ def watch(
     Any number of watchers may run: each action is performed under a claim, so one of them performs it, and if
     it dies another one completes it. Nothing is done while this host sees no quorum of the members. A member
     that only this host cannot reach is replaced as well, unless its stamps show that other clients reach it
-    (they are renewed every 10 minutes). That loses nothing; it costs a spare and one copy of the data.
+    (they are renewed every minute). That loses nothing; it costs a spare and one copy of the data.
 
     Run it under a supervisor, on another host than the servers if possible. It ends at SIGTERM or SIGINT with
     exit code 0. What it did is shown by `dos store status --history`. With --once, exit code 0 if nothing is

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from dos_protocol.names import epoch_of_segment
 from dos_protocol.vocabulary import ObjectInfo
 
 
@@ -126,3 +127,44 @@ def _compare_with_reference(copy: MemberCopy, reference: MemberCopy) -> CopyStat
     if not copy.exists and reference.exists:
         return CopyState.MISSING
     return CopyState.EQUAL if copy.size == reference.size else CopyState.BEHIND
+
+
+Claims = Mapping[bytes, tuple[int, bytes]]
+"""By server id: the epoch and the writer id that a member holds."""
+
+
+def epoch_granted_twice(claims: Claims, entries: Mapping[bytes, Mapping[str, ObjectInfo]]) -> int:
+    """Return an epoch of a directory that two writers used; 0 if none is known. `entries`: by server id.
+
+    That two members hold one epoch for two writers proves nothing: two writers may have contended, and only
+    one of them, or none, was granted it by enough members. But a writer begins a segment only after that. So
+    if the members of each writer have a part of a segment of that epoch that no member of the other has, both
+    were granted it: a disk went back to an older state (docs/decisions/0205).
+    """
+    holders: dict[tuple[int, bytes], list[bytes]] = {}
+    for member, claim in claims.items():
+        holders.setdefault(claim, []).append(member)
+    for claim, members in holders.items():
+        others = [other for other in holders if other[0] == claim[0] and other != claim]
+        for other in others:
+            sides = [[entries[one] for one in side] for side in (members, holders[other])]
+            if claim[0] and _has_own(claim[0], *sides) and _has_own(claim[0], *reversed(sides)):
+                return claim[0]
+    return 0
+
+
+def _has_own(
+    epoch: int, side: list[Mapping[str, ObjectInfo]], others: list[Mapping[str, ObjectInfo]]
+) -> bool:
+    """Return whether one side has a part of a segment of that epoch that the other one does not have."""
+    for objects in side:
+        for name, info in objects.items():
+            if epoch_of_segment(name) != epoch or not info.synced:
+                continue
+            there = [one[name] for one in others if name in one]
+            if not any(
+                one.synced > info.synced or (one.synced == info.synced and one.digest == info.digest)
+                for one in there
+            ):
+                return True
+    return False

@@ -63,7 +63,7 @@ def plan(
     everyone = others | {member: old}
     against = {one: copy for one, copy in others.items() if not agree(everyone, digests, one, member)}
     if against and one_writer:
-        return RepairRefused(_EPOCH_GRANTED_TWICE)
+        return RepairRefused(f"copies of one segment contradict each other, {EPOCH_GRANTED_TWICE}")
     if against and quorums.cover(against, member):
         return _contradicted(old, against, digests)
     agreeing = {one: copy for one, copy in others.items() if one not in against}
@@ -79,10 +79,9 @@ def plan(
     return None
 
 
-_EPOCH_GRANTED_TWICE: Final = (
-    "copies of one segment contradict each other, so its epoch was granted twice: the disk of a member went"
-    " back to an older state, and either copy may have been acknowledged; find that member, and replace it"
-    " with `dos store replace`"
+EPOCH_GRANTED_TWICE: Final = (
+    "so its epoch was granted twice: the disk of a member went back to an older state, and either copy may"
+    " have been acknowledged; find that member, and replace it with `dos store replace`"
 )
 
 

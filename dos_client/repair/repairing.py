@@ -19,7 +19,7 @@ import trio
 
 from dos_client.core.comparing import Copies, CopyState, Digests, judge
 from dos_client.core.quorum import Quorums
-from dos_client.core.repair import RepairPlan, RepairRefused, plan
+from dos_client.core.repair import EPOCH_GRANTED_TWICE, RepairPlan, RepairRefused, plan
 from dos_client.limits import repair_attempts_max, repair_chunk_bytes, repair_pause_s
 from dos_client.live_store import Store
 from dos_client.repair.verifying import need_quorum
@@ -238,9 +238,7 @@ class _Repairer:
                 break
             copies, digests = await self._walk.compared(name, infos)
             verdict = self._verdict(server_id, copies, digests, verdict)
-            todo = plan(server_id, copies, digests, self._quorums, one_writer=has_one_writer(name))
-            if todo is not None and not self._walk.claimed:
-                todo = RepairRefused(_without_copies(directory))
+            todo = self._plan(directory, name, server_id, copies, digests)
             if todo is None:
                 return (
                     None
@@ -267,6 +265,18 @@ class _Repairer:
         if verdict is None:  # the member disconnected before anything was known of its copy
             raise BrokenConnectionError(reason)
         return self._repair(directory, name, server_id, verdict, RepairOutcome.REFUSED, reason)
+
+    def _plan(
+        self, directory: str, name: str, server_id: bytes, copies: Copies, digests: Digests
+    ) -> RepairPlan | RepairRefused | None:
+        """Return what to do with a copy: nothing in a directory of which not one writer is known."""
+        todo = plan(server_id, copies, digests, self._quorums, one_writer=has_one_writer(name))
+        if todo is not None and not self._walk.claimed:
+            return RepairRefused(_without_copies(directory))
+        if todo is not None and (epoch := self._walk.epoch_granted_twice):
+            text = f"epoch {epoch} of {directory} was granted to two writers, {EPOCH_GRANTED_TWICE}"
+            return RepairRefused(text)
+        return todo
 
     def _verdict(
         self, server_id: bytes, copies: Copies, digests: Digests, before: CopyState | None

@@ -25,7 +25,7 @@ from dos_client.limits import answer_timeout_s, verify_pause_s
 from dos_client.live_store import Store
 from dos_client.repair.walking import Infos, StoreWalk, moving, open_walk, uneven
 from dos_protocol.errors import DosError
-from dos_protocol.names import check_name
+from dos_protocol.names import check_name, epoch_of_segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +213,8 @@ class _Comparison:
             if verdict is CopyState.EQUAL:
                 continue
             member, copy = walk.member(server_id), copies[server_id]
+            if (epoch := epoch_of_segment(name)) and epoch == walk.epoch_granted_twice:
+                verdict = CopyState.DIFFERS
             lags = verdict in (CopyState.BEHIND, CopyState.MISSING)
             report.findings.append(
                 CopyDifference(

@@ -16,7 +16,14 @@ import trio
 
 from dos_client import randomness
 from dos_client.core.backoff import backoff_s
-from dos_client.core.comparing import Copies, Digests, MemberCopy, copy_of, needed_digests
+from dos_client.core.comparing import (
+    Copies,
+    Digests,
+    MemberCopy,
+    copy_of,
+    epoch_granted_twice,
+    needed_digests,
+)
 from dos_client.core.record_log import DIRECTORY as RECORD_LOG
 from dos_client.limits import answer_timeout_s, inspect_timeout_s, read_bytes_max, verify_pause_s
 from dos_client.live_store import Store
@@ -57,7 +64,7 @@ class StoreWalk:
         self.sessions: dict[bytes, Connection] = {}
         self.errors: dict[str, str] = {}
         self._objects: dict[bytes, dict[str, ObjectInfo]] = {}
-        self._epochs: dict[bytes, int] = {}
+        self._claims: dict[bytes, tuple[int, bytes]] = {}
 
     def member(self, server_id: bytes) -> Member:
         """Return the member of the record with which the walk began."""
@@ -98,13 +105,13 @@ class StoreWalk:
         again = frozenset(members) or frozenset(self.sessions)
         known = self._objects if frozenset(self.sessions) - again else {}
         self._objects = {one: known[one] for one in known if one not in again}
-        self._epochs = {one: self._epochs[one] for one in self._objects}
+        self._claims = {one: self._claims[one] for one in self._objects}
 
         async def open_on(server_id: bytes, session: Connection) -> None:
             if server_id in again:
                 opened = await session.open_directory(directory)
                 self._objects[server_id] = {info.name: info for info in opened.entries}
-                self._epochs[server_id] = opened.epoch
+                self._claims[server_id] = (opened.epoch, opened.writer_id)
 
         await self._each(open_on)
 
@@ -113,7 +120,12 @@ class StoreWalk:
         """Whether any member knows a claim of the directory. Without a claim, no quorum has acknowledged
         anything: each member has files of its own, which only happen to have the same names.
         """
-        return any(self._epochs.values())
+        return any(epoch for epoch, _ in self._claims.values())
+
+    @property
+    def epoch_granted_twice(self) -> int:
+        """An epoch of the directory that two writers used; 0 if none is known."""
+        return epoch_granted_twice({one: self._claims[one] for one in self._objects}, self._objects)
 
     def names(self) -> list[str]:
         """Return the objects of the directory that any member has."""

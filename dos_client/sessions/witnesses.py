@@ -169,13 +169,19 @@ class Witnesses:
         while True:
             await trio.sleep(stamp_renewal_s)
             for member in list(self._sessions):
-                try:
-                    await self._prove(member, NO_STAMP)
-                except RolledBackError as error:
-                    self._went_back(member, error)
-                except DosError as error:
-                    log.debug("no new stamp: %s", error)
-            self._wake()
+                await self.renew(member)
+
+    async def renew(self, member: bytes) -> None:
+        """Ask a member for its newest stamp, which the other members are then told. After it has granted a
+        claim, it makes a new one: a copy of its disk from before the claim lacks it.
+        """
+        try:
+            await self._prove(member, NO_STAMP)
+        except RolledBackError as error:
+            self._went_back(member, error)
+        except DosError as error:
+            log.debug("no new stamp: %s", error)
+        self._wake()
 
 
 def _proves(step: Step, member: bytes) -> bool:

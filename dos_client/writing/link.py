@@ -44,6 +44,7 @@ from dos_protocol.errors import (
     UnauthorisedError,
     WrongStoreError,
 )
+from dos_protocol.names import NO_ID
 from dos_protocol.store_record import Member
 from dos_protocol.vocabulary import DirectoryOpened
 
@@ -217,6 +218,8 @@ class MemberLink:
             async with trio.open_nursery() as nursery:
                 self.claim.member_claimed(self.server_id, opened)
                 self.copies.begin(connection, opened, nursery)
+                if self.claim.claiming and self.claim.store.record.store_id != NO_ID:
+                    nursery.start_soon(self.claim.store.witnesses.renew, self.server_id)
                 try:
                     await connection.wait_broken()
                 finally:

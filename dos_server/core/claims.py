@@ -246,6 +246,7 @@ class Claims:
         directory.storing = None
         if event.failure is v.DiskFailure.NONE:
             directory.stored = event.claim
+            self._tables.claims_stored += 1
             self.now_exists(directory)
         elif directory.claim == event.claim:
             self._claim_failed(directory, event.failure)

@@ -185,6 +185,9 @@ class Stamps:
         self.history = decode_history(files.stamps) if files.stamps else History()
         self.witnessed = decode_witnesses(files.witnessed) if files.witnessed else {}
         self._stamped_at: float | None = None
+        self._claims_stamped = 0
+        """How many claims were stored when the newest stamp was ordered."""
+        self._stamps_waiting: deque[tuple[int, m.Stamp, int]] = deque()
         self._storing: set[str] = set()
         self._verdict_waits = False
         self._member_being_stored = NO_ID
@@ -213,7 +216,11 @@ class Stamps:
             )
         elif announced.number and self._went_back_before(session, announced):
             self._went_back(session, announced, request_id)
-        elif self._is_due():
+        elif STAMPS in self._storing and self._has_granted(announced):
+            session.pending += 1
+            self._stamps_waiting.append((session.number, request, request_id))
+        elif self._is_due() or self._has_granted(announced):
+            self._claims_stamped = tables.claims_stored
             unique = b"%s stamp %d" % (self._incarnation_id, self.history.newest.number)
             session.pending += 1
             self._stamped_at = tables.now
@@ -240,6 +247,13 @@ class Stamps:
             return True
         self._tables.audit_seldom(session, "ignored: a stamp of this server that its disk never made")
         return False
+
+    def _has_granted(self, announced: DiskStamp) -> bool:
+        """Return whether a claim was stored since the newest stamp, and a client asks for a newer one.
+
+        An older copy of the disk then lacks the stamp as it lacks the claim.
+        """
+        return not announced.number and self._tables.claims_stored != self._claims_stamped
 
     def _is_due(self) -> bool:
         """Return whether the newest stamp is old and no newer one is being stored."""
@@ -311,6 +325,15 @@ class Stamps:
             if self._verdict_waits:
                 self._verdict_waits = False
                 self._store_verdict()
+            self._next_stamp()
+
+    def _next_stamp(self) -> None:
+        """Carry out the STAMP requests that waited for the file."""
+        while self._stamps_waiting and STAMPS not in self._storing:
+            number, request, request_id = self._stamps_waiting.popleft()
+            session = self._tables.answerable(number)
+            if session is not None and not session.closed:
+                self.stamp(session, request, request_id)
 
     def _history_stored(self, event: v.StampsStored) -> None:
         session, known = self._tables.answerable(event.session), self.history

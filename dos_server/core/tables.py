@@ -58,6 +58,7 @@ class Tables:
     `effects`: effects of the current event, in order. `touched`: objects with accepted appends that are not
     yet passed to the disk.
     `unacknowledged`: objects with written bytes that no durability ack has reported, and when one is due.
+    `claims_stored`: number of claims that were stored.
     `openings`: number of CWDs that wait for a directory to load. `opened`, `settled`: sessions whose CWD was
     answered, or that may now quit.
     `untranslated`: messages to version 0 sessions that are not yet translated.
@@ -90,7 +91,7 @@ class Tables:
         self.touched: dict[ObjectState, DirectoryState] = {}
         self.unacknowledged: dict[ObjectState, float] = {}
         self.waiting = WaitingReads()
-        self.openings = 0
+        self.openings = self.claims_stored = 0
         self.opened: list[Session] = []
         self.settled: list[Session] = []
         self.repairs: dict[int, RepairInProgress] = {}

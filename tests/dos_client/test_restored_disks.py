@@ -45,15 +45,15 @@ from tests.dos_client.support import (
 pytestmark = pytest.mark.trio
 
 
-async def wrote(store: Store, *texts: str) -> tuple[int, str]:
+async def wrote(store: Store, *texts: str, journal: str = "J") -> tuple[int, str]:
     """Take the journal over, as any writer does, and append; the epoch, and the segment that was opened."""
     epoch = (await store.inspect("d")).epoch_seen + 1
     async with await store.claim("d", epoch, new_writer()) as claim:
-        state = await take_over(claim, "J", generation=store.record.generation)
-        writer = await ChainWriter.open(claim, "J", state, store.record.generation)
+        state = await take_over(claim, journal, generation=store.record.generation)
+        writer = await ChainWriter.open(claim, journal, state, store.record.generation)
         for text in texts:
             await writer.wait_synced(writer.append(Record(Op.OUTPUT, strings=(text.encode(),))))
-        return epoch, f"J.{epoch:016x}.{0 if state.end is None else state.end.size:016x}"
+        return epoch, f"{journal}.{epoch:016x}.{0 if state.end is None else state.end.size:016x}"
 
 
 async def shown(store: Store) -> list[str]:
@@ -62,7 +62,9 @@ async def shown(store: Store) -> list[str]:
     return [record.strings[0].decode() for record in records if record.op is Op.OUTPUT]
 
 
-async def one_epoch_granted_twice(three: list[ThreadServer], after: int) -> tuple[str, bytes]:
+async def one_epoch_granted_twice(
+    three: list[ThreadServer], after: int, journal: str = "J"
+) -> tuple[str, bytes]:
     """The first member's disk goes back. Returns the segment of that epoch, and what the second member has of
     it. after: how many records the writer after that appends.
     """
@@ -71,6 +73,8 @@ async def one_epoch_granted_twice(three: list[ThreadServer], after: int) -> tupl
     await init_store(url)
     async with open_store(url) as store:
         assert (await wrote(store, "base"))[0] == 1
+        if journal != "J":
+            await wrote(store, "base", journal=journal)
         segments = (await store.inspect("d")).answers[bytes.fromhex(second.server_id)]
         for name in segments:
             content = await content_of(second, "d", name)
@@ -88,8 +92,8 @@ async def one_epoch_granted_twice(three: list[ThreadServer], after: int) -> tupl
     await trio.to_thread.run_sync(shutil.copytree, image, first.data)
     await on(first, third)
     async with open_store(url) as store:
-        again = await wrote(store, *(f"other {number}" for number in range(after)))
-        assert again == (epoch, segment), "nobody who is there knows that this epoch was used"
+        again = await wrote(store, *(f"other {number}" for number in range(after)), journal=journal)
+        assert again[0] == epoch, "nobody who is there knows that this epoch was used"
     await on(second)
     return segment, kept
 
@@ -112,6 +116,59 @@ async def test_repair_overwrites_nothing_of_an_epoch_that_was_granted_twice(
     )
     assert await content_of(three[1], "d", segment) == kept
     assert not list((three[1].data / "d" / "d").glob(".broken*"))
+
+
+async def test_two_writers_of_one_epoch_are_an_alarm_also_in_segments_that_do_not_contradict(
+    three: list[ThreadServer],
+) -> None:
+    """One wrote journal J, the other K: each segment is on one side only, as if the others lagged."""
+    # EVIDENCE-OF: P-4
+    segment, kept = await one_epoch_granted_twice(three, after=3, journal="K")
+    async with open_store(url_of(three)) as store:
+        verified = await verify_store(store)
+        report = await repair_store(store)
+    of_epoch = {one.name for one in verified.differences if "granted twice" in finding_text(one)}
+    assert {name.partition(".")[0] for name in of_epoch} == {"J", "K"}
+    assert {one.outcome for one in report.repairs if one.name in of_epoch} == {RepairOutcome.REFUSED}
+    assert any("epoch 3 of d was granted to two writers" in one.reason for one in report.repairs)
+    status = await store_status([one.location for one in three])
+    assert not status.whole
+    assert await content_of(three[1], "d", segment) == kept
+    for one in three:
+        held = {path.name for path in (one.data / "d" / "d").iterdir()}
+        assert not {"J", "K"} <= {name.partition(".")[0] for name in held & of_epoch}, "nothing is merged"
+
+
+async def test_a_copy_from_before_a_claim_is_detected_when_the_others_were_there_at_the_claim(
+    three: list[ThreadServer],
+) -> None:
+    """The copy is of the running server, and younger than its newest stamp was."""
+    # EVIDENCE-OF: P-5
+    first, second, third = three
+    url, image = url_of(three), first.data.with_name("image")
+    await init_store(url)
+    async with open_store(url) as store:
+        await wrote(store, "base")
+    before = decode_history((first.data / "stamps").read_bytes()).newest
+    await trio.to_thread.run_sync(shutil.copytree, first.data, image)
+    async with open_store(url) as store:
+        epoch = (await store.inspect("d")).epoch_seen + 1
+        async with await store.claim("d", epoch, new_writer()) as claim:
+            await claim.wait_all(30)
+
+            def all_know() -> bool:
+                files = [(one.data / "witnessed").read_bytes() for one in (second, third)]
+                known = [decode_witnesses(data)[bytes.fromhex(first.server_id)] for data in files]
+                return all(one.number > before.number for one in known)
+
+            await until(all_know, "both others know a stamp of the first from after the claim")
+    await off(first, second)
+    await trio.to_thread.run_sync(shutil.rmtree, first.data)
+    await trio.to_thread.run_sync(shutil.copytree, image, first.data)
+    await on(first)
+    async with open_store(url) as store:
+        with pytest.raises(QuorumUnavailableError, match="went back in time"):
+            await store.inspect("d")
 
 
 @pytest.mark.parametrize(
