@@ -1,10 +1,19 @@
 """What copies are to each other: the verdicts against the bytes themselves."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client.core.comparing import ABSENT, CopyState, MemberCopy, judge, needed_digests
+from dos_client.core.comparing import (
+    ABSENT,
+    CopyState,
+    MemberCopy,
+    epoch_granted_twice,
+    judge,
+    needed_digests,
+)
 from dos_protocol.digests import prefix_digest
+from dos_protocol.vocabulary import ObjectInfo
 
 A, B, C, D, E = (bytes([n]) * 16 for n in range(1, 6))
 Contents = dict[bytes, bytes | None]
@@ -83,3 +92,43 @@ def test_verdicts_say_what_the_bytes_say(contents: Contents, damaged: frozenset[
             for other in others:
                 line = [one for one in sound.values() if other.startswith(one)]
                 assert len(line) < len(judgement.line), "the reference is what most hold"
+
+
+def segment(chain: str, epoch: int) -> str:
+    return f"{chain}.{epoch:016x}.{0:016x}"
+
+
+def objects(*entries: tuple[str, int]) -> dict[str, ObjectInfo]:
+    return {name: ObjectInfo(name, size, size, prefix_digest(bytes(size))) for name, size in entries}
+
+
+FIRST, SECOND, OLDER = (5, b"x" * 16), (5, b"y" * 16), (4, b"z" * 16)
+
+
+@pytest.mark.parametrize(
+    ("claims", "held", "epoch"),
+    [
+        # two writers that contended for an epoch: at most one of them was granted it, and began a segment
+        ((FIRST, SECOND, SECOND), ((), (("J", 5, 9),), (("J", 5, 9),)), 0),
+        ((FIRST, SECOND, SECOND), ((("J", 4, 99),), (("J", 5, 9),), ()), 0),
+        # ... and a repair has copied a part of it to the member of the other claim
+        ((FIRST, SECOND, SECOND), ((("J", 5, 9),), (("J", 5, 9), ("J", 5, 9)), ()), 0),
+        ((FIRST, SECOND, SECOND), ((("J", 5, 3),), (("J", 5, 9),), ()), 0),
+        # both began segments: of two journals, or of one with other lengths of other content
+        ((FIRST, SECOND, SECOND), ((("J", 5, 9),), (("K", 5, 9),), ()), 5),
+        ((FIRST, SECOND, SECOND), ((("J", 5, 9), ("K", 5, 1)), (("J", 5, 10),), ()), 5),
+        # the same, and a member holds an older claim; one writer only; epochs that differ
+        ((FIRST, SECOND, OLDER), ((("J", 5, 9),), (("K", 5, 9),), ()), 5),
+        ((FIRST, FIRST, FIRST), ((("J", 5, 9),), (("K", 5, 9),), ()), 0),
+        ((FIRST, OLDER, OLDER), ((("J", 5, 9),), (("K", 5, 9),), ()), 0),
+    ],
+)
+def test_an_epoch_was_granted_twice_if_both_of_its_writers_began_segments(
+    claims: tuple[tuple[int, bytes], ...], held: tuple[tuple[tuple[str, int, int], ...], ...], epoch: int
+) -> None:
+    by_member = {bytes([number]) * 16: claim for number, claim in enumerate(claims)}
+    entries = {
+        bytes([number]) * 16: objects(*((segment(chain, of), size) for chain, of, size in one))
+        for number, one in enumerate(held)
+    }
+    assert epoch_granted_twice(by_member, entries) == epoch

@@ -73,6 +73,20 @@ def test_each_start_gives_the_disk_another_stamp_and_welcome_tells_it_to_session
     assert (alone.stamp_number, alone.witnessed, alone.rolled_back) == (0, b"", False)
 
 
+def test_a_granted_claim_makes_a_new_stamp_for_the_client_that_asks_next(server: Harness) -> None:
+    session, writer = server.connect(HELLO), server.connect(HELLO)
+    before = newest_of(server)
+    assert newest_of(server) == before
+    server.ask(writer, m.ChangeDirectory("d", claim=True, epoch=1, writer_id=b"w" * 16))
+    assert server.ask(session, m.Stamp(*before)).number == before.number, "a proof makes none"
+    server.send(session, m.Stamp())
+    server.send(writer, m.ChangeDirectory("d", claim=True, epoch=2, writer_id=b"w" * 16))
+    server.send(writer, m.Stamp())  # while the first one is being stored
+    server.settle()
+    assert before.number + 2 == newest_of(server).number
+    assert decode_history(server.disk.content("stamps") or b"").newest == newest_of(server)
+
+
 def test_a_disk_that_has_the_stamp_reports_it_and_continues(server: Harness) -> None:
     before = newest_of(server)
     server.start()
