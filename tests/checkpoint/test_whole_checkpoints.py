@@ -1,6 +1,9 @@
 """Which checkpoints read whole, and what is damaged: real chains on a store in memory."""
 
-from typing import cast
+import random
+from contextlib import suppress
+from itertools import combinations, count
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -8,15 +11,21 @@ import pytest
 from checkpoint.chains.directory_store import DirectoryStore
 from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import StepsLog
-from checkpoint.chains.whole_checkpoints import SoundStore, examine, read_part
+from checkpoint.chains.whole_checkpoints import (
+    SoundStore,
+    _PartReader,
+    examine,
+    read_part,
+)
 from checkpoint.core.lines import restored
 from checkpoint.core.manifest import Cut, WorkerCut
 from checkpoint.core.region import worker_directory
 from dos_client import Store
 from dos_client.errors import QuorumUnavailableError
-from journal import Op, Record
+from journal import ChainError, ChainState, LostBytesError, Op, Position, Record
+from journal.chain import inspect_claimed
 from tests.checkpoint.manifest_samples import numbered_cut
-from tests.journal.memory_store import MemoryStore
+from tests.journal.memory_store import MemoryClaim, MemoryStore
 
 REGION = "r"
 
@@ -148,3 +157,73 @@ async def test_planted_unavailable_members_count_as_damaged(monkeypatch: pytest.
     spoil(store, segments(store, "state")[2], (1, 2))
     store.servers[2].up = False
     assert await found(store, kept) == ([3], 2), "the member that is unavailable has all of checkpoint 3"
+
+
+# --- may a claim disregard damage? --------------------------------------------------------------------------
+
+
+async def chains_found(claim: MemoryClaim, ends: dict[str, Position | None]) -> list[ChainState]:
+    return [await inspect_claimed(claim, chain, at=at, generation=1) for chain, at in ends.items()]
+
+
+async def claims_with_damage(seed: int, tries: int) -> tuple[int, int]:
+    """Damage copies at random. On every quorum of members whose damage `read_part` disregards, a claim must
+    find each chain as it is without damage. Returns how many claims there were, and how many disregarded any.
+    """
+    rng, epochs, claims, disregarding = random.Random(seed), count(100), 0, 0
+    store, kept = await with_checkpoints()
+    directory = worker_directory(REGION, 0)
+    names = [name for chain in ("state", "steps", "files-files") for name in segments(store, chain)]
+    del store.servers[2].objects[directory][segments(store, "steps")[-1]][-20:]  # acknowledged by 1 and 2
+    for _ in range(tries):
+        part, rewound = kept[rng.choice([1, 2])].workers[0], rng.random() < 0.5
+        ends = {"state": part.state, "files-files": part.directories["files"], "steps": part.steps}
+        at: dict[str, Position | None] = {**ends, **({} if rewound else {"steps": None})}  # None: at its head
+        for server in store.servers:
+            server.damaged = {}
+        wanted = await chains_found(store.claim(next(epochs), directory=directory), at)
+        everywhere = rng.sample(names, 1) if rng.random() < 0.5 else []
+        for server in store.servers:
+            server.damaged = dict.fromkeys([*everywhere, *rng.sample(names, rng.choice([0, 0, 1]))], 30)
+        with suppress(QuorumUnavailableError):
+            reading = await read_part(cast("Store", store), REGION, 0, part, rewound=rewound, records=True)
+            able = [one for one in store.servers if one.damaged.keys() <= reading.disregarded]
+            for pair in () if reading.damage else combinations(able, 2):
+                claim = store.claim(next(epochs), directory=directory)
+                answers = {one.server_id: one.entries(directory) for one in pair}
+                claim.answers = {
+                    member: {name: info for name, info in entries.items() if not info.corrupt}
+                    for member, entries in answers.items()
+                }
+                found = await chains_found(claim, at)
+                assert [(one.end, one.segments) for one in found] == [
+                    (one.end, one.segments) for one in wanted
+                ], "acknowledged bytes are not found"
+                claims += 1
+                disregarding += any(one.damaged for one in pair)
+    return claims, disregarding
+
+
+# EVIDENCE-OF: P-1, P-5
+@pytest.mark.trio
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_claim_that_disregards_damage_finds_every_chain_as_it_is(seed: int) -> None:
+    claims, disregarding = await claims_with_damage(seed, 60)
+    assert claims > disregarding > 10
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("bug", ["the head", "anything"])
+async def test_damage_that_must_not_be_disregarded_is_found_to_lose_bytes(
+    bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lenient(self: Any, name: str) -> bool:
+        return bug == "the head" and name in self._needed
+
+    async def hunt() -> None:
+        for seed in range(10):
+            await claims_with_damage(seed, 60)
+
+    monkeypatch.setattr(_PartReader, "_must_be_sound", lenient)
+    with pytest.raises((AssertionError, LostBytesError, ChainError)):
+        await hunt()
