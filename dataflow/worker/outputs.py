@@ -90,13 +90,14 @@ class Outputs:
         rewound: bool = False,
         workers: int,
     ) -> None:
-        """Open every log at its position. floors: what the manifest has released of each chain. joins: the
-        region did not have this worker in the checkpoint. line: the line of history of the checkpoint;
-        rewound: it begins with it. workers: how many the region has.
+        """Open all logs at their positions, at once. floors: what the manifest has released of each chain.
+        joins: the region did not have this worker in the checkpoint. line: the line of history of the
+        checkpoint; rewound: it begins with it. workers: how many the region has.
 
-        Raises what `OutputLog.open` raises; call `aclose` then too.
+        Raises what `OutputLog.open` raises, in a group; call `aclose` then too.
         """
-        for name, spec in self._sinks.items():
+
+        async def open_one(name: str, spec: LogSink) -> None:
             at = None if part is None else log_position(name, part.sinks.get(name))
             log = await OutputLog.open(
                 claim,
@@ -111,11 +112,15 @@ class Outputs:
                 rewound=rewound or joins,  # it may have steps of a line that was left before this worker was
                 workers=workers,
             )
+            self._logs[name] = log
             if joins:
                 prepared = None if part is None else part.sinks.get(name)
                 await log.begin_after(name, after_step, spec.time_in(prepared))
-            self._logs[name] = log
-            self._handled[name] = after_step
+
+        self._handled = dict.fromkeys(self._sinks, after_step)
+        async with trio.open_nursery() as opening:
+            for name, spec in self._sinks.items():
+                opening.start_soon(open_one, name, spec)
 
     async def aclose(self) -> None:
         """Stop appending."""
