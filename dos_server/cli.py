@@ -34,10 +34,12 @@ from dos_protocol.quantities import parse_rate, parse_span
 from dos_protocol.tokens import refuse_weak, token_in
 from dos_server import audit
 from dos_server.allocator import keep_large_blocks
+from dos_server.core.failures import DiskFailure
 from dos_server.core.scrub import ScrubPlan
+from dos_server.disk_errors import failure_of
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
 from dos_server.figures import ServerFigures, registry_of
-from dos_server.limits import log_bytes_default
+from dos_server.limits import descriptors_min, log_bytes_default
 from dos_server.watched_files import Content, Settings, WatchedFile, watched_quotas, watched_tokens
 from dos_server.wording import path_argument
 from dos_tls import (
@@ -271,6 +273,8 @@ def _open(data: Path, host: str, port: int, **settings: Any) -> OpenServer:
     except LocalProtocolError as error:
         _refuse(f"{data}: {error}")
     except OSError as error:
+        if failure_of(error) is DiskFailure.NO_SPACE:
+            _refuse(f"no space is left for a start on {data}: free some and start again; nothing is lost")
         _refuse(f"cannot serve {data} at {address_text(host, port)}: {error}")
 
 
@@ -391,9 +395,13 @@ def _scrub_plan(rate: str, every: str) -> ScrubPlan:
 
 
 def _raise_file_limit() -> None:
+    """Raise the limit of open files. Exit if it stays so low that appends would wait for descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4_096) if hard > 0 else 4_096, hard))
+    if soft < hard or hard < 0:
+        soft = min(hard, 4_096) if hard > 0 else max(soft, 4_096)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if 0 <= soft < descriptors_min:
+        _refuse(f"{soft} files may be open, at least {descriptors_min} are needed: raise `ulimit -n`")
 
 
 def _refuse(text: str, code: int = 2) -> NoReturn:

@@ -193,7 +193,7 @@ class RealDisk:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
             os.close(handle)
-            raise OSError(errno.EINVAL, "not a regular file with one name", path)
+            raise OSError(errno.ENXIO, "not a regular file with one name", path)
         self._opened[handle] = (about.st_dev, about.st_ino)
         return handle
 

@@ -25,6 +25,21 @@ _BEFORE_SYNC: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EACCES, errno
 """Errors that opening a folder can raise and syncing it cannot."""
 
 
+_DAMAGE_AT_OPEN: Final = frozenset(
+    {
+        *(errno.EIO, errno.ENXIO, errno.ENODEV, errno.EBADMSG, errno.ENODATA),
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+        getattr(errno, "EUCLEAN", errno.EIO),  # Linux: the file system is damaged
+    }
+)
+"""Errors of an open that say something about the file. Any other one is of the system or of its settings."""
+
+
+def proves_damage(error: OSError) -> bool:
+    """Whether an error that was raised when a file was opened says that the file is lost or damaged."""
+    return error.errno in _DAMAGE_AT_OPEN
+
+
 def failure_of(error: OSError) -> DiskFailure:
     """Return what a disk error means for the core."""
     return _MEANING.get(error.errno or 0, DiskFailure.FAILED)

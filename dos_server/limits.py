@@ -22,6 +22,8 @@ handshakes_max: Final = 256
 """Connections in the TLS handshake. The others stay free for peers that have completed it."""
 connections_waiting_max: Final = 1_024
 """The listen backlog: one more, and its peer retries after a second."""
+descriptors_min: Final = 1_024
+"""A server does not start with fewer: the files of objects that wait to be filed would take all of them."""
 descriptors_reserved: Final = 128
 """Left for the listener, folders, marks of directories and files that libraries open."""
 connection_buffer_bytes: Final = 512 * KIB

@@ -20,11 +20,15 @@ from dos_server.core.recovery import NO_SPACE_LETTER, RecoveryDecision
 from dos_server.core.recovery_scan import RecoveredObject, judge, lost
 from dos_server.directory_register import REMEDY, DirectoryRegister
 from dos_server.disk import Disk
-from dos_server.disk_errors import failure_of, is_temporary
+from dos_server.disk_errors import failure_of, is_temporary, proves_damage
 from dos_server.marks import ObjectMarks
 from dos_server.stored_reads import StoredReads
 
 logger = logging.getLogger("dos.server")
+
+
+class UnexpectedOpenError(OSError):
+    """A file could not be opened, for a reason that says nothing about it: the next request tries again."""
 
 
 @dataclass
@@ -90,7 +94,9 @@ class DirectoryLoader(StoredReads):
         except (OSError, CorruptDataError) as error:
             logger.error("directory %s cannot be used: %s", directory, error)
             self.forget(directory)
-            temporary = isinstance(error, OSError) and failure_of(error) is not v.DiskFailure.FAILED
+            temporary = isinstance(error, OSError) and (
+                isinstance(error, UnexpectedOpenError) or failure_of(error) is not v.DiskFailure.FAILED
+            )
             problem = f"{directory}: {error}"
             return v.DirectoryLoaded(directory, True, NO_CLAIM, {}, problem, temporary)  # noqa: FBT003
         return v.DirectoryLoaded(directory, exists=True, claim=claim, objects=objects)
@@ -115,17 +121,22 @@ class DirectoryLoader(StoredReads):
 
     def _load_object(self, directory: str, name: str, mark: ObjectMark | None) -> RecoveredObject:
         durable = mark.synced if mark is not None else 0
+        path = f"{OBJECTS}/{directory}/{name}"
         try:
-            with self._files.use(f"{OBJECTS}/{directory}/{name}") as file:
+            self._files.leave(self._files.take(path, create=False))
+        except OSError as error:
+            if failure_of(error) is v.DiskFailure.FAILED and not proves_damage(error):
+                text = f"{error.strerror}, which proves no damage"
+                raise UnexpectedOpenError(error.errno, text, path) from error
+            return self._unusable(directory, name, durable, error)
+        try:
+            with self._files.use(path) as file:
                 found, size = self._judge(directory, name, file.handle, mark)
                 durable = max(durable, found.size)  # all of this may have been acknowledged
                 if not found.corrupt:
                     found = self._carry_out_decision(directory, name, file.handle, found, size, mark)
         except OSError as error:
-            if is_temporary(error):
-                raise
-            logger.error("object %s/%s cannot be used: %s", directory, name, error)
-            return _lost_or_uncut(durable, error)
+            return self._unusable(directory, name, durable, error)
         if found.letter == NO_SPACE_LETTER:
             return found
         if found.corrupt:
@@ -139,6 +150,13 @@ class DirectoryLoader(StoredReads):
         if mark != current:
             self.set_mark(directory, current)
         return found
+
+    def _unusable(self, directory: str, name: str, durable: int, error: OSError) -> RecoveredObject:
+        """Return the state of an object that could not be opened or made durable. Raises temporary errors."""
+        if is_temporary(error):
+            raise error
+        logger.error("object %s/%s cannot be used: %s", directory, name, error)
+        return _lost_or_uncut(durable, error)
 
     def _clear_poisoned(self, directory: str, name: str, found: RecoveredObject) -> RecoveredObject:
         """Remove the flag "poisoned" from a mark, durably, before any new append is acknowledged.

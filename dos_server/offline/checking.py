@@ -38,7 +38,7 @@ from dos_server.core.stamps import History, decode_history, decode_witnesses
 from dos_server.core.verify import VerifyGoal, beginning, verify_part
 from dos_server.directory_register import DirectoryRegister
 from dos_server.disk import RealDisk
-from dos_server.disk_errors import is_temporary
+from dos_server.disk_errors import is_temporary, proves_damage
 from dos_server.limits import fsck_part_bytes, fsck_part_extents_max
 from dos_server.log_start import end_log
 from dos_server.offline.disk import PathSeen
@@ -337,7 +337,8 @@ class Check:
         try:
             handle = self._disk.open(f"{OBJECTS}/{path}", create=False)
         except OSError as error:
-            self._unreadable(path, error, f.of_lost(path, mark, _error_text(error)))
+            lost = f.of_lost(path, mark, _error_text(error))
+            self._add(lost if proves_damage(error) else f.of_unreadable(path, _error_text(error)))
             return
         try:
             self._opened(directory, name, handle)

@@ -34,7 +34,7 @@ from dos_server.core.records import NO_CLAIM, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject, judge, lost
 from dos_server.core.scan import DamagedExtentError, ReadAt, ReadWindow, payload_of, walk
 from dos_server.directory_register import REMEDY, check_folder_of_objects, registered
-from dos_server.disk_errors import is_temporary
+from dos_server.disk_errors import is_temporary, proves_damage
 from dos_server.offline.disk import PathSeen
 from dos_server.offline.log_view import LogView
 
@@ -222,7 +222,7 @@ class DataDirectory:
                 raise NotFoundError(f"{self._root} has no object {directory}/{name}") from error
             return lost(durable)
         except OSError as error:
-            if is_temporary(error):
+            if not proves_damage(error):
                 raise
             return lost(durable)
         try:

@@ -342,3 +342,14 @@ def test_many_directories_are_claimed_at_once_and_none_is_refused_as_busy(one_se
                 wire.wait_synced(f"o{epoch}", 1)
         one_server.kill()
         one_server.restart()
+
+
+def test_a_server_with_too_few_descriptors_does_not_start(tmp_path: Path) -> None:
+    """Appends would wait for files that are closed only after they are filed."""
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    code = f"{few}; from dos_cli.main import app; app()"
+    command = [sys.executable, "-c", code, "serve", "--data", str(tmp_path / "d")]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 2
+    assert "64 files may be open, at least 1024 are needed: raise `ulimit -n`" in refused.stderr
+    assert not (tmp_path / "d").exists()

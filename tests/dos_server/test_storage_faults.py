@@ -296,3 +296,21 @@ def test_every_error_number_has_one_meaning_and_an_unknown_one_is_the_disks() ->
     for number in (errno.EIO, errno.EROFS, errno.ENOENT, errno.EBADF, errno.EISDIR, errno.ELOOP):
         assert meanings[number] is v.DiskFailure.FAILED
     assert failure_of(OSError("no number")) is v.DiskFailure.FAILED
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EOVERFLOW, errno.EDOM])
+def test_an_unexpected_error_of_an_open_is_no_damage_and_the_next_open_tries_again(error: int) -> None:
+    server = Harness()
+    session = claimed(server)
+    server.ask(session, append(b"", b"abc"))
+    server.storage.stop()
+    marks = bytes(server.disk.content("d/dir/.marks"))
+    server.start()
+    server.disk.fail_at("open", "d/dir/o", error)
+    refused = server.ask(server.connect(), m.ChangeDirectory("dir"))
+    assert isinstance(refused, m.Error)
+    assert refused.code == ErrorCode.BUSY
+    assert server.disk.content("d/dir/.marks") == marks, "nothing is marked as damaged"
+    opened = server.ask(server.connect(), m.ChangeDirectory("dir"))
+    assert isinstance(opened, m.DirectoryOpened)
+    assert [(one.name, one.synced, one.corrupt) for one in opened.entries] == [("o", 3, False)]

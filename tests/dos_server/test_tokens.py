@@ -1,9 +1,11 @@
 """Wrong tokens, the file of tokens, and real servers that have one."""
 
+import fcntl
 import hashlib
 import json
 import logging
 import signal
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -309,8 +311,15 @@ def test_the_commands_refuse_what_makes_no_sense(tmp_path: Path) -> None:
     )
     assert not (tmp_path / "x").exists()
     assert "has no token 'u'; it has t" in refused("revoke", path, "u", code=1)
-    (tmp_path / "tokens.json.new").touch()
-    assert "another `dos token` runs" in refused("revoke", path, "t")
+    half = tmp_path / "tokens.json.new"
+    half.write_text('{"version": 1, "tokens": [{"name": "half')  # of a command that was killed
+    with half.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert "another `dos token` changes" in refused("revoke", path, "t")
+    assert dos("token", "add", path, "v", "--grant", "s:read").returncode == 0
+    assert not half.exists()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert dos("token", "revoke", path, "v").returncode == 0
     assert "cannot be read" in refused("ls", tmp_path / "none")
     both = dos("serve", "--data", tmp_path / "d", "--tokens", path, "--token-file", path)
     assert both.returncode == 2
