@@ -38,7 +38,7 @@ from sites.core.observed import REPORT_S, SiteReport
 from sites.core.site_work import ReplicaContext, StartedReplica, contexts_at, gone_readers, steps
 from sites.errors import GraphRefusedError
 from sites.probing import probe_links
-from sites.records import ReaderReporter, now_ms, read_deployed, read_reports, write_report
+from sites.records import PATIENCE_S, ReaderReporter, now_ms, read_deployed, read_reports, write_report
 from sites.replica import RunningReplica, StartRegion, graph_of, region_of
 
 logger: Final = logging.getLogger("dos.sites")
@@ -82,6 +82,8 @@ class _Site:
         self._store, self._description, self._site = store, description, site
         self._start, self._token, self._changed = start, token, changed
         self._regions: dict[str, RunningReplica] = {}
+        self._stopped: dict[str, RunningReplica] = {}
+        """Those that ran here and do not any more: a reader may register once more before it ends."""
         self._deployed = Deployed()
         self._shown: dict[str, str] | None = None
         self._report_now = trio.Event()
@@ -116,12 +118,11 @@ class _Site:
             await self._look_for_difference(one)
         wanted = contexts_at(self._description, self._deployed, self._site)
         todo = steps(wanted, {region: self._running(one) for region, one in self._regions.items()})
-        stopped = [self._regions[region] for region in todo.stop]
+        self._stopped |= {region: self._regions[region] for region in todo.stop}
         await self._stop(todo.stop)
-        for one in stopped:
-            await self._forget_readers(one)
         for region in todo.start:
             self._regions[region] = await self._started(wanted[region])
+            self._stopped.pop(region, None)
 
     def _running(self, one: RunningReplica) -> StartedReplica:
         if one.ended_at is None and (one.handle is None or one.handle.status.state.is_end):
@@ -200,7 +201,7 @@ class _Site:
         """
         places = [output_register(one.context.name, name) for name in one.of_kind(LogSink)]
         try:
-            with trio.move_on_after(REPORT_S):  # a change waits for a quorum
+            with trio.move_on_after(PATIENCE_S):  # a change waits for a quorum
                 async with open_store(one.context.store, token=self._token, client="dos sites") as store:
                     for place in places:
                         await self._forget_readers_in(store, place, one.context)
@@ -241,6 +242,7 @@ class _Site:
             await self._report_site()
             for one in [*self._regions.values()]:
                 await self._report_reader(one)
+            for one in [*self._regions.values(), *self._stopped.values()]:
                 await self._forget_readers(one)
 
     async def _report_site(self) -> None:
@@ -256,7 +258,7 @@ class _Site:
             other_load=self._other_load(),
         )
         try:
-            await write_report(self._store, self._description.application, report, patience_s=REPORT_S)
+            await write_report(self._store, self._description.application, report)
         except DosError as error:
             logger.warning("the report of site %s was not written: %s", self._site, error)
 

@@ -53,3 +53,19 @@ def board(context: ReplicaContext) -> dos.Graph:
     rows = graph.source("merged", source).event_time("timed", "at", marks=True)
     rows.sink("shown", dos.LogSink(publish="step", time="at"))
     return graph
+
+
+changed = False
+"""Whether this process has another version of the program of `versioned`."""
+
+
+def versioned(context: ReplicaContext) -> dos.Graph:
+    """As `passed`, by a program of which another site may have another version."""
+    suffix = "!" if changed else ""
+    graph = dos.Graph(context.name)
+    source = dos.InputSource("loads", TIMED, entry=context.entry_store, application=context.application)
+    rows = graph.source("source", source).event_time("timed", "at", marks=True)
+    rows.map("same", lambda row: {**row, "word": row["word"] + suffix}, schema=TIMED).sink(
+        "shown", dos.LogSink(publish="step", time="at", retain="unread")
+    )
+    return graph
