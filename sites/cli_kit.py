@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import typer
 
@@ -30,6 +30,8 @@ MeasuredFile = Annotated[
         metavar="FILE.toml",
     ),
 ]
+_ERROR_CHARS_MAX: Final = 1_000
+"""An error quotes the file, which may have a name of any length."""
 _NEGATIVE = (CannotReviveError, NotDeployedError, PlanRefusedError)
 
 
@@ -42,7 +44,7 @@ def read_file(file: Path, decode: Callable[[str], T]) -> T:
     except UnicodeDecodeError as error:
         fail(f"{file} is not UTF-8: {error.reason} at byte {error.start}", REFUSED)
     except DescriptionError as error:
-        fail(f"{file}: {error}", REFUSED)
+        fail(f"{file}: {str(error)[:_ERROR_CHARS_MAX]}", REFUSED)
 
 
 def described(file: Path, measured: Path | None) -> Description:

@@ -167,6 +167,7 @@ class ReaderReporter:
         self,
         streams: Iterable[StreamReport],
         *,
+        at_ms: int | None = None,
         mark: int | None,
         moved_s: float | None,
         load: float | None = None,
@@ -180,7 +181,7 @@ class ReaderReporter:
         ranks = self._ranks.add({one.sender: one.ranks for one in listed})
         report = ReaderReport(
             reader=self._reader,
-            at_ms=now_ms(),
+            at_ms=now_ms() if at_ms is None else at_ms,
             mark=mark,
             moved_s=moved_s,
             load=load,

@@ -245,11 +245,16 @@ class _Site:
             for one in [*self._regions.values(), *self._stopped.values()]:
                 await self._forget_readers(one)
 
+    def _now_ms(self) -> int:
+        """Return the wall clock, or a time that has passed if it is behind: others compare it with theirs."""
+        now_s = trio.current_time()
+        return max([now_ms(), *(one.meter.time_us(now_s) // 1000 for one in self._regions.values())])
+
     async def _report_site(self) -> None:
         regions = sorted(self._regions.items())
         report = SiteReport(
             site=self._site,
-            at_ms=now_ms(),
+            at_ms=self._now_ms(),
             number=self._deployed.number,
             regions={region: one.state for region, one in regions},
             reasons={region: one.reason for region, one in regions if one.reason},
@@ -280,7 +285,8 @@ class _Site:
             self._reporters[name] = ReaderReporter(self._store, one.context.application, one.context.replica)
         now_s = trio.current_time()
         await self._reporters[name].write(
-            one.meter.streams(sources, 1000 * now_ms(), now_s),
+            one.meter.streams(sources, 1000 * self._now_ms(), now_s),
+            at_ms=self._now_ms(),
             mark=one.meter.mark,
             moved_s=one.meter.moved_s(now_s),
             load=load,

@@ -39,6 +39,7 @@
 import tomllib
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
+from math import inf
 from typing import Final, Literal, TypeVar
 
 import msgspec
@@ -49,6 +50,8 @@ from sites.errors import DescriptionError
 _Kind = TypeVar("_Kind")
 NAME_CHARS_MAX: Final = 32
 """Of an application, site, source, region or exit that is deployed."""
+REPLICAS_MAX: Final = 100
+"""Of a region: the planner tries so many."""
 HERE_MS: Final = 0.0
 """The latency within a site."""
 
@@ -295,6 +298,8 @@ def _check_names(names: Iterable[str]) -> None:
 def _check_numbers(one: Description) -> None:
     if not 1 <= one.kmin <= one.kmax:
         raise DescriptionError(f"kmin = {one.kmin} and kmax = {one.kmax}: 1 <= kmin <= kmax is needed")
+    if one.kmax > REPLICAS_MAX:
+        raise DescriptionError(f"kmax = {one.kmax}: a region has at most {REPLICAS_MAX} replicas")
     if not 0 < one.alpha <= 1:
         raise DescriptionError(f"alpha = {one.alpha}: it is a share, above 0 and at most 1")
     values = {"distance_ms": one.distance_ms, "late_s": one.late_s, "theta": one.theta or 0.0}
@@ -306,8 +311,8 @@ def _check_numbers(one: Description) -> None:
         for stream in one.streams
     }
     for what, value in values.items():
-        if value < 0:
-            raise DescriptionError(f"{what} is {value}: it cannot be below 0")
+        if not 0 <= value < inf:
+            raise DescriptionError(f"{what} is {value}: it must be a finite number, and cannot be below 0")
     for region in one.regions:
         if region.workers is not None and region.workers < 1:
             raise DescriptionError(
@@ -324,8 +329,11 @@ def _check_links(one: Description, sites: set[str]) -> None:
             raise DescriptionError(f"the link between {text} must be between two sites that are described")
         if pair in known:
             raise DescriptionError(f"there are two links between {text}")
-        if not 0 <= (link.latency_ms if link.least_ms is None else link.least_ms) <= link.latency_ms:
-            raise DescriptionError(f"the link between {text}: 0 <= least_ms <= latency_ms is needed")
+        least = link.latency_ms if link.least_ms is None else link.least_ms
+        if not 0 <= least <= link.latency_ms < inf:
+            raise DescriptionError(
+                f"the link between {text}: 0 <= least_ms <= latency_ms is needed, and finite numbers"
+            )
         known.add(pair)
     for first in sorted(sites):
         for second in sorted(sites):

@@ -14,6 +14,8 @@ from sites.core.deployment import RegionReplica
 from sites.core.observed import StreamReport
 
 _BYTES: Final = ".bytes"
+_END: Final = 1 << 61
+"""Marks from there on say that there are no more rows."""
 
 
 class SourceCounters(NamedTuple):
@@ -65,6 +67,13 @@ class ReaderMeter:
         one.
         """
         return now_s - self._risen[sender][1] if sender in self._risen else None
+
+    def time_us(self, now_s: float) -> int:
+        """Return a time that has passed: marks are times of entry points, whose clocks are compared with each
+        other, so a clock that is behind one is wrong. 0 before the first mark.
+        """
+        times = [mark + round(1e6 * (now_s - at_s)) for mark, at_s in self._risen.values() if mark < _END]
+        return max(times, default=0)
 
     def streams(self, sources: Iterable[SourceCounters], now_us: int, now_s: float) -> list[StreamReport]:
         """Return a report of each stream. now_us: wall clock; `late_s` is how far the mark is behind it."""

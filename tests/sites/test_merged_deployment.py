@@ -182,6 +182,7 @@ def test_a_reader_is_as_far_as_what_it_gives_and_as_alive() -> None:
     further = SourceCounters("x", {"mark_us": 8, "a.mark_us": 3_000_000, "b.whole": 1})
     meter.note((further, loads), [5, 6], 20.0)
     assert (meter.mark, meter.moved_s(21.0)) == (5, 11.0), "only what it reads has moved"
+    assert meter.time_us(21.0) == 5 + 11_000_000, "a clock that shows less is behind"
     streams = meter.streams((further, loads), 5_000_000, 21.0)
     assert [(str(one.sender), one.moved_s, one.late_s, one.whole) for one in streams] == [
         ("x@a", 1.0, 2.0, False),
