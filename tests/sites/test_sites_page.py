@@ -56,6 +56,8 @@ def test_the_example_of_the_page_can_be_followed_from_nothing(tmp_path: Path) ->
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(WAIT_S)
+            assert process.stdout is not None
+            process.stdout.close()
     shown = "".join(lines)
     rows = re.findall(r"^20\S+ ?\S*\t(s\d)\t(0\.\d)$", shown, re.MULTILINE)
     assert rows == [(f"s{number}", f"0.{number}") for number in range(6, 10)], shown
