@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from checkpoint.core.consumers import output_register as output_register
     from checkpoint.core.consumers import with_entry as with_entry
     from checkpoint.core.consumers import with_query as with_query
+    from checkpoint.core.control_frames import control_frame as control_frame
     from checkpoint.core.control_frames import job_digest as job_digest
     from checkpoint.core.damaged import OnDamaged as OnDamaged
     from checkpoint.core.divisions import NO_MARK as NO_MARK
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from checkpoint.core.manifest import SplitPosition as SplitPosition
     from checkpoint.core.manifest import WorkerCut as WorkerCut
     from checkpoint.core.messages import Committed as Committed
+    from checkpoint.core.messages import CompanionReport as CompanionReport
     from checkpoint.core.messages import CopyAhead as CopyAhead
     from checkpoint.core.messages import Counters as Counters
     from checkpoint.core.messages import EventTime as EventTime

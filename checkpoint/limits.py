@@ -195,6 +195,12 @@ heartbeat_s: Final = 1.0
 drop_warnings_s: Final = 10.0
 """Minimum time between two warnings about dropped rows."""
 suspect_after_s: Final = 10.0
+last_words_s: Final = 0.5
+"""How long the loss of a worker waits for the report of its companion, which says what ran. It comes within
+milliseconds, unless the companion is lost, too.
+"""
+long_call_s: Final = 5.0
+"""The status of a region says which operator has run for longer."""
 suspects_fresh_s: Final = 1.5
 """How long a worker's report that a peer does not answer counts. It repeats it more often."""
 suspected_silent_s: Final = 1.5

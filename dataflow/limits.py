@@ -196,6 +196,10 @@ damage_look_s: Final = 2.0
 peer_dial_s: Final = 5.0
 peer_silent_s: Final = 4.0
 """A peer whose host sends no packet for this long is lost: its kernel is asked for one each second."""
+companion_s: Final = 0.5
+"""How often the companion of a worker reports. The coordinator needs two reports in `suspects_fresh_s`."""
+forked_exit_code: Final = 70
+"""The exit code of a child that user code forked and that returned into the engine (EX_SOFTWARE)."""
 copied_report_s: Final = 0.5
 """How often a worker reports how much state it has copied ahead of a change of the layout."""
 peer_silence_poll_s: Final = 0.5

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -33,6 +34,7 @@ from dataflow.graph.parts import GraphPart, parts_of
 from dataflow.handle import RegionEvents, RegionHandle
 from dataflow.limits import WorkerLimits
 from dataflow.monitoring import Monitoring, monitoring_of
+from dataflow.worker.companion import begin_companion
 from dataflow.worker.process import WorkerSpec, run_worker
 from dataflow.worker.standby import Standby
 from dos_monitoring import LogChoice, begin_logs, log_choice_of_environment
@@ -309,11 +311,12 @@ def main() -> int:
     if not first:
         return 0
     _print_to(json.loads(first))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the driver gets it too, and decides
     choice = log_choice_of_environment() or LogChoice()
     begin_logs(choice, "%(asctime)s %(name)s %(levelname)s %(message)s")
     spec = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the parent process
     try:
-        summary = run_worker(spec)
+        summary = run_worker(spec, begin_companion(spec))
     except Exception:
         traceback.print_exc()
         return 1

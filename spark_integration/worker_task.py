@@ -14,6 +14,7 @@ from pyspark import TaskContext
 
 from checkpoint.limits import orphan_timeout_s
 from checkpoint.standby import wait_for_assignment
+from dataflow.worker.companion import begin_companion
 from dataflow.worker.process import WorkerSpec, run_worker
 from dataflow.worker.spec import ADVERTISE_HOST
 from spark_integration.limits import REJECTED_TASK_S
@@ -38,7 +39,12 @@ def run(graph: bytes, fields: dict[str, Any]) -> str:
         "" if scratch is None else str(Path(scratch, spec_fields["region"], f"w{spec_fields['worker']:04d}"))
     )
     spec_fields.setdefault("advertise_host", os.environ.get(ADVERTISE_HOST, ""))
-    summary = run_worker(WorkerSpec(scratch_dir=scratch_dir, **spec_fields))
+    spec = WorkerSpec(scratch_dir=scratch_dir, **spec_fields)
+    running = begin_companion(spec)
+    try:
+        summary = run_worker(spec, running)
+    finally:
+        running.close()  # Spark runs other tasks in this process
     if not summary.incarnations:
         # It was rejected when it joined, perhaps because of this host. While this slot is occupied, Spark
         # places the next attempt in another one; then the launcher cancels this task (`core/attempts.py`).

@@ -9,7 +9,7 @@ time (the manifest) runs in a separate task and reports back by an event.
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -48,7 +48,7 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.damaged import Examination
 from checkpoint.core.manifest import Cut, OutputIdentity
-from checkpoint.core.messages import Host, ToWorker
+from checkpoint.core.messages import CompanionReport, Host, ToWorker
 from checkpoint.core.progress import ProgressMeter
 from checkpoint.core.region import Launcher, RegionSpec, RegionStatus
 from checkpoint.core.region_events import CheckpointCommitted, FellBack, RegionEvent
@@ -254,6 +254,9 @@ class RegionShell:
         if link.hello.role == "standby":
             await self.standbys.serve(link)
             return
+        if link.hello.role == "companion":
+            await self._serve_companion(link)
+            return
         number, self._next_link = self._next_link, self._next_link + 1
         outgoing, messages = trio.open_memory_channel[ToWorker | None](limits.control_queue_max)
         self._links[number] = outgoing
@@ -266,6 +269,20 @@ class RegionShell:
         finally:
             del self._links[number]
             self.post(LinkDown(number, reason))
+
+    async def _serve_companion(self, link: Link) -> None:
+        """Pass the reports of a companion to the core; its end, too."""
+        hello = link.hello
+        ended = CompanionReport(job=hello.job, worker=hello.worker, attempt=hello.attempt, ended=True)
+        with suppress(DosError):
+            while True:
+                message = decode_from_worker(await link.receive())
+                if not isinstance(message, CompanionReport):
+                    break
+                self.post(ControlReceived(0, message))
+                if message.ended:
+                    return
+        self.post(ControlReceived(0, ended))
 
     async def _read(self, number: int, link: Link) -> str:
         """Pass the worker's messages to the core. Return why the link ended."""

@@ -94,7 +94,7 @@ class Coordinator:
         self._take_overs = take_overs = TakeOvers(state, ending, recovery)
         self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery, take_overs)
         falling_back = FallingBack(state, ending, rewinding, gathering)
-        losses = Losses(state, ending, checkpointing, recovery, take_overs)
+        self._losses = losses = Losses(state, ending, checkpointing, recovery, take_overs)
         self._rescaling = rescaling = Rescaling(state, ending, checkpointing, pausing, recovery)
         self._autoscaling = autoscaling = Autoscaling(state, reporter, rescaling)
         self._manifest = manifest = ManifestClaim(
@@ -149,6 +149,7 @@ class Coordinator:
             "autoscale": autoscaling.timer_expired,
             "stop": stopping.timed_out,
             "grace": ending.grace_expired,
+            "last words": losses.last_words_expired,
         }
 
     def handle(self, event: v.Event, now: float) -> list[v.Effect]:
@@ -225,6 +226,9 @@ class Coordinator:
             return m.check_address(message, job=job, incarnation=incarnation)
         if isinstance(message, m.Join):
             return self._gathering.on_join(link, message, now)
+        if isinstance(message, m.CompanionReport):
+            self._losses.on_companion(message, now)
+            return None
         worker = state.roster.by_link(link)
         if worker is None or worker.index != message.worker:
             return m.Refusal(

@@ -37,7 +37,7 @@ from dos_protocol.errors import MALFORMED_JSON
 
 KEY_BYTES_MIN: Final = 16
 NONCE_BYTES: Final = 32
-Role: TypeAlias = Literal["control", "exchange", "standby"]
+Role: TypeAlias = Literal["control", "exchange", "standby", "companion"]
 
 
 class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="Hello"):
@@ -48,7 +48,7 @@ class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="Hello"):
     worker: int
     """The sender's index; -1 for a stand-by."""
     attempt: int
-    """The attempt of the worker; for a stand-by, its own number."""
+    """The attempt of the worker, also on the link of its companion; for a stand-by, its own number."""
     incarnation: int = 0
     """The incarnation whose steps are sent on an exchange link, 0 on a control link. With local recovery: the
     dialler's term.

@@ -9,7 +9,7 @@ from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, LinkDown, WorkerEnded
 from checkpoint.core.ending import Ending
-from checkpoint.core.messages import Failed, Heartbeat, Refusal, Suspects
+from checkpoint.core.messages import CompanionReport, Failed, Heartbeat, Refusal, Suspects
 from checkpoint.core.placement import host_of
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState
@@ -44,7 +44,7 @@ class Losses:
     def on_link_down(self, event: LinkDown, now: float) -> None:
         worker = self._state.roster.by_link(event.link)
         if worker is not None:
-            self.lose(worker, f"its control link is gone: {event.reason}", now, ended=False)
+            self._dies(worker, f"its control link is gone: {event.reason}", now)
 
     def on_worker_ended(self, event: WorkerEnded, now: float) -> None:
         """Take the launcher's report of an ended attempt. A report about an older attempt is ignored."""
@@ -61,8 +61,41 @@ class Losses:
             if worker.state is WorkerState.LOST and not state.over:
                 state.roster.schedule(worker, now)
         elif worker.state is not WorkerState.ABSENT:
-            self.lose(worker, event.error or "its process ended", now, ended=True)
+            self._dies(worker, event.error or "its process ended", now)
         self._ending.end_if_all_ended()
+
+    def _dies(self, worker: Worker, reason: str, now: float) -> None:
+        """Count a worker as lost when its companion has said what ran, or after a short time."""
+        state = self._state
+        waits = worker.companion is not None and not state.over and worker.state is not WorkerState.FINISHED
+        if waits and not worker.last_words:
+            worker.dying = reason
+            state.timers.set("last words", now + limits.last_words_s)
+        else:
+            self.lose(worker, f"{reason}{worker.last_words}", now, ended=worker.ended)
+
+    def on_companion(self, message: CompanionReport, now: float) -> None:
+        """Take what the companion of a worker reports. Of an older attempt it does not count."""
+        worker = self._state.roster.find(message.worker, message.attempt)
+        if worker is None:
+            return
+        if message.ended:
+            worker.companion = None
+            if message.operator:
+                worker.last_words = f"; operator {message.operator!r} was running"
+            if worker.dying:
+                self.lose(worker, f"{worker.dying}{worker.last_words}", now, ended=worker.ended)
+            return
+        worker.companion = message
+        if not message.stopped:
+            for one in (worker, *(hosted for hosted in self._state.roster if hosted.host == worker.index)):
+                one.vouched_at = now
+
+    def last_words_expired(self, now: float) -> None:
+        """Count the workers as lost whose companions say nothing."""
+        for worker in list(self._state.roster.ever()):
+            if worker.dying:
+                self.lose(worker, worker.dying, now, ended=worker.ended)
 
     def on_failed(self, worker: Worker, message: Failed, now: float) -> Refusal | None:
         """Handle a failure that a worker reports, by its FailureKind (see messages.py)."""
@@ -199,12 +232,18 @@ class Losses:
         all_votes = self._suspected[peer.index, message.term]
         votes = {by: at for by, at in all_votes.items() if now - at[1] <= limits.suspects_fresh_s}
         silent_s = now - peer.received_at
+        alone_s = now - min(since for since, _ in votes.values())
+        # No thread of it runs while user code holds the interpreter lock.
+        stopped = peer.companion is not None and peer.companion.stopped
+        vouched = not stopped and now - peer.vouched_at <= limits.suspects_fresh_s
+        if vouched and (silent_s > limits.suspected_silent_s or alone_s <= limits.suspects_alone_s):
+            return
         if len(votes) > 1:
             text = f"workers {', '.join(map(str, sorted(votes)))} report that {message.reason}"
         elif silent_s > limits.suspected_silent_s:
             silent = f"it sent nothing for {silent_s:.1f} s"
             text = f"worker {message.worker} reports that {message.reason}, and {silent}"
-        elif now - min(since for since, _ in votes.values()) > limits.suspects_alone_s:
+        elif alone_s > limits.suspects_alone_s:
             text = f"worker {message.worker} cannot reach it, although it lives: {message.reason}"
         else:
             return
@@ -224,9 +263,19 @@ class Losses:
         number = state.incarnation
         for _, link in state.roster.linked(coming=True):
             state.send(link, Heartbeat(job=state.spec.name, incarnation=number, epoch=number))
-        while (worker := state.roster.silent(now, state.spec.suspect_after_s)) is not None:
-            text = f"nothing was received from it for {now - worker.received_at:.1f} s"
-            self.lose(worker, text, now, ended=False)
+        spec = state.spec
+        while (worker := state.roster.silent(now, spec.suspect_after_s, spec.drain_timeout_s)) is not None:
+            self.lose(worker, self._why_silent(worker, now), now, ended=False)
+
+    def _why_silent(self, worker: Worker, now: float) -> str:
+        text = f"nothing was received from it for {now - worker.received_at:.1f} s"
+        operator, seconds = worker.running
+        if worker.companion is None or not operator:
+            return text
+        if worker.companion.stopped:
+            return f"{text}; its process is stopped, in operator {operator!r}"
+        limit = f"drain_timeout {self._state.spec.drain_timeout_s:g} s"
+        return f"{text}; operator {operator!r} has been in user code for {seconds:.0f} s, above {limit}"
 
     def restore_timed_out(self, now: float) -> None:
         """Count the workers that did not restore as lost; if their layout is not committed, also those that

@@ -218,6 +218,24 @@ class CopiedAhead(FromWorker, frozen=True, kw_only=True):
     """Why it cannot prepare, empty if it can."""
 
 
+class CompanionReport(FromWorker, frozen=True, kw_only=True):
+    """What the companion of a worker sees of its process, twice a second, also while user code holds the
+    interpreter lock and no thread of the worker runs. On a link of the role "companion"; of any incarnation.
+    """
+
+    attempt: int
+    operator: str = ""
+    """The operator that runs, "" if none does."""
+    seconds: float = 0.0
+    """For how long it has run."""
+    stopped: bool = False
+    """The process is stopped (SIGSTOP), so that it will not continue on its own."""
+    ended: bool = False
+    """The process has ended while `operator` ran. The last report; with the operator "" also of a companion
+    whose link has ended.
+    """
+
+
 # --- coordinator to worker ------------------------------------------------------------------------
 
 
@@ -354,7 +372,17 @@ class Stop(ControlMessage, frozen=True, kw_only=True):
 
 
 ToCoordinator: TypeAlias = (
-    Join | Restored | Progress | WantsCut | Prepared | Failed | Paused | Suspects | CopiedAhead | Finished
+    Join
+    | Restored
+    | Progress
+    | WantsCut
+    | Prepared
+    | Failed
+    | Paused
+    | Suspects
+    | CopiedAhead
+    | Finished
+    | CompanionReport
 )
 ToWorker: TypeAlias = (
     Restore | View | Host | CopyAhead | Start | RequestCut | Committed | Pause | Heartbeat | Stop

@@ -284,6 +284,8 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
         "lagBytes": worker.lag_bytes,
         "backlogBytes": worker.counters.backlog_bytes if worker.counters.backlog_bytes >= 0 else None,
         "busySeconds": round(worker.counters.busy_s, 3),
+        "operator": worker.operator or None,
+        "operatorSeconds": round(worker.operator_s, 1),
         "restoreSeconds": round(worker.restore_seconds, _DIGITS),
         "replayedBytes": worker.replayed_bytes,
         "error": worker.error,

@@ -230,6 +230,10 @@ class WorkerStatus:
     restore_seconds: float = 0.0
     error: str = ""
     """Why its last attempt ended, empty if none did."""
+    operator: str = ""
+    """The operator that runs, empty if none is known to."""
+    operator_s: float = 0.0
+    """For how many seconds it has run, as the companion of the worker reported it last."""
 
     @property
     def step(self) -> int:

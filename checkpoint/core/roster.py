@@ -6,11 +6,12 @@ reset and what to order.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 from msgspec import structs
 
 from checkpoint import limits
-from checkpoint.core.messages import Counters, Join, Peer
+from checkpoint.core.messages import CompanionReport, Counters, Join, Peer
 from checkpoint.core.recovery_estimate import StepMeter
 from checkpoint.core.region import WorkerStatus
 from checkpoint.core.region_states import LINKED, WORKERS, WorkerEvent, WorkerState, follow
@@ -54,6 +55,14 @@ class Worker:
     restore_seconds: float = 0.0
     restore_phases_s: dict[str, float] = field(default_factory=dict)
     launched_at: float = 0.0
+    companion: CompanionReport | None = None
+    """The last report of the companion of this attempt; None: it has none, or none any more."""
+    vouched_at: float = -inf
+    """When its companion reported last that its process lives and is not stopped."""
+    last_words: str = ""
+    """What its companion said when the process had ended."""
+    dying: str = ""
+    """Why it is lost, as soon as its companion has said what ran; empty if it is not."""
     meter: StepMeter = field(default_factory=StepMeter)
 
     def move(self, event: WorkerEvent) -> None:
@@ -64,8 +73,20 @@ class Worker:
         if operators:
             self.counters = structs.replace(self.counters, operators=operators)
 
+    @property
+    def running(self) -> tuple[str, float]:
+        """The operator that runs, "" if none is known to, and for how many seconds."""
+        if self.companion is None:
+            return self.counters.operator, 0.0
+        return self.companion.operator, self.companion.seconds
+
+    def forget_companion(self) -> None:
+        """Begin an attempt, whose companion has not reported yet."""
+        self.companion, self.vouched_at, self.last_words, self.dying = None, -inf, "", ""
+
     def status(self) -> WorkerStatus:
         join = self.join
+        operator, seconds = self.running if self.link is not None else ("", 0.0)
         return WorkerStatus(
             index=self.index,
             state=self.state.name,
@@ -80,6 +101,8 @@ class Worker:
             replayed_bytes=self.replayed_bytes,
             restore_seconds=self.restore_seconds,
             error=self.error,
+            operator=operator,
+            operator_s=seconds,
         )
 
 
@@ -205,7 +228,7 @@ class Roster:
         worker.move(WorkerEvent.LOSE)
         link, worker.link = worker.link, None
         worker.error, worker.ended = reason, ended
-        worker.exhausted, worker.failures = False, worker.failures + 1
+        worker.exhausted, worker.failures, worker.dying = False, worker.failures + 1, ""
         return link
 
     def leave(self, worker: Worker, *, ended: bool) -> int | None:
@@ -232,6 +255,7 @@ class Roster:
         worker.move(WorkerEvent.LAUNCH)
         worker.attempt = self._attempts[worker.index] = 1 + self._attempts.get(worker.index, 0)
         worker.launched_at = now
+        worker.forget_companion()
         worker.ended, worker.launch_at, worker.launch_round = False, None, round_number
         worker.host = None
         return worker.attempt
@@ -245,11 +269,18 @@ class Roster:
         """Add time that does not count as silence of any worker."""
         for worker, _ in self.linked(coming=True):
             worker.received_at += seconds
+            worker.vouched_at += seconds
 
-    def silent(self, now: float, seconds: float) -> Worker | None:
-        """Return a linked worker that sent nothing for more than `seconds`, None if there is none."""
-        linked = self.linked(coming=True)
-        return next((worker for worker, _ in linked if now - worker.received_at > seconds), None)
+    def silent(self, now: float, seconds: float, vouched_s: float) -> Worker | None:
+        """Return a linked worker that sent nothing for more than `seconds`, None if there is none; for more
+        than `vouched_s` if its companion reports that its process lives.
+        """
+
+        def is_silent(worker: Worker) -> bool:
+            limit_s = vouched_s if now - worker.vouched_at <= seconds else seconds
+            return now - worker.received_at > limit_s
+
+        return next((worker for worker, _ in self.linked(coming=True) if is_silent(worker)), None)
 
 
 def launch_delay_s(failures: int) -> float:

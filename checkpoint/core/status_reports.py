@@ -5,6 +5,7 @@ A part of the coordinator. It changes no field of the shared state.
 
 from collections.abc import Iterator
 
+from checkpoint import limits
 from checkpoint.core.coordinator_state import CoordinatorState, Scaling
 from checkpoint.core.recovery_estimate import RecoveryEstimate, estimate
 from checkpoint.core.region import RegionState, RegionStatus, ScalingPhase, ScalingStatus, UnderWayStatus
@@ -72,7 +73,7 @@ class StatusReporter:
         state = self._state
         return RegionStatus(
             state=self.visible_state,
-            reason=self.waiting_for or state.reason,
+            reason=self.waiting_for or state.reason or self._long_call(),
             incarnation=state.incarnation,
             last_checkpoint=state.last_number,
             last_checkpoint_step=state.last_step,
@@ -92,6 +93,15 @@ class StatusReporter:
             fell_back=state.fell_back,
             metrics=state.spec.metrics,
         )
+
+    def _long_call(self) -> str:
+        """Return which operator has run for long, of the one that has run longest; empty if none has."""
+        linked = (one for one in self._state.roster if one.state in LINKED)
+        longest = max(linked, key=lambda one: one.running[1], default=None)
+        if longest is None or longest.running[1] < limits.long_call_s:
+            return ""
+        name, seconds = longest.running
+        return f"worker {longest.index}: operator {name!r} has been in user code for {seconds:.0f} s"
 
     def _scaling(self) -> ScalingStatus | None:
         change = self._state.scaling
@@ -143,8 +153,10 @@ def _why_no_vote(worker: Worker, newest: int) -> str:
         reason = f": {counters.waiting_reason}" if counters.waiting_reason else ""
         return f"it waits for a quorum of the store{reason}"
     at = f"after step {worker.status().step} of {newest}"
-    if counters.operator:
-        return f"it runs operator {counters.operator!r}, {at}"
+    operator, seconds = worker.running
+    if operator:
+        long = f", for {seconds:.0f} s" if seconds >= limits.long_call_s else ""
+        return f"it runs operator {operator!r}{long}, {at}"
     if counters.lag_bytes:
         return f"{counters.lag_bytes} bytes of it are not synced, {at}"
     return f"it waits for rows of other workers, {at}"

@@ -4,14 +4,16 @@ batches. `values/` decides which values a column takes.
 It raises `UserFault`, with the index of the row if one row caused the fault. It calls no user code.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from dataflow.errors import UserFault
+from dataflow.limits import forked_exit_code
 from dataflow.values.columns import column_of, fitted_column
 from dataflow.values.kinds import shown
 from dataflow.values.nested import named
@@ -20,6 +22,19 @@ FAULTS = BaseException
 """Exceptions of a user function that become a UserFault: all, because `sys.exit()`, or a `GeneratorExit` that
 a function raises, must not end a worker without a message.
 """
+
+
+def end_forked_child(operator: str = "") -> NoReturn:
+    """End this process: user code forked it, and it returned into the engine. Otherwise it would write the
+    rows of the worker a second time, and hold its connections open after the worker has ended.
+    """
+    named = f"operator {operator!r}" if operator else "a function of this worker"
+    text = (
+        f"{named} called os.fork(), and the child (process {os.getpid()}) returned from it: the child ends."
+        " End it with os._exit() in the function, or use subprocess\n"
+    )
+    os.write(2, text.encode())
+    os._exit(forked_exit_code)
 
 
 def several(result: Any) -> Iterable[Any]:

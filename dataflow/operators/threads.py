@@ -9,6 +9,7 @@ returns when the whole batch is done, so no work is in progress between two call
 for, and a checkpoint never separates a row from its result ("their threads' work is theirs to drain").
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeAlias
@@ -18,6 +19,7 @@ import pyarrow as pa
 from dataflow import limits
 from dataflow.errors import UserFault
 from dataflow.operators.base import Operator
+from dataflow.operators.results import end_forked_child
 from dos_monitoring import adopting_log_fields
 
 _SliceOutput: TypeAlias = "tuple[Sequence[pa.RecordBatch], Mapping[str, Sequence[pa.RecordBatch]]]"
@@ -38,6 +40,7 @@ class ThreadedOperator(Operator):
         emitted there.
         """
         self._inner = inner
+        self._name = name
         self._side_outputs: dict[str, list[pa.RecordBatch]] = {port: [] for port in ports}
         self._threads = threads
         self._pool = ThreadPoolExecutor(
@@ -63,7 +66,10 @@ class ThreadedOperator(Operator):
         return made
 
     def _slice(self, batch: pa.RecordBatch) -> _SliceOutput:
+        process = os.getpid()
         made = self._inner.process(batch)
+        if os.getpid() != process:
+            end_forked_child(self._name)
         return made, {port: self._inner.take_side_output(port) for port in self._side_outputs}
 
     def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:

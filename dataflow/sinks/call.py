@@ -5,6 +5,7 @@ may therefore be delivered again after a reset (at least once); outside of any r
 once.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from dataflow.errors import DeliveryError, SchemaError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.functions import Takes
 from dataflow.operators.python_rows import rows_of
-from dataflow.operators.results import FAULTS
+from dataflow.operators.results import FAULTS, end_forked_child
 from dataflow.sinks.base import SinkSpec, SinkWriter, exactly_once_remedy
 from dos_protocol.errors import text_of
 
@@ -64,7 +65,10 @@ class CallWriter(SinkWriter):
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         calls = rows_of(batch) if self._by_row else [batch]
+        process = os.getpid()
         for index, given in enumerate(calls):
+            if os.getpid() != process:
+                end_forked_child()
             try:
                 self._function(given)
             except FAULTS as error:

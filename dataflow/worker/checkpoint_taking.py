@@ -6,7 +6,6 @@ from dataflow.core.schedule import Barrier
 from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.worker.checkpoint_part import Checkpoint
 from dataflow.worker.circuit import Circuit
-from dataflow.worker.failures import naming
 from dataflow.worker.identity import Clock
 from dataflow.worker.messages import CutTaken, Shared
 
@@ -46,7 +45,7 @@ class CheckpointTaking:
         begin = self._clock.seconds()
         blocks: list[tuple[str, bytes]] = []
         for name, block in taken.blocks.items():
-            with naming(name.partition("~")[0], f"the checkpoint after step {step}"):
+            with self._circuit.calling(name.partition("~")[0], f"the checkpoint after step {step}"):
                 blocks += [(name, data) for data in encode_block(block)]
         phases["write"] += self._clock.seconds() - begin
         self._shared.cuts += 1

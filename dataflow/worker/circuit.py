@@ -9,7 +9,7 @@ on its rows and their order, not on their batches: a replay with other batches g
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -36,6 +36,7 @@ from dataflow.worker.checkpoint_part import Checkpoint
 from dataflow.worker.circuit_time import CircuitTime, StepTime
 from dataflow.worker.failures import naming
 from dataflow.worker.partitioning import Broadcaster, Partitioner, key_owner
+from dataflow.worker.pulse import RunningOperator
 
 Sends: TypeAlias = dict[int, list[list[pa.RecordBatch]]]
 """Output of a stage: channel -> for each worker, the batches to send."""
@@ -63,7 +64,9 @@ class Circuit:
         scratch: str = "",
         checkpoint: int = 0,
         owner: OutputIdentity | None = None,
+        running: RunningOperator | None = None,
     ) -> None:
+        self._running = running or RunningOperator()
         self.graph = graph
         self._workers = workers
         self.sources: dict[str, SourceReader] = {}
@@ -85,7 +88,7 @@ class Circuit:
         self.rows_handled = 0
         """Rows that operators got, each row once for each operator."""
         self._rows_taken, self._rows_given, self._bytes_read = Counter[str](), Counter[str](), Counter[str]()
-        self.operator = ""  # the one whose code ran last
+        self.operator = ""
         for node in graph.plan.nodes:
             spec = graph.specs[node.name]
             if isinstance(spec, SideOutputSpec):
@@ -117,7 +120,7 @@ class Circuit:
         """Union -> its rows, kept until the end of the step."""
 
     def _open(self, node: NodePlan, context: OperatorContext) -> None:
-        with naming(node.name, "its start"):
+        with self.calling(node.name, "its start"):
             operator = self.graph.specs[node.name].open(context)
             tables = operator.tables()
         self._operators[node.name] = operator
@@ -155,7 +158,7 @@ class Circuit:
         errors = []
         for name, operator in self._operators.items():
             try:
-                with naming(name, "its close"):
+                with self.calling(name, "its close"):
                     operator.close()
             except Exception as error:
                 errors.append(error)
@@ -174,6 +177,20 @@ class Circuit:
     def wire_schema(self, channel: int) -> pa.Schema:
         """Return the columns of the batches on a channel."""
         return self._wire[channel]
+
+    @property
+    def operator(self) -> str:
+        """The operator whose code ran last, "" if the circuit waits."""
+        return self._running.name
+
+    @operator.setter
+    def operator(self, name: str) -> None:
+        self._running.begin(name)
+
+    def calling(self, name: str, position: str | Callable[[int | None], str]) -> naming:
+        """Return the context for a call of an operator: see `naming`."""
+        self.operator = name
+        return naming(name, position)
 
     def exchange(self, channel: int) -> str:
         """Return the operator that sends on a channel, "" if it carries watermarks only."""
@@ -209,7 +226,7 @@ class Circuit:
     def begin_directory(self, name: str, files: Handover, log: ChangeLog, scratch: str = "") -> None:
         """Let an operator make its files from those of another layout, or copy them. Raises OperatorError."""
         make = self._operators[name].redistribute_directory if files.divides else copy_of_one
-        with naming(name, "another number of workers"):
+        with self.calling(name, "another number of workers"):
             begin_files(files.path, files.sources or {}, log, make, scratch)
 
     def hand_directory(self, name: str, directory: OperatorDirectory) -> None:
@@ -223,7 +240,7 @@ class Circuit:
         `cut`: 0 for the beginning.
         """
         for name, context in self._sink_contexts.items():
-            with naming(name, f"the output of worker {worker}"):
+            with self.calling(name, f"the output of worker {worker}"):
                 operator = self.graph.specs[name].open(replace(context, worker=worker))
                 try:
                     assert isinstance(operator, SinkWriter)
@@ -240,7 +257,7 @@ class Circuit:
         """Start the operators, upstream first, after all state is restored. Raises OperatorError."""
         for node in self.graph.plan.nodes:
             if node.name in self._operators:
-                with naming(node.name, "its start"):
+                with self.calling(node.name, "its start"):
                     self._operators[node.name].restored()
 
     # --- one stage of one step ------------------------------------------------------------------------------
@@ -295,19 +312,19 @@ class Circuit:
 
     def restore(self, table: str, block: pa.RecordBatch, cut: int) -> None:
         """Restore one stored block of a table in `stateful`. Raises OperatorError."""
-        with naming(table.partition("~")[0], f"the state of checkpoint {cut}"):
+        with self.calling(table.partition("~")[0], f"the state of checkpoint {cut}"):
             self.stateful[table].restore(block)
 
     def restore_part(self, table: str, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
         """Take over from one stored block of a worker of another layout (`dataflow.state.moving`)."""
-        with naming(table.partition("~")[0], f"the state of worker {part.worker}"):
+        with self.calling(table.partition("~")[0], f"the state of worker {part.worker}"):
             self.stateful[table].restore_part(block, part, share)
 
     def parts_restored(self, share: Share) -> None:
         """Complete the restore of all parts. Raises OperatorError."""
         own_time = self.graph.plan.with_own_time()
         for name, table in self.stateful.items():
-            with naming(name.partition("~")[0], "the state of other workers"):
+            with self.calling(name.partition("~")[0], "the state of other workers"):
                 table.parts_restored(share)
             if isinstance(table, WatermarkTable) and name.partition("~")[0] in own_time:
                 table.restart()  # it follows from the watermarks of the splits, which move alone
@@ -319,15 +336,15 @@ class Circuit:
             if node.name not in self._operators:
                 continue
             for suffix, table in self._operators[node.name].tables().items():
-                with naming(node.name, "a checkpoint"):
+                with self.calling(node.name, "a checkpoint"):
                     into.blocks[node.name + suffix] = table.checkpoint()
                     if into.snapshot is not None:
                         into.snapshot.add(node.name + suffix, table.snapshot_pieces())
             if node.name in self._directories:
-                with naming(node.name, "a checkpoint"):
+                with self.calling(node.name, "a checkpoint"):
                     self._directories[node.name].cut(into.cut, into.step)
             if node.name in self.sinks:
-                with naming(node.name, "a checkpoint"):
+                with self.calling(node.name, "a checkpoint"):
                     into.sinks[node.name] = self.sinks[node.name].prepare(into.cut)
 
     def _deliver(self, run: "_Run", node: NodePlan, batches: Iterable[tuple[int, pa.RecordBatch]]) -> None:
@@ -348,7 +365,7 @@ class Circuit:
 
     def _emit_side_outputs(self, run: "_Run", name: str, operator: Operator, origin: BatchOrigin) -> None:
         for port, consumers in self._side_output_consumers.get(name, {}).items():
-            with naming(name, origin.text):
+            with self.calling(name, origin.text):
                 given = operator.take_side_output(port)
             for batch in given:
                 for consumer in consumers:
@@ -376,8 +393,7 @@ class Circuit:
             return
         if self.time.flows and given.origin.source is not None:
             self.time.coming(node.name, given.origin.name, given.origin.source.split)
-        self.operator = node.name
-        with naming(node.name, given.origin.describe):
+        with self.calling(node.name, given.origin.describe):
             made = operator.process_of(given.port, given.batch)
         for batch in made:
             if node.exchange is None:
@@ -391,7 +407,7 @@ class Circuit:
         for node in run.stage.nodes:
             if node.exchange is not None:
                 rows = self._to_send.pop(node.name, [])
-                with naming(node.name, f"the end of step {run.step}"):
+                with self.calling(node.name, f"the end of step {run.step}"):
                     sends[node.exchange] = self._partitioners[node.name].partition(rows)
             else:
                 self._end_step(run, node, cut=cut)
@@ -402,12 +418,12 @@ class Circuit:
         return sends
 
     def _end_step(self, run: "_Run", node: NodePlan, *, cut: bool) -> None:
-        self.operator, operator = node.name, self._operators[node.name]
+        operator = self._operators[node.name]
         origin = BatchOrigin(f"the end of step {run.step}")
         # In input order: the result must not depend on how the step was divided into batches.
         for given in sorted(self._unions.pop(node.name, ()), key=lambda given: given.port):
             self._emit(run, node.name, given.batch, given.origin.coarse())
-        with naming(node.name, origin.text):
+        with self.calling(node.name, origin.text):
             made = [*operator.end_step()]
             if self.time.flows:
                 for index, watermark in enumerate(self.time.inputs(run.step, node)):

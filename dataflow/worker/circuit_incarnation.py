@@ -26,7 +26,6 @@ from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.worker.checkpoint_taking import CheckpointTaking
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.directories import PostedChanges
-from dataflow.worker.failures import naming
 from dataflow.worker.identity import Clock, Identity
 from dataflow.worker.messages import (
     CutRequested,
@@ -110,8 +109,8 @@ class CircuitIncarnation:
             scratch=identity.scratch,
             checkpoint=order.cut,
             owner=order.owner,
+            running=shared.running,
         )
-        shared.operator = lambda: self._circuit.operator
         self._sending = StageOutput(self._circuit, identity, order, self._stages, self._aligned)
         self._checkpoints = CheckpointTaking(
             self._circuit, shared, self._clock, identity.scratch, incarnation=self.number
@@ -151,13 +150,13 @@ class CircuitIncarnation:
     def _position_ends(self, order: RestoreCircuit) -> None:
         part = order.part
         for name, reader in self._circuit.sources.items():
-            with naming(name, "its start"):
+            with self._circuit.calling(name, "its start"):
                 reader.reset_to({} if part is None else part.sources.get(name, {}))
             if isinstance(reader, PrefetchedReader):
                 reader.attach(order.feeds[name])
         self._circuit.time.restore({} if part is None else part.sources)
         for name, writer in self._circuit.sinks.items():
-            with naming(name, f"checkpoint {order.cut}"):
+            with self._circuit.calling(name, f"checkpoint {order.cut}"):
                 writer.reset_to(None if part is None else part.sinks.get(name))
                 if order.cut:
                     writer.publish(order.cut)  # the worker may have died between commit and publish
@@ -235,7 +234,7 @@ class CircuitIncarnation:
     def committed(self, order: PublishCut) -> None:
         """Publish what the sinks prepared for the checkpoint."""
         for name, writer in self._circuit.sinks.items():
-            with naming(name, f"checkpoint {order.cut}"):
+            with self._circuit.calling(name, f"checkpoint {order.cut}"):
                 writer.publish(order.cut)
         self._used.purge(order.step)
 

@@ -5,6 +5,7 @@ The rule: an exception that no lost process caused stops the region at once, bec
 raise it again. What counts as a loss is listed in `LOSSES`. docs/operating-regions.md has the whole table.
 """
 
+import os
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -40,6 +41,7 @@ from dataflow.errors import (
     StepsMissingError,
     UserFault,
 )
+from dataflow.operators.results import end_forked_child
 from dos_protocol.errors import (
     ClosedError,
     CorruptDataError,
@@ -144,6 +146,7 @@ class naming:  # noqa: N801  (reads as a word at its uses)
     def __init__(self, operator: str, position: str | Callable[[int | None], str]) -> None:
         self._operator = operator
         self._position = position
+        self._process = os.getpid()
 
     def __enter__(self) -> None:
         return
@@ -151,6 +154,8 @@ class naming:  # noqa: N801  (reads as a word at its uses)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._process:
+            end_forked_child(self._operator)
         if error is None:
             return
         if isinstance(error, (*_PASSED_ON, trio.Cancelled)):

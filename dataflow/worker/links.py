@@ -280,7 +280,7 @@ class Links:
             backlog_bytes=shared.backlog_bytes,
             operators=shared.operators,
             event_times=shared.event_times,
-            operator=shared.operator(),
+            operator=shared.running.name,
         )
 
 

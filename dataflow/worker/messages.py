@@ -35,6 +35,7 @@ from dataflow.state.directory_handover import Handover
 from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.worker.failures import naming
 from dataflow.worker.layout_change import LayoutChange
+from dataflow.worker.pulse import RunningOperator
 from journal import Record
 
 # --- to the circuit thread ----------------------------------------------------------------------------------
@@ -405,6 +406,5 @@ class Shared:
     cuts: int = 0
     operators: dict[str, dict[str, int]] = field(default_factory=dict)
     event_times: dict[str, EventTime] = field(default_factory=dict)
-    operator: Callable[[], str] = str
-    """Returns the operator that runs now, "" if none does."""
+    running: RunningOperator = field(default_factory=RunningOperator)
     over: threading.Event = field(default_factory=threading.Event)  # set after that thread has ended

@@ -21,23 +21,24 @@ from dataflow.worker.identity import Identity
 from dataflow.worker.link_thread import LinkThread
 from dataflow.worker.messages import Inbox, Shared
 from dataflow.worker.monitoring import Served
-from dataflow.worker.pulse import CircuitPulse
+from dataflow.worker.pulse import CircuitPulse, RunningOperator
 from dataflow.worker.spec import WorkerSpec, WorkerSummary
 from dos_monitoring import LogChoice, begin_logs, log_fields, parse_log_choice
 
 logger = logging.getLogger("dos.dataflow")
 
 
-def run_worker(spec: WorkerSpec) -> WorkerSummary:
+def run_worker(spec: WorkerSpec, running: RunningOperator | None = None) -> WorkerSummary:
     """Join the region and run until its coordinator sends STOP. Blocks; call it on the process's main thread.
 
-    Returns a summary after an orderly end. Raises GraphError before it connects to anything, OrphanedError if
-    the coordinator is unreachable for `orphan_timeout_s`, and any other error that ended the worker; then the
-    launcher starts another attempt. No local data needs to survive: the next attempt restores from the store.
+    running: where the operator that runs is noted. Returns a summary after an orderly end. Raises GraphError
+    before it connects to anything, OrphanedError if the coordinator is unreachable for `orphan_timeout_s`,
+    and any other error that ended the worker; then the launcher starts another attempt. No local data needs
+    to survive: the next attempt restores from the store.
     """
     hosting = Hosting(spec, run_worker)
     plan = spec.graph.plan()
-    inbox, shared, pulse = Inbox(), Shared(), CircuitPulse()
+    inbox, shared, pulse = Inbox(), Shared(running=running or RunningOperator()), CircuitPulse()
     served = Served(spec, shared, pulse)
     links = LinkThread(spec, inbox=inbox, shared=shared, host=hosting.host, metrics=served.address)
     loop = CircuitLoop(

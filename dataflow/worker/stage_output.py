@@ -15,7 +15,6 @@ from dataflow.core.plan import StagePlan
 from dataflow.core.retained_steps import Records
 from dataflow.core.schedule import Barrier
 from dataflow.worker.circuit import Circuit, Sends
-from dataflow.worker.failures import naming
 from dataflow.worker.identity import Identity
 from dataflow.worker.messages import RestoreCircuit
 from dataflow.worker.partitioning import encode_batch, frames_of
@@ -53,7 +52,7 @@ class StageOutput:
             time = [self._circuit.time.to_send(step, channel)] if self._circuit.time.flows else []
             self._keep(channel, step, [*parts[self._me.worker], *time], barrier)
             for worker, queue in frames.items():
-                with naming(self._circuit.exchange(channel), f"the end of step {step}"):
+                with self._circuit.calling(self._circuit.exchange(channel), f"the end of step {step}"):
                     queue += self._frames(channel, step, parts[worker], time, barrier)
         return {worker: tuple(queue) for worker, queue in frames.items()}
 

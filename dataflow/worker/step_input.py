@@ -14,7 +14,6 @@ from dataflow.limits import WorkerLimits
 from dataflow.sources.base import SourceReader, SplitDivision
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.circuit_time import StepTime
-from dataflow.worker.failures import naming
 from dataflow.worker.identity import Clock
 from dataflow.worker.messages import Shared
 
@@ -48,7 +47,7 @@ class StepInput:
     def replay(self, step: int, recorded: Division, *, dropped: bool = False) -> None:
         """Feed exactly the recorded division. dropped: read it without feeding it."""
         for name, reader in self._circuit.sources.items():
-            with naming(name, f"the input of step {step}"):
+            with self._circuit.calling(name, f"the input of step {step}"):
                 batches = reader.replay(_parts(recorded, name))
             for batch in batches:
                 self._shared.bytes_in += batch.bytes_read
@@ -84,8 +83,11 @@ class StepInput:
 
     def has_input(self) -> bool:
         """Whether there may be input now, or a step must announce that no more will follow."""
-        if any(reader.has_input for _, reader in self._readable()):
-            return True
+        for name, reader in self._readable():
+            self._circuit.operator = name  # it may call user code
+            if reader.has_input:
+                return True
+        self._circuit.operator = ""
         exhausted = [name for name, reader in self._circuit.sources.items() if reader.exhausted]
         return self._circuit.time.has_end_to_report(exhausted)
 
@@ -136,7 +138,7 @@ class StepInput:
 
     def _read_batch(self, step: int, name: str, reader: SourceReader, bytes_max: int) -> int:
         begin = self._clock.seconds()
-        with naming(name, "the input"):
+        with self._circuit.calling(name, "the input"):
             batch = reader.read(max(bytes_max, 1))
         if batch is None:
             return 0

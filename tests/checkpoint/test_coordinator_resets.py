@@ -15,6 +15,7 @@ from checkpoint.core.coordinator_vocabulary import (
     WorkerEnded,
 )
 from checkpoint.core.messages import (
+    CompanionReport,
     Counters,
     Failed,
     Progress,
@@ -272,3 +273,70 @@ def test_a_reset_by_hand_spends_no_attempt() -> None:
     region.receive_from_all(Restored, last_step=0)
     assert region.state is RegionState.RUNNING
     assert region.core.status().reset_attempts == 0
+
+
+# --- companions -------------------------------------------------------------------------------------
+
+
+def says(region: CoordinatorHarness, worker: int, **fields: object) -> None:
+    region.receive(worker, CompanionReport, **{"attempt": 1, "operator": "regex", **fields})
+
+
+def test_a_worker_whose_companion_says_that_it_lives_may_be_silent_for_drain_timeout() -> None:
+    region = CoordinatorHarness(drain_timeout_s=60.0).run()
+    for second in range(60):
+        says(region, 1, seconds=float(second))
+        region.tick(1, silent=(1,))
+        assert region.state is RegionState.RUNNING
+    status = region.core.status()
+    assert status.reason == "worker 1: operator 'regex' has been in user code for 59 s"
+    assert (status.workers[1].operator, status.workers[1].operator_s) == ("regex", 59.0)
+    says(region, 1, seconds=60.0)
+    region.tick(1, silent=(1,))
+    assert (
+        "operator 'regex' has been in user code for 60 s, above drain_timeout 60 s"
+        in region.core.state.reason
+    )
+
+
+def test_a_stopped_worker_is_lost_although_its_companion_reports() -> None:
+    region = CoordinatorHarness().run()
+    for _ in range(11):
+        says(region, 1, stopped=True)
+        region.tick(1, silent=(1,))
+    assert "its process is stopped, in operator 'regex'" in region.core.state.reason
+
+
+def test_the_loss_of_a_worker_waits_for_what_its_companion_says_ran() -> None:
+    region = CoordinatorHarness().run()
+    says(region, 0)
+    region.play(LinkDown(100, "reset by peer"))
+    assert region.state is RegionState.RUNNING
+    region.play(WorkerEnded(0, 1, "its process 7 ended with signal 11"))
+    says(region, 0, ended=True, attempt=2)
+    assert region.state is RegionState.RUNNING, "that was another process"
+    says(region, 0, ended=True)
+    assert region.state is RegionState.RESTORING
+    text = "worker 0 was lost: its process 7 ended with signal 11; operator 'regex' was running"
+    assert region.core.state.reason == text
+    assert region.take(LaunchWorker) == [LaunchWorker(0, 2)]
+
+
+def test_the_loss_of_a_worker_does_not_wait_long_for_a_companion_that_says_nothing() -> None:
+    region = CoordinatorHarness().run()
+    says(region, 0)
+    region.play(LinkDown(100, "reset by peer"))
+    region.now += 0.6
+    region.play(CoordinatorTick(region.now))
+    assert region.core.state.reason == "worker 0 was lost: its control link is gone: reset by peer"
+
+
+def test_what_ran_is_in_the_reason_of_a_region_that_failed() -> None:
+    region = CoordinatorHarness(max_consecutive_reset_attempts=0).run()
+    says(region, 0)
+    says(region, 0, ended=True)
+    region.play(LinkDown(100, "reset by peer"))
+    outcome = region.core.state.outcome
+    assert outcome is not None
+    assert outcome.state is RegionState.FAILED
+    assert outcome.reason.endswith("reset by peer; operator 'regex' was running")

@@ -6,7 +6,7 @@ import pytest
 
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import CancelWorker, LaunchWorker, MessageRefused, NotifyObservers
-from checkpoint.core.messages import Suspects
+from checkpoint.core.messages import CompanionReport, Suspects
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import WorkerLost
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
@@ -154,3 +154,24 @@ def test_a_report_of_an_earlier_incarnation_is_refused() -> None:
     suspects(region, by=0, incarnation=0)
     suspects(region, by=2, incarnation=0)
     assert [one.refusal.name for one in region.take(MessageRefused)] == ["STALE_INCARNATION"] * 2
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_worker_in_user_code_is_no_lost_one_if_its_companion_says_that_it_runs(stopped: bool) -> None:
+    region = running()
+    for _ in range(8):
+        region.receive(1, CompanionReport, attempt=1, operator="regex", stopped=stopped)
+        suspects(region, by=0)
+        suspects(region, by=2)
+        region.tick(1, silent=(1,))
+    assert bool(lost(region)) == stopped
+
+
+def test_a_worker_that_lives_and_that_nobody_reaches_is_replaced_although_its_companion_reports() -> None:
+    region = running()
+    for _ in range(8):
+        region.receive(1, CompanionReport, attempt=1, operator="regex")
+        suspects(region, by=0)
+        suspects(region, by=2)
+        region.tick(1)
+    assert lost(region)

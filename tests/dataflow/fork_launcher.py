@@ -11,6 +11,7 @@ import traceback
 from typing import Any
 
 from dataflow.local import ProcessLauncher
+from dataflow.worker.companion import begin_companion
 from dataflow.worker.process import WorkerSpec, run_worker
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -47,7 +48,7 @@ def work(spec: WorkerSpec, log: str, environment: dict[str, str]) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     try:
-        run_worker(spec)
+        run_worker(spec, begin_companion(spec))
     except Exception:
         traceback.print_exc()
         sys.exit(1)

@@ -217,7 +217,7 @@ def test_a_row_at_the_end_of_all_times_is_named_and_is_no_lost_worker(tmp_path: 
     failure = failure_of_rows(
         [*ROWS, late],
         lambda rows: (
-            rows.event_time("timed", "t", lateness=timedelta(0))
+            rows.event_time("timed", "t", lateness=timedelta(0), max_ahead=None)
             .key_by("by", "k")
             .aggregate("per_minute", WINDOW, n=Count())
         ),

@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,25 @@ def test_a_user_function_that_raises_stops_the_region_with_its_own_traceback(
     assert "ZeroDivisionError" in failed.value.traceback_text
     assert "fail_at_three" in failed.value.traceback_text
     assert region.status.state is RegionState.FAILED
+
+
+def end_once(marker: Path, row: dict[str, str]) -> list[str]:
+    if not marker.exists():
+        marker.touch()
+        os._exit(3)
+    return row["line"].split()
+
+
+def test_the_operator_that_ended_its_process_is_named(start: Start, tmp_path: Path, store: str) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    graph = Graph("ending")
+    lines = graph.source("lines", FileSource(tmp_path / "a.txt"))
+    words = lines.flat_map("words", partial(end_once, tmp_path / "ended"), schema="word string")
+    words.sink("out", FileSink(tmp_path / "out"))
+    region = start(graph, store=store)
+    assert region.awaitTermination(PATIENCE_S)
+    (reset,) = region.status.resets
+    assert reset.reason.endswith("; operator 'words' was running")
 
 
 def test_a_wrong_graph_is_refused_before_anything_starts(start: Start, tmp_path: Path) -> None:

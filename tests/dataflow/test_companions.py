@@ -1,0 +1,109 @@
+"""User code that ends or blocks the process of its worker: what ran is named, a busy worker is not lost."""
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint import limits
+from tests.dataflow.test_region_processes import WAIT_S
+from tests.dataflow.test_region_scenarios import Gate, Scenario, is_reset, pids, resets, scenario
+from tests.support.polling import until
+
+__all__ = ["scenario"]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
+
+HELD_S = 6
+WITH_LOCK = ctypes.PyDLL(None)
+"""The C library, whose functions are called without releasing the interpreter lock."""
+
+
+def once(name: str, act: Callable[[], Any], gate: Gate) -> None:
+    if gate.put_first(name):
+        act()
+
+
+def end_at_once() -> None:
+    os._exit(3)
+
+
+def read_address_0() -> None:
+    ctypes.string_at(0)
+
+
+def hold_the_lock() -> None:
+    WITH_LOCK.sleep(HELD_S)
+
+
+def go_on_in_a_child() -> None:
+    os.fork()
+
+
+def end_twice(gate: Gate) -> None:
+    once("ended", end_at_once, gate)
+    if gate.has("armed again"):
+        once("crashed", read_address_0, gate)
+
+
+def hold_once(gate: Gate) -> None:
+    once("held", hold_the_lock, gate)
+
+
+def fork_once(gate: Gate) -> None:
+    once("forked", go_on_in_a_child, gate)
+
+
+def test_the_operator_that_ended_its_process_is_named(scenario: Scenario) -> None:
+    with scenario.running(scenario.graph(end_twice)) as (control, watch):
+        watch.cuts(1)
+        scenario.gate.put("armed")
+        watch.wait(is_reset)
+        scenario.gate.put("armed again")
+        watch.wait(is_reset, 2)
+        assert all(one.reason.endswith("; operator 'words' was running") for one in resets(watch)), resets(
+            watch
+        )
+        scenario.ends_right(control)
+
+
+# EVIDENCE-OF: P-10
+def test_user_code_that_holds_the_interpreter_lock_is_no_lost_worker(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "long_call_s", 1.0)
+    fields = {"suspect_after_s": 2.5}
+    with scenario.running(scenario.graph(hold_once), fields=fields) as (control, watch):
+        watch.cuts(1)
+        before = pids(control)
+        scenario.gate.put("armed")
+        until(
+            lambda: "operator 'words' has been in user code for" in control.status.reason,
+            "it is said",
+            WAIT_S,
+        )
+        scenario.ends_right(control)
+        assert pids(control) == before
+        assert not resets(watch)
+
+
+def test_with_local_recovery_it_is_none_either(scenario: Scenario) -> None:
+    with scenario.running(scenario.graph(hold_once), recovery="local") as (control, watch):
+        watch.cuts(1)
+        scenario.gate.put("armed")
+        until(lambda: scenario.gate.has("held"), "held", WAIT_S)
+        scenario.ends_right(control)
+        assert not resets(watch)
+
+
+def test_a_child_that_user_code_forked_does_not_go_on_in_the_engine(scenario: Scenario) -> None:
+    with scenario.running(scenario.graph(fork_once)) as (control, watch):
+        watch.cuts(1)
+        scenario.gate.put("armed")
+        until(lambda: scenario.gate.has("forked"), "forked", WAIT_S)
+        scenario.ends_right(control)
+        assert not resets(watch)
+    text = "".join(path.read_text() for path in Path(scenario.folder / "logs").glob("*.log"))
+    assert "operator 'words' called os.fork(), and the child (process" in text
