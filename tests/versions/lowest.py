@@ -92,7 +92,12 @@ def run_lowest(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[st
     """Run TESTS with the lowest versions. folder: an empty directory. arguments: further ones of pytest."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [str(installed()), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(folder)]
-    command += ["-W", "ignore::DeprecationWarning"]  # newer libraries deprecate what the old ones call
+    command += [
+        "--timeout",
+        "600",
+        "-W",
+        "ignore::DeprecationWarning",
+    ]  # newer libraries deprecate what the old ones call
     return subprocess.run(
         [*command, *TESTS, *arguments],
         cwd=ROOT,
