@@ -9,9 +9,10 @@ from collections import deque
 from typing import Final
 
 import msgspec
+import trio
 
 from dos_client.errors import MissingDataError, QuorumUnavailableError
-from dos_protocol.errors import CorruptError, NotFoundError, PoisonedError
+from dos_protocol.errors import BusyError, CorruptError, NotFoundError, PoisonedError
 from journal.core.chain import ChainState
 from journal.core.errors import LostBytesError, NotEnoughAnswersError
 from journal.core.position import NO_FLOOR, Position
@@ -31,7 +32,7 @@ from journal.core.walk_vocabulary import (
     SurveySegment,
     WalkDone,
 )
-from journal.limits import answers_wait_s, late_answer_tries, listing_tries_max
+from journal.limits import answers_wait_s, late_answer_tries, listing_tries_max, removal_pause_s
 from journal.ports import ClaimPort, DirectoryViewPort, StorePort
 from journal.reading import ChainSource, find_snapshot, read_start, survey
 from journal.scratch import Scratch
@@ -161,11 +162,14 @@ async def _inspect_once(
         )
         try:
             return await _walk(walk, store, directory), view
-        except NotFoundError:
-            # A segment that was listed is gone: its writer trimmed the chain meanwhile. A new list shows it.
+        except (NotFoundError, BusyError) as error:
+            # A segment that was listed is gone, or is being removed: its writer trimmed the chain meanwhile.
+            # A new list shows it.
             tries -= 1
             if not tries:
                 raise
+            if isinstance(error, BusyError):
+                await trio.sleep(removal_pause_s)
 
 
 async def inspect_committed(store: StorePort, directory: str, chain: str) -> ChainState:
@@ -195,7 +199,7 @@ async def inspect_chain_at(
 
 
 async def _walk(walk: ReadWalk | ReadWalkAt, store: StorePort, directory: str) -> ChainState:
-    source = ChainSource(store, directory)
+    source = ChainSource(store, directory, waits=False)  # a new list of the segments is quicker
     waiting = deque(walk.begin())
     while True:
         effect = waiting.popleft()

@@ -33,9 +33,14 @@ ANY: tuple[bytes | None, ...] = (None,)
 
 
 class ChainSource:
-    """A reader of the segments of one directory, under a claim or, if `directory` is passed, without one."""
+    """A reader of the segments of one directory, under a claim or, if `directory` is passed, without one.
 
-    def __init__(self, reader: ClaimPort | StorePort, directory: str | None = None) -> None:
+    waits: without a claim, for the end of the removal of an object that is being removed, for a second.
+    """
+
+    def __init__(
+        self, reader: ClaimPort | StorePort, directory: str | None = None, *, waits: bool = True
+    ) -> None:
         self._claim: ClaimPort | None = None
         self._store: StorePort | None = None
         if directory is None:
@@ -43,15 +48,16 @@ class ChainSource:
         else:
             self._store = reader  # type: ignore[assignment]
         self._directory = directory or ""
+        self._waits = waits
 
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
         """Return up to `max_bytes` bytes of an object from `offset` on. Empty only at the end of
-        the object. If the object is being removed, wait a second for the end of that: NotFoundError.
+        the object. Raises NotFoundError once an object is removed, BusyError before.
         """
         if self._claim is not None:
             return await self._claim.read(name, offset, max_bytes, member=member)
         assert self._store is not None
-        for _ in range(removal_tries_max):
+        for _ in range(removal_tries_max if self._waits else 0):
             with suppress(BusyError):
                 return await self._store.read(self._directory, name, offset, max_bytes)
             await trio.sleep(removal_pause_s)
