@@ -138,7 +138,7 @@ def test_a_producer_that_was_started_twice_records_nothing_more(shared_store: st
                 zombie.wait_recorded(zombie.send(rows_of("p", 3, 4)))
             assert newer.send(rows_of("zzz", 0, 9), batch=1) == 1, "recorded before: discarded"
             end = newer.wait_recorded(newer.send(rows_of("p", 3, 2), batch=2))
-            with pytest.raises(SchemaError, match="rows have columns nonsense"):
+            with pytest.raises(SchemaError, match="a row has the columns 'nonsense'"):
                 newer.send([{"nonsense": 1}])
         blocking.close_input(client, name, "numbers")
         assert finished(control), control.status
