@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataflow.errors import UserFault
+from dataflow.operators.results import batch_of_result
 from dataflow.schema import parse_schema
 from dataflow.values.columns import column_of, fitted_column, taker
 from dataflow.values.nested import values_of
@@ -173,3 +174,13 @@ def test_any_number_is_held_exactly_or_refused(data: st.DataObject) -> None:
             read_back(values[fault.row or 0], kind)
     else:
         assert all(map(same, values, read)), (values, kind, read)
+
+
+def test_a_null_in_a_column_of_arrow_that_is_not_null_is_refused_with_its_row() -> None:
+    field = pa.field("c", pa.int64(), nullable=False)
+    for column in (pa.array([1, None]), pa.chunked_array([[1], [None]]), pa.array([1, None], pa.int8())):
+        with pytest.raises(UserFault, match="column 'c' is bigint, which holds no null") as caught:
+            fitted_column(column, field)
+        assert caught.value.row == 1
+    with pytest.raises(UserFault, match="which holds no null"):
+        batch_of_result(pa.record_batch([pa.array([1, None])], schema=pa.schema([field])), pa.schema([field]))
