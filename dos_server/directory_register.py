@@ -84,8 +84,7 @@ class DirectoryRegister:
         """
         folders = set(folders)
         with self._guard:
-            if small_files.read(self._disk, DIRECTORIES) is None:
-                raise CorruptDataError(DIRECTORIES, 0, "the register of directories", "no file", REMEDY)
+            check_register(self._disk)
             unnamed = folders - self._marks().keys()
             if self._file.slots_damaged > len(unnamed):
                 found = f"{self._file.slots_damaged} damaged marks, and {len(unnamed)} folders without one"
@@ -141,3 +140,9 @@ def check_folder_of_objects(disk: Disk) -> None:
     """Raise CorruptDataError if the folder of all objects is missing, in a data directory that has begun."""
     if disk.names(OBJECTS) is None:
         raise CorruptDataError(OBJECTS, 0, "the folder of all objects", "no folder", REMEDY)
+
+
+def check_register(disk: Disk) -> None:
+    """Raise CorruptDataError if there is no register, in a data directory that has begun."""
+    if registered(disk) is None:
+        raise CorruptDataError(DIRECTORIES, 0, "the register of directories", "no file", REMEDY)

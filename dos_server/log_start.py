@@ -42,7 +42,7 @@ from dos_server.core.records import (
     is_log_in_use,
 )
 from dos_server.core.space import reserve_of
-from dos_server.directory_register import DirectoryRegister, check_folder_of_objects
+from dos_server.directory_register import DirectoryRegister, check_folder_of_objects, check_register
 from dos_server.disk import Disk, FreeSpace
 from dos_server.disk_errors import failure_of
 from dos_server.limits import extent_header_bytes, log_slots
@@ -196,6 +196,7 @@ class _Replay:
                 lost = found is None and entry.content_bytes > 0
                 directories[entry.directory][entry.name].append(ReplayEntry(entry, content, lost))
         check_folder_of_objects(self._disk)
+        check_register(self._disk)
         register = DirectoryRegister(self._disk)
         try:
             folders = set(self._disk.names(OBJECTS) or ())

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from dos_protocol.errors import CorruptDataError, CorruptError, LocalProtocolError, NotFoundError
+from dos_protocol.errors import CorruptError, LocalProtocolError, NotFoundError
 from dos_protocol.limits import MIB
 from dos_protocol.names import is_name
 from dos_protocol.store_record import Member, StoreRecord, decode_store_record
@@ -29,11 +29,11 @@ from dos_protocol.vocabulary import ObjectInfo
 from dos_server import small_files
 from dos_server.core import findings, records
 from dos_server.core.extent import object_seed
-from dos_server.core.layout import DIRECTORIES, OBJECTS
+from dos_server.core.layout import OBJECTS
 from dos_server.core.records import NO_CLAIM, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject, judge, lost
 from dos_server.core.scan import DamagedExtentError, ReadAt, ReadWindow, payload_of, walk
-from dos_server.directory_register import REMEDY, check_folder_of_objects, registered
+from dos_server.directory_register import check_folder_of_objects, check_register, registered
 from dos_server.disk_errors import is_temporary, proves_damage
 from dos_server.offline.disk import PathSeen
 from dos_server.offline.log_view import LogView
@@ -99,8 +99,7 @@ class DataDirectory:
             raise LocalProtocolError(f"{self._root} is not a data directory: it has no identity")
         server_id = records.decode_identity(identity, "identity")
         check_folder_of_objects(self._disk)
-        if registered(self._disk) is None:
-            raise CorruptDataError(DIRECTORIES, 0, "the register of directories", "no file", REMEDY)
+        check_register(self._disk)
         store = small_files.read(self._disk, "store")
         record = decode_store_record(store) if store is not None else None
         store_id, generation = (record.store_id, record.generation) if record else (server_id, 1)
