@@ -169,19 +169,19 @@ class WorkerIncarnation:
         if isinstance(error, _LOST) and not self._worker.region.history.spoiled:
             raise ViolationError("O7", f"worker {self._worker.index}: {type(error).__name__}: {error}")
         self.end()
-        kind, message, peer, epoch_held, damaged = failure_of(error)
+        failure = failure_of(error)
         worker = self._worker
-        worker.region.saw(f"worker failed: {kind}")
-        worker.note(f"incarnation {self.number} ends ({kind}): {message}")
+        worker.region.saw(f"worker failed: {failure.kind}")
+        worker.note(f"incarnation {self.number} ends ({failure.kind}): {failure.message}")
         worker.report(
             Failed(
                 job="",
                 worker=worker.index,
-                kind=kind,
-                message=message,
-                peer=peer,
-                epoch_held=epoch_held,
-                damaged=damaged,
+                kind=failure.kind,
+                message=failure.message,
+                peer=failure.peer,
+                epoch_held=failure.epoch_held,
+                damaged=failure.damaged,
             )
         )
 
