@@ -91,6 +91,11 @@ def test_too_few_sites_are_refused_with_the_reason_at_each_one(application: Path
         ),
         ("load = 0.4 ", "workers = 0 ", "workers of region 'joined' is 0"),
         ("theta = 30.0", "theta = -1.0", "theta is -1.0"),
+        ("theta = 30.0", "theta = nan", "theta is nan: it must be a finite number"),
+        ("capacity = 4.0 ", "capacity = inf ", "the capacity of site 'purdue' is inf"),
+        ("alpha = 0.8", "alpha = nan", "it is a share"),
+        ("latency_ms = 21.0", "latency_ms = inf", "0 <= least_ms <= latency_ms"),
+        ("kmax = 2", "kmax = 30_000_000", "a region has at most 100 replicas"),
         ("latency_ms = 21.0", "latency_ms = -1.0", "0 <= least_ms <= latency_ms"),
         ("least_ms = 11.0", "least_ms = 13.0", "0 <= least_ms <= latency_ms"),
         ('["wisc", "osu"]', '["wisc", "purdue"]', "there are two links between 'wisc' and 'purdue'"),
@@ -106,6 +111,15 @@ def test_an_invalid_description_is_refused_by_name(before: str, after: str, word
     assert before in EXAMPLE
     with pytest.raises(DescriptionError, match=words.replace("(", r"\(").replace("[", r"\[")):
         decode_description(EXAMPLE.replace(before, after, 1))
+
+
+def test_an_error_quotes_no_more_than_can_be_read(application: Path) -> None:
+    name = "x" * 1_000_000
+    application.write_text(EXAMPLE.replace('site = "osu"', f'site = "{name}"', 1))
+    done = dos("sites", "plan", application)
+    assert done.returncode == 2
+    assert "application.toml: 'board' is at site 'xxx" in done.stderr
+    assert len(done.stderr) < 5_000
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
