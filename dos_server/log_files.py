@@ -5,6 +5,7 @@ record writes no metadata of the file system. Methods raise OSError; an error of
 because a sync of the log that failed is never retried.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -34,20 +35,34 @@ class LogFiles:
         self._seen: int | None = None
 
     def make(self) -> None:
-        """Make the slots that are missing or have another size, full of zeros, and open all. Durable."""
+        """Make the slots that are missing or have another size, full of zeros, and open all. Durable.
+
+        After an OSError the slots that it has made take no space.
+        """
         if self._disk.make_folder(FOLDER):
             self._disk.sync_folder("")
-        for slot in range(log_slots):
-            handle = self._disk.open(f"{FOLDER}/{slot}", create=True)
-            self._slots.append(handle)
-            if self._disk.size(handle) != self.slot_bytes:
-                self._disk.cut(handle, 0)
-                for position in range(0, self.slot_bytes, _FILL_BYTES):
-                    zeros = bytes(min(_FILL_BYTES, self.slot_bytes - position))
-                    self._disk.write(handle, position, [zeros])
-                self._disk.sync(handle)
+        made: list[int] = []
+        try:
+            for slot in range(log_slots):
+                handle = self._disk.open(f"{FOLDER}/{slot}", create=True)
+                self._slots.append(handle)
+                if self._disk.size(handle) != self.slot_bytes:
+                    made.append(handle)
+                    self._fill(handle)
+        except OSError:
+            for handle in made:
+                with contextlib.suppress(OSError):
+                    self._disk.cut(handle, 0)
+            raise
         self._seen = self._disk.open(f"{FOLDER}/seen", create=True)
         self._disk.sync_folder(FOLDER)
+
+    def _fill(self, handle: int) -> None:
+        self._disk.cut(handle, 0)
+        for position in range(0, self.slot_bytes, _FILL_BYTES):
+            zeros = bytes(min(_FILL_BYTES, self.slot_bytes - position))
+            self._disk.write(handle, position, [zeros])
+        self._disk.sync(handle)
 
     def missing_bytes(self) -> int:
         """Return how much space `make` takes. Slots may have another size, or be made only in part."""

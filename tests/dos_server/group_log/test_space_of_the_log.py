@@ -1,5 +1,7 @@
 """The slots of the log never take the reserve: on a disk that is nearly full a server runs without a log."""
 
+import errno
+
 import pytest
 
 from dos_protocol.limits import KIB, MIB
@@ -68,3 +70,16 @@ def test_a_log_that_has_its_slots_needs_no_space_to_begin_again(earlier: str) ->
     storage, logs = begun(disk, SLOT_BYTES)
     assert logs
     assert disk.used - before < KIB
+
+
+@pytest.mark.parametrize("write", range(1, 5))
+def test_slots_that_could_not_all_be_made_take_no_space(write: int) -> None:
+    """Other programs take the space while the slots are made."""
+    disk = FakeDisk(space=TOTAL)
+    storage = Storage(disk)
+    storage.start(KEY)
+    before = disk.used
+    disk.fail("write", errno.ENOSPC, nth=write)
+    assert storage.start_log(KEY, SLOT_BYTES) is None
+    assert disk.used == before
+    assert begun(disk, SLOT_BYTES)[1], "when there is space, it has a log"
