@@ -173,21 +173,21 @@ class StoreFigures:
         for address, count in counts.reconnects.items():
             reconnects.labels(address).inc(count - before.reconnects[address])
         with _lock:
+            before_that, _ = _seen.get(self, ((), 0))
             _seen[self] = (members, waiting)
-            _set_gauges()
+            _set_gauges(before_that)
 
     def close(self) -> None:
         """Remove the store's members from the gauges. Counters keep their values."""
         with _lock:
             members, _ = _seen.pop(self, ((), 0))
-            _set_gauges()
-            published = {one.address for others, _ in _seen.values() for one in others}
-            for address in {one.address for one in members} - published:
-                for gauge in (member_lag_bytes, member_lag_seconds, member_state):
-                    gauge.remove(address)
+            _set_gauges(members)
 
 
-def _set_gauges() -> None:
+def _set_gauges(before: Sequence[MemberStatus]) -> None:
+    """Set the gauges of all members, and remove those that a store had before and that no store has now: one
+    that was replaced must not count as one that lags.
+    """
     waiting_claims.set(sum(waiting for _, waiting in _seen.values()))
     by_address: dict[str, list[MemberStatus]] = {}
     for members, _ in _seen.values():
@@ -197,3 +197,6 @@ def _set_gauges() -> None:
         member_lag_bytes.labels(address).set(sum(one.lag_bytes for one in statuses))
         member_lag_seconds.labels(address).set(max(one.lag_s for one in statuses))
         member_state.labels(address).state(max((one.state for one in statuses), key=_STATES.index))
+    for address in {one.address for one in before} - by_address.keys():
+        for gauge in (member_lag_bytes, member_lag_seconds, member_state):
+            gauge.remove(address)

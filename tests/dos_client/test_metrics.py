@@ -57,6 +57,30 @@ def test_several_stores_that_see_one_member_add_up_and_show_the_worst() -> None:
     assert value("dos_client_waiting_claims") == 0
 
 
+def test_a_member_that_was_replaced_is_in_no_gauge_once_no_store_has_it() -> None:
+    one, other = metrics.StoreFigures(), metrics.StoreFigures()
+    lagging, gauges = member("m:1", "unavailable", 5, 70.0), ("lag_bytes", "lag_seconds")
+
+    def shown() -> list[float | None]:
+        return [value(f"dos_client_member_{gauge}", member="m:1") for gauge in gauges]
+
+    try:
+        one.publish(StoreCounters(), [lagging, member("m:2")], 0)
+        other.publish(StoreCounters(), [lagging], 0)
+        one.publish(StoreCounters(), [member("m:2"), member("m:3")], 0)
+        assert shown() == [5, 70.0], "the other store has it"
+        other.publish(StoreCounters(), [member("m:3")], 0)
+        assert shown() == [None, None]
+        assert value("dos_client_member_state", member="m:1", dos_client_member_state="unavailable") is None
+        assert value("dos_client_member_lag_bytes", member="m:3") == 0
+        one.publish(StoreCounters(), [lagging], 0)
+        assert shown() == [5, 70.0], "it is back"
+    finally:
+        one.close()
+        other.close()
+    assert shown() == [None, None]
+
+
 def test_counters_grow_by_what_is_new_and_stay_when_the_store_is_closed() -> None:
     figures, counts = metrics.StoreFigures(), StoreCounters(appended_bytes=10)
     counts.sent_bytes["m:9"] = 30
