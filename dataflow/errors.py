@@ -223,12 +223,13 @@ class OutputLostError(CorruptDataError):
 
 
 class NoOutputError(DosError):
-    """The store has no output log of that region and sink."""
+    """The store has no output log of that region and sink, or has none yet. why: what is known of it."""
 
     remedy = "see `dos ls` for what is in the store; only a LogSink keeps its output there"
 
-    def __init__(self, region: str, sink: str) -> None:
-        super().__init__(f"region {region!r} has no output of a sink {sink!r} in this store")
+    def __init__(self, region: str, sink: str, why: str = "") -> None:
+        text = f"region {region!r} has no output of a sink {sink!r} in this store"
+        super().__init__(f"{text}: {why}" if why else text)
 
 
 class NoMarksError(DosError):

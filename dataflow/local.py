@@ -27,6 +27,7 @@ import cloudpickle
 
 from checkpoint import AutoScale, OnDamaged, Recovery, RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
+from checkpoint.errors import OrphanedError
 from checkpoint.limits import start_timeout_s
 from dataflow.application import Application, check_autoscale, start_application
 from dataflow.graph.builder import Graph
@@ -317,6 +318,9 @@ def main() -> int:
     spec = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from the parent process
     try:
         summary = run_worker(spec, begin_companion(spec))
+    except OrphanedError as error:  # its driver is gone: a traceback explains nothing
+        logger.error("this worker ends: %s", error)
+        return 1
     except Exception:
         traceback.print_exc()
         return 1

@@ -32,6 +32,7 @@ from checkpoint import (
     taken_back,
     worker_directory,
 )
+from checkpoint.chains.manifest_reading import regions_of
 from checkpoint.chains.output_following import PublishedOutput, begin_in
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.coordinator.manifest_log import cuts_in
@@ -98,14 +99,14 @@ async def read_output(
         _refuse_taken_back(cut, region, sink, after_step, line)
     workers = await _workers(store, region, sink, cut)
     if not workers:
-        raise NoOutputError(region, sink)
+        raise NoOutputError(region, sink, await _why_none(store, region, sink, cut))
     begin, published = _begin(cuts, after_step), PublishedOutput(store, region, sink)
     begun = False
     async with AsyncExitStack() as stack:
         logs = _Logs(stack, lambda worker: _WorkerLog(store, region, worker, sink, cut, begin, after_step))
         await logs.open(workers)
         if not any(log.exists for log in logs.by_worker.values()):
-            raise NoOutputError(region, sink)
+            raise NoOutputError(region, sink, await _why_none(store, region, sink, cut))
         while (step := logs.next_step) is not None:
             whole, visible = await logs.parts(step)
             if not visible:
@@ -118,6 +119,16 @@ async def read_output(
                 begun = True
                 yield _step_of(whole, present_line)
             await logs.pass_step(step)
+
+
+async def _why_none(store: Store, region: str, sink: str, cut: Cut | None) -> str:
+    """Return why there is no log: a name that is not there, or a region that has made no output yet."""
+    if cut is None and region not in (regions := await regions_of(store)):
+        return f"there is no such region; the store has {', '.join(map(repr, sorted(regions))) or 'none'}"
+    sinks = [name for name, text in cut.operators.items() if text.startswith("sink ")] if cut else [sink]
+    if sink in sinks:
+        return "the region has just begun and has shown nothing yet; try again"
+    return f"its sinks are {', '.join(map(repr, sorted(sinks))) or 'none'}"
 
 
 def _refuse_taken_back(cut: Cut | None, region: str, sink: str, step: int, line: int) -> None:

@@ -50,7 +50,13 @@ from spark_integration.reading.planning import check_once, columns_of
 from spark_integration.reading.session import with_token
 from spark_integration.reading.stream_reader import DosStreamReader
 from spark_integration.reading.unlimited_reader import UnlimitedStreamReader
-from spark_integration.sessions import is_connect, use_in_this_thread, use_this_python, use_tls_of_driver
+from spark_integration.sessions import (
+    check_session,
+    is_connect,
+    use_in_this_thread,
+    use_this_python,
+    use_tls_of_driver,
+)
 from spark_integration.spark_api import arrow_schema, spark_schema
 from spark_integration.versions import ADMISSION_CONTROL, FILTER_PUSHDOWN, need_pyspark, pyspark_has
 
@@ -70,6 +76,7 @@ def register(spark: SparkSession) -> None:
     `spark.sql.python.filterPushdown.enabled` is set in the session. After a change of it, register again.
     Raises UnsupportedVersionError if it is set and this PySpark pushes no filters down.
     """
+    check_session(spark)
     pushes = str(spark.conf.get(PUSHDOWN_CONF, "false")).lower() == "true"
     if pushes:
         need_pyspark(FILTER_PUSHDOWN, f"{PUSHDOWN_CONF}=true", "unset it, and use the option 'filter'")

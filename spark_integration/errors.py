@@ -20,6 +20,15 @@ class ConnectSessionError(DosError):
     remedy = "call `run` in a program with its own driver session; from here you can read its output"
 
 
+class SessionStoppedError(DosError):
+    """The Spark session was stopped: it can start no worker."""
+
+    remedy = (
+        "stop a region by its handle before `spark.stop()`; run it again with another session, and it"
+        " continues from its last checkpoint"
+    )
+
+
 class StoreNotChosenError(DosError):
     """No store was named, and there is no default because the master is not local."""
 

@@ -27,6 +27,7 @@ from spark_integration.core import attempts
 from spark_integration.core.error_text import task_error
 from spark_integration.executors import Executors
 from spark_integration.limits import CANCEL_AGAIN_S, LEAVING_AGAIN_S, LEAVING_LOOK_S
+from spark_integration.sessions import is_stopped
 from spark_integration.standbys import Standbys, StandbySettings, standby_tag
 
 logger = logging.getLogger("dos.spark_integration")
@@ -35,6 +36,9 @@ TaskFunction = Callable[[Iterable[Any]], Iterable[Any]]
 SUMMARY_SCHEMA = "summary string"
 """The result of a worker's task: one row of JSON. Output rows go to the region's sinks."""
 
+
+SESSION_STOPPED = "its Spark session was stopped"
+"""Why an attempt of a worker ended, if nothing can be submitted any more."""
 
 _ALL_WORKERS = -1
 
@@ -207,7 +211,8 @@ class SparkLauncher:
                 daemon=True,
             ).start()
         except Exception as failure:  # the thread uses the SparkContext, which may be stopped
-            self._events.put((worker, attempts.JobEnded(attempt, f"cannot submit a job: {failure!r}")))
+            error = SESSION_STOPPED if is_stopped(self._spark) else f"cannot submit a job: {failure!r}"
+            self._events.put((worker, attempts.JobEnded(attempt, error)))
 
     def _cancel_by_tag(self, tag: str) -> None:
         try:
@@ -238,4 +243,6 @@ class SparkLauncher:
             self._spark.range(0, 1, 1, 1).mapInArrow(task, SUMMARY_SCHEMA).collect()
         except BaseException as failure:  # whatever the cause, the end of the attempt must be reported
             error = task_error(str(failure)) or repr(failure)
+            if is_stopped(self._spark):
+                error = SESSION_STOPPED
         self._events.put((worker, attempts.JobEnded(attempt, error)))

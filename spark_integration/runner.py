@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from checkpoint import AutoScale, OnDamaged, Recovery, RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
+from checkpoint.core.region import RegionState
 from checkpoint.limits import workers_default
 from dataflow.application import Application, check_autoscale, start_application
 from dataflow.graph.builder import Graph
@@ -35,9 +36,10 @@ from spark_integration.errors import (
     ExecutorMismatchError,
     HostPathError,
     NotEnoughSlotsError,
+    SessionStoppedError,
     UnfitConfError,
 )
-from spark_integration.launcher import SparkLauncher, TaskFunction
+from spark_integration.launcher import SESSION_STOPPED, SparkLauncher, TaskFunction
 from spark_integration.limits import SLOTS_POLL_S, SLOTS_WARN_S, START_TIMEOUT_S
 from spark_integration.sessions import master_of, use_this_python, use_tls_of_driver
 from spark_integration.shipping import ship
@@ -130,15 +132,17 @@ def run(
 
     Raises before anything is started: GraphError, HostPathError, CannotShipError, UnfitConfError,
     NotEnoughSlotsError, StoreNotChosenError, StoreNotUsableError, InsecureNetworkError,
-    WrongAddressError, ConnectSessionError; ValueError for an argument out of range. Later errors are returned
-    by the handle's `exception()`.
+    WrongAddressError, ConnectSessionError, SessionStoppedError; TypeError for what is no session or graph;
+    ValueError for an argument out of range. Later errors are returned by the handle's `exception()`.
     """
     _check_standby(standby)
+    master = master_of(spark)
+    if not isinstance(graph, Graph):
+        raise TypeError(f"the second argument of run is a Graph, got {type(graph).__name__}")
     application = name or graph.name
     parts = parts_of(graph, application)
     first, shown = _first_workers(parts, autoscale, workers), monitoring_of(metrics)
     shipped = {part.name: ship(part.graph, f"the graph {part.graph.name!r}") for part in parts}
-    master = master_of(spark)
     if not master.one_machine:
         _refuse_host_paths(graph)
     host, listen_host = _addresses(spark, master, coordinator_address, insecure=insecure)
@@ -292,10 +296,14 @@ def _end_reporter(control: RegionControl, events: RegionEvents) -> Callable[[int
     """Return a function that reports worker ends, so that they are retried.
 
     A mismatch of packages stops a region that has committed nothing yet: a retry cannot help. Later it only
-    ends the attempt, because the workers that run may continue.
+    ends the attempt, because the workers that run may continue. A session that was stopped stops the region.
     """
 
     def report(worker: int, attempt: int, error: str | None) -> None:
+        state = control.status().state
+        if error == SESSION_STOPPED and not (state.is_end or state is RegionState.STOPPING):
+            events.failure = events.failure or SessionStoppedError(f"region {control.spec.name}: {error}")
+            control.stop()
         mismatch = error is not None and on_executor.MISMATCH in error
         if error is not None and mismatch and not control.status().checkpoints_committed:
             events.failure = ExecutorMismatchError(f"worker {worker} cannot run: {error.splitlines()[-1]}")

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from dos_tls import VARIABLES, tls_of_environment
 from spark_integration.core.slots import SparkMaster, read_master
-from spark_integration.errors import ConnectSessionError
+from spark_integration.errors import ConnectSessionError, SessionStoppedError
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -15,8 +15,30 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
+def is_stopped(spark: SparkSession) -> bool:
+    """Whether the session was stopped, or is being stopped, or its JVM is gone. Not for Spark Connect."""
+    try:
+        context = spark.sparkContext._jsc  # noqa: SLF001  # PySpark has no public API for this
+        return context is None or bool(context.sc().isStopped())
+    except Exception:  # what PySpark raises depends on how far it was stopped
+        return True
+
+
+def check_session(spark: object) -> None:
+    """Raise TypeError for what is no Spark session, SessionStoppedError for one that was stopped."""
+    if isinstance(spark, SparkSession):
+        if is_stopped(spark):
+            raise SessionStoppedError("this Spark session was stopped")
+    elif not type(spark).__module__.startswith("pyspark.sql.connect."):
+        raise TypeError(
+            f"the first argument is a SparkSession, got {type(spark).__name__}: make one with"
+            " SparkSession.builder.getOrCreate()"
+        )
+
+
 def master_of(spark: SparkSession) -> SparkMaster:
-    """Return where the session's tasks run. Raises ConnectSessionError."""
+    """Return where the session's tasks run. Raises ConnectSessionError, and as `check_session`."""
+    check_session(spark)
     if is_connect(spark):
         raise ConnectSessionError(
             "a region needs a session that can submit jobs, but this is a Spark Connect session"

@@ -255,10 +255,9 @@ class RegionControl:
         self._post(CheckpointWanted())
         left = None if timeout is None else begun + timeout - time.monotonic()
         if not self.wait_checkpoint(number, left):
-            status = self.status()
             raise RegionFailedError(
                 f"region {self.spec.name} committed no checkpoint in {time.monotonic() - begun:.1f} s"
-                f" (it is {status.state.value}; {status.reason})"
+                f" (it is {self.status()})"
             )
         with self._lock:
             return self._cut

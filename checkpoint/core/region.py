@@ -340,7 +340,7 @@ class AutoScaleStatus:
 
 @dataclass(frozen=True, slots=True)
 class RegionStatus:
-    """A consistent snapshot of the region's status."""
+    """A consistent snapshot of the region's status. `str` is one short line of it, `repr` has all."""
 
     state: RegionState
     reason: str
@@ -379,6 +379,13 @@ class RegionStatus:
     """Why this driver went back to an older checkpoint, and what was lost; empty if it did not."""
     access_problem: str = ""
     """Members that the driver cannot use because of its token or of a certificate, and why; empty if none."""
+
+    def __str__(self) -> str:
+        text = f"{self.state.value}, {workers_text(len(self.workers))}, checkpoint {self.last_checkpoint}"
+        waits = {} if self.under_way is None else self.under_way.waits_for
+        votes = [f"the next checkpoint waits for worker {worker}: {why}" for worker, why in waits.items()]
+        found = (text, self.reason, self.store_waiting, self.access_problem, *votes)
+        return "; ".join(dict.fromkeys(filter(None, found)))
 
     @property
     def step(self) -> int:

@@ -89,9 +89,8 @@ class FileSource(base.SourceSpec):
         given, endpoint = input_paths(paths, endpoint)
         expanded = tuple(input_files(given[0], endpoint).expand(given)) if given else ()
         if not expanded:
-            raise SchemaError(
-                "a FileSource needs at least one file; none was given, or no file matches the pattern"
-            )
+            why = f"no file matches {', '.join(map(repr, given))}" if given else "none was given"
+            raise SchemaError(f"a FileSource needs at least one file: {why}")
         if len(set(expanded)) != len(expanded):
             twice = sorted({path for path in expanded if expanded.count(path) > 1})
             raise SchemaError(f"file {twice[0]!r} is given twice; use repeat= to read it again")

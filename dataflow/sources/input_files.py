@@ -117,6 +117,11 @@ class LocalFiles:
         path = os.path.abspath(entry)  # noqa: PTH100 - text in, text out
         if os.path.isdir(path):  # noqa: PTH112
             return WatchedFiles(path, os.path.join(glob.escape(path), "*"))  # noqa: PTH118
+        if not glob.has_magic(entry) and not os.path.exists(path):  # noqa: PTH110
+            raise SchemaError(
+                f"{path!r} of a DirectorySource does not exist; create it first, or name files that come"
+                f" later by a pattern such as '{path}*'"
+            )
         root = os.path.dirname(path)  # noqa: PTH120
         while glob.has_magic(root):
             root = os.path.dirname(root)  # noqa: PTH120

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.results import batch_of_rows
+from dataflow.schema import schema_text
 
 Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table"
 """Dicts, a batch or a table."""
@@ -35,5 +36,7 @@ def batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
         except UserFault as fault:
             raise SchemaError(f"row {fault.row} of the step: {fault}") from fault
     if not rows.schema.equals(schema):
-        raise SchemaError(f"the source has columns {schema.names}, and the step got {rows.schema.names}")
+        raise SchemaError(
+            f"the source has columns ({schema_text(schema)}), and the step got ({schema_text(rows.schema)})"
+        )
     return rows

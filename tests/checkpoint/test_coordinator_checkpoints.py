@@ -271,6 +271,12 @@ def test_the_status_says_what_a_checkpoint_that_is_under_way_waits_for() -> None
         2: "it waits for a quorum of the store: h2:1 is unavailable",
         3: "70 bytes of it are not synced, after step 5 of 5",
     }
+    assert str(region.core.status()).startswith(
+        "WAITING_FOR_STORE, 4 workers, checkpoint 0; worker 2 waits for"
+    )
+    assert "; the next checkpoint waits for worker 0: it runs operator 'enrich', after" in str(
+        region.core.status()
+    )
     shown = status_json(region.core.status())["underWay"]
     assert under_way_text(shown).startswith("checkpoint 1 has waited 2.0 s for the vote of worker 0: it runs")
     for worker in (0, 2, 3):

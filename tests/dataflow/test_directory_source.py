@@ -329,6 +329,8 @@ def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path, monkeypatch: pyt
         SchemaError, match="directory '/no/such' of a DirectorySource does not exist; create it first"
     ):
         DirectorySource("/no/such/*/*.log")
+    with pytest.raises(SchemaError, match=r"'/.*/typo' of a DirectorySource does not exist; create it first"):
+        DirectorySource(tmp_path / "typo")
     with pytest.raises(SchemaError, match="at least one directory or pattern"):
         DirectorySource([])
     with pytest.raises(SchemaError, match="poll_s must be a number of seconds above 0"):

@@ -9,14 +9,24 @@ from pathlib import Path
 import pytest
 import trio
 
-from checkpoint.core.region import RegionState
+from checkpoint.core.region import RegionState, coordinator_directory
 from checkpoint.errors import OutputRewoundError
-from dataflow import FileSource, Graph, GraphError, LogSink, SchemaError, StepRows, collect_output
+from dataflow import (
+    FileSource,
+    Graph,
+    GraphError,
+    LogSink,
+    RateSource,
+    SchemaError,
+    StepRows,
+    collect_output,
+)
 from dataflow.errors import NoOutputError
 from dataflow.outputs import read_output
 from dos_client import open_store
+from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.support import true_counts
-from tests.dataflow.test_region_processes import Watch, finished, hurry, running, unhurried
+from tests.dataflow.test_region_processes import WAIT_S, Watch, finished, hurry, running, unhurried
 from tests.support.dos_command import dos
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
@@ -173,6 +183,18 @@ def test_what_cannot_be_published_by_step_is_refused_before_anything_starts(tmp_
         LogSink(publish="never")
 
 
-def test_output_that_nobody_wrote_is_said_to_be_missing(store: str) -> None:
-    with pytest.raises(NoOutputError, match="region 'nobody' has no output of a sink 'shown'"):
+def test_output_that_nobody_wrote_is_said_to_be_missing(store: str, tmp_path: Path) -> None:
+    """A wrong name is told from a region that has shown nothing yet."""
+    with pytest.raises(NoOutputError, match=r"region 'nobody' has no output .*no such region"):
         steps_of(store, "nobody")
+    name = tmp_path.name
+    with open_blocking(store) as client:
+        client.claim(coordinator_directory(name), 1, bytes(15) + b"1").close()
+    with pytest.raises(NoOutputError, match="has just begun and has shown nothing yet; try again"):
+        collect_output(store, name, "out")
+    graph = Graph("later")
+    graph.source("rows", RateSource(10)).sink("out", LogSink())
+    with running(graph, store, tmp_path) as (control, _):
+        control.checkpoint(WAIT_S)
+        with pytest.raises(NoOutputError, match="its sinks are 'out'"):
+            collect_output(store, name, "typo")

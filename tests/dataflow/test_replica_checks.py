@@ -113,7 +113,7 @@ def reading(source: SourceSpec, sink: SinkSpec | None = None, **options: Any) ->
     "source",
     [
         FileSource("lines.txt"),
-        DirectorySource("lines"),
+        DirectorySource("*.lines"),
         IteratorSource(lambda split, position: iter([]), SCHEMA),
         RateSource(10),
         LogSource("out", SCHEMA, region="other"),

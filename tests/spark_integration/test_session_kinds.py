@@ -21,7 +21,7 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from dataflow import FileSource, Graph, LogSink
+from dataflow import FileSource, Graph, LogSink, RateSource
 from spark_integration import register, run
 
 
@@ -39,6 +39,25 @@ words.key_by("by_word", "word").count("counts").sink("out", LogSink())
 run(spark, graph, workers=1, store=url).awaitTermination()
 counts = spark.read.format("dos").option("output", "out").load(f"{url}/submitted")
 print("rows:", counts.select("word").distinct().count())
+
+endless = Graph("endless")
+endless.source("numbers", RateSource(100)).sink("out", LogSink())
+region = run(spark, endless, workers=1, store=url)
+region.checkpoint(100)
+spark.stop()
+calls = {
+    "stopped under it": lambda: region.awaitTermination(100),
+    "stopped before": lambda: run(spark, endless, workers=1, store=url),
+    "registered": lambda: register(spark),
+    "exchanged": lambda: run(endless, spark, workers=1, store=url),
+    "none": lambda: run(None, endless, workers=1, store=url),
+}
+for name, call in calls.items():
+    try:
+        call()
+    except Exception as error:
+        print(f"{name}: {type(error).__name__}: {error}")
+print("resets:", len(region.status.resets))
 '''
 
 
@@ -84,3 +103,12 @@ def test_a_program_given_to_spark_submit_runs_a_region_and_reads(
     )
     assert done.returncode == 0, done.stderr[-5000:]
     assert "rows: 4" in done.stdout
+    for line in (
+        "stopped under it: SessionStoppedError: region endless: its Spark session was stopped",
+        "stopped before: SessionStoppedError: this Spark session was stopped",
+        "registered: SessionStoppedError",
+        "exchanged: TypeError: the first argument is a SparkSession, got Graph",
+        "none: TypeError: the first argument is a SparkSession, got NoneType",
+        "resets: 0",
+    ):
+        assert line in done.stdout, done.stdout
