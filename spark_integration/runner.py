@@ -12,9 +12,8 @@ from typing import Any
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from checkpoint import AutoScale, OnDamaged, Recovery, RegionEvent, RegionSpec
+from checkpoint import AutoScale, OnDamaged, Recovery, RegionEvent, RegionSpec, RegionState
 from checkpoint.coordinator.control import RegionControl, RegionListener
-from checkpoint.core.region import RegionState
 from checkpoint.limits import workers_default
 from dataflow.application import Application, check_autoscale, start_application
 from dataflow.graph.builder import Graph
@@ -135,10 +134,8 @@ def run(
     WrongAddressError, ConnectSessionError, SessionStoppedError; TypeError for what is no session or graph;
     ValueError for an argument out of range. Later errors are returned by the handle's `exception()`.
     """
-    _check_standby(standby)
     master = master_of(spark)
-    if not isinstance(graph, Graph):
-        raise TypeError(f"the second argument of run is a Graph, got {type(graph).__name__}")
+    _check_arguments(graph, standby)
     application = name or graph.name
     parts = parts_of(graph, application)
     first, shown = _first_workers(parts, autoscale, workers), monitoring_of(metrics)
@@ -210,7 +207,9 @@ def _first_workers(
     return workers or (workers_default if autoscale is None else autoscale.limited(workers_default))
 
 
-def _check_standby(standby: int) -> None:
+def _check_arguments(graph: object, standby: int) -> None:
+    if not isinstance(graph, Graph):
+        raise TypeError(f"the second argument of run is a Graph, got {type(graph).__name__}")
     if standby < 0:
         raise ValueError(f"standby is the number of processes that wait, at least 0, got {standby}")
 
