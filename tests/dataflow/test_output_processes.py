@@ -184,7 +184,7 @@ def test_what_cannot_be_published_by_step_is_refused_before_anything_starts(tmp_
 
 
 def test_output_that_nobody_wrote_is_said_to_be_missing(store: str, tmp_path: Path) -> None:
-    """A wrong name is told from a region that has shown nothing yet."""
+    """A wrong name differs from a region that has shown nothing yet."""
     with pytest.raises(NoOutputError, match=r"region 'nobody' has no output .*no such region"):
         steps_of(store, "nobody")
     name = tmp_path.name
