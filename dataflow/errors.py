@@ -156,7 +156,7 @@ class InputGoneError(InputChangedError):
 
 
 class InputListChangedError(DosError):
-    """The list of input files no longer begins with the files that were read to their end."""
+    """The list of input files, or of splits, no longer begins with those that were read."""
 
     remedy = "give the same files in the same order (more may follow), or start the region under a new name"
 

@@ -153,17 +153,19 @@ class GraphPlan:
         """Whether watermarks flow through it."""
         return any(node.kind is OperatorKind.EVENT_TIME for node in self.plan.nodes)
 
+    def operators_above(self, name: str) -> tuple[str, ...]:
+        """Return the operator and all those whose rows reach it."""
+        todo, seen = [name], {name: None}
+        while todo:
+            above = [one for one in self.plan.node(todo.pop()).inputs if one not in seen]
+            todo += above
+            seen.update(dict.fromkeys(above))
+        return tuple(seen)
+
     def sources_above(self, name: str) -> tuple[str, ...]:
         """Return the sources whose rows reach an operator."""
-        found: dict[str, None] = {}
-        todo, seen = [name], {name}
-        while todo:
-            node = self.plan.node(todo.pop())
-            if node.kind is OperatorKind.SOURCE:
-                found[node.name] = None
-            todo += [above for above in node.inputs if above not in seen]
-            seen.update(node.inputs)
-        return tuple(found)
+        above = self.operators_above(name)
+        return tuple(one for one in above if self.plan.node(one).kind is OperatorKind.SOURCE)
 
     def inputs_of(self, name: str) -> tuple[pa.Schema, ...]:
         """Return the columns of each input, in order."""

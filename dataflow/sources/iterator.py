@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from checkpoint import SplitPosition
 from dataflow.core.event_time import SourceTime
-from dataflow.errors import InputChangedError, OperatorError, SchemaError, UserFault
+from dataflow.errors import InputChangedError, InputListChangedError, OperatorError, SchemaError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.results import FAULTS, batch_of_rows
 from dataflow.schema import parse_schema
@@ -46,7 +46,8 @@ class IteratorSource(base.SourceSpec):
 
     After a failure `rows` is called with the position of the last checkpoint and must yield the same rows
     again up to where it was: a different row stops the region until a person intervenes. splits: names of
-    independently readable pieces, assigned to the workers in turn. Raises SchemaError.
+    independently readable pieces, assigned to the workers in turn; a later version of the program may append
+    others. Raises SchemaError.
     """
 
     rows: Callable[[str, int], PositionedRows]
@@ -80,10 +81,25 @@ class IteratorSource(base.SourceSpec):
         return self.schema
 
     def redeal(self, positions: Sequence[base.Positions], worker: int, workers: int) -> base.Positions:
+        for of_worker in positions:
+            _check_splits(of_worker, self.splits, "the program")
         return base.own_positions(positions, self.splits[worker::workers].__contains__)
 
     def open(self, context: OperatorContext) -> "IteratorReader":
         return IteratorReader(self, context.operator, self.splits[context.worker :: context.workers])
+
+
+def _check_splits(begun: Iterable[str], splits: Sequence[str], owner: str) -> None:
+    """Raise InputListChangedError if a split that was read is not among those of `owner`: its rows would be
+    missing, or read again from their beginning by another worker.
+    """
+    if missing := sorted(set(begun).difference(splits)):
+        raise InputListChangedError(
+            f"split {missing[0]!r} was read before the checkpoint, and is no longer one of {owner}, which has"
+            f" {', '.join(map(repr, splits)) or 'none'}",
+            remedy="keep splits= in its order and append new splits at its end; the iterator of a split that"
+            " is not to be read any more may end at once",
+        )
 
 
 @dataclass(slots=True)
@@ -141,10 +157,10 @@ class IteratorReader(base.SourceReader):
         self._turns = RoundRobin()
 
     def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
+        _check_splits(positions, self._names, "this worker")
         self._clear()
         for name, at in positions.items():
-            if name in self._splits:
-                self._splits[name].position = at.position
+            self._splits[name].position = at.position
 
     def positions(self) -> base.Positions:
         return {name: SplitPosition(split.position) for name, split in self._splits.items() if split.position}
@@ -278,6 +294,7 @@ class IteratorReader(base.SourceReader):
         return base.SourceBatch(batch, pieces, taken.size)
 
     def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
+        _check_splits(division, self._names, "this worker")
         taken = _StepRows()
         batches = []
         for name, want in division.items():

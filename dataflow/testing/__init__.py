@@ -167,9 +167,11 @@ def _compare(expected: Trial, found: Trial, what: str) -> None:
                 for label, rows in (("missing", missing), ("too many", extra))
                 if rows
             ]
+            hidden = ", ".join(map(repr, expected.without_state(sink)))
             raise AssertionError(
                 f"{what}, sink {sink!r} got other rows than without; {'; '.join(differences)}."
-                " Does an operator keep data outside of its state, or depend on a clock or random numbers?"
+                f" Does an operator keep data outside of its state{hidden and f' (none declared: {hidden})'},"
+                " or depend on a clock or random numbers?"
             )
 
 
