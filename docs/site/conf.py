@@ -40,9 +40,9 @@ CONTENTS = (
                   "docs/journaled-files", "docs/testing", "docs/api"]),
     ("Operation", ["docs/operating-stores", "docs/security", "docs/watching", "docs/operating-regions",
                    "docs/sites", "docs/metrics", "docs/looking-into-journals"]),
-    ("Background", ["protocol", "docs/robustness", "docs/simulation", "docs/benchmarks", "docs/papers",
-                    "docs/benchmarks/replication", "docs/decisions/README", "tests/stories/README",
-                    "tests/README", "CONTRIBUTING", "CHANGELOG"]),
+    ("Background", ["protocol", "docs/robustness", "docs/other-bugs", "docs/simulation", "docs/benchmarks",
+                    "docs/papers", "docs/benchmarks/replication", "docs/decisions/README",
+                    "tests/stories/README", "tests/README", "CONTRIBUTING", "CHANGELOG"]),
 )  # fmt: skip
 """The navigation: title -> documents. A document that is missing here is an error of the build."""
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
@@ -164,6 +165,55 @@ def test_a_query_continues_from_its_checkpoint_and_a_latest_one_begins_with_what
         log.unlink()  # as if the driver had died before Spark recorded the commit
     assert run("all") == list(range(6)), "the file sink ignores a micro-batch that it has"
     assert run("all") == list(range(6))
+
+
+@refused_before(ADMISSION_CONTROL)
+def test_above_a_damaged_checkpoint_of_spark_a_query_has_each_row_or_fails(
+    spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore, tmp_path: Path
+) -> None:
+    """Micro-batches are idempotent by their number, as every user of foreachBatch must make them."""
+    batches: dict[int, list[int]] = {}
+
+    def keep(frame: DataFrame, number: int) -> None:
+        batches[number] = [row["n"] for row in frame.collect()]
+
+    def run(checkpoint: Path, rows: int) -> None:
+        options = {"input": "n", "maxRowsPerTrigger": str(rows)}
+        stream = spark.readStream.format("dos").options(**options).load(f"{servers.url}/damaged")
+        sink = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint))
+        sink.trigger(availableNow=True).start().awaitTermination()
+
+    with open_producer(store, "damaged", "n", "p", pa.schema([("n", pa.int64())])) as producer:
+        for first in (0, 3, 6):
+            producer.wait_recorded(producer.send([{"n": number} for number in range(first, first + 3)]))
+        run(tmp_path / "c", 3)
+        producer.wait_recorded(producer.send([{"n": 9}]))
+    done = dict(batches)
+    assert done == {0: [0, 1, 2], 1: [3, 4, 5], 2: [6, 7, 8]}
+    for last, lost, emptied, continues in (
+        (2, ["commits/2"], [], True),
+        (0, ["commits/1", "commits/2", "offsets/1", "offsets/2"], [], True),  # an older copy
+        (2, ["commits/2", "offsets/1"], [], False),
+        (2, [], ["offsets/2"], False),
+    ):
+        checkpoint = tmp_path / f"without {len(lost)} and {len(emptied)}"
+        shutil.copytree(tmp_path / "c", checkpoint)
+        for name in (*lost, *emptied):
+            path = checkpoint / name
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+            path.unlink()
+        for name in emptied:
+            (checkpoint / name).touch()
+        before = {number: rows for number, rows in done.items() if number <= last}
+        batches.clear()
+        batches.update(before)
+        if continues:
+            run(checkpoint, 100)
+            assert sorted(number for rows in batches.values() for number in rows) == list(range(10))
+        else:
+            with pytest.raises(StreamingQueryException):
+                run(checkpoint, 100)
+            assert batches == before
 
 
 # EVIDENCE-OF: P-6

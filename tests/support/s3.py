@@ -28,6 +28,13 @@ class Rule:
     """The answer waits for this."""
     met: int = 0
 
+    def answer(self, given: Answer) -> Answer:
+        """What the client gets instead."""
+        given = self.make(given)
+        if self.wait is not None:
+            self.wait.wait(60)
+        return given
+
 
 @dataclass
 class FakeS3:
@@ -40,6 +47,8 @@ class FakeS3:
     seen: list[tuple[str, str]] = field(default_factory=list)
     spans: list[tuple[str, str]] = field(default_factory=list)
     """Of each request for a range: the range and the version that it requires."""
+    keys: set[str] | None = None
+    """The access keys that are valid; None: any."""
 
     def rule(self, method: str, part: str) -> Rule | None:
         for rule in self.rules:
@@ -84,6 +93,10 @@ def serving() -> Iterator[FakeS3]:
             fake.seen.append((self.command, self.path))
             if "Range" in self.headers:
                 fake.spans.append((self.headers["Range"], self.headers.get("If-Match", "")))
+            _, _, key = self.headers.get("Authorization", "").partition("Credential=")
+            if fake.keys is not None and key.partition("/")[0] not in fake.keys:
+                self.send(status(403, "InvalidAccessKeyId")((403, {}, b"")))
+                return
             connection = http.client.HTTPConnection(host, port)
             connection.request(self.command, self.path, body, dict(self.headers))
             response = connection.getresponse()
@@ -94,9 +107,10 @@ def serving() -> Iterator[FakeS3]:
             if response.status == 500 and "uploadId=" in self.path:  # moto fails where S3 has an answer
                 given = status(404, "NoSuchUpload")(given)
             if rule is not None:
-                given = rule.make(given)
-                if rule.wait is not None:
-                    rule.wait.wait(60)
+                given = rule.answer(given)
+            self.send(given)
+
+        def send(self, given: Answer) -> None:
             self.send_response(given[0])
             for name, value in given[1].items():
                 if name.lower() not in ("connection", "server", "date"):
