@@ -20,7 +20,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
-from dataflow.graph.builder import Graph
+from dataflow.graph.builder import Graph, GraphPlan
+from dataflow.operators.apply import ApplySpec
 from dataflow.testing.step_batches import Rows
 from dataflow.testing.trial import Trial
 
@@ -78,11 +79,13 @@ def assert_crash_safe(
     for order, dealt in _orders(rows, splits).items():
         expected = _crashing(graph, dealt, set(), sizes)
         if first is not None:
-            _compare(first, expected, f"with the splits of each source read {order}")
+            _compare(graph, first, expected, f"with the splits of each source read {order}")
         first = first or expected
         for crashes in [marked] if marked else every:
             crash_text = " and ".join(f"row {row} of source {name!r}" for name, row in sorted(crashes))
-            _compare(expected, _crashing(graph, dealt, crashes, sizes), f"with a crash before {crash_text}")
+            _compare(
+                graph, expected, _crashing(graph, dealt, crashes, sizes), f"with a crash before {crash_text}"
+            )
     assert first is not None
     return first
 
@@ -147,7 +150,7 @@ def _step_input(taken: Sequence[tuple[str, Mapping[str, Any]]]) -> Any:
     return found
 
 
-def _compare(expected: Trial, found: Trial, what: str) -> None:
+def _compare(graph: Graph, expected: Trial, found: Trial, what: str) -> None:
     for operator, worker in expected.directories:
         without, with_crash = expected.files(operator, worker), found.files(operator, worker)
         other = sorted(
@@ -167,12 +170,19 @@ def _compare(expected: Trial, found: Trial, what: str) -> None:
                 for label, rows in (("missing", missing), ("too many", extra))
                 if rows
             ]
-            hidden = ", ".join(map(repr, expected.without_state(sink)))
+            hidden = ", ".join(map(repr, _without_state(graph.plan(), sink)))
             raise AssertionError(
                 f"{what}, sink {sink!r} got other rows than without; {'; '.join(differences)}."
                 f" Does an operator keep data outside of its state{hidden and f' (none declared: {hidden})'},"
                 " or depend on a clock or random numbers?"
             )
+
+
+def _without_state(plan: GraphPlan, sink: str) -> list[str]:
+    """Return the operators of the user whose rows reach a sink, and that declare no state."""
+    specs = {name: plan.specs[name] for name in plan.operators_above(sink)}
+    users = {name: spec.operator for name, spec in specs.items() if isinstance(spec, ApplySpec)}
+    return sorted(name for name, user in users.items() if user.state is None)
 
 
 __all__ = ["CRASH", "Rows", "Trial", "assert_crash_safe"]

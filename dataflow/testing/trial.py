@@ -151,12 +151,6 @@ class Trial:
             piece = BatchPiece(split, 0, batch.num_rows, 0)
             self._feed(worker, name, SourceBatch(batch, (piece,), batch.nbytes))
 
-    def without_state(self, sink: str) -> list[str]:
-        """Return the operators of the user whose rows reach a sink, and that declare no state."""
-        specs = {name: self._plan.specs[name] for name in self._plan.operators_above(sink)}
-        users = {name: spec.operator for name, spec in specs.items() if isinstance(spec, ApplySpec)}
-        return sorted(name for name, user in users.items() if user.state is None)
-
     def _use_plan(self, plan: GraphPlan) -> None:
         self._schemas = {
             name: plan.schemas[name] for name, spec in plan.specs.items() if isinstance(spec, SourceSpec)
