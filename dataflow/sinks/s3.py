@@ -146,8 +146,7 @@ class S3Output(TwoPhaseOutput):
 
     def prepare(self, transaction: str) -> Any:
         with self._requests():
-            receipt = self._uploads[transaction].finish()
-        del self._uploads[transaction]  # after the last part: if one fails, the next attempt reports it again
+            receipt = self._uploads.pop(transaction).finish()
         self._receipts[transaction] = receipt
         return msgspec.to_builtins(receipt)
 

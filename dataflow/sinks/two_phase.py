@@ -161,6 +161,8 @@ class TwoPhaseWriter(SinkWriter):
         self._receipts: dict[str, Any] = {}
         """Of pending transactions that are durable and have one."""
         self._published = 0
+        self._failed = ""
+        """Why rows were not staged or prepared. The output may have lost them: it is not called again."""
 
     def _call(self, action: str, function: Callable[[TwoPhaseOutput], None]) -> None:
         with self._lock:
@@ -182,7 +184,7 @@ class TwoPhaseWriter(SinkWriter):
         if batch.num_rows:
             with self._names:
                 name = self._transactions.for_rows()
-            self._call(f"stage rows of {name}", methodcaller("stage", name, batch))
+            self._call(f"stage rows of {name}", partial(self._once, methodcaller("stage", name, batch)))
         return ()
 
     def prepare(self, checkpoint: int) -> Any:
@@ -195,7 +197,17 @@ class TwoPhaseWriter(SinkWriter):
         with self._names:
             names = self._transactions.to_make_durable()
         for name in names:
-            self._call(f"prepare {name}", partial(self._prepare, name))
+            self._call(f"prepare {name}", partial(self._once, partial(self._prepare, name)))
+
+    def _once(self, function: Callable[[TwoPhaseOutput], None], output: TwoPhaseOutput) -> None:
+        """Call a function whose failure is final: a repeated call could succeed without the rows."""
+        if self._failed:
+            raise SinkWriteError(f"{self._label} failed before: {self._failed}")
+        try:
+            function(output)
+        except Exception as error:
+            self._failed = text_of(error)
+            raise
 
     def _prepare(self, name: str, output: TwoPhaseOutput) -> None:
         receipt = output.prepare(name)
@@ -233,6 +245,7 @@ class TwoPhaseWriter(SinkWriter):
         with self._lock:
             if self._output is None:
                 self._guarded("open", self._connect)
+        self._failed = ""
         self._receipts = {name: receipt for name, receipt in vote.pending.items() if receipt is not None}
         for name, receipt in self._receipts.items():
             self._call(f"restore {name}", methodcaller("restore", name, receipt))

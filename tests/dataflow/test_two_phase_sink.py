@@ -353,3 +353,25 @@ def test_a_vote_at_any_moment_of_another_thread_names_what_is_not_visible_yet(ca
     again.reset_to(votes[0])
     again.publish(9)
     assert place.visible() == [1, 2, 3]
+
+
+def test_after_a_failure_nothing_is_prepared_any_more() -> None:
+    """An output may have forgotten the rows: a repeated `prepare` would succeed without them."""
+
+    class Forgets(Output):
+        def prepare(self, transaction: str) -> None:
+            if self.rows.pop(transaction, []):
+                raise ConnectionError("the service is away")
+            self.place.prepared[transaction] = []
+
+    place = Place()
+    schema = pa.schema([("id", pa.int64())])
+    writer = Sink(place, Forgets).open(OperatorContext("r", "out", 0, 1, bytes(16), (schema,), None, 1))
+    writer.reset_to(None)
+    writer.process(pa.RecordBatch.from_pylist([{"id": 1}], schema))
+    writer.prepare(1)
+    for _ in range(2):
+        with pytest.raises(SinkWriteError, match="the service is away"):
+            writer.sync()
+    assert not place.prepared
+    writer.close()
