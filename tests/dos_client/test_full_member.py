@@ -106,3 +106,34 @@ async def test_the_only_member_of_a_store_that_is_full_makes_its_writer_wait(
         disk.resize(8 * DISK_BYTES)
         await writer.wait_synced(writer.size)
         assert await content_of(alone, "d", "x") == BLOCK * (writer.size // len(BLOCK))
+
+
+async def test_two_of_three_that_are_restarted_while_they_are_full_serve_reads_and_continue_with_space(
+    tmp_path: Path, disk: SmallDisk
+) -> None:
+    # EVIDENCE-OF: P-1, P-2, P-10
+    servers = [ThreadServer(folder) for folder in (tmp_path / "a", disk.path / "b", disk.path / "c")]
+    try:
+        await init_store(url_of(servers))
+        async with claimed(servers) as (store, claim):
+            writer = claim.open_object("x")
+            await writer.wait_synced(writer.append(BLOCK))
+            ballast = disk.fill(leave_bytes=100_000)
+            for _ in range(8):  # as the state of a checkpoint, of which a part is written
+                writer.append(BLOCK)
+            await until(lambda: "no space" in claim.status().waiting, "it waits, and why")
+            acknowledged = writer.synced
+            for server in servers[1:]:
+                await trio.to_thread.run_sync(server.restart)
+            for server in servers[1:]:
+                held = await content_of(server, "d", "x")
+                assert (BLOCK * 9).startswith(held)
+            assert len(await store.read("d", "x", 0, 9 * len(BLOCK))) >= acknowledged >= len(BLOCK)
+            ballast.unlink()
+            disk.resize(8 * DISK_BYTES)
+            await writer.wait_synced(writer.size)
+            for server in servers:
+                await has(server, "d", "x", BLOCK * 9)
+    finally:
+        for server in servers:
+            server.kill()
