@@ -9,7 +9,7 @@ from checkpoint.chains.state_store import StateStore, _records
 from checkpoint.chains.steps_log import StepsLog
 from checkpoint.coordinator import manifest_log
 from checkpoint.coordinator.manifest_log import ManifestLog, cut_record
-from checkpoint.core import barrier, checkpointing, coordinator_state, manifest_claim
+from checkpoint.core import barrier, checkpointing, continuing, coordinator_state
 from checkpoint.core.barrier import Alignment
 from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_vocabulary import CutAppended, ManifestLost, ManifestOpened
@@ -80,7 +80,7 @@ def partial_manifest() -> list[Patch]:
         (PendingCut, "missing", _one_may_be_missing),
         (PendingCut, "build", build),
         (checkpointing, "check_cut", check),
-        (manifest_claim, "check_cut", check),
+        (continuing, "check_cut", check),
         (manifest_log, "check_cut", check),
     ]
 

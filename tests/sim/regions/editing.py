@@ -12,7 +12,7 @@ import pyarrow as pa
 from checkpoint import Edit
 from checkpoint.core.manifest import Cut
 from checkpoint.maintenance.editing import EncodedRows, edit_stopped
-from dataflow.editing.planning import NO_STATE, planned, rules_for
+from dataflow.editing.planning import NO_STATE, as_table, planned, rules_for
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process
 from tests.sim.regions.claiming import Host
@@ -74,7 +74,7 @@ class Editor(Process):
         word = self._rng.choice(self._region.given.rows)[0]
         count = sum(one == word for one, _ in self._region.given.upto(read))
         count += sum(added for one, added in edits_in(cut) if one == word)
-        table = pa.table({"word": [word], "count": [count + ADDED]})
+        table = as_table("count", pa.table({"word": [word], "count": [count + ADDED]}))
         rules = rules_for(self._region.plan, self._region.spec.name, {"count": table})
         plan = planned(rules, {"count": table}, NO_STATE, cut.layout)
         return plan.rows, Edit(by=f"{word}+{ADDED}", wall_time_ms=1)
