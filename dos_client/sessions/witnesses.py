@@ -17,7 +17,13 @@ from dos_client.limits import stamp_renewal_s, witness_again_s, witness_timeout_
 from dos_client.ports import SharedStore
 from dos_client.sessions.connection import Connection, open_connection
 from dos_client.sessions.dialling import fresh_failure
-from dos_protocol.errors import BrokenConnectionError, DosError, RemoteProtocolError, RolledBackError
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    ClosedError,
+    DosError,
+    RemoteProtocolError,
+    RolledBackError,
+)
 from dos_protocol.names import NO_ID, id_text
 from dos_protocol.stamps import NO_STAMP, DiskStamp, decode_witnessed
 from dos_protocol.store_record import Member, StoreRecord
@@ -138,10 +144,13 @@ class Witnesses:
             self._went_back(asked, error)  # a server reports this of its own disk, whatever it was asked
         except DosError as error:
             log.debug("members cannot be compared: %s", error)
-            self._failed_steps.add(step)
-            self._wake()
-            await trio.sleep(witness_again_s)
-            self._failed_steps.discard(step)
+            if self._live(asked):
+                self._failed_steps.add(step)
+                self._wake()
+                await trio.sleep(witness_again_s)
+                self._failed_steps.discard(step)
+            else:  # its sessions ended, as short ones do; the next one is compared anew, and must not wait
+                await trio.lowlevel.checkpoint()
         self._running.discard(step)
         self._wake()
 
@@ -150,13 +159,20 @@ class Witnesses:
         self._core.proved(member, stamp, DiskStamp(newest.number, newest.stamp_id))
 
     async def _request(self, member: bytes, message: Stamp | Witness, expected: type[Answer]) -> Answer:
-        """Send a request over the newest session. An older one may be of a previous start of the server,
-        whose power failed: nobody has noticed yet that no reply will come.
+        """Send a request over the newest session; if it ends before the answer, over another one. An older
+        one may be of a previous start of the server, whose power failed: nobody has noticed yet that no reply
+        will come.
         """
-        live = [one for one in self._sessions.get(member, []) if one.failure is None]
-        if not live:
-            raise BrokenConnectionError(f"no session with {id_text(member)}")
-        return await live[-1].call(message, expected, witness_timeout_s)
+        while live := self._live(member):
+            try:
+                return await live[-1].call(message, expected, witness_timeout_s)
+            except (BrokenConnectionError, ClosedError):
+                if live[-1].failure is None:  # it did not answer in time
+                    raise
+        raise BrokenConnectionError(f"no session with {id_text(member)}")
+
+    def _live(self, member: bytes) -> list[Connection]:
+        return [one for one in self._sessions.get(member, []) if one.failure is None]
 
     def _went_back(self, member: bytes, error: RolledBackError) -> None:
         self._core.went_back(member)

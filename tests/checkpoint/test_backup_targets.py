@@ -174,7 +174,7 @@ def test_backups_at_intervals_state_the_loss_window_and_go_on_after_a_failure():
         await trio.sleep(seconds)
         if len(begun) == 2:
             raise QuorumUnavailableError("two members are gone", [])
-        return BackupDone(len(begun), 7, 70, 1_000, 13_000, seconds, 100, 1, 100, ())
+        return BackupDone(len(begun), 7, 70, 1_000, 13_000, seconds, 100, 1, 100, (), ())
 
     async def main():
         start = trio.current_time()

@@ -57,13 +57,13 @@ BUGS: dict[str, tuple[ModuleType, str, str]] = {
     ),
     "the input mark is that of the origins that have one": (
         event_time,
-        "if version and len(marks) == version else UNKNOWN",
-        "if marks else UNKNOWN",
+        "if not version or len(marks) != version:",
+        "if not marks:",
     ),
     "the input mark is the greatest": (
         event_time,
-        "return min(marks) if version",
-        "return max(marks) if version",
+        "split = min(marks, key=marks.__getitem__)",
+        "split = max(marks, key=marks.__getitem__)",
     ),
     "a batch is acknowledged after its own sync only": (
         entry_model,

@@ -268,7 +268,7 @@ def test_planted_bugs_of_tokens_are_found(bug: str, monkeypatch: pytest.MonkeyPa
 
 
 OF_STREAMS = {
-    "rows that were trimmed count as given": ("base = max(base, self._time_of(first).high)", "pass"),
+    "rows that were trimmed count as given": ("base = max(base, _time_of(first, self._place).high)", "pass"),
 }
 OF_THE_MERGE = {
     "the mark of a record comes before its rows": (

@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from dos_client import open_store
-from dos_client.limits import chunk_bytes_max, silence_ping_s
+from dos_client.limits import chunk_bytes_max, silence_ping_s, witness_again_s
 from dos_client.membership.spares import add_spare, remove_spare
 from dos_protocol.store_record import StoreRecord
 from dos_server.testing import MemoryServer, Servers, memory_server, memory_store
@@ -78,3 +78,23 @@ def test_a_view_is_of_the_record_in_use_when_the_last_member_answered(changes: i
         assert view.epoch_seen == 1
 
     run(story)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_session_that_ends_while_its_member_proves_a_stamp_delays_no_other_session(members: int) -> None:
+    """Each claim makes a stamp, and its session ends at any moment of the proof. The member is sound."""
+
+    async def story(servers: Servers[MemoryServer]) -> None:
+        async with open_store(servers.url) as store:
+            began = trio.current_time()
+            for number in range(1, 31):
+                async with await store.claim("d", number, number.to_bytes(16, "big")) as claim:
+                    log = claim.open_object(f"log{number}")
+                    if number % 3:
+                        await log.wait_synced(log.append(b"short"))
+                    await trio.sleep(number % 5 / 1_000)
+                view = await store.inspect("d")
+                assert view.epoch_seen == number
+            assert trio.current_time() - began < witness_again_s, "nobody waited for a proof to be repeated"
+
+    run(story, members)
