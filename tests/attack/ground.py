@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dos_protocol.digests import PrefixDigest, digest64
 from dos_server.core.extent import ExtentHeader, encode_header, link_after, object_seed
-from dos_server.core.layout import OBJECTS
+from dos_server.core.layout import DIRECTORIES, OBJECTS
 from dos_server.core.records import ObjectMark, encode_identity, encode_mark
 
 ROOT = 7
@@ -19,6 +19,7 @@ def server(data: Path) -> None:
     """A server's own: who it is."""
     (data / OBJECTS).mkdir(parents=True)
     (data / "identity").write_bytes(encode_identity(b"attacked".ljust(16)))
+    (data / DIRECTORIES).touch()
 
 
 def directories(data: Path, count: int) -> None:

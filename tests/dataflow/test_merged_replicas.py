@@ -359,11 +359,12 @@ def test_other_workers_of_a_replica_are_noticed_before_any_mark_counts(layouts: 
 def test_a_replica_that_cannot_take_an_acknowledgement_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    async def registered(_: object, start: object, *, again: bool = False) -> None:
-        del again
+    async def registered(_: object, start: object, lines: object = None, *, again: bool = False) -> None:
+        del lines, again
         asked.append(start)
 
-    async def refused(_: object, splits: object) -> None:
+    async def refused(_: object, splits: object, lines: object) -> None:
+        del lines
         asked.append(splits)
         raise QuorumUnavailableError("too few members")
 

@@ -106,6 +106,7 @@ def lose_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
         await self.end()
         for member in self.members:
             shutil.rmtree(member.server.data / "d" / "chaos.coord")
+            (member.server.data / "directories").write_bytes(b"")  # or it would be damage, and no loss
         await restart_all(self.members)
 
     monkeypatch.setattr(LocalServers, "reopen", reopen)

@@ -161,13 +161,18 @@ def test_copies_that_contradict_each_other_are_not_appended_to(three: list[Threa
     answered("append", f"{three[1].url}/notes/x", stdin=b"and another")
     for server in three[:2]:
         server.kill()
-        (server.data / "d").rename(server.data / "kept")
+        (server.data / "kept").mkdir()
+        for name in ("d", "directories"):
+            (server.data / name).rename(server.data / "kept" / name)
+        (server.data / "d").mkdir()
+        (server.data / "directories").touch()
         server.restart()
     answered("store", "init", url)
     for server in three[:2]:
         server.kill()
         (server.data / "d").rmdir()
-        (server.data / "kept").rename(server.data / "d")
+        for name in ("d", "directories"):
+            (server.data / "kept" / name).rename(server.data / name)
         server.restart()
     three[2].kill()  # or it and one of the others may be the two that answer first
     words = refused(1, "append", f"{url}/notes/x", stdin=b"!")
