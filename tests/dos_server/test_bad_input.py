@@ -120,7 +120,7 @@ def test_a_frame_cut_short_has_no_effect(server: embedded.EmbeddedServer) -> Non
 
 def test_an_unknown_opcode_and_an_answer_sent_as_a_request_are_named(server: embedded.EmbeddedServer) -> None:
     with Wire(server.address) as wire:
-        for opcode in (0, 99, 77, 128, 142, 254):
+        for opcode in (0, 99, 77, 128, 143, 254):
             wire.sock.sendall(encode_frame(Frame(opcode, 900 + opcode, b"", b"")))
             assert wire.answer(900 + opcode).code == ErrorCode.UNKNOWN_OPCODE
         for answer in (m.DurabilityAck("o", 1, 1), m.Bye(), m.Error(1)):

@@ -69,16 +69,16 @@ def refused_now(wire: Wire, request: int) -> bool:
 
 async def test_a_full_disk_answers_no_space_and_the_session_continues() -> None:
     # EVIDENCE-OF: P-8
-    disk = FakeDisk(space=2_000)
+    disk = FakeDisk(space=20_000)
 
     def story(address: tuple[str, int]) -> None:
         with Wire(address) as wire:
             wire.claim("dir")
-            assert wire.answer(wire.append("o", b"", bytes(5_000))).code == ErrorCode.NO_SPACE
+            assert wire.answer(wire.append("o", b"", bytes(50_000))).code == ErrorCode.NO_SPACE
             disk.space = 1 << 30
-            while refused_now(wire, wire.append("o", b"", bytes(5_000))):
+            while refused_now(wire, wire.append("o", b"", bytes(50_000))):
                 pass  # the server looks each second
-            wire.wait_synced("o", 5_000)
+            wire.wait_synced("o", 50_000)
 
     await with_server(disk, story)
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import gc
+import resource
 import socket
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,7 +20,7 @@ from dos_server import embedded
 from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.core.version0 import wire as wire0
 from dos_server.inflow import Inflow
-from dos_server.limits import buffers_needed_bytes_max
+from dos_server.limits import buffers_needed_bytes_max, descriptors_min
 from tests.support.servers import ServerProcess, one_server
 
 __all__ = ["one_server"]
@@ -145,10 +147,21 @@ def test_a_reader_that_never_reads_a_gigabyte_costs_a_bounded_part_of_it(one_ser
         assert process.memory_info().rss - before < 32 << 20
 
 
-FEW_FILES = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")
+FEW_FILES = ("sh", "-c", f'ulimit -n {descriptors_min}; exec "$@"', "sh")
+CROWD = descriptors_min + 76
 
 
-def test_with_64_descriptors_and_200_clients_nothing_acknowledged_is_lost_and_it_recovers(
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """This process may have a connection of each client of a crowd."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * CROWD)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_with_the_fewest_descriptors_and_more_clients_nothing_acknowledged_is_lost_and_it_recovers(
     tmp_path: Path,
 ) -> None:
     # EVIDENCE-OF: P-1, P-9, P-10
@@ -157,14 +170,14 @@ def test_with_64_descriptors_and_200_clients_nothing_acknowledged_is_lost_and_it
         with Wire(server.address) as writer:
             writer.claim("dir")
             with contextlib.ExitStack() as crowd:
-                for _ in range(200):
+                for _ in range(CROWD):
                     one = crowd.enter_context(socket.create_connection(server.address, timeout=60))
                     with contextlib.suppress(ConnectionError):  # turned away
                         one.sendall(encode_frame(m.encode(m.Hello(), 1)))
-                for number in range(100):
+                for number in range(CROWD):
                     writer.append(f"o{number}", b"", b"x" * 100)
                 refused = 0
-                while len(synced) + refused < 100:
+                while len(synced) + refused < CROWD:
                     message = writer.receive()
                     refused += isinstance(message, m.Error)
                     if isinstance(message, m.DurabilityAck) and message.synced == 100:
