@@ -18,17 +18,17 @@ FILES = ("board_graphs.py", "application.toml", "send.py")
 
 
 def block(name: str) -> str:
-    found = re.search(rf"<!-- example: sites {name} -->\n```\w+\n(.*?)```\n", PAGE, re.DOTALL)
+    found = re.search(rf"<!-- example: {name} -->\n```\w+\n(.*?)```\n", PAGE, re.DOTALL)
     assert found is not None, name
     return found[1]
 
 
 def test_the_example_of_the_page_can_be_followed_from_nothing(tmp_path: Path) -> None:
-    for name in ("graphs", "description", "producer"):
+    for name in ("sites_graphs", "sites_description", "sites_producer"):
         text = block(name)
         (tmp_path / text.partition("\n")[0].removeprefix("# ")).write_text(text)
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted(FILES)
-    (tmp_path / "commands.sh").write_text("set -e\n" + block("commands"))
+    (tmp_path / "commands.sh").write_text("set -e\n" + block("sites_commands"))
     prefix = as_root()
     # In a network of its own, the ports of the page are free.
     network = (

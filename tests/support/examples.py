@@ -22,6 +22,7 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
         ON_SPARK: ("wordcount",),
         "tests/spark_integration/test_through.py": ("through", "tables"),
     },
+    "docs/sites.md": {"tests/sites/test_sites_page.py": ("sites_graphs", "sites_producer")},
     "docs/cookbook.md": {EDITED: ("edit",)},
     "docs/inputs.md": {
         ON_SPARK: ("input", "producer"),
