@@ -68,7 +68,7 @@ FOUND_SOON = (
     "bytes_are_logged_above_bytes_that_are_not_covered",
 )
 """Bugs that few seeds find, about half of them. The others are hunted by hand, see docs/robustness.md."""
-SOON = 100
+SOON = 400
 """Maximum number of seeds for one of them; all together take about ten times that."""
 
 
@@ -132,7 +132,8 @@ def test_troubles_of_disks_happen_and_are_not_only_planned() -> None:
         assert not result.violation, f"{result.violation}\n  {line_of(seed, None)}"
         seen += result.history.sometimes
     came = {name.removeprefix("disk: ").split(" from ")[0] for name in seen if name.startswith("disk: ")}
-    assert came == {"EMFILE", "EACCES", "EIO", "ENOSPC", "short write", "directory removed"}
+    removed = {"directory removed", "folder removed at work", "folder removed before a start"}
+    assert came == {"EMFILE", "EACCES", "EIO", "ENOSPC", "short write", *removed}
     assert seen["start: refused"]
 
 
