@@ -68,8 +68,10 @@ FOUND_SOON = (
     "bytes_are_logged_above_bytes_that_are_not_covered",
 )
 """Bugs that few seeds find, about half of them. The others are hunted by hand, see docs/robustness.md."""
-SOON = 400
+SOON = 100
 """Maximum number of seeds for one of them; all together take about ten times that."""
+RARER = {"restart_trusts_the_page_cache": 400}
+"""Bugs that take more seeds since each granted claim makes a stamp."""
 
 
 # EVIDENCE-OF: P-1, P-2, P-4, P-5, P-10
@@ -139,8 +141,9 @@ def test_troubles_of_disks_happen_and_are_not_only_planned() -> None:
 
 @pytest.mark.parametrize("name", sorted(FOUND_SOON))
 def test_a_planted_bug_is_found(name: str) -> None:
-    seeds, what = hunt.seeds_to_find(name, SOON)
-    assert seeds, f"{name} ({BUGS[name].breaks}) was not found in {SOON} seeds: {what}"
+    most = RARER.get(name, SOON)
+    seeds, what = hunt.seeds_to_find(name, most)
+    assert seeds, f"{name} ({BUGS[name].breaks}) was not found in {most} seeds: {what}"
 
 
 def test_the_faults_of_a_failing_run_are_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
