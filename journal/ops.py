@@ -55,10 +55,13 @@ ARGUMENTS: dict[Op, str] = {
     Op.INPUT: "ints=[batch, part, 1 if the last, rows, digest before, wall clock ms] strings=[data, mark];"
     " of an entry point ints=[..., time us] strings=[..., late rows]",
     Op.INPUT_CLOSED: "ints=[wall clock ms] strings=[JSON of the producers' ends]",
-    Op.CONSUMERS: "ints=[wall clock ms] strings=[JSON of the consumers and the retention rule]",
+    Op.CONSUMERS: "ints=[wall clock ms, epochs of changes]"
+    " strings=[JSON of the consumers and the retention rule]",
     Op.INPUT_MARK: "ints=[mark us, version, origin, last time us, batch, digest before, wall clock ms]"
     " strings=[mark]",
-    Op.DEPLOYMENT: "ints=[wall clock ms] strings=[JSON of the replicas and streams of an application]",
-    Op.REPORT: "ints=[wall clock ms] strings=[JSON of what a reader of replicas, or a site, reports]",
+    Op.DEPLOYMENT: "ints=[wall clock ms, epochs of changes]"
+    " strings=[JSON of the replicas and streams of an application]",
+    Op.REPORT: "ints=[wall clock ms, epochs of changes]"
+    " strings=[JSON of what a reader of replicas, or a site, reports]",
 }
 assert set(ARGUMENTS) == set(Op)

@@ -3,13 +3,18 @@
 Each change takes the chain over and opens a segment that begins with a snapshot, the new state. Changes
 exclude each other by the claim: of two at one time, the later claimant sees the result of the other. A change
 is acknowledged by the quorum when it returns, and everyone who reads the state afterwards sees it.
+
+A change that is fenced after it has written the new state does not know whether the next claimant kept it.
+Therefore the record ends with the claim epochs of the last changes: a change that finds one of its own epochs
+there was made, and is not made again.
 """
 
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
+import msgspec
 import trio
 
 from dos_client import Claim, DirectoryView, QuorumUnavailableError, Store, backoff_s
@@ -31,6 +36,10 @@ from journal.writer import ChainWriter
 logger = logging.getLogger("dos.journal")
 
 
+EPOCHS_MAX: Final = 32
+"""So many changes may be made between two attempts of one, which still finds out that it was made."""
+
+
 class StatePlace(NamedTuple):
     """Where a state is kept, and the operation of its records."""
 
@@ -44,6 +53,11 @@ class StateRecord(NamedTuple):
 
     record: Record
     end: int
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The claim epochs of the last changes, oldest first."""
+        return self.record.ints[1:]
 
 
 class StateClaimPort(ClaimPort, Protocol):
@@ -135,25 +149,26 @@ async def _last(steps: AsyncGenerator[tuple[Position, Record]], op: Op) -> State
 
 async def change_state(
     host: StateHost, place: StatePlace, change: Callable[[StateRecord | None], Record | None]
-) -> None:
-    """Replace the state by `change` of it, and return once the quorum holds it. `change` may be called
-    several times. None from it leaves the state as it is; there must be one then.
+) -> Record | None:
+    """Replace the state by `change` of it, once, and return what `change` returned when the quorum holds it.
+    `change` may be called several times; the result of one call is recorded. Its record has one int, the
+    wall clock. None from it leaves the state as it is; there must be one then.
 
     Waits while too few members answer. Raises what `change` raises, with nothing changed, and what taking a
     chain over raises. If it is cancelled, the change may be made or not, and the state cannot be read until
     it is changed again.
     """
     attempt, directory = 0, place.directory
+    tried = dict[int, Record]()
     while True:
         try:
             view = await host.inspect(directory)
             claim = await host.claim(directory, view.epoch_seen + 1, limits.state_claim_patience_s)
             if claim is not None:
                 try:
-                    await _change(claim, host, place, change)
+                    return await _change(claim, host, place, change, tried)
                 finally:
                     await claim.aclose()
-                return
         except FencedError as error:  # another process changes it too, and is done soon
             logger.debug("%s: %s", directory, error)
         except (QuorumUnavailableError, NotEnoughAnswersError, StaleGenerationError) as error:
@@ -167,16 +182,26 @@ async def _change(
     host: StateHost,
     place: StatePlace,
     change: Callable[[StateRecord | None], Record | None],
-) -> None:
+    tried: dict[int, Record],
+) -> Record | None:
+    """Make the change, unless an earlier attempt has made it. tried: epoch -> what that attempt has written;
+    this one is added.
+    """
     chain = await _take(claim, place.chain, host.record.generation)
     before = await _last(read_records(claim, chain), place.op)
+    epochs = before.epochs if before else ()
     refused: Exception | None = None
-    changed: Record | None = None
-    try:
-        changed = change(before)
-    except Exception as error:  # the take-over is completed all the same, for readers
-        refused = error
-    state = changed or (before and before.record)
+    changed = next((tried[one] for one in epochs if one in tried), None)
+    state = before and before.record
+    if changed is None:
+        try:
+            changed = change(before)
+        except Exception as error:  # the take-over is completed all the same, for readers
+            refused = error
+        if changed is not None:
+            kept = (*epochs, claim.epoch)[-EPOCHS_MAX:]
+            state = msgspec.structs.replace(changed, ints=(*changed.ints, *kept))
+            tried[claim.epoch] = changed
     snapshot = None if state is None else [state]
     writer = await ChainWriter.open(claim, chain.chain, chain, host.record.generation, None, snapshot)
     try:
@@ -188,6 +213,7 @@ async def _change(
         await writer.aclose()
     if refused is not None:
         raise refused
+    return changed
 
 
 async def _take(claim: ClaimPort, chain: str, generation: int) -> ChainState:

@@ -174,5 +174,5 @@ async def _decided(
         results.append(decide_on(present))
         return results[-1][0]
 
-    await change_deployed(store, description.application, change)
-    return results[-1][1]
+    recorded = await change_deployed(store, description.application, change)
+    return next(result for after, result in reversed(results) if after is recorded)

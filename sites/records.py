@@ -75,36 +75,35 @@ async def change_deployed(
     *,
     patience_s: float = PATIENCE_S,
 ) -> Deployed:
-    """Record what `change` returns for the present state, and return it when a majority holds it. `change`
-    may be called several times; if it returns its argument, nothing is recorded.
+    """Record what `change` returns for the present state, once, and return it when a majority holds it.
+    `change` may be called several times; if it returns its argument, nothing is recorded.
 
     Raises what `change` raises, with nothing recorded, and QuorumUnavailableError if no majority has granted
     the claim in `patience_s`: the decision may be recorded or not then, and the next change finds out.
     """
     place = StatePlace(deployment_directory(application), CHAIN, Op.DEPLOYMENT)
-    result = Deployed()
+    results = dict[Record | None, Deployed]()
 
     def changed(before: StateRecord | None) -> Record | None:
-        nonlocal result
         present = _decoded(before, place)
-        result = change(present)
-        if result is present:
-            return None
-        return Record(Op.DEPLOYMENT, ints=(now_ms(),), strings=(encode_deployed(result),))
+        after = change(present)
+        record = None
+        if after is not present:
+            record = Record(Op.DEPLOYMENT, ints=(now_ms(),), strings=(encode_deployed(after),))
+        results[record] = after
+        return record
 
-    await _replaced(store, place, changed, patience_s)
-    return result
+    return results[await _replaced(store, place, changed, patience_s)]
 
 
 async def _replaced(
     store: Store, place: StatePlace, change: Callable[[StateRecord | None], Record | None], patience_s: float
-) -> None:
-    with trio.move_on_after(patience_s) as scope:
-        await change_state(StoreStateHost(store), place, change)
-    if scope.cancelled_caught:
-        raise QuorumUnavailableError(
-            f"no majority of the entry store has recorded a change of {place.directory} in {patience_s:.0f} s"
-        )
+) -> Record | None:
+    with trio.move_on_after(patience_s):
+        return await change_state(StoreStateHost(store), place, change)
+    raise QuorumUnavailableError(
+        f"no majority of the entry store has recorded a change of {place.directory} in {patience_s:.0f} s"
+    )
 
 
 # --- reports --------------------------------------------------------------------------------------------

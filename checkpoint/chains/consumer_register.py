@@ -87,22 +87,21 @@ async def settled_register(store: Store, place: RegisterPlace) -> Register:
 async def change_register(
     host: RegisterHost, place: RegisterPlace, change: Callable[[Register], Register]
 ) -> Register:
-    """Replace the register by `change` of it, and return it once the quorum holds it. `change` may be called
-    several times.
+    """Replace the register by `change` of it, once, and return it when the quorum holds it. `change` may be
+    called several times.
 
     Waits while too few members answer. Raises what `change` raises, with nothing changed, and what taking a
     chain over raises. If it is cancelled, the change may be made or not, and the register cannot be read
     until it is changed again.
     """
-    register = Register()
 
     def changed(before: StateRecord | None) -> Record:
-        nonlocal register
         register = change(_decoded(before, place))
         return Record(Op.CONSUMERS, ints=(host.wall_time_ms(),), strings=(encode_register(register),))
 
-    await change_state(host, _state(place), changed)
-    return register
+    made = await change_state(host, _state(place), changed)
+    assert made is not None, "`changed` always makes one"
+    return decode_register(made.strings, where=place.directory, at=0)
 
 
 async def register_consumer(store: Store, place: RegisterPlace, region: str, source: str) -> None:
