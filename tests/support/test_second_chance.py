@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.second_chance import AGAIN_MAX, NEVER_AGAIN, SLOW, no_second_chance
 
 ROOT = Path(__file__).resolve().parents[2]
