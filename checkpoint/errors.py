@@ -183,26 +183,39 @@ class CheckpointDamagedError(RegionFailedError):
 
 
 class OutputRewoundError(DosError):
-    """The region was restored to an older checkpoint, and output was taken back that this reader has read.
+    """The region was restored to an older checkpoint, and output was taken back that this reader has read; or
+    it was deleted, and begins again.
 
     `line`: the line of history that replaced it; `checkpoint`: the restored one, 0 if the region was restored
-    too often since to know it; `step`: the first step that was taken back, 1 if that is not known.
+    too often since to know it, or was deleted; `step`: the first step that was taken back, 1 if that is not
+    known. `deleted`: what shows that it was deleted.
     """
 
     def __init__(
-        self, region: str, sink: str, *, line: int, checkpoint: int, step: int, read: int, remedy: str
+        self,
+        region: str,
+        sink: str,
+        *,
+        line: int = 0,
+        checkpoint: int = 0,
+        step: int = 1,
+        read: int,
+        remedy: str = "",
+        deleted: str = "",
     ) -> None:
-        what = f"output {sink!r} of region {region!r} was read up to step {read}, but the region was restored"
+        what = f"output {sink!r} of region {region!r} was read up to step {read}, but the region was"
         if checkpoint:
             super().__init__(
-                f"{what} to checkpoint {checkpoint}: its output from step {step} on was taken back, and other"
-                " output follows",
+                f"{what} restored to checkpoint {checkpoint}: its output from step {step} on was taken back,"
+                " and other output follows",
                 remedy=remedy,
             )
         else:
+            often = f"restored more than {limits.rewinds_kept_max} times since: what was taken back of it is"
             super().__init__(
-                f"{what} more than {limits.rewinds_kept_max} times since: what was taken back of it is not"
-                " known any more",
+                f"{what} deleted and begun again: {deleted}"
+                if deleted
+                else f"{what} {often} not known any more",
                 remedy="discard what was read, and read the output from its beginning as a new reader:"
                 " another checkpointLocation of a query, another name of a source, or after_step=0",
             )

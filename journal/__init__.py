@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from journal.core.errors import LocalFilesError as LocalFilesError
     from journal.core.errors import LostBytesError as LostBytesError
     from journal.core.errors import NotEnoughAnswersError as NotEnoughAnswersError
+    from journal.core.errors import RewrittenChainError as RewrittenChainError
     from journal.core.errors import StopNotFoundError as StopNotFoundError
     from journal.core.errors import TornRecordError as TornRecordError
     from journal.core.errors import TrimmedBytesError as TrimmedBytesError

@@ -6,9 +6,10 @@ applies the same rule (R10) to the newest segment alone: polling a chain that on
 member, and no byte is read twice. The bytes that a quorum holds may end within a record; the decoder keeps
 the partial record until the rest arrives.
 
-The offset is a size without an epoch, so it must lie on one line of history. This holds in a chain that is
-never rolled back (inputs; outputs by step), and below a position in a committed checkpoint: `poll(upto)`
-reads to that position.
+The offset must lie on one line of history. This holds in a chain that is never rolled back (inputs; outputs
+by step), and below a position in a committed checkpoint: `poll(upto)` reads to that position. The epoch of
+the last record tells whether the chain is still the one that was read: a directory keeps its epochs when its
+objects are deleted, so a chain that was written again has higher ones below the offset.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -18,7 +19,7 @@ from dos_client import Bookmark, Quorums
 from journal.chain import inspect_chain, inspect_chain_at
 from journal.core.chain import ChainState, SegmentSpan, segments_seen
 from journal.core.decoder import RecordDecoder
-from journal.core.errors import LostBytesError, TrimmedBytesError
+from journal.core.errors import LostBytesError, RewrittenChainError, TrimmedBytesError
 from journal.core.position import Position
 from journal.core.read_walk import held_by_quorum
 from journal.core.record import Record
@@ -31,7 +32,9 @@ class ChainFollower:
 
     Not for concurrent use by several tasks.
 
-    skip_lost: if the chain now begins above `at` (with a snapshot, or trimmed), continue at its beginning.
+    epoch: that of the segment of the byte before `at`; 0: not known.
+    skip_lost: if the chain now begins above `at` (with a snapshot, or trimmed), or was deleted and written
+        again, continue at its beginning.
     tap: called with all bytes as they are read: the segment, their offset in it, the bytes.
     """
 
@@ -42,10 +45,13 @@ class ChainFollower:
         chain: str,
         *,
         at: int = 0,
+        epoch: int = 0,
         skip_lost: bool = False,
         tap: Callable[[str, int, bytes], None] | None = None,
     ) -> None:
         self.at = at
+        self.epoch = epoch
+        """The epoch of the segment that holds the byte before `at`; 0: not known."""
         self._tap = tap
         self._skip_lost = skip_lost
         self._store = store
@@ -80,9 +86,10 @@ class ChainFollower:
         proved: a position in a committed checkpoint. The records up to it are yielded even while the members
             cannot prove that they are committed (see `inspect_chain`).
 
-        Raises TrimmedBytesError if the record at `at` was released, LostBytesError if the chain no longer
-        holds it for another reason, and the errors of `inspect_chain` and of the store's `stream`. No record
-        is skipped after an error: call `poll` again.
+        Raises TrimmedBytesError if the record at `at` was released, RewrittenChainError if the chain was
+        deleted and written again, LostBytesError if it no longer holds the record for another reason, and the
+        errors of `inspect_chain` and of the store's `stream`. No record is skipped after an error: call
+        `poll` again.
         """
         spans = await (self._spans() if upto is None else self._spans_to(upto))
         if proved is not None and proved.size > max((s.base + s.length for s in spans), default=self.at):
@@ -102,26 +109,42 @@ class ChainFollower:
                 held = held_by_quorum(Quorums(self._store.record), seen[0], claims, view.filled)
                 return [SegmentSpan(str(self._head), self._head.base, held, 0)] if held else []
         state = await inspect_chain(self._store, self._directory, self._chain, measured=False, floor=self.at)
+        if self._begins_anew(state):
+            return await self._spans()
         end = 0 if state.end is None else state.end.size
-        self._check_begin(state)
         if state.segments and end >= self.at:
             self._head = parse_segment_name(state.segments[-1].name)
         return [span for span in state.segments if span.base + span.length > self.at]
 
     async def _spans_to(self, upto: Position) -> list[SegmentSpan]:
-        if upto.size <= self.at:
+        if upto.size <= self.at and not self._is_rewritten(upto.epoch):
             return []
         state = await inspect_chain_at(self._store, self._directory, self._chain, upto, floor=self.at)
-        self._check_begin(state)
+        if self._begins_anew(state):
+            return await self._spans_to(upto)
         return [span for span in state.segments if span.base + span.length > self.at]
 
-    def _check_begin(self, state: ChainState) -> None:
+    def _is_rewritten(self, epoch: int) -> bool:
+        """Return whether bytes of that epoch, below `at`, are others than those that were read."""
+        return 0 < self.epoch < epoch
+
+    def _begins_anew(self, state: ChainState) -> bool:
+        """Return whether the chain was written again, and is read from its beginning (`skip_lost`). Raises as
+        `poll` does if it does not continue at `at`.
+        """
+        for span in state.segments:
+            if span.base < self.at and self._is_rewritten(span.end.epoch):
+                if self._skip_lost:
+                    self.at, self.epoch, self._head = 0, 0, None
+                    return True
+                read_to = str(Position(self.epoch, self.at, 0))
+                raise RewrittenChainError(self._directory, self._chain, read_to, span.end.epoch)
         if not state.segments or state.segments[0].base <= self.at:
-            return
+            return False
         begin = state.segments[0].base
         if self._skip_lost:
-            self.at = begin
-            return
+            self.at, self.epoch = begin, 0
+            return False
         first = parse_segment_name(state.segments[0].name)
         assert first is not None, "spans are of segments"
         if first.order <= state.released:
@@ -138,6 +161,8 @@ class ChainFollower:
             self._reading, self._bookmark = span.name, Bookmark()
         self._decoder = None  # kept only if all its records are returned: the caller may stop in between
         begin = decoder.offset + decoder.buffered
+        name = parse_segment_name(span.name)
+        epoch = 0 if name is None else name.epoch
         if begin < span.length:
             stream = self._store.stream(self._directory, span.name, begin, span.length, self._bookmark)
             async with aclosing(stream) as chunks:
@@ -146,7 +171,7 @@ class ChainFollower:
                         self._tap(span.name, begin, chunk)
                         begin += len(chunk)
                     for end, record in decoder.feed(chunk):
-                        self.at = span.base + end
+                        self.at, self.epoch = span.base + end, epoch
                         yield self.at, record
         self._decoder = decoder
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
+import msgspec
 import trio
 
 from checkpoint.core.inputs import InputPiece
@@ -17,7 +18,16 @@ from checkpoint.core.outputs import Output, Publish, decode_output, output_chain
 from checkpoint.errors import InputTrimmedError, OutputRewoundError
 from dos_client import Store
 from dos_protocol.errors import CorruptDataError
-from journal import ChainFollower, ChainWatch, LostBytesError, Op, Position, inspect_chain, size_seen
+from journal import (
+    ChainFollower,
+    ChainWatch,
+    LostBytesError,
+    Op,
+    Position,
+    RewrittenChainError,
+    inspect_chain,
+    size_seen,
+)
 
 logger = logging.getLogger("dos.checkpoint")
 
@@ -81,7 +91,7 @@ class OutputFollower:
         self._split = split
         self._directory = f"{published.region}.{split}"
         self._store = store
-        self._go_to(at.position)
+        self._go_to(at.position, 0 if at.epoch is msgspec.UNSET else at.epoch)
         self._step, self._line = at.digest, at.of_line
         """The last step that was read, and its line of history."""
         self._chain_begun = at.position > 0
@@ -89,10 +99,12 @@ class OutputFollower:
         """Steps up to here may have been yielded to other readers, and are not yielded here."""
         self._publish: Publish | None = None
 
-    def _go_to(self, at: int) -> None:
+    def _go_to(self, at: int, epoch: int = 0) -> None:
         self._read_to = at
         """The end of the last output that was read."""
-        self._chain = ChainFollower(self._store, self._directory, output_chain(self._output.sink), at=at)
+        self._chain = ChainFollower(
+            self._store, self._directory, output_chain(self._output.sink), at=at, epoch=epoch
+        )
         self._watch = ChainWatch(self._store, self._chain)
         self._proved: tuple[int, int] | None = None
         """The line and the size of the log in the checkpoint with which this chain was read first: up to
@@ -140,7 +152,14 @@ class OutputFollower:
             async for begin, end, output in outputs:
                 if output.rows and end > self._skipped:
                     yield InputPiece(
-                        self._split, begin, end, output.step, output.rows, output.data, line=self._line
+                        self._split,
+                        begin,
+                        end,
+                        output.step,
+                        output.rows,
+                        output.data,
+                        line=self._line,
+                        epoch=self._chain.epoch,
                     )
 
     async def outputs(self) -> AsyncGenerator[FollowedOutput]:
@@ -148,7 +167,8 @@ class OutputFollower:
         must iterate to the end.
 
         Raises CorruptDataError if the log does not continue what was read, InputTrimmedError if the next
-        steps were trimmed, OutputRewoundError if output that was read was taken back (on_rewind="fail").
+        steps were trimmed, OutputRewoundError if output that was read was taken back (on_rewind="fail"), or
+        the region was deleted since and begins again.
         """
         await self._notice_restore(await self._output.last_checkpoint())
         if self._publish is None:
@@ -174,12 +194,17 @@ class OutputFollower:
             # The log may have branched off below what was read, since the manifest was read.
             if await self._goes_back(await self._output.last_checkpoint(fresh=True)):
                 return
-            if not isinstance(error, LostBytesError):
-                raise
-            # Only what a committed checkpoint has released was trimmed; what else is missing is lost.
-            base = await self._output.begin(self._split)
-            if base <= self._chain.at:
-                raise
+            await self._refuse(error)
+            raise
+
+    async def _refuse(self, error: LostBytesError | CorruptDataError) -> None:
+        """Raise what the log's error means, if it is known: the region was deleted, or the log trimmed."""
+        if isinstance(error, RewrittenChainError):
+            region, sink = self._output.region, self._output.sink
+            raise OutputRewoundError(region, sink, read=self._step, deleted=str(error.args[0])) from error
+        # Only what a committed checkpoint has released was trimmed; what else is missing is lost.
+        base = await self._output.begin(self._split)
+        if isinstance(error, LostBytesError) and base > self._chain.at:
             raise await self._output.trimmed(self._split, self._chain.at, base) from error
 
     async def _poll(self, in_cut: Position | None, *, by_cut: bool) -> AsyncGenerator[FollowedOutput]:

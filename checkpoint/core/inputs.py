@@ -237,6 +237,8 @@ class InputPiece(NamedTuple):
     """A mark of an entry point. Such a piece has no rows."""
     late: bytes = b""
     """The rows that an entry point found late."""
+    epoch: int = 0
+    """Of an output log: the epoch of the segment that holds it, as in a position of the chain."""
 
 
 def piece_of(split: str, part: InputPart, begin: int, end: int) -> InputPiece:

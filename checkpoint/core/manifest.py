@@ -80,13 +80,13 @@ class SplitPosition(msgspec.Struct, frozen=True):
     digest: int = 0
     done: bool = False
     resume: ResumePoint | msgspec.UnsetType = msgspec.UNSET
-    """For a file: a point below `position` from which its digest can be computed, so that a restore reads
-    only what follows it (decision 0224). Older programs ignore it, and their records have none.
-    """
+    """For a file: a point below `position` from which its digest can be computed (decision 0224)."""
     version: str | msgspec.UnsetType = msgspec.UNSET
     """For an object of a bucket: its version (ETag), which every later read must find (decision 0226)."""
     line: int | msgspec.UnsetType = msgspec.UNSET
     """For an output log of another region: the line of history of the last step read; not set for line 0."""
+    epoch: int | msgspec.UnsetType = msgspec.UNSET
+    """For an output log: the epoch of its segment. A later region of that name has higher ones."""
 
     @property
     def of_line(self) -> int:

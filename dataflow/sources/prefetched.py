@@ -238,7 +238,9 @@ class PrefetchedReader(base.SourceReader):
         first = min(at.position, piece.begin)  # below: a line of history branched off there
         begin = self._division[piece.split].begin if piece.split in self._division else first
         self._division[piece.split] = base.SplitDivision(begin, piece.end, piece.digest)
-        self._at[piece.split] = SplitPosition(piece.end, piece.digest, line=piece.line or msgspec.UNSET)
+        self._at[piece.split] = SplitPosition(
+            piece.end, piece.digest, line=piece.line or msgspec.UNSET, epoch=piece.epoch or msgspec.UNSET
+        )
         if (mark := piece.mark) is not None:
             self._marks.marked("", piece.split, mark.mark, origin=mark.origin, version=mark.version)
 

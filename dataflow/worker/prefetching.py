@@ -157,7 +157,7 @@ class Prefetcher:
     async def _read(self, split: str, follower: Follower) -> None:
         self._reached[split] = follower.seen
         pause_s = limits.input_poll_s
-        while not self._at_end(split):
+        while True:  # also from its end on: it may not be what was read any more
             before = self._reached[split]
             try:
                 async with aclosing(follower.poll()) as pieces:
@@ -178,8 +178,9 @@ class Prefetcher:
             self._reached[split] = follower.seen
             quiet = self._reached[split] == before
             pause_s = min(2 * pause_s, limits.input_poll_max_s) if quiet else limits.input_poll_s
-            if not self._at_end(split):
-                await follower.wait(pause_s)
+            if self._at_end(split):
+                break
+            await follower.wait(pause_s)
         self.buffer.at_end(split)
 
     def _at_end(self, split: str) -> bool:

@@ -39,6 +39,20 @@ class LostBytesError(DosError):
     remedy = "if another writer took over meanwhile, retry; otherwise bring the missing members back"
 
 
+class RewrittenChainError(LostBytesError):
+    """The chain was deleted and written again since it was read: bytes that were read are of an earlier
+    epoch than those that it has in their place.
+    """
+
+    remedy = "discard what was read, and read the chain from its beginning as a new reader"
+
+    def __init__(self, directory: str, chain: str, read_to: str, epoch: int) -> None:
+        super().__init__(
+            f"chain {chain} in {directory} was read to {read_to}, but what it has below that was written by"
+            f" epoch {epoch:x}: it was deleted and written again"
+        )
+
+
 class UnsettledStateError(DosError):
     """A state cannot be read: a process that was changing it has died, or needs longer than usual."""
 

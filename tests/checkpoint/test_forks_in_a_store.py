@@ -1,25 +1,33 @@
 """Forks and deletions of regions that do not run, in a store of three servers."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
+from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest, retained_checkpoints
+from checkpoint.chains.output_follower import OutputFollower
+from checkpoint.chains.output_following import PublishedOutput
+from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.state_store import StateStore
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Cut, SplitPosition
+from checkpoint.core.outputs import Publish
 from checkpoint.core.region import worker_directory
-from checkpoint.errors import DeletionRefusedError, ForkRefusedError
+from checkpoint.errors import DeletionRefusedError, ForkRefusedError, OutputRewoundError
 from checkpoint.maintenance import forking
 from checkpoint.maintenance.deleting import delete_region, plan_deletion
 from checkpoint.maintenance.forking import Forking, fork_needs, fork_region, plan_fork
 from checkpoint.maintenance.savepoint_making import StoppedRegion
 from checkpoint.maintenance.stopped_region import append_record, hold_manifest
+from dataflow.sources.log import LogSource
+from dataflow.sources.prefetched import Reading
+from dataflow.worker.prefetching import Prefetcher
 from dos_client import Store, open_store, randomness
 from dos_server.testing import MemoryServer, Servers, memory_store
 from tests.checkpoint.manifest_samples import a_cut, worker_cut
@@ -165,3 +173,71 @@ async def test_a_deleted_fork_lets_go_of_the_original() -> None:
         last = (await read_manifest(store, "shop")).last
         assert last is not None
         assert (last.savepoints, last.rolled_back_to) == ({}, 1)
+
+
+async def show(store: Store, publish: Publish, steps: int, row: bytes) -> None:
+    """Commit the first checkpoint of a region of one worker, whose log `shown` has a row for each step."""
+    async with hold_manifest(StoreHost(store), "shop") as held:
+        number, generation = held.opened.incarnation, store.record.generation
+        async with await store.claim(worker_directory("shop", 0), number, randomness.fresh_id()) as claim:
+            log = await OutputLog.open(
+                claim, "shown", publish, after_step=0, at=None, generation=generation, workers=1
+            )
+            for step in range(1, steps + 1):
+                await log.append("shown", step, 1, step, row, {})
+            part = worker_cut(number, sinks={"shown": msgspec.to_builtins(await log.synced(steps))})
+            await log.aclose()
+        of_one = {"workers": {0: part}, "layout": even_layout(1)}
+        first = a_cut(cut=1, parent=0, incarnation=number, step=steps, retained=(1,), final=True, **of_one)
+        await append_record(held, "shop", first)
+
+
+async def read_on(follower: OutputFollower) -> tuple[list[bytes], SplitPosition]:
+    rows, at = list[bytes](), SplitPosition(0)
+    async with aclosing(follower.poll()) as pieces:
+        async for piece in pieces:
+            rows.append(piece.data)
+            at = SplitPosition(piece.end, piece.digest, epoch=piece.epoch)
+    return rows, at
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("publish", Publish)
+@pytest.mark.parametrize(
+    ("steps", "row"),
+    [(5, b"one"), (5, b"two"), (6, b"two"), (3, b"two")],
+    ids=["equal", "as long", "longer", "shorter"],
+)
+async def test_a_reader_of_a_region_that_was_deleted_and_begun_again_is_refused_by_name(
+    publish: Publish, steps: int, row: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its log has the same bytes again: a reader that was restored, and one that never stopped."""
+    monkeypatch.setattr(limits, "output_poll_s", 0.0)
+    async with memory_store() as servers, open_store(servers.url) as store:
+        await show(store, publish, 5, b"one")
+        published = PublishedOutput(store, "shop", "shown")
+        reading = published.follower("w0000", SplitPosition(0))
+        rows, at = await read_on(reading)
+        assert rows == 5 * [b"one"]
+        assert (await read_on(published.follower("w0000", at)))[0] == [], "nothing follows yet"
+        assert await delete_region(store, "shop", patience_s=SOON_S)
+        await show(store, publish, steps, row)
+        for follower in (published.follower("w0000", at), reading):
+            with pytest.raises(
+                OutputRewoundError, match=r"'shop' was read up to step 5, but .* deleted and begun"
+            ):
+                await read_on(follower)
+        prefetcher = Prefetcher(
+            "shown",
+            LogSource("shown", "row string", region="shop"),
+            store,
+            reader=Reading("below"),
+            worker=0,
+            workers=1,
+            positions={"w0000": at},
+            woken=lambda: None,
+        )
+        with pytest.RaisesGroup(OutputRewoundError, flatten_subgroups=True):
+            await prefetcher.run()
+        for known in (published, PublishedOutput(store, "shop", "shown")):
+            assert (await read_on(known.follower("w0000", SplitPosition(0))))[0] == steps * [row]
