@@ -45,6 +45,7 @@ def test_a_wildcard_is_reached_at_the_hosts_own_address() -> None:
 )
 def test_a_format_and_a_level(text: str, expected: LogChoice | None) -> None:
     assert parse_log_choice(text) == expected
+    assert LogChoice() == (False, "WARNING"), "without a choice: text, from warnings on"
 
 
 @pytest.mark.parametrize("text", ["JSON", "json:", "json:INFO", "xml", ":info", "json:info:"])

@@ -55,15 +55,17 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
 
 @st.composite
 def store_records(draw: st.DrawFn) -> StoreRecord:
-    count = draw(st.integers(1, 5))
-    member_ids = draw(st.lists(ids.filter(any), min_size=count, max_size=count, unique=True))
+    count, extra = draw(st.integers(1, 5)), draw(st.integers(0, 2))
+    server_ids = draw(st.lists(ids.filter(any), min_size=count + extra, max_size=count + extra, unique=True))
     joining = draw(st.booleans()) and count > 1
     state: MemberState = draw(st.sampled_from(["joining", "adding"]))
-    members = tuple(
-        Member(one, f"host-{index}:{9000 + index}", state if joining and index == count - 1 else "in")
-        for index, one in enumerate(member_ids)
+
+    def state_of(index: int) -> MemberState:
+        return "spare" if index >= count else state if joining and index == count - 1 else "in"
+
+    every = tuple(
+        Member(one, f"host-{index}:{9000 + index}", state_of(index)) for index, one in enumerate(server_ids)
     )
-    voters = count - joining
-    return StoreRecord(
-        draw(ids.filter(any)), draw(st.integers(1, 2**64 - 1)), draw(st.integers(1, voters)), members
-    )
+    quorum = draw(st.integers(1, count - joining))
+    generation = draw(st.integers(1, 2**64 - 1))
+    return StoreRecord(draw(ids.filter(any)), generation, quorum, every[:count], every[count:])

@@ -14,7 +14,7 @@ from dos_protocol.errors import (
     LocalProtocolError,
 )
 from dos_protocol.messages import Error
-from dos_protocol.names import check_name, id_text, parse_id
+from dos_protocol.names import check_name, id_text, parse_id, printable
 from dos_protocol.session_states import SESSION_TABLE, SessionEvent, SessionState, diagram, step
 from dos_protocol.vocabulary import refused
 from tests.dos_protocol.strategies import good_names
@@ -48,6 +48,14 @@ def test_hostile_names_are_refused_and_shown_escaped(name: str) -> None:
         check_name(name)
     assert str(caught.value).isascii()
     assert "\n" not in str(caught.value)
+
+
+@given(text=st.text(st.characters() | st.sampled_from("a\n\x1b\x7f\u202e")))
+def test_a_foreign_text_is_shown_as_it_is_but_for_what_a_terminal_obeys(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable()
+    assert shown == "".join(one if one.isprintable() else ascii(one).strip("'") for one in text)
+    assert printable("línea\r\n\x1b[2J 行") == "línea\\r\\n\\x1b[2J 行"
 
 
 def test_ids_are_32_hex_digits() -> None:

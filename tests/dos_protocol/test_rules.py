@@ -4,7 +4,7 @@ import struct
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dos_protocol import messages as m
@@ -252,8 +252,12 @@ def test_a_bad_digest_names_its_request_and_is_reported_again() -> None:
         assert (caught.value.code, caught.value.request_id) == (ErrorCode.BAD_DIGEST, 77)
 
 
-@given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 5000), st.booleans())
-def test_bytes_may_come_in_by_copy_and_by_view_in_turns(sizes: list[int], piece: int, by_view: bool) -> None:
+@given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 5000), st.booleans(), st.booleans())
+@example([3000] * 12, 5000, True, True)
+def test_bytes_may_come_in_by_copy_and_by_view_in_turns(
+    sizes: list[int], piece: int, by_view: bool, lazy: bool
+) -> None:
+    """`lazy`: one frame is taken after each piece, while whole ones wait, as under backpressure."""
     sent = [
         Frame(9, number, b"m" * (number % 5), bytes([number]) * size) for number, size in enumerate(sizes)
     ]
@@ -270,9 +274,12 @@ def test_bytes_may_come_in_by_copy_and_by_view_in_turns(sizes: list[int], piece:
             else:
                 count = len(chunk)
                 decoder.receive(chunk)
-            chunk, by_view = chunk[count:], not by_view
+            chunk, by_view = chunk[count:], by_view if lazy else not by_view
         while (frame := decoder.next_frame()) is not None:
             got.append(frame)
+            if lazy:
+                break
+    got += iter(decoder.next_frame, None)
     assert got == sent
     assert decoder.buffered == 0
     decoder.shrink()

@@ -31,8 +31,8 @@ def test_a_record_survives_its_bytes_and_the_specification_reads_them(record: St
         record.ack_quorum,
     )
     assert [(one.server_id, one.address, one.state) for one in parsed.members] == [
-        (one.server_id, one.address, {"in": 1, "joining": 2, "adding": 3}[one.state])
-        for one in record.members
+        (one.server_id, one.address, {"in": 1, "joining": 2, "adding": 3, "spare": 4}[one.state])
+        for one in (*record.members, *record.spares)
     ]
 
 
@@ -46,6 +46,18 @@ def test_a_flip_or_a_cut_is_named(record: StoreRecord, data: st.DataObject) -> N
     for damaged in (bytes(bad), good[:cut], good + b"\0"):
         with pytest.raises(CorruptDataError):
             decode_store_record(damaged)
+    for body in (bytes(bad[:-8]), good[: min(cut, len(good) - 8)], good[:-8] + b"\0"):
+        accepted_or_refused(body)
+
+
+def accepted_or_refused(body: bytes) -> None:
+    """Bytes of another program, with the right digest, are a record with exactly these bytes, or refused."""
+    data = body + digest64(body).to_bytes(8, "big")
+    try:
+        record = decode_store_record(data)
+    except CorruptDataError:
+        return
+    assert encode_store_record(record) == data
 
 
 @pytest.mark.parametrize(
@@ -79,10 +91,34 @@ def test_no_other_character_may_nor_none_nor_too_many(address: str) -> None:
 
 
 def test_what_is_too_short_is_refused_though_its_digest_fits() -> None:
-    for size in range(len(encode_store_record(StoreRecord(b"s" * 16, 1, 1, (A,))))):
-        body = bytes(size)
-        with pytest.raises(CorruptDataError):
-            decode_store_record(body + digest64(body).to_bytes(8, "big"))
+    whole = encode_store_record(StoreRecord(b"s" * 16, 1, 1, (A, B)))[:-8]
+    for size in range(len(whole)):
+        for body in (bytes(size), whole[:size]):
+            with pytest.raises(CorruptDataError):
+                decode_store_record(body + digest64(body).to_bytes(8, "big"))
+
+
+@given(record=store_records())
+def test_a_server_is_found_by_its_own_identity_and_address_among_the_members_alone(
+    record: StoreRecord,
+) -> None:
+    for one in record.members:
+        assert (
+            record.member(one.server_id)
+            is record.find(one.address)
+            is record.find(one.server_id.hex())
+            is one
+        )
+        assert record.names(one.server_id)
+    for one in record.spares:
+        assert record.member(one.server_id) is record.find(one.address) is None
+        assert record.names(one.server_id)
+        assert one not in record.spares_beside((Member(one.server_id, "other:1"),))
+        assert one not in record.spares_beside((Member(b"o" * 16, one.address),))
+    assert record.spares_beside(record.members) == record.spares
+    assert not record.names(bytes(16))
+    assert record.member(bytes(16)) is record.find("") is None
+    assert record.voters == tuple(one for one in record.members if one.state == "in")
 
 
 @pytest.mark.parametrize(

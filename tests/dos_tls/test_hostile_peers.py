@@ -22,7 +22,11 @@ from dos_server.limits import hello_seconds_max
 from dos_tls import (
     BUSY_ALERT,
     CertificateExpiredError,
+    PlainTextPeerError,
+    TlsBusyError,
     TlsEngine,
+    TlsError,
+    TlsHandshakeError,
     TlsStream,
     TlsTruncatedError,
     connect_tls,
@@ -32,6 +36,8 @@ from tests.support.certificates import HERE, Certificates, certificates
 
 __all__ = ["certificates"]
 WAIT_S = 30.0
+BUSY = bytes.fromhex("15 0303 0002 02 50")
+"""An alert in a record of TLS 1.2: fatal, internal_error (RFC 8446, section 6)."""
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +108,7 @@ def test_idle_peers_lock_nobody_out_of_the_handshake(
         for _ in range(20):
             assert ping(server) > 0, "each honest client is served at its first attempt"
             idle.append(socket.create_connection(server.address))
-        assert read_to_end(idle[0]) == BUSY_ALERT, "the oldest one received the reason"
+        assert read_to_end(idle[0]) == BUSY, "the oldest one received the reason"
         idle[-1].setblocking(False)
         with pytest.raises(BlockingIOError):
             idle[-1].recv(1)
@@ -143,6 +149,32 @@ def test_noise_after_the_handshake_ends_that_session_only(
 
     trio.run(spoil)
     assert ping(server) < WAIT_S
+
+
+@pytest.mark.parametrize(
+    ("bytes_of_peer", "error", "words"),
+    [
+        (BUSY, TlsBusyError, "cannot serve one more connection"),
+        (b"GET / HTTP/1.1\r\n", PlainTextPeerError, "sends plain text"),
+        (b"\x16\x03\x03\x00\x04\x01\0\0\0", TlsHandshakeError, "TLS with h:1 failed: .*UNEXPECTED"),
+        (b"", TlsHandshakeError, "closed the connection during the TLS handshake"),
+    ],
+)
+def test_what_ends_a_handshake_is_named_at_once_and_at_every_later_call(
+    certificates: Certificates, bytes_of_peer: bytes, error: type[TlsError], words: str
+) -> None:
+    engine = TlsEngine(client_context(certificates.client_settings), "h:1", name=HERE)
+    assert not engine.handshake()
+    if error is PlainTextPeerError:
+        with pytest.raises(error, match=words):
+            engine.received(bytes_of_peer)
+    else:
+        engine.received(bytes_of_peer)
+    for call in (engine.handshake, engine.handshake, lambda: engine.read_into(memoryview(bytearray(9)))):
+        with pytest.raises(error, match=words):
+            call()
+    assert not engine.established
+    assert BUSY_ALERT == BUSY, "what a server sends that is busy"
 
 
 async def _halves(certificates: Certificates) -> tuple[TlsStream, trio.socket.SocketType, TlsEngine]:

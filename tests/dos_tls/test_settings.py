@@ -21,6 +21,7 @@ from dos_tls import (
     tls_of_environment,
 )
 from dos_tls.core.reasons import failure_of
+from dos_tls.core.settings import WORKER_NAME
 
 OWN = TlsSettings("/t/ca.pem", "/t/cert.pem", "/t/key.pem")
 
@@ -80,16 +81,22 @@ FAILED = "CERTIFICATE_VERIFY_FAILED"
         (FAILED, 9, False, CertificateNotYetValidError),
         (FAILED, 62, False, CertificateNameError),
         (FAILED, 64, False, CertificateNameError),
-        (FAILED, 20, False, CertificateAuthorityError),
-        (FAILED, 18, True, CertificateAuthorityError),
-        (FAILED, 7, True, CertificateAuthorityError),
+        *((FAILED, code, code == 18, CertificateAuthorityError) for code in (2, 7, 18, 19, 20, 21)),
         ("PEER_DID_NOT_RETURN_A_CERTIFICATE", 0, True, CertificateRequiredError),
         ("TLSV13_ALERT_CERTIFICATE_REQUIRED", 0, False, CertificateRequiredError),
         ("SSLV3_ALERT_HANDSHAKE_FAILURE", 0, False, CertificateRequiredError),
         ("SSLV3_ALERT_HANDSHAKE_FAILURE", 0, True, TlsHandshakeError),
         ("TLSV1_ALERT_UNKNOWN_CA", 0, True, CertificateRejectedError),
-        ("SSLV3_ALERT_CERTIFICATE_EXPIRED", 0, True, CertificateRejectedError),
-        ("SSLV3_ALERT_BAD_CERTIFICATE", 0, False, CertificateRejectedError),
+        *(
+            (f"SSLV3_ALERT_{what}", 0, what == "CERTIFICATE_EXPIRED", CertificateRejectedError)
+            for what in (
+                "CERTIFICATE_EXPIRED",
+                "BAD_CERTIFICATE",
+                "CERTIFICATE_UNKNOWN",
+                "CERTIFICATE_REVOKED",
+                "UNSUPPORTED_CERTIFICATE",
+            )
+        ),
         ("TLSV1_ALERT_INTERNAL_ERROR", 0, False, TlsBusyError),
         ("", 0, False, TlsHandshakeError),
     ],
@@ -101,6 +108,14 @@ def test_each_failure_has_its_name_and_a_remedy(
     assert type(found) is error
     assert "h:1" in str(found)
     assert found.remedy
+    # the words of OpenSSL are shown only if ours do not say what is wrong
+    assert ("text of OpenSSL" in str(found)) == (error is TlsHandshakeError or code == 7)
+
+
+def test_a_worker_whose_peer_has_another_name_is_told_which_directory_it_must_use() -> None:
+    for name in (WORKER_NAME, "h"):
+        error = failure_of("h:1", FAILED, 62, "", server_side=False, name=name)
+        assert ("the client directory there" in error.remedy) == (name == WORKER_NAME)
 
 
 def test_a_flood_of_one_kind_is_one_line_and_a_count() -> None:

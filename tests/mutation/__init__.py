@@ -7,6 +7,7 @@ project has a driver of its own.
     mutants      their names, which do not depend on line numbers; samples; mutated code objects
     near         the packages: modules in scope, and the tests near them
     coverage     which test executes which line, and how long each test takes
+    reach        `./run near`: the tests that execute a file or a line
     session      a pytest session that collects once, then forks a process for each mutant
     equivalents.toml   mutants that no test can kill, each with the reason
     kills.toml         mutants, each with a test that kills it; CI repeats them

@@ -46,11 +46,14 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> int:
+def with_profile(module: str) -> None:
+    """Start this module again if the process has another profile."""
     if any(os.environ.get(name) != value for name, value in PROFILE.items()):
-        os.execve(
-            sys.executable, [sys.executable, "-m", "tests.mutation", *sys.argv[1:]], {**os.environ, **PROFILE}
-        )
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **PROFILE})
+
+
+def main() -> int:
+    with_profile("tests.mutation")
     parser = arguments()
     options = parser.parse_args()
     if options.stale:
@@ -65,7 +68,7 @@ def main() -> int:
 def plant(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Run the near tests on the planted bugs of these packages. Returns 1 if a bug survived."""
     from tests.mutation.lists import planted
-    from tests.mutation.near import PACKAGES, package_of
+    from tests.mutation.near import PACKAGES, files_of, package_of
     from tests.mutation.recorded import find_kills
     from tests.mutation.session import Near, run_session
 
@@ -78,8 +81,7 @@ def plant(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             survived.append(find_kills(near, bugs, say))
 
         if bugs:
-            files = sorted({*PACKAGES[package].files(), *(one.module for one in bugs)})
-            run_session(PACKAGES[package].tests, files, CACHE / f"{package}.json", work)
+            run_session(PACKAGES[package].tests, files_of(package), CACHE / f"{package}.json", work)
     return 1 if sum(survived) else 0
 
 
@@ -114,7 +116,7 @@ def scope_of(parser: argparse.ArgumentParser, what: Sequence[str]) -> dict[str, 
 
 def mutate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     from tests.mutation.mutants import Mutant, sample, source_of
-    from tests.mutation.near import PACKAGES
+    from tests.mutation.near import PACKAGES, files_of
     from tests.mutation.session import Near, Verdict, run_session
 
     verdicts: list[Verdict] = []
@@ -139,9 +141,8 @@ def mutate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
                 judged.append(verdict)
                 progress(verdict, number, len(drawn))
 
-        files = [str(path) for path in PACKAGES[package].files()]
         say(f"{package}: {len(drawn)} of {len(mutants)} mutants in {len(modules)} modules")
-        run_session(PACKAGES[package].tests, files, CACHE / f"{package}.json", work)
+        run_session(PACKAGES[package].tests, files_of(package), CACHE / f"{package}.json", work)
         verdicts += judged
     if options.json:
         write_json(options.json, verdicts)
@@ -157,7 +158,7 @@ def show(mutant: "Mutant", package: str) -> bool:  # noqa: F821
     from tests.mutation.session import Coverage
 
     coverage = Coverage(CACHE / f"{package}.json")
-    near = coverage.near(mutant.key.module, mutant.first, mutant.last)
+    near = coverage.near(mutant.key.module, mutant.lines)
     print(mutant, as_row("equivalent", mutant.key, reason=equivalents().get(mutant.key, "")), sep="\n\n")
     print(f"{len(near)} tests execute it" + (":" if near else "; or nothing is known yet"))
     for name in near:

@@ -9,7 +9,7 @@ import json
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -64,14 +64,18 @@ def digest_of(path: Path) -> str:
 class Coverage:
     """The known results of the tests of a package, by node id: seconds, and lines by module.
 
+    `traced`: the modules whose lines were recorded. `imported`: those that the near tests import.
     `kills`: how many mutants of a module a test function has killed in this run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.tests: dict[str, dict[str, Any]] = {}
+        self.traced: list[str] = []
+        self.imported: list[str] = []
         self.kills: Counter[tuple[str, str]] = Counter()
         if path.is_file():
             kept = json.loads(path.read_text(encoding="utf-8"))
+            self.traced, self.imported = kept.get("traced", []), kept.get("imported", [])
             changed = {name for name, digest in kept["files"].items() if digest_of(ROOT / name) != digest}
             self.tests = {
                 name: one
@@ -85,17 +89,19 @@ class Coverage:
     def save(self) -> None:
         files = {name.partition("::")[0] for name in self.tests}
         files |= {module for one in self.tests.values() for module in one["lines"]}
-        kept = {"files": {name: digest_of(ROOT / name) for name in sorted(files)}, "tests": self.tests}
+        kept = {
+            "files": {name: digest_of(ROOT / name) for name in sorted(files)}, "traced": self.traced,
+            "imported": self.imported, "tests": self.tests,
+        }  # fmt: skip
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(kept), encoding="utf-8")
 
-    def near(self, module: str, first: int, last: int) -> list[str]:
+    def near(self, module: str, lines: Container[int]) -> list[str]:
         """Return the tests that execute one of these lines of the module, the most promising first."""
-        wanted = range(first, last + 1)
         found = [
             name
             for name, one in self.tests.items()
-            if any(line in wanted for line in one["lines"].get(module, ()))
+            if any(line in lines for line in one["lines"].get(module, ()))
         ]
         return self._ordered(module, found)
 

@@ -49,6 +49,10 @@ class Mutant(NamedTuple):
     edit: Edit
 
     @property
+    def lines(self) -> range:
+        return range(self.first, self.last + 1)
+
+    @property
     def id(self) -> str:
         return hashlib.sha256("\0".join(map(str, self.key)).encode()).hexdigest()[:8]
 

@@ -69,3 +69,8 @@ NOT_NEAR = {"test_a_client_whose_machine_is_gone_does_not_keep_its_lock_for_hour
 
 def package_of(module: str) -> str:
     return module.partition("/")[0]
+
+
+def files_of(package: str) -> list[str]:
+    """Return every module of a package, in scope or not: the coverage is measured for all of them."""
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py"))

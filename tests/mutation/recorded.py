@@ -98,7 +98,8 @@ def find_kills(near: Near, planted: Sequence[Planted], report: Callable[[str], N
         path, code = str(ROOT / bug.module), code_of(bug)
         before = (ROOT / bug.module).read_text(encoding="utf-8").partition(bug.before)[0]
         first = before.count("\n") + 1
-        names = near.coverage.near(bug.module, first, first + bug.before.rstrip("\n").count("\n"))
+        lines = range(first, first + bug.before.rstrip("\n").count("\n") + 1)
+        names = near.coverage.near(bug.module, lines)
         by = near.run_with(path, code, names) if names else ""
         survived += not by
         report(f"{bug.name}: {by or f'SURVIVED {len(names)} tests'}")

@@ -3,6 +3,7 @@
 The forked process gives the functions of the mutant's module the mutated code, and runs the tests that
 execute the changed lines, the most promising first, until one fails. Nothing is written to the source tree. A
 mutant of code that runs at import needs a process that has not imported the module: pytest is started again.
+The same is done for a function that no test executes, because a function may be called at import.
 """
 
 import gc
@@ -130,6 +131,10 @@ class Near:
         missing = [name for name in self._items if name not in self.coverage.tests]
         if not missing:
             return
+        if not self.coverage.tests:
+            self.coverage.traced = list(self._modules)
+        loaded = {getattr(one, "__file__", None) for one in tuple(sys.modules.values())}
+        self.coverage.imported = [one for one in self._modules if str(ROOT / one) in loaded]
         report(f"measuring the executed lines of {len(missing)} tests")
         path = Path(tempfile.mkstemp(prefix="mutation-coverage-")[1])
         found = Coverage(path.with_suffix(".json"))
@@ -166,18 +171,16 @@ class Near:
         source = source_of(mutant.key.module)
         new = source.compiled(mutant)
         cold = mutant.at_import or not can_replace(new, source.compiled(None))
+        survived = "survived"
         if tests is None:
             module = mutant.key.module
-            near = (
-                self.coverage.touching(module)
-                if mutant.at_import
-                else self.coverage.near(module, mutant.first, mutant.last)
-            )
+            near = [] if mutant.at_import else self.coverage.near(module, mutant.lines)
+            if not near:  # the line may run when the module is imported, which the coverage does not show
+                survived = "survived" if mutant.at_import else "unreached"
+                near, cold = self.coverage.touching(module), True
             names = self._within(near, budget)
         else:
             names = list(tests)
-        if not names:
-            return Verdict(mutant, "unreached", "", 0.0)
         seconds = sum(self.coverage.tests.get(name, {"seconds": 1.0})["seconds"] for name in names)
         limit = SLOWDOWN_MAX * seconds + PATIENCE_S
         by = (
@@ -187,7 +190,7 @@ class Near:
         )
         if by in self.coverage.tests:
             self.coverage.kills[mutant.key.module, by.partition("[")[0]] += 1
-        return Verdict(mutant, "killed" if by else "survived", by, time.perf_counter() - started)
+        return Verdict(mutant, "killed" if by else survived, by, time.perf_counter() - started)
 
     def _within(self, names: list[str], budget: float) -> list[str]:
         """Return the fastest tests that fit into this many seconds, but always one."""
@@ -217,9 +220,11 @@ class Near:
 
     def _run_cold(self, mutant: Mutant, names: Sequence[str], limit: float) -> str:
         with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.mutation.cold", *names]
+            files = dict.fromkeys(name.partition("::")[0] for name in names)
+            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.mutation.cold", *files]
             command += [f"--basetemp={folder}/tmp", "-o", f"cache_dir={folder}/cache"]
             env = {**os.environ, "DOS_MUTANT": f"{mutant.key.module} {mutant.id}"}
+            env["DOS_MUTANT_TESTS"] = "\n".join(names)
             try:
                 done = subprocess.run(
                     command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit + 20.0
@@ -227,7 +232,8 @@ class Near:
             except subprocess.TimeoutExpired:
                 return HANG
         failed = [row.split()[1] for row in done.stdout.splitlines() if row.startswith(("FAILED", "ERROR"))]
-        return "" if done.returncode == 0 else failed[0] if failed else "(cannot be imported)"
+        passed = done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        return "" if passed else failed[0] if failed else "(cannot be imported)"
 
 
 def run_session(

@@ -9,7 +9,8 @@ from types import FunctionType
 
 import pytest
 
-from tests.mutation import lists
+from tests.mutation import lists, reach
+from tests.mutation.coverage import Coverage
 from tests.mutation.mutants import (
     ROOT,
     Mutant,
@@ -135,6 +136,39 @@ def test_functions_that_the_session_before_left_frozen_are_found() -> None:
         assert sample in live_functions()[sample.__code__.co_filename]
     finally:
         gc.unfreeze()
+
+
+def test_near_tells_which_tests_execute_a_file_or_a_line_and_which_lines_none_does(
+    source: Source, tmp_path: Path
+) -> None:
+    def at(text: str) -> int:
+        return SOURCE.splitlines().index(text) + 1
+
+    call, raised, kept = (at(" " * n + text) for n, text in (
+        (4, "def near(self, at: int, limit: int = 5) -> bool:"),
+        (12, 'raise ValueError(f"{at + 1} is below {0}")'), (8, "self.seen = at"),
+    ))  # fmt: skip
+    coverage = Coverage(tmp_path / "none.json")
+    coverage.add("test_a", 0.1, {source.module: {call, call + 2, call + 3, kept, kept + 1}})
+    coverage.add("test_b", 0.1, {source.module: {call, call + 2, call + 3, raised}})
+    coverage.add("test_c", 0.1, {"other.py": {raised}})
+
+    def tests_of(line: int) -> set[str]:
+        target = reach.Target("x", source.module, reach.statement_at(source.module, line))
+        return {one["name"] for one in reach.report(coverage, target)["tests"]}
+
+    assert tests_of(raised) == {"test_b"}
+    assert tests_of(kept) == {"test_a"}
+    assert tests_of(call + 1) == set(), "the text of a function is not executed"
+    assert tests_of(call) == {"test_a", "test_b"}
+    row = reach.report(coverage, reach.Target("x", source.module))
+    assert {one["name"] for one in row["tests"]} == {"test_a", "test_b"}
+    half, first = at("    @property"), at("def first(values):")
+    assert row["not_executed"] == [[half, half + 3], [first, first + 5]]
+    assert row["decides"]
+    assert reach.state_of(row) == ""
+    never = reach.report(Coverage(tmp_path / "none.json"), reach.Target("x", source.module))
+    assert reach.state_of(never) == "no near test imports it"
 
 
 def test_the_scope_of_each_package_exists() -> None:
