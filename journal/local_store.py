@@ -2,7 +2,9 @@
 
 The disk is a store of one member: `LocalClaim` is the claim of its writer, `LocalStore` what readers use. The
 chain code is that of any store, with the same rules (R5-R8, R14). So a local journal rolls, begins segments
-with snapshots, is trimmed, can be opened at a moment, and is whole after a crash at any point.
+with snapshots, is trimmed, can be opened at a moment, and is whole after a crash of the process at any point.
+After a power cut, all that was synced is there. Of bytes that were not synced, a disk may keep later ones
+without earlier ones: that is damage, as on a server's disk, and nothing is truncated for it.
 
     ledger.journal/                                   locked (flock) by the process that writes
         files.0000000000000003.0000000000000000       a segment: the bytes of the object of that name
@@ -37,6 +39,7 @@ from journal.core.decoder import RecordDecoder
 from journal.core.errors import LocalFilesError
 from journal.core.segment import SegmentName, parse_segment_name
 from journal.core.trimming import Floor
+from journal.durable_folders import make_durable_folders, sync_folder
 from journal.limits import scratch_read_bytes_max, start_read_bytes_max
 from journal.ports import LocalCopyPort
 
@@ -126,11 +129,7 @@ class LocalStore:
         old = [name for name in self._records_of_mirrors() if name != new]
         if new is not None:
             (self.path / new).touch()
-            directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(directory)  # the new record is there before the former one is deleted
-            finally:
-                os.close(directory)
+            sync_folder(self.path)  # the new record is there before the former one is deleted
         for name in old:
             (self.path / name).unlink(missing_ok=True)
 
@@ -155,7 +154,7 @@ class LocalClaim:
         self.writer_id = secrets.token_bytes(id_bytes)
         self.lost = None
         self.failure: LocalFilesError | None = None
-        path.mkdir(parents=True, exist_ok=True)
+        make_durable_folders(path)
         self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._objects: dict[str, LocalObject] = {}
         try:

@@ -36,9 +36,9 @@ from dataflow.sinks.part_file import (
     own_directory,
     refuse_url,
     replace_durably,
-    sync_directory,
 )
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
+from journal.durable_folders import make_durable_folders, sync_folder
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -156,7 +156,7 @@ class ParquetOutput(TwoPhaseOutput):
         self._schema = schema
         self._compression = compression
         self._files: dict[str, ParquetRows] = {}
-        directory.mkdir(parents=True, exist_ok=True)
+        make_durable_folders(directory)
 
     def _staged_path(self, transaction: str) -> Path:
         return self._staging / f"{transaction}.parquet"
@@ -179,9 +179,7 @@ class ParquetOutput(TwoPhaseOutput):
             text = msgspec.json.encode(owner)
             own_directory(self._directory, text, others, f"owner-{self._writer}", _REMEDY)
         if transaction not in self._files:
-            if not self._staging.exists():
-                self._staging.mkdir(exist_ok=True)
-                sync_directory(self._directory)
+            self._staging.mkdir(exist_ok=True)
             path = self._staged_path(transaction)
             self._files[transaction] = ParquetRows(path, self._schema, self._compression)
         self._files[transaction].write(batch)
@@ -190,7 +188,8 @@ class ParquetOutput(TwoPhaseOutput):
         self._files.pop(transaction).finish()
         with self._staged_path(transaction).open("rb") as file:
             os.fsync(file.fileno())
-        sync_directory(self._staging)
+        sync_folder(self._staging)
+        sync_folder(self._directory)  # a process that was killed may have made the staging directory
 
     def commit(self, transaction: str) -> None:
         staged = [self._staged_path(transaction), self._older_path(transaction)]
@@ -206,7 +205,7 @@ class ParquetOutput(TwoPhaseOutput):
             replace_durably(self._last_path, transaction.encode())
         if existing is not None:
             existing.rename(published)
-        sync_directory(self._directory)
+        sync_folder(self._directory)
 
     def _lost(self, transaction: str) -> None:
         """Raise an error for a transaction of a committed checkpoint that has no file, unless its loss is
@@ -254,7 +253,7 @@ class ParquetOutput(TwoPhaseOutput):
         path = self._published_path(transaction)
         logger.warning("%s is deleted: the region was reset to a checkpoint before it", path)
         path.unlink(missing_ok=True)
-        sync_directory(self._directory)
+        sync_folder(self._directory)
 
     def close(self) -> None:
         for file in self._files.values():

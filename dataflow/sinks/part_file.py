@@ -24,6 +24,7 @@ from typing import Final, Protocol
 from dataflow import limits
 from dataflow.errors import OutputLostError, SchemaError, SinkOwnedError, SinkWriteError
 from dos_protocol.errors import CorruptDataError
+from journal.durable_folders import make_durable_folders, sync_folder
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -104,7 +105,7 @@ class PartFile:
     def open(self, owner: bytes) -> None:
         if self._fd >= 0:
             return
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_durable_folders(self._directory)
         own_directory(self._directory, owner, partial(part_files, self._directory), self._path.stem)
         self._fd = self._locked()
 
@@ -113,7 +114,7 @@ class PartFile:
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _lock(fd, self._path)
-            sync_directory(self._directory)
+            sync_folder(self._directory)
         except BaseException:
             os.close(fd)
             raise
@@ -296,20 +297,22 @@ def own_directory(
 
     `unique`: a file name that no other worker of this process uses at the same time. Raises as `check_owner`.
     """
-    if check_owner(directory, owner, unmarked, remedy):
-        return
-    mine = directory / f"_{unique}.{os.getpid()}.tmp"
-    with mine.open("wb") as file:  # synced before it is linked, so that no owner file is ever incomplete
-        file.write(owner)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        os.link(mine, directory / OWNER_FILE)  # link() is atomic and fails if the name exists
-    except FileExistsError:
-        pass
-    finally:
-        mine.unlink()
-    check_owner(directory, owner, tuple, remedy)
+    if not check_owner(directory, owner, unmarked, remedy):
+        mine = directory / f"_{unique}.{os.getpid()}.tmp"
+        with mine.open("wb") as file:  # synced before it is linked, so that no owner file is ever incomplete
+            file.write(owner)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(mine, directory / OWNER_FILE)  # link() is atomic and fails if the name exists
+        except FileExistsError:
+            pass
+        finally:
+            mine.unlink()
+        check_owner(directory, owner, tuple, remedy)
+    # Before any output, which without an owner would be another program's. A process that was killed may have
+    # made the name.
+    sync_folder(directory)
 
 
 def replace_durably(path: Path, content: bytes) -> None:
@@ -322,13 +325,4 @@ def replace_durably(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make created, renamed and removed names in a directory durable. Raises OSError."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_folder(path.parent)

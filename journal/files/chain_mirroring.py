@@ -32,6 +32,7 @@ from journal.core.errors import HistoryTrimmedError, MirrorDiffersError
 from journal.core.segment import SegmentStart, parse_segment_name
 from journal.core.trimming import Floor, below
 from journal.core.walk_vocabulary import StartRead
+from journal.durable_folders import sync_folder
 from journal.files.history import stretch_below
 from journal.files.mirroring import Mirror, verify_copy
 from journal.limits import mirror_poll_s
@@ -309,9 +310,5 @@ def _synced_size(path: Path) -> int:
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         os.fsync(file.fileno())
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
     return size

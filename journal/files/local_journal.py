@@ -21,6 +21,7 @@ from journal.core.errors import LocalFilesError, TornRecordError
 from journal.core.position import Position
 from journal.core.record import Record, encode
 from journal.core.record_layout import VERSION_1
+from journal.durable_folders import sync_folder
 from journal.limits import scratch_read_bytes_max
 
 logger = logging.getLogger("dos.journal")
@@ -44,6 +45,7 @@ class LocalJournal:
         self._broken: LocalFilesError | None = None
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
+            sync_folder(path.parent)  # the name of a new file
             self._truncate_torn_end()
         except BaseException:
             self.close()

@@ -34,7 +34,7 @@ PACKAGES: dict[str, Package] = {
     "dos_server": Package(
         ("dos_server/core/**/*.py", *(f"dos_server/{name}.py" for name in STORAGE_SHELL)),
         ("tests/dos_server", "tests/contract/test_disk.py", "tests/contract/test_real_disk.py",
-         "tests/power/test_restarts.py"),
+         "tests/power/test_restarts.py", "tests/power/test_local_files.py"),
     ),
     "dos_client": Package(
         ("dos_client/core/*.py", "dos_client/reading/*.py", "dos_client/repair/*.py",
@@ -42,7 +42,7 @@ PACKAGES: dict[str, Package] = {
         ("tests/dos_client", "tests/stories"),
     ),
     "journal": Package(("journal/core/*.py", "journal/chain.py", "journal/writer.py", "journal/reading.py"),
-                       ("tests/journal",)),
+                       ("tests/journal", "tests/power/test_local_files.py")),
     "checkpoint": Package(
         ("checkpoint/core/*.py", "checkpoint/coordinator/manifest_log.py",
          "checkpoint/chains/chain_store.py", "checkpoint/chains/state_blocks.py",
@@ -55,7 +55,7 @@ PACKAGES: dict[str, Package] = {
          "dataflow/state/accumulators.py", "dataflow/operators/aggregate_functions.py",
          "dataflow/state/keyed_table.py", "dataflow/state/distinct.py", "dataflow/state/exact_sum.py",
          "dataflow/state/key_states.py", "dataflow/state/value_store.py"),
-        ("tests/dataflow",),
+        ("tests/dataflow", "tests/power/test_local_files.py"),
     ),
     "spark_integration": Package(("spark_integration/core/*.py",), ("tests/spark_integration",)),
 }  # fmt: skip

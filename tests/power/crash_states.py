@@ -143,8 +143,8 @@ def plain_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def observed_on(image: Image, folder: Path) -> Observation:
-    """What a server shows that is started on the image, written down in the folder."""
+def write_down(image: Image, folder: Path) -> None:
+    """Make the folder hold the image, and nothing else."""
     for one in folder.iterdir():
         shutil.rmtree(one) if one.is_dir() else one.unlink()
     for path, content in sorted(image.items()):
@@ -152,6 +152,11 @@ def observed_on(image: Image, folder: Path) -> Observation:
             (folder / path).mkdir()
         else:
             (folder / path).write_bytes(content)
+
+
+def observed_on(image: Image, folder: Path) -> Observation:
+    """What a server shows that is started on the image, written down in the folder."""
+    write_down(image, folder)
     disk = RealDisk(folder)
     try:
         return _started(disk, image)

@@ -6,7 +6,8 @@
     size    any that the file had since the last sync, or one on the way: ahead of the data (zeros) or behind
             it
     entry   a name made, removed or changed: there or not, as long as the folder is not synced; a rename as a
-            whole. The entries of all folders come in order or each as it likes, by the seed
+            whole, but each of two folders is synced on its own. The entries of all folders come in order or
+            each as it likes, by the seed
     sync    makes durable what came before it *began*; what comes while it runs may or may not be
 
 So it is as bad as POSIX allows, and worse than most file systems are: ext4 keeps entries in order, and an
@@ -176,15 +177,21 @@ class DiskState:
             case op.MakeFolder(folder=folder, name=name, node=node):
                 self.folders[node] = FolderNode()
                 self.folders[folder].change(number, _put(name, node))
+            case op.Link(folder=folder, name=name, node=node):
+                self.folders[folder].change(number, _put(name, node))
             case op.Write(node=node, position=position, data=data):
                 self.files[node].write(number, position, data)
             case op.Resize(node=node, size=size):
                 self.files[node].resize(number, size)
             case op.Remove(folder=folder, name=name):
                 self.folders[folder].change(number, _take(name))
-            case op.Rename(folder=folder, name=name, new_name=new_name):
+            case op.Rename(folder=folder, name=name, new_name=new_name, new_folder=new_folder):
                 node = self.folders[folder].seen[name]
-                self.folders[folder].change(number, _move(name, new_name, node))
+                if new_folder in (0, folder):
+                    self.folders[folder].change(number, _move(name, new_name, node))
+                else:
+                    self.folders[new_folder].change(number, _put(new_name, node))
+                    self.folders[folder].change(number, _take(name))
             case op.SyncFile(node=node, since=since):
                 self.files[node].sync(since)
             case op.SyncFolder(node=node, since=since):
@@ -206,6 +213,7 @@ class DiskState:
 
     def _image(self, keeps: Callable[[int], bool], content: Callable[[FileNode], bytes]) -> Image:
         image: Image = {}
+        contents: dict[int, bytes] = {}
         waiting = [("", ROOT)]
         while waiting:
             above, folder = waiting.pop()
@@ -215,7 +223,9 @@ class DiskState:
                     image[path] = None
                     waiting.append((path, node))
                 else:
-                    image[path] = content(self.files[node])
+                    if node not in contents:  # it may have two names
+                        contents[node] = content(self.files[node])
+                    image[path] = contents[node]
         return image
 
     def _entries_kept(self, rng: random.Random) -> Callable[[int], bool]:

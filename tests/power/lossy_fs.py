@@ -9,6 +9,8 @@ unmounts.
     {"do": "cut", "seed": 7}        who waits gets an error; what seed 7 leaves of the disk is mounted again;
                                     null for a seed: what was synced, and nothing else
     {"do": "lie", "files": true, "folders": false}    whether syncs are answered, and not done
+    {"do": "stop", "after": 3}      after 3 more operations every call fails, as if who calls was killed; null
+                                    ends it
     {"do": "journal", "to": PATH}   write down every operation since the mount
 
 A sync takes up to SYNC_MS milliseconds and covers only what came before it began. `disk_state` says what may
@@ -45,6 +47,7 @@ class LossyFs(pyfuse3.Operations):
         self._rng = random.Random(len(state.files))
         self._last_node = max([*state.files, *state.folders])
         self._frozen = False
+        self._stops_at: int | None = None
         self._power_is_gone = trio.Event()
 
     def freeze(self) -> None:
@@ -55,7 +58,12 @@ class LossyFs(pyfuse3.Operations):
         self._frozen = True
         self._power_is_gone.set()
 
+    def stop(self, after: int | None) -> None:
+        self._stops_at = None if after is None else self.state.count + after
+
     async def _gate(self) -> None:
+        if self._stops_at is not None and self.state.count >= self._stops_at:
+            raise pyfuse3.FUSEError(errno.EIO)
         if self._frozen:
             await self._power_is_gone.wait()
             raise pyfuse3.FUSEError(errno.EIO)
@@ -201,10 +209,19 @@ class LossyFs(pyfuse3.Operations):
     ) -> None:
         await self._gate()
         self._child(parent_inode_old, name_old)
-        if parent_inode_old != parent_inode_new or flags:
-            raise pyfuse3.FUSEError(errno.EXDEV)
+        if flags:
+            raise pyfuse3.FUSEError(errno.EINVAL)
         name, new_name = os.fsdecode(name_old), os.fsdecode(name_new)
-        await self._do(lambda at: op.Rename(at=at, folder=parent_inode_old, name=name, new_name=new_name))
+        old, new = parent_inode_old, parent_inode_new
+        await self._do(lambda at: op.Rename(at=at, folder=old, name=name, new_name=new_name, new_folder=new))
+
+    async def link(self, inode: Any, new_parent_inode: Any, new_name: Any, ctx: Any) -> Any:
+        await self._gate()
+        name = os.fsdecode(new_name)
+        if name in self._entries(new_parent_inode):
+            raise pyfuse3.FUSEError(errno.EEXIST)
+        await self._do(lambda at: op.Link(at=at, folder=new_parent_inode, name=name, node=inode))
+        return self._about(inode)
 
     # What makes it durable
 
@@ -257,6 +274,8 @@ class Power:
                 await self._cut(seed)
             case {"do": "lie", "files": bool(files), "folders": bool(folders)}:
                 self._fs.lie_files, self._fs.lie_folders = files, folders
+            case {"do": "stop", "after": int() | None as after}:
+                self._fs.stop(after)
             case {"do": "journal", "to": str(path)}:
                 await trio.Path(path).write_bytes(op.encode(self._fs.journal))
             case _:

@@ -107,6 +107,12 @@ class LossyDisk:
         """From now on syncs of files, of folders are answered and do nothing, until the next cut."""
         self._order(do="lie", files=files, folders=folders)
 
+    def stop(self, after: int | None) -> int:
+        """After so many more operations every call fails: a program of the test's own process is as good as
+        killed. None: calls work again. Return the number of operations until now.
+        """
+        return int(self._order(do="stop", after=after)["operations"])
+
     def journal(self) -> list[op.AnyOperation]:
         """What was done to the disk since it was mounted."""
         path = self._folder / "journal"

@@ -24,6 +24,14 @@ class MakeFolder(Operation, frozen=True):
     node: int
 
 
+class Link(Operation, frozen=True):
+    """Another name of a file."""
+
+    folder: int
+    name: str
+    node: int
+
+
 class Write(Operation, frozen=True):
     node: int
     position: int
@@ -41,11 +49,12 @@ class Remove(Operation, frozen=True):
 
 
 class Rename(Operation, frozen=True):
-    """Within one folder; what had the new name is replaced."""
+    """What had the new name is replaced. `new_folder`: 0 for the same one."""
 
     folder: int
     name: str
     new_name: str
+    new_folder: int = 0
 
 
 class SyncFile(Operation, frozen=True):
@@ -58,7 +67,7 @@ class SyncFolder(Operation, frozen=True):
     since: int
 
 
-AnyOperation = MakeFile | MakeFolder | Write | Resize | Remove | Rename | SyncFile | SyncFolder
+AnyOperation = MakeFile | MakeFolder | Link | Write | Resize | Remove | Rename | SyncFile | SyncFolder
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[AnyOperation])
