@@ -16,6 +16,7 @@ from journal import (
     read_records,
     take_over,
 )
+from journal.reading import ChainSource, survey
 from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore, PartialStore
 
 
@@ -35,8 +36,22 @@ async def texts_of(claim: MemoryClaim, state: ChainState) -> list[str]:
     return notes([step async for step in read_records(claim, state)])
 
 
-async def committed_texts(store: MemoryStore | PartialStore) -> list[str]:
+async def inspected(store: MemoryStore | PartialStore) -> ChainState:
+    """The committed chain. An inspection that measures nothing finds the same one, and perhaps the beginning
+    of one more record of a pipelined chain."""
     state = await inspect_chain(store, DIRECTORY, "J")
+    found = await inspect_chain(store, DIRECTORY, "J", measured=False)
+    assert found.segments[:-1] == state.segments[:-1]
+    assert len(found.segments) == len(state.segments)
+    for quick, head in zip(found.segments[-1:], state.segments[-1:], strict=True):
+        surveyed = await survey(ChainSource(store, DIRECTORY), quick.name, quick.length, (), quick.length)
+        assert (quick.name, surveyed.last.bytes) == (head.name, head.length), "R10"
+        assert quick.snapshot_end == head.snapshot_end
+    return state
+
+
+async def committed_texts(store: MemoryStore | PartialStore) -> list[str]:
+    state = await inspected(store)
     return notes([step async for step in read_records(store, state, directory=DIRECTORY)])
 
 

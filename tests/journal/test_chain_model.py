@@ -33,8 +33,8 @@ from journal import (
     read_records,
     take_over,
 )
-from journal.reading import ChainSource, survey
 from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore, PartialStore
+from tests.journal.takeovers import inspected
 
 # EVIDENCE-OF: P-1, P-2, P-4, P-6
 
@@ -226,18 +226,7 @@ class History:
         self.shown = longer
 
     async def glance(self) -> None:
-        """A look that measures nothing finds the same, and perhaps the beginning of one more record."""
-        reader = PartialStore(self.store, self.data.draw(st.sampled_from(SUBSETS)))
-        state = await inspect_chain(reader, DIRECTORY, "J")
-        found = await inspect_chain(reader, DIRECTORY, "J", measured=False)
-        assert found.segments[:-1] == state.segments[:-1]
-        assert len(found.segments) == len(state.segments)
-        for quick, head in zip(found.segments[-1:], state.segments[-1:], strict=True):
-            surveyed = await survey(
-                ChainSource(reader, DIRECTORY), quick.name, quick.length, (), quick.length
-            )
-            assert (quick.name, surveyed.last.bytes) == (head.name, head.length), "R10"
-            assert quick.snapshot_end == head.snapshot_end
+        await inspected(PartialStore(self.store, self.data.draw(st.sampled_from(SUBSETS))))
 
     async def read(self, claim: MemoryClaim, state: ChainState) -> tuple[int, ...]:
         steps = [step async for step in read_records(claim, state)]

@@ -13,11 +13,22 @@ from journal import (
     ChainWriter,
     inspect_chain,
     inspect_whole,
+    parse_segment_name,
+    read_records,
     take_over,
 )
 from journal.core.record import encode_v1
 from tests.journal.memory_store import DIRECTORY, MemoryStore, MemoryView, PartialStore
-from tests.journal.takeovers import committed_texts, first_writer, note, on_member_1, opening, taken, texts_of
+from tests.journal.takeovers import (
+    committed_texts,
+    first_writer,
+    note,
+    notes,
+    on_member_1,
+    opening,
+    taken,
+    texts_of,
+)
 
 pytestmark = pytest.mark.trio
 
@@ -213,3 +224,28 @@ async def test_a_reader_waits_for_a_late_member_that_proves_a_finished_take_over
     assert await committed_texts(LateStore(store, [1, 2])) == ["a", "b"]
     alone = await inspect_chain(PartialStore(store, [1, 2]), DIRECTORY, "J")
     assert alone.unproved, "a member that never answers is not waited for; what is left out is reported"
+
+
+async def test_a_reader_reads_from_its_floor_on_what_is_released_and_not_yet_deleted() -> None:
+    """A reader that was there before the release is waited for: it reads on. Others begin at the release."""
+    # EVIDENCE-OF: P-6
+    store = MemoryStore()
+    _, writer = await first_writer(store, "a")
+    floors = [0]
+    for text in "bc":
+        await writer.roll()
+        floors.append(writer.end.size)
+        writer.append(note(text))
+        await writer.wait_synced()
+    last = parse_segment_name(writer.segment)
+    assert last is not None
+    await writer.release(last.order, collect=False)
+    for held in (3, 2, 1):  # segments of a, b, c that members hold
+        for number, floor in enumerate(floors):
+            state = await inspect_chain(store, DIRECTORY, "J", floor=floor)
+            read = notes([step async for step in read_records(store, state, directory=DIRECTORY)])
+            assert "".join(read) == "abc"[max(number, 3 - held) :], (held, floor)
+        assert await committed_texts(store) == ["c"], "without a floor, what is released is not read"
+        for server in store.servers:
+            lowest = min(map(parse_segment_name, server.objects[DIRECTORY]), key=lambda name: name.order)
+            del server.objects[DIRECTORY][str(lowest)]

@@ -10,6 +10,7 @@ from journal import (
     ORIGIN,
     ChainError,
     ChainWriter,
+    LostBytesError,
     Record,
     inspect_chain,
     parse_segment_name,
@@ -82,6 +83,20 @@ async def test_a_segment_that_begins_with_something_huge_is_refused_unread() -> 
         await taken(store.claim(6))
 
 
+@pytest.mark.parametrize("stored", [0, 1, -1])
+async def test_a_segment_whose_start_is_not_whole_is_passed_over(stored: int) -> None:
+    """Its writer died before the start was on any member."""
+    store = MemoryStore()
+    await first_writer(store, "a")
+    start = SegmentStart("J", 2, 0, None, 1, "00" * 16)
+    plant(store, start)
+    for server in store.servers:
+        del server.objects[DIRECTORY][start.name][stored:]
+    assert await committed_texts(store) == ["a"]
+    claim = store.claim(3)
+    assert await texts_of(claim, await taken(claim)) == ["a"]
+
+
 async def test_another_jobs_chain_in_the_same_directory_is_not_looked_at() -> None:
     store = MemoryStore()
     plant(store, SegmentStart("Jx", 9, 0, None, 1, "00" * 16))
@@ -111,6 +126,29 @@ async def test_a_predecessor_with_other_bytes_than_named_is_refused_when_it_is_r
     with pytest.raises(ChainError, match="prefix digest 0000000000003039"):
         await committed_texts(store)
     assert state.end is not None
+
+
+@pytest.mark.parametrize("left", ["all but a byte", "its start", "an empty object", "nothing"])
+async def test_a_predecessor_of_which_no_member_has_all_bytes_is_lost_and_not_cut_short(left: str) -> None:
+    # EVIDENCE-OF: P-1
+    store = MemoryStore()
+    _, writer = await first_writer(store, "a")
+    first, length = writer.segment, writer.end.size
+    await writer.roll()
+    held = {
+        "all but a byte": length - 1,
+        "its start": length - len(encode_v1(note("a"))),
+        "an empty object": 0,
+    }.get(left)
+    for server in store.servers:
+        del server.objects[DIRECTORY][first][held or 0 :]
+        if held is None:
+            del server.objects[DIRECTORY][first]
+    lost = f"names {length} bytes of {first}, reachable members have {held or 0}"
+    with pytest.raises(LostBytesError, match=lost):
+        await inspect_chain(store, DIRECTORY, "J")
+    with pytest.raises(LostBytesError, match=lost):
+        await taken(store.claim(2))
 
 
 async def test_an_epoch_is_one_line_of_history() -> None:

@@ -42,20 +42,20 @@ PACKAGES: dict[str, Package] = {
         ("tests/dos_client", "tests/stories"),
     ),
     "journal": Package(("journal/core/*.py", "journal/chain.py", "journal/writer.py", "journal/reading.py"),
-                       ("tests/journal", "tests/power/test_local_files.py")),
+                       ("tests/journal", "tests/stories", "tests/power/test_local_files.py")),
     "checkpoint": Package(
         ("checkpoint/core/*.py", "checkpoint/coordinator/manifest_log.py",
          "checkpoint/chains/chain_store.py", "checkpoint/chains/state_blocks.py",
          "checkpoint/chains/steps_log.py",
          "checkpoint/chains/output_log.py"),
-        ("tests/checkpoint",),
+        ("tests/checkpoint", "tests/stories"),
     ),
     "dataflow": Package(
         ("dataflow/core/*.py", "dataflow/operators/*.py", "dataflow/sinks/*.py",
          "dataflow/state/accumulators.py", "dataflow/operators/aggregate_functions.py",
          "dataflow/state/keyed_table.py", "dataflow/state/distinct.py", "dataflow/state/exact_sum.py",
          "dataflow/state/key_states.py", "dataflow/state/value_store.py"),
-        ("tests/dataflow", "tests/power/test_local_files.py"),
+        ("tests/dataflow", "tests/other_bugs", "tests/power/test_local_files.py"),
     ),
     "spark_integration": Package(("spark_integration/core/*.py",), ("tests/spark_integration",)),
 }  # fmt: skip
