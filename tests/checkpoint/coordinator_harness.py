@@ -4,6 +4,7 @@ from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     AppendCut,
     Begin,
+    CancelWorker,
     CheckpointWanted,
     ControlReceived,
     CoordinatorTick,
@@ -35,13 +36,20 @@ class CoordinatorHarness:
         self.core = Coordinator(self.spec)
         self.now = 0.0
         self.out = []
+        self.ended = set()
+        """The attempts whose end the launcher reported: the coordinator never cancels one of them."""
         self.epoch = 0
         self.links = {}
         self.play(Begin(seen))
 
     def play(self, *events):
         for event in events:
-            self.out += self.core.handle(event, self.now)
+            if isinstance(event, WorkerEnded):
+                self.ended.add((event.worker, event.attempt))
+            effects = self.core.handle(event, self.now)
+            cancelled = {(one.worker, one.attempt) for one in effects if isinstance(one, CancelWorker)}
+            assert not cancelled & self.ended, "cancelled after its end was reported"
+            self.out += effects
 
     def take(self, *kinds):
         """The effects of these kinds so far, and forget all."""

@@ -254,13 +254,14 @@ def test_a_cut_in_doubt_that_is_in_the_manifest_is_restored_and_forgives() -> No
 
 
 def test_the_status_says_what_a_checkpoint_that_is_under_way_waits_for() -> None:
-    region = CoordinatorHarness(workers=4).run()
+    region = CoordinatorHarness(workers=5).run()
     assert region.core.status().under_way is None
     region.play(CheckpointWanted())
     region.progress(0, step=4, operator="enrich")
     region.progress(1, step=5)
     region.progress(2, step=5, waiting_for_store=True, waiting_reason="h2:1 is unavailable")
     region.progress(3, step=5, lag_bytes=70)
+    region.progress(4, step=3)
     region.vote(1, 1)
     region.tick(2)
     under_way = region.core.status().under_way
@@ -270,16 +271,17 @@ def test_the_status_says_what_a_checkpoint_that_is_under_way_waits_for() -> None
         0: "it runs operator 'enrich', after step 4 of 5",
         2: "it waits for a quorum of the store: h2:1 is unavailable",
         3: "70 bytes of it are not synced, after step 5 of 5",
+        4: "it waits for rows of other workers, after step 3 of 5",
     }
     assert str(region.core.status()).startswith(
-        "WAITING_FOR_STORE, 4 workers, checkpoint 0; worker 2 waits for"
+        "WAITING_FOR_STORE, 5 workers, checkpoint 0; worker 2 waits for"
     )
     assert "; the next checkpoint waits for worker 0: it runs operator 'enrich', after" in str(
         region.core.status()
     )
     shown = status_json(region.core.status())["underWay"]
     assert under_way_text(shown).startswith("checkpoint 1 has waited 2.0 s for the vote of worker 0: it runs")
-    for worker in (0, 2, 3):
+    for worker in (0, 2, 3, 4):
         region.vote(worker, 1)
     committing = status_json(region.core.status())["underWay"]
     assert under_way_text(committing) == "checkpoint 1 is being committed"

@@ -2,6 +2,7 @@
 histories.
 """
 
+import msgspec
 import pytest
 
 from checkpoint import limits
@@ -96,9 +97,13 @@ def test_origins_keep_their_numbers_and_settings_never_change() -> None:
     assert origins.settings.time == "when"
     both = origins.with_origin("p").with_origin("q").with_origin("p")
     assert (both.version, both.number("p"), both.number("q"), both.number("r")) == (2, 1, 2, 0)
-    assert checked_settings(both, None) is both
-    with pytest.raises(EntryRefusedError, match="this handle is served with"):
-        checked_settings(both, EntrySettings(time="at"))
+    for again in (None, EntrySettings(time="when")):
+        assert checked_settings(both, again) is both
+    given = {"time": "at", "lateness_us": 7, "marks_every_us": 7}
+    assert given.keys() == set(EntrySettings.__struct_fields__)
+    for name, value in given.items():
+        with pytest.raises(EntryRefusedError, match="this handle is served with"):
+            checked_settings(both, msgspec.structs.replace(both.settings, **{name: value}))
     with pytest.raises(BadNameError):
         both.with_origin("p.q")
     full = EntryOrigins(

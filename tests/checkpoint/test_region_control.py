@@ -3,10 +3,12 @@ show.
 """
 
 import logging
+import math
 
 import pytest
 import trio
 
+from checkpoint import limits
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec, RegionState
 from checkpoint.errors import HandshakeError, RegionFailedError
@@ -69,6 +71,44 @@ def test_a_region_that_cannot_be_is_refused_before_anything_starts(fields, error
 def test_a_number_that_is_none_is_refused_where_it_is_given_and_not_in_the_driver(call, what) -> None:
     with pytest.raises(LocalProtocolError, match=what):
         call(RegionControl(a_spec()))
+
+
+TIMES = ("checkpoint_interval_s", "drain_timeout_s", "reset_timeout_s", "start_timeout_s")
+BOUNDS = [
+    ("workers", (1, limits.workers_max), (0, -1, limits.workers_max + 1)),
+    ("retain", (limits.cuts_retained_min, limits.cuts_retained_max), (1, 0, limits.cuts_retained_max + 1)),
+    ("max_consecutive_reset_attempts", (0, 1), (-1,)),
+    ("on_damaged", ("fail", "previous"), ("", "older")),
+    ("recovery", ("global", "local"), ("", "regional")),
+    ("trigger", ("periodic", "operator"), ("", "time")),
+    *((name, (0.001, 1e9), (0, -1.0, math.inf, math.nan)) for name in TIMES),
+]
+
+
+@pytest.mark.parametrize(("name", "allowed", "refused"), BOUNDS, ids=[name for name, *_ in BOUNDS])
+def test_a_setting_of_a_region_is_refused_beyond_its_bounds_and_named_with_its_value(
+    name, allowed, refused
+) -> None:
+    for value in allowed:
+        assert getattr(a_spec(**{name: value}), name) == value
+    for value in refused:
+        with pytest.raises(ValueError, match=f"^{name} must be|^a region has 1 to") as raised:
+            a_spec(**{name: value})
+        assert str(raised.value).endswith(f"got {value!r}")
+
+
+@pytest.mark.parametrize(
+    ("both", "why"),
+    [
+        ({"restore": "3", "hand_over": True}, "exclude each other"),
+        ({"recovery": "local", "without_checkpoints": True}, "local recovery needs checkpoints"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_together_only(both, why) -> None:
+    for name, value in both.items():
+        a_spec(**{name: value})
+    with pytest.raises(ValueError, match=why):
+        a_spec(**both)
 
 
 def test_a_spec_shows_neither_its_key_nor_its_token() -> None:
