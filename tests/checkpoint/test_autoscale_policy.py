@@ -110,9 +110,14 @@ def test_workers_leave_after_a_whole_cool_down_of_lower_load_to_the_highest_numb
 def test_no_worker_leaves_while_a_backlog_is_read() -> None:
     policy = AutoscalePolicy(AutoScale(2, 8, busy=0.9))
     assert feed(policy, 300, steady(8, rate=1.0, busy=0.5)) == (90, 5)
-    policy = AutoscalePolicy(policy.spec)
-    assert feed(policy, 300, steady(8, rate=1.0, busy=0.5, backlog=6 * MB)) is None
-    assert "a backlog is being read" in policy.reason
+    for seconds in (0.1, 3, 4.99):
+        found = feed(AutoscalePolicy(policy.spec), 300, steady(8, busy=0.5, backlog=int(seconds * MB)))
+        assert found is not None, f"{seconds} s to read are no backlog"
+        assert found[1] < 8
+    for seconds in (5.01, 6, 20):
+        policy = AutoscalePolicy(policy.spec)
+        assert feed(policy, 300, steady(8, busy=0.5, backlog=int(seconds * MB))) is None
+        assert "a backlog is being read" in policy.reason
 
 
 def test_an_idle_region_goes_to_the_minimum() -> None:

@@ -2,12 +2,14 @@
 
 import hashlib
 import math
+import struct
 from contextlib import aclosing, asynccontextmanager
 
 import boto3
 import pytest
 import trio
 
+from checkpoint import limits
 from checkpoint.core.backup_record import (
     PIECE_PREFIX,
     RECORD_PREFIX,
@@ -138,6 +140,32 @@ def test_every_change_of_a_record_is_found_and_every_part_of_one_is_none():
             except BackupDamagedError:
                 found += 1
     assert found > 8 * len(data) - 64, "all but those of the length"
+
+
+HEADER = struct.Struct(">4sBBHQ")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        *((1, version, f"it has version {version}, this program reads 1.*newer") for version in (0, 2, 255)),
+        *((2, kind, f"its header is invalid: kind {kind}") for kind in (0, 3, 255)),
+        *((3, zero, "its header is invalid") for zero in (1, 65_535)),
+        (4, limits.backup_record_bytes_max + 1, "its header is invalid"),
+    ],
+)
+def test_a_record_with_its_sum_and_a_header_of_other_programs_is_refused(field, value, message):
+    body = encode_record(RunBegan(run="0123", newest=3, wall_time_ms=99))[HEADER.size : -32]
+    fields = [b"\xffDBK", 1, 1, 0, len(body)]
+
+    def decoded():
+        data = HEADER.pack(*fields) + body
+        return decode_record(data + hashlib.sha256(data).digest(), "here")
+
+    assert decoded() == RunBegan(run="0123", newest=3, wall_time_ms=99)
+    fields[field] = value
+    with pytest.raises(BackupDamagedError, match=message):
+        decoded()
 
 
 @pytest.mark.parametrize("name", ["piece-1-ab", "piece-" + "g" * 16 + "-" + "ab" * 32, "record-1", "", "x"])
