@@ -1,5 +1,7 @@
 """When a region may start on a Spark master, and what is said when not."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,12 +103,25 @@ def test_what_starts_has_its_slots_and_what_is_refused_can_never_have_them(
         assert master.slots_fixed < workers + spare
 
 
-@given(workers=st.integers(1, 40), executors=st.integers(1, 9))
-def test_the_larger_master_that_is_named_would_do(workers: int, executors: int) -> None:
-    for url in ("local[1]", f"local-cluster[{executors},1,512]"):
-        better = read_master(larger_master(read_master(url, cores=1), workers), cores=1)
-        assert better.slots_fixed is not None
-        assert better.slots_fixed >= workers + 2
+@given(workers=st.integers(1, 40), executors=st.integers(1, 9), memory_mb=st.integers(1, 4096))
+def test_the_larger_master_that_is_named_would_do_and_is_of_the_same_kind(
+    workers: int, executors: int, memory_mb: int
+) -> None:
+    """A cluster has as many executors as before, of the same memory, and no more cores than needed."""
+    for url, form, each in (
+        ("local[1]", r"local\[(\d+)\]", 1),
+        (
+            f"local-cluster[{executors},1,{memory_mb}]",
+            rf"local-cluster\[{executors},(\d+),{memory_mb}\]",
+            executors,
+        ),
+    ):
+        named = larger_master(read_master(url, cores=1), workers)
+        cores = re.fullmatch(form, named)
+        assert cores is not None, named
+        slots = read_master(named, cores=1).slots_fixed
+        assert slots == int(cores[1]) * each
+        assert workers + 2 <= slots < workers + 2 + each
 
 
 def test_a_stand_by_leaves_the_slots_of_other_jobs_and_the_remedy_would_do() -> None:
