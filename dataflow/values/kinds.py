@@ -136,7 +136,7 @@ def _whole(number: int | float | Decimal) -> int | None:
 def _integer(kind: pa.DataType) -> ValueRule:
     low, high = ends_of(kind)
     holds = f"whole numbers from {low} to {high}"
-    remedy = "round it with round() or int(), or use a column that holds it"
+    remedy = "convert it with int() or round(), or use a column that holds it"
 
     def take(value: Any) -> int | None:
         if type(value) is not int:
