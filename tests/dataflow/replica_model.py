@@ -98,6 +98,8 @@ class ReplicaModel:
         self.events: list[Any] = []
         self.manifest: ManifestLog | None = None
         self.restores = self.changes = 0
+        self.keeps_for_consumers = False
+        """Whether it trims what all consumers have acknowledged, instead of all but the newest bytes."""
 
     @property
     def line(self) -> int:
@@ -152,7 +154,9 @@ class ReplicaModel:
         planner = TrimPlanner(
             self.store,
             output_register(REGION, SINK),
-            RetentionRule(by_consumers=False, bytes_max=self.rng.choice([400, 1500])),
+            RetentionRule()
+            if self.keeps_for_consumers
+            else RetentionRule(by_consumers=False, bytes_max=self.rng.choice([400, 1500])),
         )
         self.trimmers[worker] = log.trimmer(planner, partial(self.collecting[worker].permit, CHAIN))
 
@@ -264,6 +268,17 @@ class ReplicaModel:
             allowed = self.collecting[worker].released.get(CHAIN, NO_FLOOR)
             directory = worker_directory(REGION, worker)
             await self.logs[worker].trim(self.trimmers[worker], directory, f"w{worker:04d}", allowed)
+
+    @property
+    def has_trimmed(self) -> bool:
+        """Whether the last checkpoint needs less than everything of a log."""
+        return any(one.released.get(CHAIN, NO_FLOOR)[1] > 0 for one in self.collecting.values())
+
+    async def trim_all(self) -> None:
+        """Trim what nobody needs, and forget the checkpoints that need it."""
+        for _ in range(5):
+            await self.trim()
+            await self.commit()
 
     async def happen(self, often: str = "") -> None:
         """Something happens to it. often: what happens more often than in other lives."""
