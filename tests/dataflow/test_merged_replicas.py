@@ -23,8 +23,7 @@ from checkpoint.chains.query_registration import QueryRegistration
 from checkpoint.core.consumers import with_rule
 from checkpoint.core.outputs import Publish
 from dataflow import merged
-from dataflow.core.event_time import END
-from dataflow.merged import MergedBatch, open_merged
+from dataflow.merged import open_merged
 from dataflow.merging import merge as merge_module
 from dataflow.merging import recording, replica_stream
 from dataflow.merging.merge import StreamStatus
@@ -51,6 +50,9 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Reader:
     """A process that merges the replicas, which dies and is started again, and what it has recorded."""
+
+    registered = False
+    """Whether the replicas trim what it has acknowledged, and nothing else."""
 
     def __init__(self, models: dict[str, ReplicaModel], rows: list[ModelRow], rng: random.Random) -> None:
         self.rng = rng
@@ -163,33 +165,12 @@ class TokenReader(Reader):
         return self.output.status()
 
 
-class Consumer(TokenReader):
-    """An application that is registered at the sites. It commits several batches at once, and dies."""
-
-    async def read(self) -> None:
-        """Read until it is cancelled, then begin again after the last commit."""
-        connect = self._connect_to
-        async with open_merged(self._order(), connect, after=self.token, consumer="app") as self.output:
-            uncommitted: list[MergedBatch] = []
-            async for batch in self.output:
-                uncommitted.append(batch)
-                if batch.mark_us == END or self.rng.random() < 0.1:
-                    for one in uncommitted:
-                        if one.table is not None:
-                            self._take_rows(one.table)
-                        self.mark = one.mark_us
-                    uncommitted = []
-                    self.token = batch.token
-                    self.output.acknowledge(batch.token)
-        self.over = True
-
-
 async def play(rng: random.Random, often: str, kind: type[Reader] = Reader) -> Counter[str]:
     rows = [ModelRow(rng.randrange(3000), rng.randrange(4)) for _ in range(rng.choice([20, 60]))]
     publish = rng.choice([Publish.STEP, Publish.STEP, Publish.CUT])
     models = {name: ReplicaModel(rows, rng, publish) for name in "abc"[: rng.choice([1, 2, 3])]}
     for model in models.values():
-        model.keeps_for_consumers = kind is Consumer
+        model.keeps_for_consumers = kind.registered
         await model.open()
     reader, counts = kind(models, rows, rng), Counter[str]()
     async with trio.open_nursery() as nursery:
@@ -209,7 +190,7 @@ async def play(rng: random.Random, often: str, kind: type[Reader] = Reader) -> C
                 scope.cancel()
                 for _ in range(rng.choice([0, 0, 10])):
                     await rng.choice([*models.values()]).happen(often)
-                for model in models.values() if kind is Consumer else ():
+                for model in models.values() if kind.registered else ():
                     await model.trim_all()
                 await trio.sleep(1)
                 scope = trio.CancelScope()
@@ -261,15 +242,6 @@ def test_an_application_that_continues_after_its_token_gets_each_row_once(often:
         counts += run(seed, often, TokenReader)
     assert counts["over"] >= len(TOKEN_SEEDS) / 2
     assert counts["reader died"] >= len(TOKEN_SEEDS) / 2
-
-
-def test_nothing_is_trimmed_that_a_consumer_has_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "query_publish_s", 0.1)
-    counts = Counter[str]()
-    for seed in range(6):
-        counts += run(seed, "trim", Consumer)
-    assert counts["over"] == 6, "it never waits for rows that no replica has"
-    assert min(counts["reader died"], counts["trimmed"]) >= 3
 
 
 OF_TOKENS = {
