@@ -4,8 +4,13 @@ Bugs that one near test finds are in `tests/mutation/planted.toml`.
 """
 
 import inspect
-from types import ModuleType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
+
+from tests.mutation.mutants import codes_in
 
 
 def planted(module: ModuleType, before: str, after: str) -> dict[str, Any]:
@@ -15,3 +20,22 @@ def planted(module: ModuleType, before: str, after: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": module.__name__}
     exec(compile(source.replace(before, after), "planted", "exec"), names)
     return names
+
+
+@contextmanager
+def edited(function: FunctionType, before: str, after: str) -> Iterator[None]:
+    """Replace `before`, found once in the source of a function, while the context is entered. All that
+    hold the function call the edited one.
+    """
+    code, own = function.__code__, inspect.getsource(function)
+    assert own.count(before) == 1, before
+    source = Path(code.co_filename).read_text().replace(own, own.replace(before, after))
+    (function.__code__,) = (
+        one
+        for one in codes_in(compile(source, code.co_filename, "exec"))
+        if one.co_qualname == code.co_qualname
+    )
+    try:
+        yield
+    finally:
+        function.__code__ = code
