@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from checkpoint.core.outputs import decode_output as decode_output
     from checkpoint.core.outputs import output_chain as output_chain
     from checkpoint.core.progress import driver_report as driver_report
+    from checkpoint.core.progress import under_way_text as under_way_text
     from checkpoint.core.rebalancing import TakenPart as TakenPart
     from checkpoint.core.rebalancing import rebalanced as rebalanced
     from checkpoint.core.rebalancing import state_parts as state_parts

@@ -143,6 +143,8 @@ queue_objects_kept: Final = 4
 """Number of newest request or answer objects that readers examine. Older ones are complete and are
 deleted.
 """
+queue_tail_bytes: Final = 256 * 1024
+"""Of the newest answers, what is read to find how a region ended."""
 queue_tidy_s: Final = 1.0
 """How long a writer waits for the deletion of older objects; a later writer deletes the rest."""
 queue_repair_s: Final = 5.0

@@ -18,8 +18,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -76,7 +78,7 @@ def run_local(
     for a graph of several regions. The same store and name continue from the last committed checkpoint.
 
     - `store`: the URL of an initialized store.
-    - `logs`: directory for the output of the workers; default: the terminal.
+    - `logs`: directory for the output of the workers, a file for each attempt; default: the terminal.
     - `worker_limits`: limits of each worker, such as the size of its steps.
     - `standby`: processes of each region that have imported everything and wait to replace a lost worker
       (about 120 MB each).
@@ -263,7 +265,7 @@ class ProcessLauncher:
         if code == 0:
             return None
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"its process {process.pid} ended with {how}{_tail(log)}"
+        return f"its process {process.pid} ended with {how}{_tail(log, code)}"
 
     def _begin(self, log: Path | None) -> "subprocess.Popen[bytes]":
         """Start a process that waits for its first line and its specification."""
@@ -283,14 +285,23 @@ class ProcessLauncher:
             )
 
     def _log_path(self, worker: int, attempt: int) -> Path | None:
+        """Create the log of an attempt. Other runs use the directory too, and their workers may still write:
+        a name that is taken gets the number of the run.
+        """
         if self._logs is None:
             return None
         self._logs.mkdir(parents=True, exist_ok=True)
-        return self._logs / f"w{worker:04d}.{attempt}.log"
+        for run in count(1):
+            path = self._logs / f"w{worker:04d}.{attempt}{f'.run{run}' if run > 1 else ''}.log"
+            with suppress(FileExistsError):
+                path.touch(exist_ok=False)
+                break
+        return path
 
 
-def _tail(log: Path | None) -> str:
-    if log is None:
+def _tail(log: Path | None, code: int) -> str:
+    """Return the end of a log, which explains an exit code; "" if the process was killed from outside."""
+    if log is None or code == -signal.SIGKILL:
         return ""
     text = log.read_bytes()[-_error_chars_max:].decode(errors="replace").strip()
     return f": {text}" if text else ""

@@ -34,6 +34,11 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
+def printable_lines(text: str) -> str:
+    """Return a text of another program as `printable` does, except that it may have several lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def check_name(name: str) -> str:
     """Return the name unchanged. Raises BadNameError; the message escapes and truncates untrusted values."""
     if not isinstance(name, str):

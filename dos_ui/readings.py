@@ -1,7 +1,8 @@
 """Readings of a store and its regions, for one screen or for many viewers of a page.
 
 A reading is as old as `REGION_S` or `STORE_S` at most, and all viewers share it: ten open pages ask the
-servers and the driver no more often than one. Nothing is read while nobody looks.
+servers and the driver no more often than one. Nothing is read while nobody looks. If the store becomes
+unavailable, the last reading stays, with its time (`stale`).
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -15,20 +16,28 @@ from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.cli.listing import input_rows, region_rows
 from checkpoint.requests.reading import RegionReader, RegionReading
 from checkpoint.runtime import this_driver, wall_time_ms
-from dos_client import Store, backoff_s, open_store
+from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, backoff_s, open_store
 from dos_client.cli.status import status_json
 from dos_client.membership.status import store_status
 from dos_client.tasks import background_tasks
-from dos_protocol.errors import DosError
+from dos_protocol.errors import BrokenConnectionError, DosError
 from dos_ui.core.graph import graph_of
 from dos_ui.core.pressure import pressure
 from dos_ui.core.rates import RegionRates
+from dos_ui.core.states import shown_state, slow, unreadable_state
 from dos_ui.core.timeline import timeline
 
 REGION_S: Final = 2.0
 STORE_S: Final = 5.0
 _PATIENCE_S: Final = 4.0
 """How long a driver has to answer before a reading says that none did."""
+LISTS_WAIT_S: Final = 1.0
+"""How long a list of regions waits for the drivers. Those that are silent are asked on."""
+ASKED_S: Final = 60.0
+"""More than a list of many silent regions takes: for a reading that is printed once."""
+_ASKED_MAX: Final = 16
+"""Regions of a list that are asked at the same time."""
+_UNAVAILABLE: Final = (QuorumUnavailableError, BrokenConnectionError, StoreNotReadyError)
 
 Reading = dict[str, Any]
 LocalStatus = Callable[[], dict[str, Any]]
@@ -49,9 +58,21 @@ class Readings:
         self._shared: dict[str, _Shared] = {}
         self._readers: dict[str, RegionReader] = {}
         self._rates: dict[str, RegionRates] = {}
+        self._views: dict[str, ManifestView] = {}
+        """Region of this process -> its manifest, as it was read last."""
+        self._asked: dict[str, trio.Event] = {}
+        """Region of a list that is being asked -> its end."""
+        self._states: dict[str, tuple[float, Reading]] = {}
+        """Region -> when its state was read, and the state."""
+        self._asking = trio.CapacityLimiter(_ASKED_MAX)
+        self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
         """Open the store, again and again until that succeeds, and keep it open until cancelled."""
+        async with background_tasks() as self._nursery:
+            await self._keep_open()
+
+    async def _keep_open(self) -> None:
         attempt = 0
         while True:
             attempt += 1
@@ -76,15 +97,48 @@ class Readings:
         """Read the store as `dos store status --json` prints it. Also without a quorum."""
         return await self._share("store", STORE_S, self._read_store)
 
-    async def lists(self) -> Reading:
-        """Read the lists of regions and inputs. Raises DosError."""
-        return await self._share("lists", STORE_S, self._read_lists)
+    async def lists(self, wait_s: float = LISTS_WAIT_S) -> Reading:
+        """Read the lists of regions and inputs. Raises DosError.
+
+        `shown` of a region is its state (`core/states.py`), None if its driver was not heard in `wait_s`
+        seconds: the next lists have it.
+        """
+        found = await self._share("lists", STORE_S, self._read_lists)
+        names = [one["region"] for one in found["regions"]]
+        waits = [self._ask(name) for name in names if self._state_age(name) >= STORE_S]
+        with trio.move_on_after(wait_s):
+            for one in waits:
+                await one.wait()
+        states = {name: self._states[name][1] for name in names if name in self._states}
+        return found | {"regions": [one | {"shown": states.get(one["region"])} for one in found["regions"]]}
+
+    def _state_age(self, region: str) -> float:
+        return trio.current_time() - self._states[region][0] if region in self._states else inf
+
+    def _ask(self, region: str) -> trio.Event:
+        """Read the state of a region in the background, unless that is under way. Return its end."""
+        if (done := self._asked.get(region)) is None:
+            assert self._nursery is not None, "the store was opened"
+            done = self._asked[region] = trio.Event()
+            self._nursery.start_soon(self._read_state, region, done)
+        return done
+
+    async def _read_state(self, region: str, done: trio.Event) -> None:
+        try:
+            async with self._asking:
+                shown = (await self.region(region))["shown"]
+        except DosError as error:
+            shown = unreadable_state(str(error))
+        self._states[region] = trio.current_time(), shown
+        del self._asked[region]
+        done.set()
 
     async def region(self, name: str) -> Reading:
         """Read a region: what `dos region status --json` prints, and its graph, rates, recent history and
         timeline. Raises DosError.
         """
-        return await self._share(f"region {name}", REGION_S, lambda: self._read_region(name))
+        found = await self._share(f"region {name}", REGION_S, lambda: self._read_region(name))
+        return found | {"shown": shown_state(found)}
 
     async def _share(self, what: str, age_s: float, read: Callable[[], Awaitable[Reading]]) -> Reading:
         return await self._shared.setdefault(what, _Shared()).get(age_s, read)
@@ -105,13 +159,17 @@ class Readings:
         return self._region_json(name, reading)
 
     async def _read_region_here(self, name: str, report: LocalStatus) -> Reading:
-        """Read a region of this process. What the manifest has is left out while the store is unavailable."""
+        """Read a region of this process. What the manifest has is of the last reading while the store is
+        unavailable.
+        """
         try:
             store = await self.opened()
             with trio.fail_after(_PATIENCE_S):
                 found = RegionReading(await read_manifest(store, name))
+            self._views[name] = found.view
         except (DosError, trio.TooSlowError) as error:
-            found = RegionReading(ManifestView(name, 0), silence=f"the manifest cannot be read: {error}")
+            view = self._views.get(name) or ManifestView(name, 0)
+            found = RegionReading(view, silence=f"the manifest cannot be read: {error}")
         return self._region_json(name, found, report())
 
     def _region_json(self, name: str, reading: RegionReading, local: dict[str, Any] | None = None) -> Reading:
@@ -123,6 +181,7 @@ class Readings:
         now = rates.update(status, trio.current_time(), wall_time_ms())
         return found | {
             "timeMs": wall_time_ms(),
+            "slow": slow(status),
             "graph": [] if view.last is None else graph_of(view.last.operators),
             "timeline": timeline(view.cuts),
             "retained": list(view.retained),
@@ -139,19 +198,24 @@ class _Shared:
     def __init__(self) -> None:
         self._lock = trio.Lock()
         self._at = -inf
-        self._found: Reading | DosError = {}
+        self._found: Reading = {}
+        self._found_ms = 0
+        self._problem: DosError | None = None
 
     async def get(self, age_s: float, read: Callable[[], Awaitable[Reading]]) -> Reading:
+        """Return the reading; `stale` is None, or since when the store is unavailable and why."""
         async with self._lock:
             if trio.current_time() - self._at >= age_s:
                 try:
-                    self._found = await read()
+                    self._found, self._found_ms, self._problem = await read(), wall_time_ms(), None
                 except DosError as error:
-                    self._found = error
+                    self._problem = error
                 self._at = trio.current_time()
-            if isinstance(self._found, DosError):
-                raise self._found
-            return self._found
+            if self._problem is None:
+                return self._found | {"stale": None}
+            if not self._found or not isinstance(self._problem, _UNAVAILABLE):
+                raise self._problem
+            return self._found | {"stale": {"timeMs": self._found_ms, "problem": str(self._problem)}}
 
 
 @asynccontextmanager

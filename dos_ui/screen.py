@@ -7,11 +7,16 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from checkpoint.cli.region import event_time_text
 from checkpoint.runtime import wall_time_ms
 from dos_client.cli.kit import ago_text, count_text
+from dos_protocol.names import printable_lines
+from dos_ui.core.pressure import workers_named
 
-_GOOD: Final = ("RUNNING", "FINISHED")
-_BAD: Final = ("FAILED", "FENCED")
+_WIDE: Final = 120
+"""Columns of a terminal for all that is known of each region."""
+_WRAPPED_MIN: Final = 16
+_STYLES: Final = {"good": "bold green", "warn": "bold yellow", "bad": "bold red", "": "bold"}
 Reading = Mapping[str, Any]
 
 
@@ -50,12 +55,15 @@ class TopView:
 
 
 class Screen:
-    """A reading, drawn. problem: why there is no newer one, None if there is none."""
+    """A reading, drawn. problem: why there is no newer one, None if there is none.
+
+    Its texts come from programs and people elsewhere: what a terminal would obey is escaped here, in all.
+    """
 
     def __init__(self, view: TopView, reading: Reading, problem: str | None) -> None:
         self._view = view
-        self._reading = reading
-        self._problem = problem
+        self._reading: Reading = _printable(reading)
+        self._problem: str | None = _printable(problem)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self._problem is not None:
@@ -65,14 +73,14 @@ class Screen:
         elif self._view.region:
             yield from _region(self._view, self._reading)
         else:
-            yield from _store(self._view, self._reading)
+            yield from _store(self._view, self._reading, options.max_width)
         if options.is_terminal and console.is_alt_screen:
             held = "  (held)" if self._view.held else ""
             keys = "escape back  s sort" if self._view.region else "up/down choose  enter open"
             yield Text(f"{keys}  space hold  q quit{held}", "dim")
 
 
-def _store(view: TopView, reading: Reading) -> RenderResult:
+def _store(view: TopView, reading: Reading, width: int) -> RenderResult:
     state, now = reading["store"], wall_time_ms()
     if state["store"] is None:
         yield Text(state["verdict"], "bold red")
@@ -83,15 +91,18 @@ def _store(view: TopView, reading: Reading) -> RenderResult:
         rows = [_member(one) for one in state["store"]["members"]]
         yield _table(("member", "condition", ">objects", ">bytes", ">behind", ">damaged"), rows)
     yield from (Text(line, "yellow") for line in state["problems"])
+    if (stale := reading["stale"]) is not None:
+        yield Text(
+            f"regions and inputs are as of {ago_text(stale['timeMs'], now)}: {stale['problem']}", "yellow"
+        )
     if reading["problem"] and reading["problem"] not in state["problems"]:
         yield Text(f"regions and inputs cannot be read: {reading['problem']}", "yellow")
     regions = reading["regions"]
     chosen = view.regions_are(one["region"] for one in regions)
-    table = _table(
-        ("region", ">checkpoint", "committed", ">step", ">workers", "savepoints", "note"),
-        [_region_row(one, now) for one in regions],
-        chosen=chosen,
-    )
+    columns = ("region", "state", ">checkpoint", "committed", "note+", ">step", ">workers", "savepoints")
+    shown = len(columns) if width >= _WIDE else columns.index("note+") + 1
+    rows = [_region_row(one, now)[:shown] for one in regions]
+    table = _table(columns[:shown], rows, chosen=chosen)
     if regions or not reading["problem"]:
         yield table if regions else Text("no region", "dim")
     if reading["inputs"]:
@@ -117,38 +128,46 @@ def _member(one: Reading) -> tuple[Any, ...]:
 
 def _region_row(one: Reading, now_ms: int) -> tuple[Any, ...]:
     committed = ago_text(one["timeMs"], now_ms) if "timeMs" in one else ""
-    note = one["problem"] or ("all input is processed" if one.get("final") else "")
+    shown = one["shown"]
+    state = Text("asking…", "dim") if shown is None else _state(shown, now_ms)
+    note = one["problem"] or ("" if shown is None else last_line(shown["text"]))
     names = ", ".join(one.get("savepoints", ()))
-    return one["region"], one.get("checkpoint"), committed, one.get("step"), one.get("workers"), names, note
+    first = one["region"], state, one.get("checkpoint"), committed, note
+    return *first, one.get("step"), one.get("workers"), names
 
 
 def _region(view: TopView, reading: Reading) -> RenderResult:
     status, rates, last = reading["status"], reading["rates"], reading["manifest"]["lastCheckpoint"]
-    state = status["state"] if status else "no driver answers"
-    style = "bold green" if state in _GOOD else "bold red" if state in _BAD else "bold yellow"
-    yield Text.assemble((reading["name"], "bold"), ": ", (state, style))
-    for line in (reading["problem"], status["reason"] if status else "", reading["manifest"]["unproved"]):
+    shown, now = reading["shown"], wall_time_ms()
+    yield Text.assemble((reading["name"], "bold"), ": ", _state(shown, now))
+    stale = "" if reading["stale"] is None else reading["stale"]["problem"]
+    reason = "" if status is None else status["reason"]
+    for line in (stale, reading["problem"], reason, reading["manifest"]["unproved"]):
         if line:
             yield Text(line, "yellow")
-    when = f"{last['checkpoint']}, {ago_text(last['timeMs'], wall_time_ms())}" if last else "none yet"
+    when = f"{last['checkpoint']}, {ago_text(last['timeMs'], now)}" if last else "none yet"
     size = f", state {count_text(last['stateBytes'])}" if last else ""
     yield Text(f"checkpoint {when}{size}; rows in {_rate(rates['rowsIn'])}, out {_rate(rates['rowsOut'])}")
     pressure = reading["pressure"]
     if pressure["text"]:
         style = "yellow" if pressure["kind"] != "none" else "dim"
         yield Text(f"back-pressure: {pressure['kind']}: {pressure['text']}", style)
+    if status is None and reading["ended"]:
+        status = reading["lastReport"]["status"]  # its workers have their last errors
     if status is None:
         return
     if under_way := status["underWay"]:
         yield from _under_way(under_way)
-    yield from _operators(view, reading["graph"], rates["operators"])
+    yield from (Text(event_time_text(one), "dim") for one in status["eventTimes"])
+    slow = reading["slow"]
+    yield from _operators(view, reading["graph"], rates["operators"], slow["operators"])
     workers = [(one, rates["workers"].get(str(one["worker"]), {})) for one in status["workers"]]
     if view.sorted:
         workers.sort(key=lambda pair: -(pair[1].get("busySeconds") or 0.0))
     columns = ("host", ">pid", ">step", ">rows in", ">rows out", ">busy", ">not synced", ">not read")
-    yield _table((">worker", "state", *columns, "last error"), [_worker(*pair) for pair in workers])
+    yield _table((">worker", "state", *columns, "last error+"), [_worker(*pair, slow) for pair in workers])
     for reset in status["resets"][-3:]:
-        reason = reset["reason"].strip().splitlines()[-1] if reset["reason"].strip() else ""
+        reason = last_line(reset["reason"])
         yield Text(f"reset to checkpoint {reset['checkpoint']} in {reset['seconds']:.1f} s: {reason}", "dim")
 
 
@@ -160,31 +179,35 @@ def _under_way(under_way: Reading) -> RenderResult:
     yield from (Text(f"  worker {one['worker']}: {one['why']}", style) for one in waits)
 
 
-def _operators(view: TopView, graph: Iterable[Reading], rates: Reading) -> RenderResult:
+def _operators(view: TopView, graph: Iterable[Reading], rates: Reading, slow: Reading) -> RenderResult:
     rows = [(one, rates.get(one["name"], {})) for one in graph]
     if view.sorted:
         rows.sort(key=lambda pair: -(pair[1].get("rowsIn") or 0.0))
     if rows:
         yield _table(
-            ("operator", "kind", "reads", ">rows in", ">rows out"),
+            ("operator", "kind", "reads", ">rows in", ">rows out", "held up in"),
             [
                 (
-                    one["name"],
+                    Text(one["name"], "bold yellow" if one["name"] in slow else ""),
                     one["kind"],
                     ", ".join(one["inputs"]),
                     _rate(rate.get("rowsIn")),
                     _rate(rate.get("rowsOut")),
+                    Text(workers_named(slow.get(one["name"], ())), "bold yellow"),
                 )
                 for one, rate in rows
             ],
         )
 
 
-def _worker(one: Reading, rates: Reading) -> tuple[Any, ...]:
+def _worker(one: Reading, rates: Reading, slow: Reading) -> tuple[Any, ...]:
     busy = rates.get("busySeconds")
+    late = one["worker"] in slow["workers"]
+    held_up = late or one["worker"] in slow["operators"].get(one["operator"], ())
+    runs = f", in {one['operator']} for {one['operatorSeconds']:.0f} s" if held_up and one["operator"] else ""
     return (
-        one["worker"],
-        Text(one["state"], "green" if one["state"] == "RUNNING" else "yellow"),
+        Text(str(one["worker"]), "bold yellow" if late else ""),
+        Text(f"{one['state']}{runs}", "green" if one["state"] == "RUNNING" and not held_up else "yellow"),
         one["host"],
         one["pid"],
         one["step"],
@@ -193,8 +216,27 @@ def _worker(one: Reading, rates: Reading) -> tuple[Any, ...]:
         "?" if busy is None else f"{min(busy, 1.0):.0%}",
         count_text(one["lagBytes"]),
         "?" if one["backlogBytes"] is None else count_text(one["backlogBytes"]),
-        one["error"].strip().splitlines()[-1] if one["error"].strip() else "",
+        last_line(one["error"]),
     )
+
+
+def _state(shown: Reading, now_ms: int) -> Text:
+    since = f", {shown['since']} {ago_text(shown['sinceMs'], now_ms)}" if shown["since"] else ""
+    return Text(f"{shown['name']}{since}", _STYLES[shown["kind"]])
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a text, such as a traceback; "" if it has none."""
+    return text.strip().rpartition("\n")[2]
+
+
+def _printable(value: Any) -> Any:
+    """Return a value of JSON with all its texts, but not its keys, as `printable_lines`."""
+    if isinstance(value, str):
+        return printable_lines(value)
+    if isinstance(value, Mapping):
+        return {key: _printable(one) for key, one in value.items()}
+    return [_printable(one) for one in value] if isinstance(value, list) else value
 
 
 def _count(value: int | None) -> str:
@@ -206,10 +248,19 @@ def _rate(value: float | None) -> str:
 
 
 def _table(columns: Iterable[str], rows: Iterable[tuple[Any, ...]], *, chosen: int = -1) -> Table:
-    """Return a table; a column whose name begins with > is aligned to the right."""
+    """Return a table; a column whose name begins with > is aligned to the right, and a text in one whose name
+    ends with + is wrapped before other columns are cut.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold dim", expand=False)
     for name in columns:
-        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
+        right, wraps = name.startswith(">"), name.endswith("+")
+        table.add_column(
+            name.strip(">+"),
+            justify="right" if right else "left",
+            no_wrap=not wraps,
+            overflow="fold" if wraps else "ellipsis",
+            min_width=_WRAPPED_MIN if wraps else None,
+        )
     for index, row in enumerate(rows):
         cells = [cell if isinstance(cell, Text) else Text("" if cell is None else str(cell)) for cell in row]
         table.add_row(*cells, style="reverse" if index == chosen else "")

@@ -20,6 +20,7 @@ from rich.live import Live
 from dos_client.cli.kit import (
     REFUSED,
     UNREACHABLE,
+    WIDTH_WITHOUT_TERMINAL,
     StoreUrl,
     TokenFile,
     fail,
@@ -30,7 +31,7 @@ from dos_client.cli.kit import (
 )
 from dos_client.tasks import background_tasks
 from dos_protocol.errors import DosError
-from dos_ui.readings import REGION_S, Readings, open_readings
+from dos_ui.readings import ASKED_S, LISTS_WAIT_S, REGION_S, Readings, open_readings
 from dos_ui.screen import Screen, TopView
 
 _KEYS = {
@@ -92,27 +93,28 @@ def top(
 
 
 async def _print_once(readings: Readings, view: TopView, interval: float, *, as_json: bool) -> None:
-    found = await _read(readings, view)
+    found = await _read(readings, view, wait_s=ASKED_S)
     if view.region:  # rates need two readings
         await trio.sleep(interval)
         found = await _read(readings, view)
     if as_json:
         print_json(found)
     else:
-        Console().print(Screen(view, found, None))
+        width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
+        Console(width=width).print(Screen(view, found, None))
     if not view.region and not found["store"]["accepts_appends"]:
         raise typer.Exit(UNREACHABLE)
 
 
-async def _read(readings: Readings, view: TopView) -> dict[str, Any]:
-    """Return the reading that the view shows. Raises DosError."""
+async def _read(readings: Readings, view: TopView, wait_s: float = LISTS_WAIT_S) -> dict[str, Any]:
+    """Return the reading that the view shows; see `Readings.lists` for `wait_s`. Raises DosError."""
     if view.region:
         return await readings.region(view.region)
     found: dict[str, Any] = {"url": readings.url, "store": await readings.store(), "problem": ""}
     try:
-        return found | await readings.lists()
+        return found | await readings.lists(wait_s)
     except DosError as error:  # too few members are available, as the status of the store shows
-        return found | {"regions": [], "inputs": [], "problem": str(error)}
+        return found | {"regions": [], "inputs": [], "stale": None, "problem": str(error)}
 
 
 async def _show(readings: Readings, view: TopView, interval: float) -> None:

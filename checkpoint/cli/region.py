@@ -46,6 +46,7 @@ from dos_client.cli.kit import (
     fill_help,
     print_json,
     print_table,
+    print_text,
     seconds_text,
 )
 
@@ -80,7 +81,8 @@ def status(
     """Show the status of a region as its driver reports it, and the last checkpoint in its manifest.
 
     The request and the driver's answer are small records in the store. If no driver answers, the manifest
-    still shows which checkpoint was committed last, when and by which driver.
+    still shows which checkpoint was committed last, when and by which driver, and the last report of a driver
+    in which state it was, for example why it has FAILED.
 
     Example: dos region status dos://h1,h2,h3 wordcount
 
@@ -107,9 +109,12 @@ def status(
     else:
         _print_manifest(view)
         if reply is not None:
-            _print_status(reply.answer)
+            _print_status(reply.answer, "reported")
+        elif (last := reading.last_report) is not None:
+            ago = ago_text(last.wall_time_ms, wall_time_ms())
+            _print_status(last, f"last reported {ago} ({clock_text(last.wall_time_ms)})")
     if reading.silence:
-        fail(f"{reading.silence}. {_hint(view)}", NEGATIVE)
+        fail(f"{reading.silence}. {_hint(reading)}", NEGATIVE)
     if reply is not None and reply.answer.verdict != "done":
         fail(f"{reply.answer.verdict}: {reply.answer.reason}", NEGATIVE)
 
@@ -117,7 +122,7 @@ def status(
 def _print_manifest(view: ManifestView) -> None:
     _print_last_checkpoint(view)
     if view.unproved:
-        print(view.unproved)
+        print_text(view.unproved)
 
 
 def _print_last_checkpoint(view: ManifestView) -> None:
@@ -127,7 +132,7 @@ def _print_last_checkpoint(view: ManifestView) -> None:
         print(f"region {view.region}: {none}; claimed with epoch {view.epoch}")
         return
     by = f" by {last.driver}" if last.driver else ""
-    print(
+    print_text(
         f"region {view.region}: last checkpoint {last.cut}{' (final)' if last.final else ''} at step"
         f" {last.step},"
         f" {ago_text(last.wall_time_ms, wall_time_ms())} ({clock_text(last.wall_time_ms)}){by},"
@@ -135,11 +140,13 @@ def _print_last_checkpoint(view: ManifestView) -> None:
     )
 
 
-def _hint(view: ManifestView) -> str:
+def _hint(reading: RegionReading) -> str:
     """Return what a missing answer may mean, and what to do."""
-    last = view.last
+    last = reading.view.last
     if last is not None and last.final:
         return "Its last checkpoint is final: all input was read, and no driver needs to run"
+    if reading.ended:
+        return "Start it again with `run`: it continues from its last checkpoint, unless it fails again"
     if last is not None and wall_time_ms() - last.wall_time_ms < 1000 * limits.request_patience_s:
         return (
             "Its last checkpoint is recent, so a driver may be running that accepts no requests"
@@ -190,20 +197,21 @@ def _utc_text(time_us: int) -> str:
         return f"{time_us} us"
 
 
-def _print_status(answer: Answer) -> None:
+def _print_status(answer: Answer, reported: str) -> None:
     found = answer.result
     reason = f" ({found['reason']})" if found.get("reason") else ""
-    print(
-        f"{found.get('state')}{reason}, reported by driver {answer.driver}: incarnation {answer.incarnation},"
-        f" {found.get('checkpointsCommitted')} checkpoints, {found.get('resetAttempts')} reset attempts spent"
+    print_text(
+        f"{found.get('state')}{reason}, {reported} by driver {answer.driver}:"
+        f" incarnation {answer.incarnation}, {found.get('checkpointsCommitted')} checkpoints,"
+        f" {found.get('resetAttempts')} reset attempts spent"
     )
     for line in _notes(found):
-        print(line)
+        print_text(line)
     workers = found.get("workers", [])
     versions = {one.get("version", "") for one in workers}
     if len(versions) > 1:
         text = ", ".join(f"worker {one['worker']} {one['version']}" for one in workers)
-        print(f"workers run different versions: {text}")
+        print_text(f"workers run different versions: {text}")
     print_table(
         (
             "#worker",
@@ -246,7 +254,7 @@ def _print_status(answer: Answer) -> None:
     for one in found.get("resets", [])[-3:]:
         how = f"in {one['seconds']:.1f} s, incarnation {one['incarnation']}: {one['reason']}"
         what = f"worker {one['worker']} was taken over from" if one.get("term") else "reset to"
-        print(f"{what} checkpoint {one['checkpoint']} {how}")
+        print_text(f"{what} checkpoint {one['checkpoint']} {how}")
 
 
 def _change_text(change: dict[str, Any], workers: int) -> str:

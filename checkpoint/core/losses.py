@@ -19,6 +19,8 @@ from checkpoint.core.roster import Worker
 from checkpoint.core.take_overs import TakeOvers
 from checkpoint.errors import RegionFailedError
 
+_LINK_GONE = "its control link is gone"
+
 
 class Losses:
     """The failures of one region's workers."""
@@ -44,7 +46,7 @@ class Losses:
     def on_link_down(self, event: LinkDown, now: float) -> None:
         worker = self._state.roster.by_link(event.link)
         if worker is not None:
-            self._dies(worker, f"its control link is gone: {event.reason}", now)
+            self._dies(worker, f"{_LINK_GONE}: {event.reason}", now)
 
     def on_worker_ended(self, event: WorkerEnded, now: float) -> None:
         """Take the launcher's report of an ended attempt. A report about an older attempt is ignored."""
@@ -56,8 +58,10 @@ class Losses:
         if not state.roster.has(worker):
             pass  # no layout has it now, or another process is in its place: nothing follows
         elif worker.state in (WorkerState.LOST, WorkerState.DONE):
-            if event.error:
-                worker.error = event.error
+            if event.error and (not worker.error or worker.error.startswith(_LINK_GONE)):
+                worker.error = (
+                    event.error
+                )  # otherwise the cause is known, and the process was killed after it
             if worker.state is WorkerState.LOST and not state.over:
                 state.roster.schedule(worker, now)
         elif worker.state is not WorkerState.ABSENT:
@@ -184,7 +188,9 @@ class Losses:
             self._close(state.roster.leave(worker, ended=ended))
             self._checkpointing.finish_if_all_have(now)
             return
-        self._close(state.roster.lose(worker, f"{reason}\n{text}" if text else reason, ended=ended))
+        error = f"{reason}\n{text}" if text else reason
+        # What ends after the region has is ended by it, which is not why.
+        self._close(state.roster.lose(worker, worker.error if state.over else error, ended=ended))
         if state.over or worker in state.roster.coming:
             if not ended:
                 state.emit(CancelWorker(worker.index, worker.attempt))

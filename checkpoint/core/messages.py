@@ -226,6 +226,8 @@ class CompanionReport(FromWorker, frozen=True, kw_only=True):
     attempt: int
     operator: str = ""
     """The operator that runs, "" if none does."""
+    waits: str = ""
+    """What that operator waits for outside of the region, such as the lock of a file; "" if for nothing."""
     seconds: float = 0.0
     """For how long it has run."""
     stopped: bool = False

@@ -286,6 +286,7 @@ def worker_json(worker: WorkerStatus) -> dict[str, Any]:
         "busySeconds": round(worker.counters.busy_s, 3),
         "operator": worker.operator or None,
         "operatorSeconds": round(worker.operator_s, 1),
+        "operatorWaits": worker.waits or None,
         "restoreSeconds": round(worker.restore_seconds, _DIGITS),
         "replayedBytes": worker.replayed_bytes,
         "error": worker.error,

@@ -234,6 +234,8 @@ class WorkerStatus:
     """The operator that runs, empty if none is known to."""
     operator_s: float = 0.0
     """For how many seconds it has run, as the companion of the worker reported it last."""
+    waits: str = ""
+    """What that operator waits for outside of the region, such as the lock of a file; empty for nothing."""
 
     @property
     def step(self) -> int:

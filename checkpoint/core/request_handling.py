@@ -334,13 +334,14 @@ class RequestHandler:
         self._status_requests = []
 
     def _region_ended(self, status: RegionStatus) -> None:
-        """Send the final answers. A fenced driver sends none: a newer driver now determines the outcome."""
+        """Send the final answers, and the status in which the region ended: who asks later reads it. A fenced
+        driver sends none: a newer driver now determines the outcome.
+        """
         open_requests, self._open = self._open, []
         if status.state is RegionState.FENCED:
             self._status_requests = []
             return
-        if self._status_requests:
-            self._answer_status()
+        self._answer_status()
         reason = f"{_ENDED_TEXT}: {status.state.value}" + (f" ({status.reason})" if status.reason else "")
         for one in open_requests:
             if one.what == "stop":

@@ -80,6 +80,11 @@ class Worker:
             return self.counters.operator, 0.0
         return self.companion.operator, self.companion.seconds
 
+    @property
+    def waits(self) -> str:
+        """What the operator that runs waits for, "" if for nothing that is known."""
+        return "" if self.companion is None else self.companion.waits
+
     def forget_companion(self) -> None:
         """Begin an attempt, whose companion has not reported yet."""
         self.companion, self.vouched_at, self.last_words, self.dying = None, -inf, "", ""
@@ -103,6 +108,7 @@ class Worker:
             error=self.error,
             operator=operator,
             operator_s=seconds,
+            waits=self.waits if self.link is not None else "",
         )
 
 

@@ -73,7 +73,7 @@ class StatusReporter:
         state = self._state
         return RegionStatus(
             state=self.visible_state,
-            reason=self.waiting_for or state.reason or self._long_call(),
+            reason=self.waiting_for or "; ".join(filter(None, (state.reason, self._long_call()))),
             incarnation=state.incarnation,
             last_checkpoint=state.last_number,
             last_checkpoint_step=state.last_step,
@@ -95,12 +95,18 @@ class StatusReporter:
         )
 
     def _long_call(self) -> str:
-        """Return which operator has run for long, of the one that has run longest; empty if none has."""
+        """Return which operator has run for long, of the one that has run longest, or waits for something
+        outside of the region; empty if none does.
+        """
         linked = (one for one in self._state.roster if one.state in LINKED)
-        longest = max(linked, key=lambda one: one.running[1], default=None)
-        if longest is None or longest.running[1] < limits.long_call_s:
+        longest = max(linked, key=lambda one: (bool(one.waits), one.running[1]), default=None)
+        if longest is None:
             return ""
         name, seconds = longest.running
+        if longest.waits:
+            return f"worker {longest.index}: operator {name!r} waits for {longest.waits}"
+        if seconds < limits.long_call_s:
+            return ""
         return f"worker {longest.index}: operator {name!r} has been in user code for {seconds:.0f} s"
 
     def _scaling(self) -> ScalingStatus | None:
@@ -156,7 +162,8 @@ def _why_no_vote(worker: Worker, newest: int) -> str:
     operator, seconds = worker.running
     if operator:
         long = f", for {seconds:.0f} s" if seconds >= limits.long_call_s else ""
-        return f"it runs operator {operator!r}{long}, {at}"
+        waits = f", which waits for {worker.waits}" if worker.waits else ""
+        return f"it runs operator {operator!r}{long}{waits}, {at}"
     if counters.lag_bytes:
         return f"{counters.lag_bytes} bytes of it are not synced, {at}"
     return f"it waits for rows of other workers, {at}"

@@ -23,7 +23,7 @@ from typing import Final
 import trio
 
 from checkpoint import limits
-from checkpoint.core.request_records import QueueItem, RecordReader
+from checkpoint.core.request_records import QueueItem, RecordReader, Skipped
 from dos_client import Claim, ObjectWriter, Store, backoff_s, randomness, repair_store
 from dos_protocol.errors import FencedError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
@@ -81,6 +81,25 @@ class QueueReader:
         """Return the longest copy of each record object."""
         view = await self._store.inspect(self._directory)
         return _longest(view.answers.values())
+
+
+async def newest_records(store: Store, directory: str) -> list[QueueItem]:
+    """Return the last records of the newest object, in order: those in its last `queue_tail_bytes`, or all of
+    it if no record begins there. Raises as `QueueReader.poll`.
+    """
+    sizes = _longest((await store.inspect(directory)).answers.values())
+    if not sizes:
+        return []
+    newest = sizes[max(sizes)]
+    for begin in sorted({max(0, newest.synced - limits.queue_tail_bytes), 0}, reverse=True):
+        reader, found = RecordReader(), list[QueueItem]()
+        with suppress(NotFoundError, PastEndError):
+            async with aclosing(store.stream(directory, newest.name, begin)) as stream:
+                async for data in stream:
+                    found += reader.feed(data)
+        if any(not isinstance(one, Skipped) for one in found):
+            return found
+    return []
 
 
 class QueueRepair:

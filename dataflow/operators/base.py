@@ -83,6 +83,8 @@ class OperatorContext:
     """The region and the store as which sinks own output outside of the store; None: this region and its own
     store.
     """
+    waits: Callable[[str], None] = field(default=lambda _: None, compare=False)
+    """Shows in the status of the region what the operator waits for outside of it; "": it continues."""
 
 
 class StateTable(Protocol):

@@ -119,7 +119,7 @@ class FileSink(SinkSpec):
         return wanted or "at-least-once"
 
     def open(self, context: OperatorContext) -> "FileWriter":
-        part = PartFile(self.directory, part_name(context.worker))
+        part = PartFile(self.directory, part_name(context.worker), context.waits)
         truncate = self.delivers(context.delivery) == "exactly-once"
         accepted = AcceptedLoss(self.accept_lost_output, context.checkpoint)
         return FileWriter(context, part, truncate=truncate, verify=self.verify, accepted=accepted)

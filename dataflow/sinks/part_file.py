@@ -87,8 +87,9 @@ class PartPort(Protocol):
 class PartFile:
     """A part in a directory of this machine."""
 
-    def __init__(self, directory: str, name: str) -> None:
+    def __init__(self, directory: str, name: str, waits: Callable[[str], None] = lambda _: None) -> None:
         self.name = name
+        self._waits = waits
         self._directory = Path(directory)
         self._path = self._directory / name
         self._fence = self._directory / f"_{self._path.stem}.incarnation"
@@ -113,7 +114,7 @@ class PartFile:
         """Create the file if it does not exist, and return a descriptor that holds its lock."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            _lock(fd, self._path)
+            _lock(fd, self._path, self._waits)
             sync_folder(self._directory)
         except BaseException:
             os.close(fd)
@@ -169,9 +170,9 @@ class PartFile:
                 self._fd = -1
 
 
-def _lock(fd: int, path: Path) -> None:
-    """Take the writer's lock, which ends with the process. Waits for a previous writer that is
-    terminating, and logs that it waits.
+def _lock(fd: int, path: Path, waits: Callable[[str], None]) -> None:
+    """Take the writer's lock, which ends with the process. Waits for a previous writer that is terminating;
+    logs that it waits, and shows it in the status.
     """
     begun = time.monotonic()
     logged = False
@@ -188,15 +189,17 @@ def _lock(fd: int, path: Path) -> None:
                 ) from None
             if waited_s >= limits.sink_lock_log_s and not logged:
                 logged = True
-                logger.warning(
-                    "waiting up to %g s for the lock of output %s, held by %s: a previous worker that is"
-                    " ending, or one of another driver",
-                    limits.sink_lock_wait_s, path, _holder(fd),
-                )  # fmt: skip
+                text = (
+                    f"the lock of output {path}, held by {_holder(fd)}: a previous worker that is ending, or"
+                )
+                text = f"{text} one of another driver"
+                logger.warning("waiting up to %g s for %s", limits.sink_lock_wait_s, text)
+                waits(text)
             time.sleep(_lock_poll_s)
         else:
             if logged:
                 logger.warning("output %s is locked after %.1f s", path, time.monotonic() - begun)
+                waits("")
             return
 
 

@@ -108,6 +108,7 @@ class Circuit:
                     region, node.name, worker, workers, store_id, graph.inputs_of(node.name),
                     graph.schemas[node.name], incarnation, graph.triggers_checkpoints, next(tables, None),
                     scratch, graph.delivery, checkpoint, key_owner(graph, node, layout, worker), owner,
+                    self._running.waits,
                 )  # fmt: skip
                 self._open(node, context)
         self.time = CircuitTime(graph, self._operators)

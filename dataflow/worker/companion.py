@@ -96,13 +96,14 @@ async def _report(spec: WorkerSpec, link: Link, worker: int, memory: mmap.mmap) 
 def _frame(
     spec: WorkerSpec, memory: mmap.mmap, *, stopped: bool = False, ended: bool = False
 ) -> ChannelFrame:
-    operator, seconds = RunningOperator.read(memory)
+    operator, waits, seconds = RunningOperator.read(memory)
     return control_frame(
         CompanionReport(
             job=spec.region,
             worker=spec.worker,
             attempt=spec.attempt,
             operator=operator,
+            waits=waits,
             seconds=round(seconds, 3),
             stopped=stopped,
             ended=ended,

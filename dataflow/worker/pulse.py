@@ -11,11 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-_PAGE: Final = struct.Struct("<dH")
-"""When the call began, of the monotonic clock of all processes; the bytes of the operator's name, which
-follows.
+_PAGE: Final = struct.Struct("<dHH")
+"""When the call began, of the monotonic clock of all processes; the bytes of the operator's name, and of what
+it waits for. Both texts follow.
 """
-_NAME_BYTES_MAX: Final = 1024
+_TEXT_BYTES_MAX: Final = 1024
+"""Of each text. All fits a page of memory."""
 
 
 @dataclass(slots=True)
@@ -54,17 +55,28 @@ class RunningOperator:
     def begin(self, name: str) -> None:
         """Note that an operator is called; "": none is."""
         self.name = name
+        self._write(time.monotonic(), "")
+
+    def waits(self, what: str) -> None:
+        """Note what the operator that is called waits for; "": it continues."""
         if self._memory is not None:
-            data = name.encode(errors="replace")[:_NAME_BYTES_MAX]
-            _PAGE.pack_into(self._memory, 0, time.monotonic(), len(data))
-            self._memory[_PAGE.size : _PAGE.size + len(data)] = data
+            self._write(_PAGE.unpack_from(self._memory, 0)[0], what)
+
+    def _write(self, began_s: float, waits: str) -> None:
+        if self._memory is not None:
+            name, what = (text.encode(errors="replace")[:_TEXT_BYTES_MAX] for text in (self.name, waits))
+            _PAGE.pack_into(self._memory, 0, began_s, len(name), len(what))
+            self._memory[_PAGE.size : _PAGE.size + len(name) + len(what)] = name + what
 
     @staticmethod
-    def read(memory: mmap.mmap) -> tuple[str, float]:
-        """Return the operator and for how many seconds it has run. Both are of about now."""
-        began_s, size = _PAGE.unpack_from(memory, 0)
-        name = memory[_PAGE.size : _PAGE.size + size].decode(errors="replace")
-        return name, max(0.0, time.monotonic() - began_s) if name else 0.0
+    def read(memory: mmap.mmap) -> tuple[str, str, float]:
+        """Return the operator, what it waits for, and for how many seconds it has run. All are of about
+        now.
+        """
+        began_s, size, more = _PAGE.unpack_from(memory, 0)
+        data = memory[_PAGE.size : _PAGE.size + size + more]
+        name, what = (part.decode(errors="replace") for part in (data[:size], data[size:]))
+        return name, what, max(0.0, time.monotonic() - began_s) if name else 0.0
 
     def close(self) -> None:
         """End the companion: the process may continue without its worker."""

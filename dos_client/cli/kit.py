@@ -54,6 +54,7 @@ from dos_protocol.errors import (
     PoisonedError,
 )
 from dos_protocol.limits import id_bytes
+from dos_protocol.names import printable_lines
 from dos_tls import TlsSettingsError, warn_if_open
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ INTERRUPTED: Final = 130
 
 _TOOLS: Final = b"dos-"
 """First bytes of the writer ids of commands: one command takes over from another without --take-over."""
-_WIDTH_WITHOUT_TERMINAL: Final = 160
+WIDTH_WITHOUT_TERMINAL: Final = 160
 
 Url = Annotated[
     str,
@@ -300,9 +301,18 @@ def fail(text: str, code: int) -> NoReturn:
 
 
 def warn(text: str) -> None:
-    """Print a line on standard error, after everything that was printed on standard output."""
+    """Print a line on standard error, after everything that was printed on standard output. What a terminal
+    would obey is escaped: the text may be of another program.
+    """
     sys.stdout.flush()
-    print(f"dos: {text}", file=sys.stderr, flush=True)
+    print(f"dos: {printable_lines(text)}", file=sys.stderr, flush=True)
+
+
+def print_text(text: str) -> None:
+    """Print what may hold texts of other programs, such as errors and names, on standard output: what a
+    terminal would obey is escaped.
+    """
+    print(printable_lines(text), flush=True)
 
 
 def print_json(value: Any) -> None:
@@ -312,11 +322,15 @@ def print_json(value: Any) -> None:
 
 def print_result(value: Any, text: str, *, as_json: bool) -> None:
     """Print the value as JSON, or the text."""
-    print(json.dumps(value) if as_json else text, flush=True)
+    if as_json:
+        print_json(value)
+    else:
+        print_text(text)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "") -> None:
-    """Print a table as wide as the terminal, or 160 columns wide. No cell is truncated.
+    """Print a table as wide as the terminal, or 160 columns wide. No cell is truncated; what a terminal would
+    obey is escaped.
 
     A column whose name begins with `#` holds numbers: it is aligned to the right.
     """
@@ -327,8 +341,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title:
             column.removeprefix("#"), justify="right" if number else "left", overflow="fold", no_wrap=number
         )
     for row in rows:
-        table.add_row(*("-" if cell is None or cell == "" else str(cell) for cell in row))
-    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
+        table.add_row(*("-" if cell is None or cell == "" else printable_lines(str(cell)) for cell in row))
+    width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
     Console(width=width, highlight=False, markup=False, soft_wrap=False).print(table)
 
 

@@ -7,10 +7,10 @@ first of these that is at its limit.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from dos_ui.core.states import is_stuck
+
 BUSY: Final = 0.9
 """A worker whose circuit works for this share of the time takes all that it can."""
-STUCK_S: Final = 2.0
-"""A checkpoint that waits for longer holds the steps back, and so the input."""
 LAG_BYTES: Final = 1 << 20
 """Less is always on its way to the disks of the store."""
 
@@ -36,16 +36,18 @@ def pressure(status: Mapping[str, Any] | None, rates: Mapping[str, Any]) -> dict
         if (rates["workers"].get(str(one["worker"]), {}).get("busySeconds") or 0.0) >= BUSY
     ]
     if busy:
-        return {"kind": "workers", "text": f"busy all the time: {_workers(busy)}; {waits}"}
-    under_way = status["underWay"]
-    if under_way is not None and under_way["waitsFor"] and under_way["seconds"] > STUCK_S:
-        late = [str(one["worker"]) for one in under_way["waitsFor"]]
-        return {"kind": "workers", "text": f"a checkpoint waits for {_workers(late)}; {waits}"}
+        return {"kind": "workers", "text": f"busy all the time: {workers_named(busy)}; {waits}"}
+    if is_stuck(status):  # it holds the steps back, and so the input
+        late = [str(one["worker"]) for one in status["underWay"]["waitsFor"]]
+        return {"kind": "workers", "text": f"a checkpoint waits for {workers_named(late)}; {waits}"}
     lag = sum(one["lagBytes"] for one in workers)
     if lag > LAG_BYTES:
         return {"kind": "store", "text": f"{lag} bytes are not yet synced; {waits}"}
     return {"kind": "none", "text": waits}
 
 
-def _workers(numbers: Sequence[str]) -> str:
-    return f"worker{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+def workers_named(numbers: Sequence[object]) -> str:
+    """Return "worker 1" or "workers 1, 2"; "" for none."""
+    if not numbers:
+        return ""
+    return f"worker{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

@@ -26,6 +26,9 @@ class RegionRates:
             return {"rowsIn": None, "rowsOut": None, "workers": {}, "operators": {}}
         seconds, old = (0.0, {}) if before is None else (now_s - before[0], before[1])
         workers = _rates_of(status, old, "workers", "worker", ("rowsIn", "rowsOut", "busySeconds"), seconds)
+        for one in status.get("workers", ()):
+            rates = workers[str(one["worker"])]
+            rates["busySeconds"] = _busy(rates["busySeconds"], one.get("operatorSeconds") or 0.0, seconds)
         if old.get("incarnation") != status.get("incarnation"):
             old = {}  # operators count since the incarnation began
         operators = _rates_of(status, old, "operators", "name", ("rowsIn", "rowsOut"), seconds)
@@ -66,6 +69,15 @@ def _rates_of(
             name: _rate(one.get(name), earlier.get(name) if same else None, seconds) for name in counters
         }
     return rates
+
+
+def _busy(rate: float | None, in_operator_s: float, seconds: float) -> float | None:
+    """Return the share of the time in which a worker worked. It counts a call when that has returned, so one
+    that has not counts by its own time.
+    """
+    if seconds <= 0 or in_operator_s <= 0:
+        return rate
+    return max(rate or 0.0, round(min(in_operator_s / seconds, 1.0), 3))
 
 
 def _rate(now: float | None, before: float | None, seconds: float) -> float | None:

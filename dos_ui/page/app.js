@@ -2,7 +2,7 @@
 import { html, render, useEffect, useState } from "./vendor/htm-preact.js";
 import { Browse } from "./browse.js";
 import { RegionView } from "./region.js";
-import { ago, Badge, bytes, Notice, number, Table, useEvents, useFetched } from "./parts.js";
+import { ago, Badge, bytes, Notice, number, State, Table, useEvents, useFetched } from "./parts.js";
 
 function routeOf(hash) {
   const [kind = "", ...rest] = hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
@@ -31,8 +31,10 @@ function StoreView() {
     <${Live} live=${live} problems=${problems} />
     ${store && html`<${StoreState} state=${store} />`}
     <h2>Regions</h2>
+    ${lists?.stale && html`<${Notice} kind="warn">As of ${ago(lists.stale.timeMs)}: ${lists.stale.problem}<//>`}
     <${Table} caption="Regions" none="The store has no region." rows=${lists?.regions} columns=${[
       ["region", (one) => html`<a href=${`#/region/${encodeURIComponent(one.region)}`}>${one.region}</a>`],
+      ["state", (one) => html`<${State} shown=${one.shown} full />`, "state"],
       ["checkpoint", (one) => number(one.checkpoint), "number"],
       ["committed", (one) => (one.timeMs ? ago(one.timeMs) : "")],
       ["step", (one) => number(one.step), "number"],

@@ -3,6 +3,7 @@ import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { rate, seconds } from "./parts.js";
 
 const COLOURS = ["#4f86e8", "#d98a2b", "#3fa66b", "#b65fb0", "#c9515a", "#6b7a90"];
+const GAP_MS = 15000; // nobody looked for longer: the line has a gap
 const PHASES = ["align", "drain", "write", "sync"];
 
 // make(colours) -> the configuration; change(chart) brings a chart up to date.
@@ -31,17 +32,20 @@ function colour(chart) {
   }
 }
 
-const options = (format, more = {}) => ({
+const options = (format, more = {}, x = { ticks: { maxTicksLimit: 6, maxRotation: 0 } }) => ({
   animation: false,
   responsive: true,
   maintainAspectRatio: false,
   interaction: { mode: "index", intersect: false },
   plugins: {
     legend: { labels: { boxWidth: 12 } },
-    tooltip: { callbacks: { label: (item) => `${item.dataset.label}: ${format(item.raw)}` } },
+    tooltip: { callbacks: {
+      title: ([item]) => (item.raw?.x ? new Date(item.raw.x).toLocaleTimeString() : item.label),
+      label: (item) => `${item.dataset.label}: ${format(item.raw?.x ? item.raw.y : item.raw)}`,
+    } },
   },
   scales: {
-    x: { ticks: { maxTicksLimit: 6, maxRotation: 0 }, ...more },
+    x: { ...x, ...more },
     y: { beginAtZero: true, ticks: { callback: (value) => format(value) }, ...more },
   },
 });
@@ -50,15 +54,20 @@ export function RateChart({ history }) {
   const canvas = useChart(
     () => ({
       type: "line",
-      data: { labels: [], datasets: ["rows in", "rows out"].map((label, at) => ({
-        label, data: [], borderColor: COLOURS[at], backgroundColor: COLOURS[at], borderWidth: 2, pointRadius: 0,
+      data: { datasets: ["rows in", "rows out"].map((label, at) => ({
+        label, data: [], spanGaps: GAP_MS, borderColor: COLOURS[at], backgroundColor: COLOURS[at], borderWidth: 2, pointRadius: 0,
       })) },
-      options: options(rate),
+      options: options(rate, {}, {
+        type: "linear",
+        ticks: { maxTicksLimit: 5, maxRotation: 0, includeBounds: false, callback: (value) => new Date(value).toLocaleTimeString() },
+      }),
     }),
     (chart) => {
-      chart.data.labels = history.map((one) => new Date(one.timeMs).toLocaleTimeString());
-      chart.data.datasets[0].data = history.map((one) => one.rowsIn);
-      chart.data.datasets[1].data = history.map((one) => one.rowsOut);
+      const points = (name) => history.map((one) => ({ x: one.timeMs, y: one[name] }));
+      chart.data.datasets[0].data = points("rowsIn");
+      chart.data.datasets[1].data = points("rowsOut");
+      chart.options.scales.x.min = history.at(0)?.timeMs;
+      chart.options.scales.x.max = history.at(-1)?.timeMs;
     },
     [history],
   );

@@ -30,6 +30,16 @@ export function ago(timeMs) {
 
 export const Badge = ({ kind = "", children }) => html`<span class=${`badge ${kind}`}>${children}</span>`;
 
+// The state of a region (core/states.py): a badge, since when, and with `full` the reason.
+export function State({ shown, full = false }) {
+  if (!shown) return html`<span class="quiet">asking its driver…</span>`;
+  return html`<${Badge} kind=${shown.kind}>${shown.name}<//>${shown.since &&
+    html` <span class="quiet">${shown.since} ${ago(shown.sinceMs)}</span>`}${full && shown.text &&
+    html` <span class="quiet">${lastLine(shown.text)}</span>`}`;
+}
+
+export const lastLine = (text) => text.trim().split("\n").pop();
+
 export const Notice = ({ kind = "", children }) =>
   html`<div class=${`notice ${kind}`} role=${kind === "bad" ? "alert" : null}>${children}</div>`;
 

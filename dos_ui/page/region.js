@@ -2,9 +2,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { Graph } from "./graph.js";
 import { PhaseChart, RateChart } from "./charts.js";
-import { ago, Badge, bytes, Notice, number, post, rate, seconds, Table, useEvents } from "./parts.js";
-
-const STATES = { RUNNING: "good", FINISHED: "good", STOPPED: "", PAUSED: "warn", FAILED: "bad", FENCED: "bad" };
+import { ago, Badge, bytes, lastLine, Notice, number, post, rate, seconds, State, Table, useEvents } from "./parts.js";
 
 export function RegionView({ name, readOnly, Live }) {
   const { data, problems, live } = useEvents(`api/events?region=${encodeURIComponent(name)}`);
@@ -12,21 +10,21 @@ export function RegionView({ name, readOnly, Live }) {
   useEffect(() => { document.title = `${name} · DOS`; }, [name]);
   if (!region) return html`<h1>Region ${name}</h1><${Live} live=${live} problems=${problems} />
     ${Object.keys(problems).length === 0 && html`<p class="quiet">Asking its driver…</p>`}`;
-  const { status, rates } = region;
+  const { status, rates, slow } = region;
+  const lastStatus = status ?? (region.ended ? region.lastReport.status : null);
   return html`
-    <h1>Region ${name} ${status
-      ? html`<${Badge} kind=${STATES[status.state] ?? "warn"}>${status.state}<//>`
-      : html`<${Badge} kind="warn">no driver answers<//>`}</h1>
+    <h1>Region ${name} <${State} shown=${region.shown} /></h1>
     <${Live} live=${live} problems=${problems} />
     <${Now} region=${region} />
-    <${Graph} operators=${region.graph} rates=${rates.operators} />
+    <${Graph} operators=${region.graph} rates=${rates.operators} slow=${slow.operators} />
     <div class="two">
       <section><h2>Rows per second</h2><${RateChart} history=${region.history} /></section>
       <section><h2>Checkpoints by phase</h2><${PhaseChart} timeline=${region.timeline} /></section>
     </div>
-    ${status && html`<${Workers} status=${status} rates=${rates} />`}
+    ${lastStatus && html`<${Workers} status=${lastStatus} rates=${rates} slow=${slow} />`}
+    ${lastStatus?.eventTimes.length > 0 && html`<${EventTimes} times=${lastStatus.eventTimes} />`}
     <${Checkpoints} region=${region} />
-    ${status?.resets.length > 0 && html`<${Resets} resets=${status.resets} />`}
+    ${lastStatus?.resets.length > 0 && html`<${Resets} resets=${lastStatus.resets} />`}
     ${readOnly === false && status && html`<${Changes} name=${name} region=${region} />`}`;
 }
 
@@ -35,8 +33,9 @@ function Now({ region }) {
   const last = manifest.lastCheckpoint;
   const way = status?.underWay;
   return html`
+    ${region.stale && html`<${Notice} kind="warn">As of ${ago(region.stale.timeMs)}: ${region.stale.problem}<//>`}
     ${!status && region.problem && html`<${Notice} kind="warn">${region.problem}. What follows is from the
-      manifest.<//>`}
+      manifest${region.ended ? " and the last report of that driver" : ""}.<//>`}
     ${status?.reason && html`<${Notice} kind="warn">${status.reason}<//>`}
     ${status?.accessProblem && html`<${Notice} kind="bad">${status.accessProblem}<//>`}
     ${status?.fellBack && html`<${Notice} kind="bad">${status.fellBack}<//>`}
@@ -64,11 +63,13 @@ function Now({ region }) {
 const Fact = ({ name, value, more }) => html`<div><div class="name">${name}</div>
   <div class="value">${value}</div>${more && html`<div class="quiet">${more}</div>`}</div>`;
 
-function Workers({ status, rates }) {
+function Workers({ status, rates, slow }) {
+  const held = (one) => slow.workers.includes(one.worker) || (slow.operators[one.operator] ?? []).includes(one.worker);
   return html`<h2>Workers</h2>
     <${Table} caption="Workers" rows=${status.workers} columns=${[
       ["worker", (one) => one.worker, "number"],
-      ["state", (one) => html`<${Badge} kind=${one.state === "RUNNING" ? "good" : "warn"}>${one.state}<//>`],
+      ["state", (one) => html`<${Badge} kind=${one.state === "RUNNING" && !held(one) ? "good" : "warn"}>${one.state}<//>
+        ${held(one) && one.operator && html` in ${one.operator} for ${seconds(one.operatorSeconds)}`}`],
       ["process", (one) => `${one.host} ${one.pid || ""}`],
       ["attempt", (one) => number(one.attempt), "number"],
       ["step", (one) => number(one.step), "number"],
@@ -82,6 +83,20 @@ function Workers({ status, rates }) {
 }
 
 const percent = (value) => (value === null || value === undefined ? "?" : `${Math.round(Math.min(1, value) * 100)} %`);
+
+const EventTimes = ({ times }) => html`<h2>Event time</h2>
+  <${Table} caption="Event time" rows=${times} columns=${[
+    ["operator", (one) => one.name],
+    ["watermark", (one) => (one.watermarkMicroseconds === null
+      ? "has not begun" : utc(one.watermarkMicroseconds))],
+    ["worker", (one) => one.worker, "number"],
+    ["held by", (one) => one.heldBy, "long"],
+  ]} />`;
+
+function utc(micros) {
+  const time = new Date(micros / 1000);
+  return Number.isNaN(time.getTime()) ? `${micros} µs` : time.toISOString();
+}
 
 function Checkpoints({ region }) {
   const retained = new Set(region.retained);
@@ -117,7 +132,7 @@ const Resets = ({ resets }) => html`<h2>Resets</h2>
     ["replayed", (one) => bytes(one.bytes), "number"],
     ["to checkpoint", (one) => number(one.checkpoint), "number"],
     ["phases", (one) => Object.entries(one.phases).map(([phase, took]) => `${phase} ${seconds(took)}`).join(", "), "long"],
-    ["reason", (one) => one.reason.trim().split("\n").pop(), "long"],
+    ["reason", (one) => lastLine(one.reason), "long"],
   ]} />`;
 
 function Changes({ name, region }) {

@@ -214,8 +214,9 @@ def test_user_code_that_raises_stops_the_region_with_name_position_and_traceback
     assert isinstance(error, RegionFailedError)
     assert "operator 'words' failed in worker 0 at lines[3] byte 42: ValueError: x" in str(error)
     assert error.traceback_text == "tb"
-    region.play(WorkerEnded(0, 1, None), WorkerEnded(1, 1, None))
+    region.play(WorkerEnded(0, 1, "signal 9"), WorkerEnded(1, 1, None))  # it was killed for that
     assert [(e.state, e.error) for e in region.take(End)] == [(RegionState.FAILED, error)]
+    assert "operator 'words' failed" in region.core.status().workers[0].error
 
 
 def test_a_failed_check_of_files_names_the_host_that_has_them() -> None:

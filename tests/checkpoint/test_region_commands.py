@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -61,7 +62,8 @@ def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> No
     assert gone.returncode == 1
     assert f"last checkpoint {region.control.status().last_checkpoint} at step" in gone.stdout
     assert f"by {found['driver']}" in gone.stdout
-    assert "no driver of region" in gone.stderr
+    assert f"driver {found['driver']} ended region {name} as STOPPED" in gone.stderr
+    assert re.search(rf"STOPPED.*, last reported .* ago .* by driver {found['driver']}", gone.stdout)
     assert dos("region", "status", url, name, "--no-ask", "--json").returncode == 0
     for what in (("stop",), ("scale", "--workers", 3)):
         silent = dos("region", what[0], url, name, *what[1:], "--timeout", 1)

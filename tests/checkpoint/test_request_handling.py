@@ -130,6 +130,8 @@ def test_stop_is_done_when_the_region_has_ended_and_the_others_then_fail() -> No
         == ("failed", "the region has ended: STOPPED (stopped)")
     )
     assert handler.answers(3) == [("done", "")]
+    report = WriteAnswer((), "done", with_status=True)
+    assert handler.handle(RegionEnded()) == [report], "who asks later reads how it ended"
 
 
 def test_a_fenced_driver_has_no_last_words() -> None:
@@ -168,7 +170,7 @@ def test_a_request_that_is_refused_has_no_effect_but_the_answer(fields, state, w
     assert text in answer.reason
     handler.status = RUNNING
     assert handler.handle(QueueRead()) == []
-    assert handler.handle(RegionEnded()) == []
+    assert [effect.requests for effect in handler.handle(RegionEnded())] == [()], "only the last report"
 
 
 def test_a_request_within_its_patience_and_the_slack_of_clocks_is_taken() -> None:

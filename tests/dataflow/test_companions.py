@@ -2,6 +2,9 @@
 
 import ctypes
 import os
+import re
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +99,33 @@ def test_with_local_recovery_it_is_none_either(scenario: Scenario) -> None:
         until(lambda: scenario.gate.has("held"), "held", WAIT_S)
         scenario.ends_right(control)
         assert not resets(watch)
+
+
+def test_the_status_names_the_lock_that_a_successor_waits_for(scenario: Scenario) -> None:
+    """A worker that is cut off holds the lock of its part. Here, another process takes it."""
+    with scenario.running(scenario.graph()) as (control, watch):
+        watch.cuts(1)
+        part = scenario.out / "part-w0001.tsv"
+        taken = subprocess.Popen(
+            ["flock", "--exclusive", str(part), "sh", "-c", "echo taken; cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            waits = re.compile(rf"-> FLOCK .* {taken.pid} ")
+            until(lambda: waits.search(Path("/proc/locks").read_text()), "it waits for the lock", WAIT_S)
+            os.kill(pids(control)[1], signal.SIGKILL)
+            assert taken.stdout is not None
+            assert taken.stdout.readline() == b"taken\n"
+            text = f"'out' waits for the lock of output {part}, held by process {taken.pid} of this host"
+            until(lambda: text in control.status.reason, "it is said", WAIT_S)
+            assert "worker 1 was lost" in control.status.reason, "and why it is started again"
+            assert control.status.workers[1].waits.startswith("the lock of output")
+        finally:
+            taken.communicate()
+        watch.wait(is_reset)
+        until(lambda: not control.status.workers[1].waits, "it waits no more", WAIT_S)
+        scenario.ends_right(control)
 
 
 def test_a_child_that_user_code_forked_does_not_go_on_in_the_engine(scenario: Scenario) -> None:

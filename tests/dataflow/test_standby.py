@@ -1,10 +1,13 @@
 """Processes that stand by: who takes them, when they are there, and that none is left over."""
 
 import os
+import queue
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -69,6 +72,24 @@ def test_a_process_that_nobody_needed_ends_with_its_parents_end_of_the_pipe() ->
     process = subprocess.Popen([sys.executable, "-m", "dataflow.local"], stdin=subprocess.PIPE)
     process.communicate(timeout=END_S)
     assert process.returncode == 0
+
+
+def test_the_reason_of_a_loss_quotes_the_log_of_its_own_run(tmp_path: Path) -> None:
+    """The directory has the logs of an earlier run, whose workers may write on."""
+    (tmp_path / "w0000.1.log").write_text("ValueError: of the run before\n")
+    ends: queue.Queue[tuple[int, str | None]] = queue.Queue()
+    no_spec: Any = "no specification"
+    launcher = ProcessLauncher(
+        lambda _worker, _attempt: no_spec, lambda _, attempt, error: ends.put((attempt, error)), logs=tmp_path
+    )
+    launcher.start(0, 1)
+    attempt, error = ends.get(timeout=END_S)
+    assert attempt == 1
+    assert error is not None
+    assert re.search(r"ended with exit code 1: Traceback (.|\n)*AttributeError", error)
+    assert "of the run before" not in error
+    assert "AttributeError" in (tmp_path / "w0000.1.run2.log").read_text()
+    launcher.close(END_S)
 
 
 # EVIDENCE-OF: P-10

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+import dos
+from dos_ui.serving import PageServer
 from tests.dos_ui.watched_region import WAIT_S, Browser, Terminal, Watched, browser, watched
 from tests.support.dos_command import dos as command
 from tests.support.examples import run_example
@@ -25,6 +29,43 @@ from tests.support.servers import hold_port
 
 __all__ = ["browser", "watched"]  # fixtures
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+
+BOXES = """return [...document.querySelectorAll("svg.graph rect")].map((one) => {
+  const { x, y, width } = one.getBoundingClientRect();
+  return { x: Math.round(x), y: Math.round(y), width: Math.round(width) };
+})"""
+"""The operators of the graph, where they are drawn."""
+POINTS = """const chart = Chart.getChart(document.querySelector(".plot canvas"));
+return chart.getDatasetMeta(0).data.map((one, at) => [one.x, chart.data.datasets[0].data[at].x])"""
+"""The points of the rates: where they are drawn, and their times."""
+DRIVER = """
+import sys, dos
+graph = dos.Graph("words2")
+graph.source("ticks", dos.RateSource(50)).sink("out", dos.LogSink())
+region = dos.run_local(graph, store=sys.argv[1], workers=1, standby=0, checkpoint_interval=0.5)
+while not region.status.last_checkpoint:
+    region.wait(0.1)
+print(region.status.workers[0].pid, flush=True)
+sys.stdin.read()
+"""
+"""A driver of a region, which ends when it is killed."""
+
+
+def broken(row: Any) -> Any:
+    raise ValueError(f"this row cannot be processed: \x1b[2J {row}")
+
+
+def until_is(read: Callable[[], Any], reached: Callable[[Any], Any]) -> Any:
+    """Read until it is reached; return what was read last."""
+    found: list[Any] = []
+
+    def again() -> bool:
+        found[:] = [read()]
+        return bool(reached(found[0]))
+
+    until(again, "it is read", WAIT_S)
+    return found[0]
 
 
 def ask(watched: Watched, path: str, *, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -106,14 +147,52 @@ def test_the_page_shows_a_region_live_while_it_is_slow_and_after_a_kill(
         assert operator in browser.text("svg.graph")
     until(lambda: "/s in" in browser.text("svg.graph"), "rates are shown", WAIT_S)
     watched.slow.touch()
-    waits = browser.until("it runs operator 'some'", "#under-way")
-    assert re.search(r"Checkpoint \d+ was requested .* ago and waits for the votes of", waits)
-    watched.slow.unlink()
+    try:
+        waits = browser.until("it runs operator 'some'", "#under-way")
+        assert re.search(r"Checkpoint \d+ was requested .* ago and waits for the votes of", waits)
+        browser.until("RUNNING, checkpoint stuck", "h1 .badge.warn")
+        browser.until("held up in worker", "svg.graph .slow")
+        assert browser.text("svg.graph .slow").startswith("some")
+        until(
+            lambda: re.search(r"in some for .* 100 %", browser.text("table[aria-label=Workers]")),
+            "busy",
+            WAIT_S,
+        )
+        shown = command("top", watched.store, "words", "--once").stdout
+        assert "words: RUNNING, checkpoint stuck" in shown
+        assert re.search(r"RUNNING, in some for \d+ s .* 100%", shown), shown
+        assert re.search(r"words +RUNNING, checkpoint stuck", command("top", watched.store, "--once").stdout)
+    finally:
+        watched.slow.unlink()
     until(lambda: "waits for" not in browser.text("#under-way"), "the checkpoint is committed", WAIT_S)
+    browser.until("RUNNING", "h1 .badge.good")
     os.kill(watched.region.status.workers[1].pid, signal.SIGKILL)
-    until(lambda: "ended with signal 9" in browser.text(), "the reset is shown", WAIT_S)
-    browser.until("RUNNING")
-    assert "Resets" in browser.text()
+    # The broken link may be noticed before the launcher reports how the process ended.
+    cause = re.compile("ended with signal 9|control link is gone")
+    until(lambda: cause.search(browser.text("table[aria-label=Resets]")), "the reset is shown", WAIT_S)
+    browser.until("RUNNING", "h1 .badge.good")
+
+
+def test_the_graph_can_be_read_on_a_narrow_screen_and_time_is_drawn_to_scale(
+    watched: Watched, browser: Browser
+) -> None:
+    browser.go("#/region/words")
+    browser.until("/s in", "svg.graph")
+    in_a_row = browser.driver.execute_script(BOXES)
+    assert len({box["y"] for box in in_a_row}) == 1, "there is room from left to right"
+    try:
+        browser.wide(420)
+        boxes = until_is(lambda: browser.driver.execute_script(BOXES), lambda found: found != in_a_row)
+        assert min(box["x"] for box in boxes) >= 0
+        assert max(box["x"] + box["width"] for box in boxes) <= 420
+        assert {box["width"] for box in boxes} == {box["width"] for box in in_a_row}, "no text is smaller"
+        assert browser.driver.execute_script("return document.documentElement.scrollWidth") <= 420
+    finally:
+        browser.wide(1300)
+    points = until_is(lambda: browser.driver.execute_script(POINTS), lambda found: len(found) > 3)
+    (x0, time0), *_, (x1, time1) = points
+    scale = (x1 - x0) / (time1 - time0)
+    assert [x for x, _ in points] == pytest.approx([x0 + scale * (time - time0) for _, time in points], abs=1)
 
 
 def test_a_savepoint_and_a_restore_by_keyboard(watched: Watched, browser: Browser) -> None:
@@ -140,6 +219,53 @@ def test_a_savepoint_and_a_restore_by_keyboard(watched: Watched, browser: Browse
     assert watched.region.status.resets[-1].reason.startswith("it was restored to checkpoint")
 
 
+def test_the_first_screen_tells_regions_that_run_from_those_that_ended_and_died(
+    watched: Watched, browser: Browser
+) -> None:
+    failed = dos.Graph("words3")
+    failed.source("ticks", dos.RateSource(50)).map("broken", broken).sink("out", dos.LogSink())
+    with pytest.raises(dos.RegionFailedError):
+        dos.run_local(failed, store=watched.store, workers=1, standby=0).awaitTermination()
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, watched.store],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    worker = int(driver.stdout.readline())
+    try:
+        driver.kill()
+        driver.communicate()
+        found = json.loads(command("top", watched.store, "--once", "--json").stdout)
+        shown = {one["region"]: one["shown"] for one in found["regions"]}
+        assert (shown["words"]["name"], shown["words"]["kind"]) == ("RUNNING", "good")
+        assert (shown["words3"]["name"], shown["words3"]["kind"]) == ("FAILED", "bad")
+        assert "operator 'broken' failed" in shown["words3"]["text"]
+        assert (shown["words2"]["name"], shown["words2"]["since"]) == ("no driver", "last sign")
+        table = command("top", watched.store, "--once").stdout
+        assert re.search(r"words2 +no driver, last sign \d+.* ago", table)
+        assert re.search(r"words3 +FAILED, ended .* ago", table)
+        browser.go("#/store")
+        rows = "table[aria-label=Regions]"
+        until(
+            lambda: re.search(r"words2 no driver last sign .* ago", browser.text(rows)), "it has died", WAIT_S
+        )
+        assert re.search(r"words3 FAILED ended .* ago .*operator 'broken' failed", browser.text(rows))
+        assert "words RUNNING" in browser.text(rows)
+        browser.driver.find_element(By.LINK_TEXT, "words3").click()
+        browser.until("FAILED", "h1 .badge.bad")
+        assert "this row cannot be processed" in browser.text("table[aria-label=Workers]"), "its last error"
+        assert "this row cannot be processed" in command("top", watched.store, "words3", "--once").stdout
+        status = command("region", "status", watched.store, "words3")
+        assert (status.returncode, "ended region words3 as FAILED" in status.stderr) == (1, True)
+        assert "this row cannot be processed" in status.stdout
+        assert "\x1b" not in status.stdout + status.stderr
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)  # it would end when it has noticed
+
+
 def test_every_chart_and_field_has_a_name_for_a_screen_reader(watched: Watched, browser: Browser) -> None:
     browser.go("#/region/words")
     browser.until("Change it")
@@ -158,12 +284,26 @@ def test_every_chart_and_field_has_a_name_for_a_screen_reader(watched: Watched, 
 def test_the_page_continues_while_the_store_has_no_quorum(watched: Watched, browser: Browser) -> None:
     browser.go("#/region/words")
     browser.until("RUNNING")
-    for server in watched.servers[:2]:
-        server.kill()
+    away = PageServer([one.location for one in watched.servers], "127.0.0.1", 0, b"", {})
+    key = {"Cookie": f"dos_page={away.url.partition('key=')[2]}"}
+    at = Watched(watched.region, away, [], watched.store, watched.slow)
     try:
+        assert ask(at, "api/regions/words", **key)[1]["stale"] is None
+        assert ask(at, "api/lists", **key)[1]["stale"] is None
+        for server in watched.servers[:2]:
+            server.kill()
         shown = browser.until("WAITING_FOR_STORE")
         assert all(server.location in shown for server in watched.servers[:2]), "the reason names them"
+        stale = until_is(lambda: ask(at, "api/regions/words", **key), lambda found: found[1]["stale"])[1]
+        assert stale["shown"]["name"].startswith("RUNNING")
+        assert stale["shown"]["kind"] == "warn"
+        assert stale["shown"]["since"] == "as of"
+        assert "start the missing members" in stale["stale"]["problem"], "the remedy"
+        assert stale["graph"]
+        lists = until_is(lambda: ask(at, "api/lists", **key), lambda found: found[1]["stale"])[1]
+        assert "words" in [one["region"] for one in lists["regions"]]
     finally:
+        away.close()
         for server in watched.servers[:2]:
             server.restart()
     browser.until("RUNNING", "h1")
@@ -188,7 +328,7 @@ def test_top_once_prints_a_reading(watched: Watched) -> None:
     assert found["rates"]["operators"]["ticks"]["rowsOut"] is not None
     assert found["timeline"][-1]["checkpoint"] == found["manifest"]["lastCheckpoint"]["checkpoint"]
     store = json.loads(command("top", watched.store, "--once", "--json").stdout)
-    assert [one["region"] for one in store["regions"]] == ["words"]
+    assert store["regions"][0]["region"] == "words"
     assert "words: RUNNING" in command("top", watched.store, "words", "--once").stdout
     refused = command("top", watched.store)
     assert (refused.returncode, "this is no terminal: pass --once" in refused.stderr) == (2, True)

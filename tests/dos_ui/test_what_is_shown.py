@@ -17,6 +17,7 @@ from dos_ui.core.directories import directory_row
 from dos_ui.core.graph import graph_of
 from dos_ui.core.pressure import pressure
 from dos_ui.core.rates import HISTORY_MAX, RegionRates
+from dos_ui.core.states import shown_state, slow
 from dos_ui.screen import Screen, TopView
 
 
@@ -54,6 +55,8 @@ def status(*rows: int, busy: float = 0.0, incarnation: int = 1, attempt: int = 1
             "busySeconds": busy,
             "lagBytes": 5,
             "backlogBytes": None,
+            "operator": None,
+            "operatorSeconds": 0.0,
         }
         for index, number in enumerate(rows)
     ]
@@ -76,6 +79,18 @@ def test_rates_are_differences_between_two_readings() -> None:
     assert found["workers"]["1"] == {"rowsIn": 20.0, "rowsOut": 40.0, "busySeconds": 0.75}
     assert found["operators"]["counts"] == {"rowsIn": 30.0, "rowsOut": 30.0}
     assert [one["rowsIn"] for one in rates.history] == [None, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("counted_s", "in_operator_s", "busy"),
+    [(0.0, 30.0, 1.0), (0.0, 0.5, 0.25), (1.0, 0.5, 0.5), (3.0, 0.0, 1.5), (0.0, 0.0, 0.0)],
+)
+def test_a_worker_inside_a_function_is_busy(counted_s: float, in_operator_s: float, busy: float) -> None:
+    rates = RegionRates()
+    rates.update(status(10), 100.0, 1)
+    now = status(10, busy=counted_s)
+    now["workers"][0]["operatorSeconds"] = in_operator_s
+    assert rates.update(now, 102.0, 2)["workers"]["0"]["busySeconds"] == busy
 
 
 def test_counters_that_begin_again_have_no_rate() -> None:
@@ -122,6 +137,61 @@ def test_what_holds_the_sources_back(
     assert pressure(None, {})["kind"] == "unknown"
 
 
+NOW_MS = 10_000_000
+CUT = {"timeMs": NOW_MS - 2_400_000, "final": False}
+ANSWERED = {"answered": True, "ended": False, "lastReport": None}
+SILENT = {"answered": False, "status": None, "ended": False, "lastReport": None, "problem": "no driver of it"}
+FAILED = {"timeMs": NOW_MS - 9, "status": {"state": "FAILED", "reason": "a check failed"}}
+STOPPED = {"timeMs": NOW_MS - 9, "status": {"state": "STOPPED", "reason": ""}}
+AWAY = {"timeMs": NOW_MS - 70_000, "problem": "2 of 3 members are unavailable"}
+
+
+def running(**more: object) -> dict:
+    return ANSWERED | {"status": status(1, state="RUNNING", reason="", **more)}
+
+
+@pytest.mark.parametrize(
+    ("reading", "cut", "name", "kind", "text", "since", "past_ms"),
+    [
+        (running(), CUT, "RUNNING", "good", "", "", 0),
+        (running(underWay=LATE | {"checkpoint": 4, "seconds": 0.5}), CUT, "RUNNING", "good", "", "", 0),
+        (running(underWay=LATE | {"checkpoint": 4, "seconds": 9}), CUT, "RUNNING, checkpoint stuck", "warn",
+         "checkpoint 4 has waited 9.0 s for the vote of worker 0", "", 0),
+        (running(underWay=LATE | {"checkpoint": 4, "seconds": 9}, lastProgress={"checkpointSeconds": 5}), CUT,
+         "RUNNING", "good", "", "", 0),
+        (ANSWERED | {"status": status(1, state="PAUSED", reason="by hand")}, CUT, "PAUSED", "warn", "by hand",
+         "", 0),
+        (SILENT, CUT, "no driver", "bad", "no driver of it", "last sign", 2_400_000),
+        (SILENT | {"lastReport": FAILED}, CUT, "no driver", "warn", "no driver of it", "last sign", 9),
+        (SILENT, None, "no driver", "bad", "no driver of it", "", 0),
+        (SILENT | {"ended": True, "lastReport": FAILED}, CUT, "FAILED", "bad", "a check failed", "ended", 9),
+        (SILENT | {"ended": True, "lastReport": STOPPED}, CUT, "STOPPED", "", "", "ended", 9),
+        (SILENT, CUT | {"final": True}, "FINISHED", "good", "all input is processed", "ended", 2_400_000),
+        (running() | {"stale": AWAY}, CUT, "RUNNING", "warn", "2 of 3 members", "as of", 70_000),
+        (SILENT | {"ended": True, "lastReport": FAILED, "stale": AWAY}, CUT, "FAILED", "bad", "2 of 3",
+         "as of", 70_000),
+    ],
+)  # fmt: skip
+def test_the_state_of_a_region_is_shown_with_what_is_known_of_its_driver(
+    reading: dict, cut: dict | None, name: str, kind: str, text: str, since: str, past_ms: int
+) -> None:
+    manifest = {"manifest": {"lastCheckpoint": cut}}
+    shown = shown_state({"stale": None, "timeMs": NOW_MS, "problem": ""} | manifest | reading)
+    assert (shown["name"], shown["kind"], shown["since"]) == (name, kind, since)
+    assert text in shown["text"]
+    assert bool(text) == bool(shown["text"])
+    assert shown["sinceMs"] == (NOW_MS - past_ms if since else None)
+
+
+def test_the_operator_and_the_workers_that_hold_a_region_up_are_marked() -> None:
+    now = status(1, 1, 1, underWay=LATE | {"seconds": 9.0})
+    for worker, operator, seconds in ((0, "some", 0.0), (1, "some", 3.0), (2, None, 0.0)):
+        now["workers"][worker] |= {"operator": operator, "operatorSeconds": seconds}
+    assert slow(now) == {"workers": [0, 2], "operators": {"some": [0, 1]}}
+    assert slow(now | {"underWay": None}) == {"workers": [], "operators": {"some": [1]}}
+    assert slow(None) == {"workers": [], "operators": {}}
+
+
 def test_each_directory_of_this_project_has_a_kind_and_an_owner() -> None:
     of_shop = {
         coordinator_directory("shop"): "manifest",
@@ -145,6 +215,8 @@ def test_a_screen_without_a_reading_says_why() -> None:
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     console.print(Screen(TopView(""), {}, "no server answers"))
     assert console.export_text() == "cannot be read now: no server answers\n\n"
+    console.print(Screen(TopView(""), {}, "it\x1b]0;said\x07 this\nand that"))
+    assert console.export_text() == "cannot be read now: it\\x1b]0;said\\x07 this\nand that\n\n"
     console.file.close()
 
 

@@ -92,6 +92,11 @@ class Browser:
     def go(self, where: str) -> None:
         self.driver.get(f"{self.address}/{where}")
 
+    def wide(self, width: int) -> None:
+        """Show the page in a window that is `width` pixels wide."""
+        size = {"width": width, "height": 1500, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
     def text(self, selector: str = "main") -> str:
         try:
             return self.driver.find_element(By.CSS_SELECTOR, selector).text
