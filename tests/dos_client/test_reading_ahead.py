@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client.limits import (
+    read_ahead_bytes_max,
     read_ahead_bytes_min,
     read_ahead_kept_s,
     read_ahead_pieces_max,
@@ -100,6 +101,28 @@ async def test_pieces_exist_before_they_are_asked_for(autojump_clock: trio.testi
         assert trio.current_time() == begin, "it was there"
         await trio.sleep(2 * read_ahead_kept_s)
         assert not nursery.child_tasks, "nobody reads on: nothing is kept"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("size", "ahead_of_it"),
+    [
+        (read_ahead_bytes_min - 1, False), (read_ahead_bytes_min, True),
+        (read_ahead_bytes_max, True), (read_ahead_bytes_max + 1, False),
+    ],
+)  # fmt: skip
+async def test_pieces_of_these_sizes_are_read_ahead(
+    autojump_clock: trio.testing.MockClock, size: int, ahead_of_it: bool
+) -> None:
+    objects = Objects()
+    objects.contents["a"] = bytes(8 * read_ahead_bytes_max)
+    async with trio.open_nursery() as nursery:
+        ahead = ReadAhead(nursery.start_soon, objects.read)
+        for place in range(3):
+            await ahead.read("a", place * size, size, None)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (len(objects.requests) > 3) is ahead_of_it
+        ahead.drop()
 
 
 @pytest.mark.trio

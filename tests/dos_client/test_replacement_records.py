@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client.core import record_log
-from dos_client.core.replacement import GONE_SUFFIX, ReplacementStep, add, begin, finish, plan
+from dos_client.core.replacement import (
+    GONE_SUFFIX,
+    ReplacementStep,
+    add,
+    begin,
+    finish,
+    move,
+    plan,
+    with_spare,
+)
 from dos_protocol.store_record import Member, StoreRecord, decode_store_record, encode_store_record
 from dos_protocol.vocabulary import ObjectInfo
 from tests.dos_client.records import member, record, server_id
@@ -37,7 +46,12 @@ def test_a_new_server_may_stand_at_the_old_ones_address() -> None:
 
 
 def test_a_new_member_that_only_its_own_machine_reaches_is_refused() -> None:
-    for change in (lambda: plan(G1, "c:1", J, "127.0.0.1:1"), lambda: add(G1, J, "127.0.0.1:1")):
+    for change in (
+        lambda: plan(G1, "c:1", J, "127.0.0.1:1"),
+        lambda: add(G1, J, "127.0.0.1:1"),
+        lambda: with_spare(G1, J, "127.0.0.1:1"),
+        lambda: move(G1, {server_id("c"): "127.0.0.1:1"}),
+    ):
         with pytest.raises(ValueError, match=r"only its own machine can reach 127\.0\.0\.1:1, and the other"):
             change()
     local = StoreRecord(G1.store_id, 1, 1, (Member(server_id("a"), "127.0.0.1:1"),))

@@ -5,6 +5,8 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from dos_client.core import change_log
@@ -202,6 +204,26 @@ def test_silence_is_counted_over_looks_and_ends_when_others_reach_the_member() -
     silences.look(5_030.0, set(), {})
     silences.look(5_040.0, {one}, {})
     assert (silences.silent_s(one), silences.reached_by_others(one)) == (0.0, False)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([None, 3, 4])), min_size=1, max_size=12))
+def test_silence_lasts_since_the_last_sign_of_life_in_any_order_of_looks(
+    looks: list[tuple[bool, int | None]],
+) -> None:
+    """A look finds the member present, or absent with the stamp that others know, or with none."""
+    silences, one = Silences(step_max_s=15.0), server(0)
+    silent, newest, reached = -10.0, None, False
+    for number, (present, stamp) in enumerate(looks):
+        stamps = {} if stamp is None else {one: DiskStamp(stamp, b"a" * 16)}
+        silences.look(10.0 * number, set() if present else {one}, {} if present else stamps)
+        changed = stamp is not None and newest is not None and stamp != newest
+        if present:
+            silent, newest, reached = -10.0, None, False
+        else:
+            silent = 0.0 if changed else silent + 10.0
+            newest, reached = newest if stamp is None else stamp, reached or changed
+        assert silences.silent_s(one) == max(0.0, silent)
+        assert silences.reached_by_others(one) is reached
 
 
 # Records with spares

@@ -15,7 +15,7 @@ from dos_server.core.group_log import record
 from dos_server.core.group_log.life import Life, LogState, encode_life
 from dos_server.core.stamps import History, encode_history, encode_witnesses
 from dos_server.core.vocabulary import DirectoriesLost
-from dos_server.limits import mark_bytes
+from dos_server.limits import log_reserved_bytes, mark_bytes
 from dos_server.offline.checking import Check, NotCheckedError
 from tests.dos_server.core_requests import append
 from tests.support.core_harness import Harness
@@ -24,7 +24,7 @@ from tests.support.fake_disk import FakeDisk
 from tests.support.servers import ServerProcess
 from tests.support.wire import Wire
 
-SLOT_BYTES = 1 << 16
+SLOT_BYTES = log_reserved_bytes + (1 << 16)
 
 
 def claim(epoch: int, directory: str = "dir", writer_id: bytes = b"w" * 16) -> m.ChangeDirectory:
@@ -100,6 +100,8 @@ def test_a_directory_that_is_removed_under_the_server_is_refused_and_its_session
     server.event(DirectoriesLost(tuple(lost or ["dir"])))
     server.settle()
     assert inside in server.closed
+    (reason,) = server.unasked(inside, m.Error)
+    assert reason.code == ErrorCode.CORRUPT
     assert outside not in server.closed
     assert refuses(server)
     assert server.storage.missing_directories() == [], "it is reported once"

@@ -12,6 +12,7 @@ from dos_server.core import append_runs, appends, claims, quotas, removals, repa
 from dos_server.core import server as server_module
 from dos_server.core.quota_file import Quota
 from dos_server.core.quotas import StoredUsage
+from dos_server.limits import log_reserved_bytes
 from tests.dos_server import test_quotas
 from tests.dos_server.test_quotas import (
     DIRECTORIES,
@@ -90,7 +91,7 @@ def used_sessions(server: Any) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("slot_bytes", [0, 65_536], ids=["without a log", "with a log"])
+@pytest.mark.parametrize("slot_bytes", [0, log_reserved_bytes + 65_536], ids=["without a log", "with a log"])
 def test_the_count_is_that_of_a_recount_whatever_happens(slot_bytes: int) -> None:
     assert sum(play(seed, slot_bytes) for seed in range(8)) > 20
 

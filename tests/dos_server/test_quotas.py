@@ -9,9 +9,11 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
+from dos_server.core import logged
 from dos_server.core import vocabulary as v
 from dos_server.core.quota_file import Quota
 from dos_server.core.quotas import Quotas, StoredUsage
+from dos_server.limits import log_reserved_bytes
 from tests.dos_server.test_access import OPERATOR, READ, granted, tokens
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.fake_disk import FakeDisk
@@ -155,6 +157,26 @@ def repaired(server: Harness, directory: str, name: str, content: bytes) -> Any:
     answer = server.ask(session, m.RepairChunk(name, 0, goal, value, size, digest, True, content))
     server.end(session)
     return answer
+
+
+def test_a_repair_for_which_the_log_has_no_room_changes_no_count_and_succeeds_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = server_with(Quota("shop", bytes_max=100, objects_max=5), slot_bytes=log_reserved_bytes + 65_536)
+    shop = Writer(server, "shop")
+    for name in "ab":
+        assert shop.append(name, bytes(10)) is None
+    assert isinstance(server.ask(shop.session, m.Delete("b")), m.Deleted)
+    before = recounted(server)
+    with monkeypatch.context() as patch:
+        patch.setattr(logged, "log_entries_max", 0)
+        for name in "ab":  # one that is there, and one whose removal only the log has
+            assert code_of(repaired(server, "shop", name, bytes(50))) is ErrorCode.BUSY
+            assert recounted(server) == before
+            assert (used(server, "bytes"), used(server, "objects")) == (10, 1)
+    for name in "ab":
+        assert repaired(server, "shop", name, bytes(50)) == m.RepairAck(name, 50, done=True)
+    assert (used(server, "bytes"), used(server, "objects")) == (100, 2)
 
 
 def test_a_repair_is_counted_and_never_refused() -> None:

@@ -11,7 +11,7 @@ from dos_server.core.extent import AcceptedBytes, build_extents, link_after, obj
 from dos_server.core.index import ExtentStart, SparseIndex
 from dos_server.core.records import ObjectMark
 from dos_server.core.recovery_scan import recover
-from dos_server.core.scan import prefix_fold, read_content, read_part
+from dos_server.core.scan import DamagedExtentError, prefix_fold, read_content, read_part
 from dos_server.limits import extent_payload_bytes_max, read_extents_max
 from tests.support.core_harness import Harness
 
@@ -47,6 +47,22 @@ def test_a_get_reads_little_more_than_its_extents(append_bytes: int, start: int,
     assert read_content(read, SEED, ExtentStart(0, 0), start, end) == content[start:end]
     needed = end - start
     assert sum(content_reads) <= 1.7 * needed + 4 * append_bytes + 64 * KIB, content_reads
+
+
+@pytest.mark.parametrize("wrong", [-100, -1, 1, 100, 1_000])
+def test_an_extent_that_begins_at_another_offset_than_the_index_has_is_damage(wrong: int) -> None:
+    content = random.Random(4).randbytes(1_000)
+    file = file_of(content, 100)
+    extent_bytes = len(file) // 10
+    for number in range(10):
+        offset, start = number * 100, ExtentStart(number * 100 + wrong, number * extent_bytes)
+
+        def read(position: int, count: int) -> bytes:
+            return file[position : position + count]
+
+        assert read_content(read, SEED, start._replace(offset=offset), offset, offset + 100) in content
+        with pytest.raises(DamagedExtentError, match=f"the next header is for offset {offset}"):
+            read_content(read, SEED, start, offset, offset + 100)
 
 
 @pytest.mark.parametrize("ask", [1, 4 * KIB, 65 * KIB, 199_999, 200_000])

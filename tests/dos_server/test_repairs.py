@@ -188,6 +188,44 @@ def test_what_is_not_what_the_repairer_saw_is_refused() -> None:
     assert member.content() == CONTENT + b"more"
 
 
+def test_a_copy_that_a_stream_of_version_0_appends_to_is_neither_replaced_nor_reported_complete() -> None:
+    member = StoreMember(CONTENT[:5_000])
+    writer, repairer = member.connect0("zero"), member.connect(HELLO)
+    assert member.ask0(writer, "af\t0") == b"ok"
+    member.ask(repairer, m.ChangeDirectory("zero"))
+
+    def brought(data: bytes) -> m.Message:
+        request = m.RepairChunk("f", 0, len(data), prefix_digest(data), 0, 0, overwrite=False, payload=data)
+        answer: m.Message = member.ask(repairer, request)
+        return answer
+
+    for data in (b"", b"more"):  # what is there, and more
+        refused = brought(data)
+        assert isinstance(refused, m.Error)
+        assert refused.code == ErrorCode.BEING_APPENDED
+    member.end(writer)
+    member.settle()
+    assert brought(b"more") == m.RepairAck("f", 4, done=True)
+
+
+@pytest.mark.parametrize(("directory", "kept"), [("dir", True), ("other", False)])
+def test_a_new_copy_that_has_begun_is_kept_while_its_session_stays_in_the_directory(
+    directory: str, kept: bool
+) -> None:
+    member = StoreMember()
+    member.rot(150_000)
+    old, repairer, digest = member.inspect(), member.reader(), prefix_digest(LONGER)
+    assert member.ask(repairer, first_chunk(LONGER, old)) == m.RepairAck("o", 1_000, done=False)
+    for one in (directory, "dir"):
+        assert isinstance(member.ask(repairer, m.ChangeDirectory(one)), m.DirectoryOpened)
+    rest = m.RepairChunk("o", 1_000, len(LONGER), digest, old.synced, old.digest, False, LONGER[1_000:])
+    answer = member.ask(repairer, rest)
+    if kept:
+        assert answer == m.RepairAck("o", len(LONGER), done=True)
+    else:
+        assert (answer.code, answer.actual) == (ErrorCode.SIZE_MISMATCH, 0)
+
+
 def test_a_full_disk_keeps_the_old_copy() -> None:
     # EVIDENCE-OF: P-8
     member = StoreMember()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_protocol import messages as m
+from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError, ErrorCode
 from dos_protocol.stamps import NO_STAMP, DiskStamp, decode_witnessed, encode_witnessed
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
@@ -271,6 +272,9 @@ def test_what_is_witnessed_is_read_as_it_was_written(witnessed: dict[bytes, Disk
 def test_entries_are_whole_and_one_a_server(data: bytes) -> None:
     with pytest.raises(ValueError, match="entry"):
         decode_witnessed(data)
+    body = encode_witnesses({})[:4] + data
+    with pytest.raises(CorruptDataError, match="whole entries"):
+        decode_witnesses(body + digest64(body).to_bytes(8, "big"))
 
 
 def test_a_damaged_file_is_refused_wherever_it_is_damaged() -> None:

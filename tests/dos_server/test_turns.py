@@ -5,10 +5,20 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dos_protocol import messages as m
+from dos_protocol.frames import Frame
 from dos_server.core.name_table import NameTable, ObjectTable
 from dos_server.core.object_state import ObjectState
-from dos_server.limits import many_waiting, round_bytes_max, round_seconds, turn_memory_seconds, turn_seconds
+from dos_server.limits import (
+    entries_few,
+    many_waiting,
+    round_bytes_max,
+    round_seconds,
+    turn_memory_seconds,
+    turn_seconds,
+)
 from dos_server.turns import ConnectionCost, Turns
+from tests.support.core_harness import Harness
 
 
 class Clock:
@@ -203,3 +213,28 @@ def test_a_page_of_objects_is_that_of_those_that_exist_whatever_came_and_went(
         else:
             table[name] = ObjectState("d", name, fresh_root=1)
             table[name].exists = what == "add"
+
+
+def test_only_what_may_have_many_entries_waits_for_a_peer_that_reads_late() -> None:
+    server = Harness()
+    few, many = (server.connect() for _ in range(2))
+    server.ask(few, m.ChangeDirectory("few"))
+    server.ask(many, m.ChangeDirectory("many", claim=True, epoch=1, writer_id=b"w" * 16))
+    for number in range(entries_few + 1):
+        server.send(many, m.Append(f"o{number}", 0, 0, b""))
+    server.settle()
+
+    def waits(session: int, request: m.Message | Frame) -> bool:
+        frame = request if isinstance(request, Frame) else m.encode(request, 7)
+        return server.core.answers_long(session, frame)
+
+    assert waits(few, m.ChangeDirectory("many"))
+    assert waits(many, m.List())
+    assert not waits(few, m.ChangeDirectory("few"))
+    assert not waits(few, m.List())
+    assert not waits(server.connect(), m.List()), "there are few directories"
+    assert not waits(few, m.ChangeDirectory("nobody has it"))
+    for broken in (Frame(99, 7, b""), m.encode(m.ChangeDirectory("many"), 7)._replace(meta=b"")):
+        assert not waits(many, broken), "it is answered with an error"
+    server.start()
+    assert waits(server.connect(), m.ChangeDirectory("many")), "it is not loaded: nobody knows"

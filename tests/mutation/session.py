@@ -231,7 +231,8 @@ class Near:
                 )
             except subprocess.TimeoutExpired:
                 return HANG
-        failed = [row.split()[1] for row in done.stdout.splitlines() if row.startswith(("FAILED", "ERROR"))]
+        words = [row.split() for row in done.stdout.splitlines()]
+        failed = [row[1] for row in words if row[:1] in (["FAILED"], ["ERROR"]) and "tests/" in row[1]]
         passed = done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         return "" if passed else failed[0] if failed else "(cannot be imported)"
 
