@@ -20,9 +20,10 @@ class BatchOrigin:
     """The name of the source."""
 
     def describe(self, row: int | None) -> str:
+        within = "" if row is None or self.exact else f", row {row} of the batch"
         if self.reader is None or self.source is None:
-            return self.text
-        return f"{self.text}, {self.reader.describe(self.source, row if self.exact else None)}"
+            return f"{self.text}{within}"
+        return f"{self.text}, {self.reader.describe(self.source, row if self.exact else None)}{within}"
 
     def coarse(self) -> "BatchOrigin":
         """Return the origin of an operator's output: other rows of the same origin."""

@@ -87,6 +87,8 @@ class Losses:
             worker.companion = None
             if message.operator:
                 worker.last_words = f"; operator {message.operator!r} was running"
+            if message.sinks:
+                worker.last_words += f"; sink {message.sinks!r} made a checkpoint durable"
             if worker.dying:
                 self.lose(worker, f"{worker.dying}{worker.last_words}", now, ended=worker.ended)
             return

@@ -230,11 +230,13 @@ class CompanionReport(FromWorker, frozen=True, kw_only=True):
     """What that operator waits for outside of the region, such as the lock of a file; "" if for nothing."""
     seconds: float = 0.0
     """For how long it has run."""
+    sinks: str = ""
+    """The sinks whose code makes a checkpoint durable on other threads, separated by ", "."""
     stopped: bool = False
     """The process is stopped (SIGSTOP), so that it will not continue on its own."""
     ended: bool = False
-    """The process has ended while `operator` ran. The last report; with the operator "" also of a companion
-    whose link has ended.
+    """The process has ended while `operator` and `sinks` ran. The last report; without both also of a
+    companion whose link has ended.
     """
 
 

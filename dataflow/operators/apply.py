@@ -195,6 +195,8 @@ class ApplyOperator(Operator):
     of its inputs.
     """
 
+    may_repeat: ClassVar[bool] = False
+
     def __init__(self, spec: ApplySpec, context: OperatorContext) -> None:
         assert context.output is not None
         self._emitter = Emitter(spec.side_output_schemas(context.inputs))

@@ -125,6 +125,14 @@ class StateTable(Protocol):
 class Operator:
     """A running operator. The base class has no state; a stateless operator overrides only `process`."""
 
+    may_repeat: ClassVar[bool] = True
+    """Whether `process_of` may be called again after it has raised, with parts of the batch, to find the row
+    that caused it. The instance is closed afterwards. False if a call has an effect outside of the worker, or
+    a state whose owner is user code.
+    """
+    passes_rows: bool = False
+    """Whether a batch of as many rows as the given one has its rows in their order, each on its own."""
+
     def restored(self) -> None:
         """Complete the restore. Called once, after all stored blocks (if any) and after all upstream
         operators.

@@ -173,6 +173,7 @@ class _Emitting(Operator):
     """Wraps an operator whose function writes side outputs."""
 
     def __init__(self, inner: Operator, emitter: Emitter) -> None:
+        self.passes_rows = inner.passes_rows
         self._inner = inner
         self._emitter = emitter
 
@@ -190,6 +191,7 @@ class _RowFunction(Operator):
         self._function = function
         self._schema = schema
         self._many = many
+        self.passes_rows = not many
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         rows: list[Any] = []
@@ -210,6 +212,7 @@ class _BatchFunction(Operator):
         self._function = function
         self._schema = schema
         self._same_rows = same_rows
+        self.passes_rows = same_rows
 
     def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
         try:
@@ -220,7 +223,12 @@ class _BatchFunction(Operator):
             raise UserFault(text_of(error)) from error
         if result is None and not self._same_rows:
             return []  # no rows, as for a function of rows
-        made = batch_of_result(result, self._schema)
+        try:
+            made = batch_of_result(result, self._schema)
+        except UserFault as fault:
+            if not self._same_rows:
+                fault.row = None  # it is a row of the result
+            raise
         if self._same_rows and made.num_rows != batch.num_rows:
             raise UserFault(
                 f"a map must return one row for each; it got {batch.num_rows} and returned {made.num_rows}",
@@ -230,6 +238,8 @@ class _BatchFunction(Operator):
 
 
 class _RowFilter(Operator):
+    passes_rows = True
+
     def __init__(self, function: UserFunction) -> None:
         self._function = function
 
@@ -245,6 +255,8 @@ class _RowFilter(Operator):
 
 
 class _BatchFilter(Operator):
+    passes_rows = True
+
     def __init__(self, function: UserFunction) -> None:
         self._function = function
 

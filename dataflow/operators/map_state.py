@@ -154,6 +154,8 @@ class MapStateSpec(OperatorSpec):
 class MapStateOperator(TimedOperator):
     """Calls the functions. State: the waiting rows, and the state of each key."""
 
+    may_repeat: ClassVar[bool] = False
+
     def __init__(self, spec: MapStateSpec, columns: pa.Schema, scratch: str = "") -> None:
         super().__init__(columns)
         self._spec = spec

@@ -77,6 +77,8 @@ class RememberedCount(StateTable):
 class NullRule(Operator):
     """An operator that applies a rule to rows in which one of `columns` is null, and passes on the others."""
 
+    passes_rows = True
+
     def __init__(self, role: str, on_null: str, columns: Sequence[str], instead: str) -> None:
         """role: what the columns are, for messages. instead: the remedy in the message of on_null="error".
         on_null="group" passes on all rows.

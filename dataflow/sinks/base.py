@@ -58,6 +58,8 @@ def owner_of(context: OperatorContext) -> OutputOwner:
 class SinkWriter(Operator):
     """A running sink on one worker."""
 
+    may_repeat: ClassVar[bool] = False
+
     @abstractmethod
     def prepare(self, checkpoint: int) -> Any:
         """Pass everything of this step to the operating system. Return JSON that `voted` accepts.

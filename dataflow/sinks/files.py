@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -134,6 +134,8 @@ class FileWriter(SinkWriter):
     """Writes one part. Invariant while open: `_digest.size` is the size of the file and the position of the
     next byte.
     """
+
+    may_repeat: ClassVar[bool] = True
 
     def __init__(
         self,

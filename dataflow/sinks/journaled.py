@@ -9,7 +9,7 @@ what came after the checkpoint, and the claim of the directory fences workers of
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
@@ -71,6 +71,8 @@ class JournaledFileSink(SinkSpec):
 
 class JournaledFileWriter(SinkWriter):
     """Appends the rows of each step to the newest file. Receives its directory after `reset_to`."""
+
+    may_repeat: ClassVar[bool] = True
 
     def __init__(self, first: str, bytes_max: int | None = None) -> None:
         self._first, self._bytes_max = first, bytes_max

@@ -7,7 +7,7 @@ where a stream is written and when it becomes visible.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -140,6 +140,8 @@ class StepOutput(NamedTuple):
 
 class LogWriter(SinkWriter):
     """Collects the rows of a step. `take_step` returns the ended steps, in order."""
+
+    may_repeat: ClassVar[bool] = True
 
     def __init__(self, spec: LogSink, schema: pa.Schema) -> None:
         self._spec = spec

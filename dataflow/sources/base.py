@@ -71,7 +71,9 @@ class SourceBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchPiece:
-    """Bytes `begin` to `end` of `split` are `data[at:...]` of a batch. Rows are counted only on demand."""
+    """Bytes `begin` to `end` of `split` are `data[at:...]` of a batch, or its rows from `at` on if the source
+    gives no `data`.
+    """
 
     split: str
     begin: int

@@ -13,6 +13,7 @@ watermark is next (`round_robin.py`).
 
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from itertools import accumulate
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
@@ -192,7 +193,7 @@ class PrefetchedReader(base.SourceReader):
 
     def read(self, bytes_max: int) -> base.SourceBatch | None:
         pieces: list[InputPiece] = []
-        rows: list[pa.RecordBatch] = []
+        rows: list[list[pa.RecordBatch]] = []
         size = 0
         split = None if self.reached is None else self._turns.next(self._buffer.splits(), self.reached)
         if split is None and self.reached is not None:
@@ -207,7 +208,7 @@ class PrefetchedReader(base.SourceReader):
             self._note(piece)
             pieces.append(piece)
             batches = self._rows_of(piece)
-            rows += batches
+            rows.append(batches)
             # the piece may be compressed, so its size says little about the rows
             size += max(len(piece.data), sum(one.nbytes for one in batches))
         return self._batch(pieces, rows) if pieces else None
@@ -276,16 +277,23 @@ class PrefetchedReader(base.SourceReader):
             if found_digest != part.digest:
                 expected = f"content with digest {part.digest:016x}"
                 raise InputChangedError(self._of(split), part.end, expected, f"{found_digest:016x}")
-            batches.append(self._batch(pieces, [rows for one in pieces for rows in self._rows_of(one)]))
+            batches.append(self._batch(pieces, [self._rows_of(one) for one in pieces]))
         return batches
 
     # --- rows -----------------------------------------------------------------------------------------------
 
-    def _batch(self, pieces: Sequence[InputPiece], batches: Sequence[pa.RecordBatch]) -> base.SourceBatch:
+    def _batch(
+        self, pieces: Sequence[InputPiece], by_piece: Sequence[Sequence[pa.RecordBatch]]
+    ) -> base.SourceBatch:
+        batches = [one for batches in by_piece for one in batches]
+        ends = accumulate(sum(one.num_rows for one in batches) for batches in by_piece)
         table = pa.Table.from_batches(batches, self._schema).combine_chunks()
         rows = table.to_batches()
         batch = rows[0] if rows else pa.RecordBatch.from_pylist([], self._schema)
-        origins = tuple(base.BatchPiece(piece.split, piece.begin, piece.end, 0) for piece in pieces)
+        origins = tuple(
+            base.BatchPiece(piece.split, piece.begin, piece.end, at)
+            for piece, at in zip(pieces, (0, *ends), strict=False)
+        )
         # a mark counts too: a size of 0 would end the step's reading
         size = sum(len(piece.data) or 1 for piece in pieces)
         marks = tuple((piece.split, piece.mark) for piece in pieces if piece.mark is not None)
@@ -312,7 +320,9 @@ class PrefetchedReader(base.SourceReader):
     # --- For display ----------------------------------------------------------------------------------
 
     def describe(self, source: base.SourceBatch, row: int | None) -> str:
-        del row
+        if row is not None:
+            piece = next(piece for piece in reversed(source.pieces) if piece.at <= row)
+            return f"{self._of(piece.split)}, row {row - piece.at} of those from {piece.begin} to {piece.end}"
         first, last = source.pieces[0], source.pieces[-1]
         if first.split == last.split:
             return f"{self._of(first.split)}, from {first.begin} to {last.end}"

@@ -11,7 +11,8 @@ on its rows and their order, not on their batches: a replay with other batches g
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -34,10 +35,11 @@ from dataflow.state.moving import Share
 from dataflow.state.operator_directory import ChangeLog, OperatorDirectory
 from dataflow.worker.checkpoint_part import Checkpoint
 from dataflow.worker.circuit_time import CircuitTime, StepTime
-from dataflow.worker.failures import naming
+from dataflow.worker.failures import ROW_FAULTS, naming, raise_with_row
 from dataflow.worker.partitioning import Broadcaster, Partitioner, key_owner
 from dataflow.worker.pulse import RunningOperator
 
+T = TypeVar("T")
 Sends: TypeAlias = dict[int, list[list[pa.RecordBatch]]]
 """Output of a stage: channel -> for each worker, the batches to send."""
 
@@ -76,7 +78,7 @@ class Circuit:
         """Operator, or operator and table -> its state."""
         self._operators: dict[str, Operator] = {}
         self._directories: dict[str, OperatorDirectory] = {}
-        self._requesting: list[Operator] = []
+        self._requesting: list[str] = []
         self._broadcast_tables: dict[str, BroadcastStateOperator] = {}
         self._partitioners: dict[str, Partitioner | Broadcaster] = {}
         self._wire: dict[int, pa.Schema] = {}
@@ -135,7 +137,7 @@ class Circuit:
         if isinstance(operator, BroadcastStateOperator):
             self._broadcast_tables[node.name] = operator
         if self.graph.specs[node.name].can_trigger:
-            self._requesting.append(operator)
+            self._requesting.append(node.name)
 
     def _open_exchange(self, node: NodePlan, layout: Layout) -> None:
         spec = self.graph.specs[node.name]
@@ -193,6 +195,22 @@ class Circuit:
         self.operator = name
         return naming(name, position)
 
+    def ask_sources(self, position: str, question: Callable[[SourceReader], T]) -> dict[str, T]:
+        """Return source -> what its reader answers. Raises OperatorError."""
+        answers = {}
+        for name, reader in self.sources.items():
+            with self.calling(name, position):
+                answers[name] = question(reader)
+        return answers
+
+    def _any(self, operators: Iterable[str], question: Callable[[Operator], bool]) -> bool:
+        """Ask all of these operators, and return whether one of them answers yes. Raises OperatorError."""
+        answers = []
+        for name in operators:
+            with self.calling(name, "a question about checkpoints"):
+                answers.append(question(self._operators[name]))
+        return any(answers)
+
     def exchange(self, channel: int) -> str:
         """Return the operator that sends on a channel, "" if it carries watermarks only."""
         return self._exchanges[channel].name if channel in self._exchanges else ""
@@ -201,12 +219,14 @@ class Circuit:
         """Return operator -> counter -> value: rows in and out, and what the operator counts itself."""
         by_operator = {}
         for name in self.graph.specs:
-            own = self._operators[name].counters() if name in self._operators else {}
+            with self.calling(name, "its counters"):
+                own = self._operators[name].counters() if name in self._operators else {}
             own |= {"bytes_in": self._bytes_read[name]} if name in self.sources else {}
             by_operator[name] = {"rows_in": self._rows_taken[name], "rows_out": self._rows_given[name], **own}
             for port, takers in self._side_output_consumers.get(name, {}).items():
                 if not takers:
-                    merge_counters(by_operator[name], self._operators[name].lost_on(port))
+                    with self.calling(name, "its counters"):
+                        merge_counters(by_operator[name], self._operators[name].lost_on(port))
         return by_operator
 
     def take_rows_in(self) -> int:
@@ -221,8 +241,7 @@ class Circuit:
 
     def take_checkpoint_request(self) -> bool:
         """Return whether an operator requested a checkpoint since the last call."""
-        requests = [operator.take_checkpoint_request() for operator in self._requesting]
-        return any(requests)
+        return self._any(self._requesting, lambda operator: operator.take_checkpoint_request())
 
     def begin_directory(self, name: str, files: Handover, log: ChangeLog, scratch: str = "") -> None:
         """Let an operator make its files from those of another layout, or copy them. Raises OperatorError."""
@@ -233,7 +252,8 @@ class Circuit:
     def hand_directory(self, name: str, directory: OperatorDirectory) -> None:
         """Give an operator its directory, with the files of the checkpoint. Call it before `restored`."""
         self._directories[name] = directory
-        self._operators[name].take_directory(directory)
+        with self.calling(name, "its files"):
+            self._operators[name].take_directory(directory)
 
     def complete_output(self, worker: int, positions: Mapping[str, Any] | None, cut: int) -> None:
         """Publish what a worker that has left had prepared for the checkpoint, and discard what followed.
@@ -309,7 +329,7 @@ class Circuit:
     @property
     def wants_snapshot(self) -> bool:
         """Whether an operator asks for a full snapshot with the next checkpoint."""
-        return any(operator.wants_snapshot for operator in self._operators.values())
+        return self._any(self._operators, lambda operator: operator.wants_snapshot)
 
     def restore(self, table: str, block: pa.RecordBatch, cut: int) -> None:
         """Restore one stored block of a table in `stateful`. Raises OperatorError."""
@@ -336,7 +356,9 @@ class Circuit:
         for node in (*(stages[0].nodes if index == 1 else ()), *stages[index].nodes):
             if node.name not in self._operators:
                 continue
-            for suffix, table in self._operators[node.name].tables().items():
+            with self.calling(node.name, "a checkpoint"):
+                tables = self._operators[node.name].tables()
+            for suffix, table in tables.items():
                 with self.calling(node.name, "a checkpoint"):
                     into.blocks[node.name + suffix] = table.checkpoint()
                     if into.snapshot is not None:
@@ -395,10 +417,17 @@ class Circuit:
         if self.time.flows and given.origin.source is not None:
             self.time.coming(node.name, given.origin.name, given.origin.source.split)
         with self.calling(node.name, given.origin.describe):
-            made = operator.process_of(given.port, given.batch)
+            try:
+                made = operator.process_of(given.port, given.batch)
+            except ROW_FAULTS as error:
+                if operator.may_repeat:
+                    raise_with_row(error, partial(operator.process_of, given.port), given.batch)
+                raise
+        passed = operator.passes_rows and len(made) == 1 and made[0].num_rows == given.batch.num_rows
+        origin = given.origin if passed else given.origin.coarse()
         for batch in made:
             if node.exchange is None:
-                self._emit(run, node.name, batch, given.origin.coarse())
+                self._emit(run, node.name, batch, origin)
             elif batch.num_rows:
                 self._to_send[node.name].append(batch)
         self._emit_side_outputs(run, node.name, operator, given.origin)

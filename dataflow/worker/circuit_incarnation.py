@@ -197,7 +197,7 @@ class CircuitIncarnation:
         step, cut = self._schedule.produced, self._change.cut
         for stage in range(1, len(self._stages)):
             self._checkpoints.collect(stage, step, cut)
-        positions = {name: reader.positions() for name, reader in self._circuit.sources.items()}
+        positions = self._circuit.ask_sources("a checkpoint", lambda reader: reader.positions())
         sources = positions | self._circuit.time.positions()
         self._post(self._checkpoints.finish(step, Barrier(cut), sources))
 
@@ -281,7 +281,7 @@ class CircuitIncarnation:
             self._run_stage(action)
         else:
             self._note_exhausted()  # an idle input may have been closed meanwhile
-            if [one for one in self._circuit.sources.values() if one.take_report()]:
+            if any(self._circuit.ask_sources("the input", lambda reader: reader.take_report()).values()):
                 self._shared.operators = self._circuit.counters()
             self._reading.note_backlog(begin)
             return False
@@ -298,7 +298,10 @@ class CircuitIncarnation:
 
     def wakes_in(self) -> float | None:
         """Return the seconds after which to call `advance` even without a message; None for never."""
-        waits = [reader.wakes_in for reader in self._circuit.sources.values() if not reader.has_input]
+        asked = self._circuit.ask_sources(
+            "the input", lambda reader: None if reader.has_input else reader.wakes_in
+        )
+        waits = [*asked.values()]
         waits += self._reading.idle_in(), self._reading.backlog_in()
         return min((wait for wait in waits if wait is not None), default=None)
 
@@ -326,7 +329,9 @@ class CircuitIncarnation:
         sends = self._circuit.end_sources(step, now)
         self._shared.event_times = self._circuit.time.reports()
         taken |= self._circuit.time.division(step)
-        self._positions[step] = {name: reader.positions() for name, reader in self._circuit.sources.items()}
+        self._positions[step] = self._circuit.ask_sources(
+            f"the end of step {step}", lambda reader: reader.positions()
+        )
         self._split_times[step] = self._circuit.time.positions()
         marked = Barrier(*recorded.mark[:2]) if self._local and recorded is not None else None
         barrier = self._schedule.step_produced(marked)
@@ -342,7 +347,8 @@ class CircuitIncarnation:
         self._report_paused()
 
     def _request_cuts(self, step: int) -> None:
-        waits = [name for name, reader in self._circuit.sources.items() if reader.wants_checkpoint]
+        asked = self._circuit.ask_sources(f"the end of step {step}", lambda reader: reader.wants_checkpoint)
+        waits = [name for name, wants in asked.items() if wants]
         if self._circuit.take_checkpoint_request() or any(name not in self._waiting for name in waits):
             self._post(SourceWaits(self.number, step))
         for name in waits:
@@ -363,7 +369,8 @@ class CircuitIncarnation:
         after all workers have ended it.
         """
         through = self._schedule.produced == self._schedule.consumed and not self._divisions
-        if through and all(reader.exhausted for reader in self._circuit.sources.values()):
+        exhausted = self._circuit.ask_sources("the input", lambda reader: reader.exhausted) if through else {}
+        if through and all(exhausted.values()):
             self._shared.exhausted = True
 
     def _run_stage(self, action: RunStage) -> None:

@@ -151,6 +151,8 @@ class CircuitLoop:
             self.drop()
             if not reported:
                 self._post(_failure(number, error, operator, ran_last))
+        finally:
+            self._shared.running.begin("")  # while the loop waits, no operator runs
 
     def drop(self) -> None:
         """End the incarnation, if there is one, and close its files."""

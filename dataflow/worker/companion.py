@@ -105,6 +105,7 @@ def _frame(
             operator=operator,
             waits=waits,
             seconds=round(seconds, 3),
+            sinks=RunningOperator.read_sinks(memory),
             stopped=stopped,
             ended=ended,
         )

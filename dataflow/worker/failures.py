@@ -79,6 +79,10 @@ CONVERSIONS: Final = (UnicodeError, OverflowError, MemoryError, RecursionError, 
 """What the values of rows, names and positions cause, whenever they are encoded."""
 
 
+ROW_FAULTS: Final = (UserFault, *(one for one in CONVERSIONS if one is not MemoryError))
+"""What one row of a batch may cause."""
+
+
 class Failure(NamedTuple):
     """The fields of a FAILED message. After kind "internal" the process ends; otherwise it awaits RESTORE."""
 
@@ -172,6 +176,42 @@ class naming:  # noqa: N801  (reads as a word at its uses)
             return self._position(row)
         except BaseException as error:  # of a source's own class
             return f"a position that its source cannot describe: {text_of(error)}"
+
+
+def raise_with_row(
+    error: Exception, process: Callable[[pa.RecordBatch], object], batch: pa.RecordBatch
+) -> None:
+    """Raise the error as a UserFault that names the first row that causes it on its own. Returns if the error
+    names a row, or if no row does: the cause may be the rows together.
+
+    process: has failed for the batch, and is called again with parts of it.
+    """
+    named = isinstance(error, UserFault) and error.row is not None
+    begin, end = 0, batch.num_rows
+    if named or isinstance(error, MemoryError):
+        return
+    text = text_of(error)
+
+    def fails(first: int, last: int) -> bool:
+        try:
+            process(batch.slice(first, last - first))
+        except Exception as again:
+            return type(again) is type(error) and text_of(again) == text
+        return False
+
+    while end - begin > 1:
+        middle = (begin + end) // 2
+        if fails(begin, middle):
+            end = middle
+        elif fails(middle, end):
+            begin = middle
+        else:
+            return
+    if batch.num_rows == 1 or fails(begin, end):
+        if isinstance(error, UserFault):
+            error.row = begin
+            raise error
+        raise UserFault(text, row=begin) from error
 
 
 def operator_error(name: str, position: str, error: BaseException) -> OperatorError:

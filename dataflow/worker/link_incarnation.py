@@ -384,7 +384,9 @@ class LinkIncarnation:
 
     async def _vote(self, taken: CutTaken, journals: Journals) -> None:
         begin = trio.current_time()
-        positions = await made_durable(taken, journals, self._outputs, self._directories)
+        positions = await made_durable(
+            taken, journals, self._outputs, self._directories, self._shared.running
+        )
         phases = {**taken.phases_s, "sync": trio.current_time() - begin}
         await self._control.prepared(
             cut=taken.barrier.cut, step=taken.step, positions=positions, phases_s=phases

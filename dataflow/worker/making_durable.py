@@ -11,29 +11,32 @@ from dataflow.worker.failures import naming
 from dataflow.worker.journals import Journals
 from dataflow.worker.messages import CutTaken
 from dataflow.worker.outputs import Outputs
+from dataflow.worker.pulse import RunningOperator
 
 
 async def made_durable(
-    taken: CutTaken, journals: Journals, outputs: Outputs, directories: Directories
+    taken: CutTaken, journals: Journals, outputs: Outputs, directories: Directories, running: RunningOperator
 ) -> WorkerCut:
     """Return the positions to vote, once all that they refer to is on stable storage or on the quorum.
+    running: where the sinks are noted whose code runs.
 
     Raises FencedError, and what the sinks raise.
     """
     async with trio.open_nursery() as nursery:
         for name, writer in taken.writers.items():
-            nursery.start_soon(_sync, name, writer)
+            nursery.start_soon(synced, name, writer, running)
         positions = await journals.prepare(taken)
         shown = await outputs.synced(taken.step, taken.sinks)
         files = await directories.synced(taken.barrier.cut)
     return msgspec.structs.replace(
         positions,
-        sinks={**taken.voted(), **shown},
+        sinks={**taken.voted(running), **shown},
         directories=files.positions,
         floors={**positions.floors, **files.floors, **outputs.floors()},
     )
 
 
-async def _sync(name: str, writer: SinkWriter) -> None:
-    with naming(name, "a checkpoint"):
+async def synced(name: str, writer: SinkWriter, running: RunningOperator) -> None:
+    """Sync one sink. Raises OperatorError, and what has a rule of its own."""
+    with naming(name, "a checkpoint"), running.making_durable(name):
         await runtime().in_thread(writer.sync)  # fsync may block

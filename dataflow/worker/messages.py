@@ -309,13 +309,13 @@ class CutTaken:
     """Sink -> its writer, which must be synced before the vote."""
     phases_s: dict[str, float]
 
-    def voted(self) -> dict[str, Any]:
+    def voted(self, running: RunningOperator) -> dict[str, Any]:
         """Return what the checkpoint stores of each sink. Call it after all writers were synced. Raises as
-        `naming`.
+        `naming`. running: where the sink is noted.
         """
         voted = {}
         for name, writer in self.writers.items():
-            with naming(name, "a checkpoint"):
+            with naming(name, "a checkpoint"), running.making_durable(name):
                 voted[name] = writer.voted(self.sinks[name])
         return voted
 

@@ -7,7 +7,8 @@ import os
 import signal
 import struct
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,9 @@ it waits for. Both texts follow.
 """
 _TEXT_BYTES_MAX: Final = 1024
 """Of each text. All fits a page of memory."""
+_SINKS: Final = struct.Struct("<H")
+_SINKS_AT: Final = mmap.PAGESIZE - _SINKS.size - _TEXT_BYTES_MAX
+"""At the end of the page: the bytes of the names of sinks, which follow."""
 
 
 @dataclass(slots=True)
@@ -43,12 +47,13 @@ class CircuitPulse:
 
 
 class RunningOperator:
-    """The operator whose code runs. Written by the circuit thread, read by others. The companion of the
-    process (`companion.py`) reads it in memory that both share.
+    """The operator whose code runs on the circuit thread, and the sinks that make a checkpoint durable on
+    others meanwhile. The companion of the process (`companion.py`) reads both in memory that it shares.
     """
 
     def __init__(self, memory: mmap.mmap | None = None, companion: int = 0) -> None:
         self.name = ""
+        self._sinks = list[str]()
         self._memory = memory
         self._companion = companion
 
@@ -67,6 +72,29 @@ class RunningOperator:
             name, what = (text.encode(errors="replace")[:_TEXT_BYTES_MAX] for text in (self.name, waits))
             _PAGE.pack_into(self._memory, 0, began_s, len(name), len(what))
             self._memory[_PAGE.size : _PAGE.size + len(name) + len(what)] = name + what
+
+    @contextmanager
+    def making_durable(self, sink: str) -> Iterator[None]:
+        """Note that code of a sink runs for a checkpoint. Called by the link thread only."""
+        self._sinks.append(sink)
+        self._note_sinks()
+        try:
+            yield
+        finally:
+            self._sinks.remove(sink)
+            self._note_sinks()
+
+    def _note_sinks(self) -> None:
+        if self._memory is not None:
+            data = ", ".join(self._sinks).encode(errors="replace")[:_TEXT_BYTES_MAX]
+            self._memory[_SINKS_AT : _SINKS_AT + _SINKS.size + len(data)] = _SINKS.pack(len(data)) + data
+
+    @staticmethod
+    def read_sinks(memory: mmap.mmap) -> str:
+        """Return the sinks that make a checkpoint durable."""
+        (size,) = _SINKS.unpack_from(memory, _SINKS_AT)
+        begin = _SINKS_AT + _SINKS.size
+        return memory[begin : begin + size].decode(errors="replace")
 
     @staticmethod
     def read(memory: mmap.mmap) -> tuple[str, str, float]:

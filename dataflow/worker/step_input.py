@@ -18,6 +18,8 @@ from dataflow.worker.identity import Clock
 from dataflow.worker.messages import Shared
 
 _batch_growth: Final = 4
+_INPUT: Final = "the input"
+_ENDS: Final = "the end of a step's input"
 _AT_ITS_END: Final = ""
 """The key in a division that marks, where event time flows, that the source was at its end."""
 
@@ -62,16 +64,17 @@ class StepInput:
         """
         taken: Sources = {}
         now: dict[str, SourceTime] = {}
-        for name, reader in self._circuit.sources.items():
-            taken[name] = dict(reader.take_division())
+        for name, read in self._circuit.ask_sources(_ENDS, lambda reader: reader.take_division()).items():
+            taken[name] = dict(read)
             if recorded is not None:
                 now[name] = SourceTime(_AT_ITS_END in recorded.sources.get(name, {}))
             elif self._circuit.time.flows:
-                now[name] = reader.time_now()
+                with self._circuit.calling(name, _ENDS):
+                    now[name] = self._circuit.sources[name].time_now()
             if name in now and now[name].at_end and self._circuit.time.flows:
                 taken[name][_AT_ITS_END] = (0, 0)
-        idle = frozenset(name for name, reader in self._circuit.sources.items() if reader.is_idle)
-        return taken, StepTime(now, idle, recorded, self._clock.seconds())
+        idle = self._circuit.ask_sources(_ENDS, lambda reader: reader.is_idle)
+        return taken, StepTime(now, frozenset(filter(idle.get, idle)), recorded, self._clock.seconds())
 
     def idle_in(self) -> float | None:
         """Return the seconds until a step must announce that a split holds nothing back; None for never."""
@@ -84,12 +87,11 @@ class StepInput:
     def has_input(self) -> bool:
         """Whether there may be input now, or a step must announce that no more will follow."""
         for name, reader in self._readable():
-            self._circuit.operator = name  # it may call user code
-            if reader.has_input:
-                return True
-        self._circuit.operator = ""
-        exhausted = [name for name, reader in self._circuit.sources.items() if reader.exhausted]
-        return self._circuit.time.has_end_to_report(exhausted)
+            with self._circuit.calling(name, _INPUT):  # it may call user code
+                if reader.has_input:
+                    return True
+        exhausted = self._circuit.ask_sources(_INPUT, lambda reader: reader.exhausted)
+        return self._circuit.time.has_end_to_report([*filter(exhausted.get, exhausted)])
 
     def note_backlog(self, now: float) -> None:
         """Count what the sources know and have not read, if the last time was long enough ago.
@@ -98,7 +100,7 @@ class StepInput:
         """
         if now >= self._backlog_at:
             self._backlog_at = now + limits.backlog_s
-            known = [reader.backlog_bytes for reader in self._circuit.sources.values()]
+            known = self._circuit.ask_sources(_INPUT, lambda reader: reader.backlog_bytes).values()
             self._shared.backlog_bytes = -1 if None in known else sum(one or 0 for one in known)
 
     def backlog_in(self) -> float | None:
@@ -118,7 +120,8 @@ class StepInput:
         """
         left = self._limits.step_bytes_max
         deadline = self._clock.seconds() + self._limits.step_ms_max / 1000
-        reading = [(name, reader) for name, reader in self._readable() if not reader.exhausted]
+        exhausted = self._circuit.ask_sources(_INPUT, lambda reader: reader.exhausted)
+        reading = [(name, reader) for name, reader in self._readable() if not exhausted[name]]
         while reading and self._shared.room:
             for name, reader in list(reading):
                 size = self._read_batch(step, name, reader, min(left, self._batch_bytes()))
@@ -138,7 +141,7 @@ class StepInput:
 
     def _read_batch(self, step: int, name: str, reader: SourceReader, bytes_max: int) -> int:
         begin = self._clock.seconds()
-        with self._circuit.calling(name, "the input"):
+        with self._circuit.calling(name, _INPUT):
             batch = reader.read(max(bytes_max, 1))
         if batch is None:
             return 0

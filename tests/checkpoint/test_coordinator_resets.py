@@ -323,6 +323,15 @@ def test_the_loss_of_a_worker_waits_for_what_its_companion_says_ran() -> None:
     assert region.take(LaunchWorker) == [LaunchWorker(0, 2)]
 
 
+def test_sinks_that_made_a_checkpoint_durable_when_the_process_ended_are_named() -> None:
+    region = CoordinatorHarness().run()
+    says(region, 0, operator="")
+    says(region, 0, operator="", sinks="out, more", ended=True)
+    region.play(WorkerEnded(0, 1, "its process 7 ended with signal 11"))
+    text = "worker 0 was lost: its process 7 ended with signal 11; sink 'out, more' made a checkpoint durable"
+    assert region.core.state.reason == text
+
+
 def test_the_loss_of_a_worker_does_not_wait_long_for_a_companion_that_says_nothing() -> None:
     region = CoordinatorHarness().run()
     says(region, 0)

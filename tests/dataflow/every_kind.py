@@ -5,6 +5,7 @@ In each graph the operator `made` is of that kind. A new kind must be added to `
 
 import importlib
 import inspect
+import mmap
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import trio
 
 import dataflow
 from checkpoint.core.layout import even_layout
@@ -31,21 +33,22 @@ from dataflow import (
     MergedLogSource,
     ParquetSink,
     RateSource,
+    S3Sink,
     Stream,
     Tumbling,
     TwoPhaseOutput,
     TwoPhaseSink,
     UserOperator,
 )
-from dataflow.errors import OperatorError
 from dataflow.limits import WorkerLimits
 from dataflow.operators.base import OperatorSpec
 from dataflow.sinks.sql import SqlSink
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.sources.prefetched import PrefetchedSource
 from dataflow.state.directory_handover import Handover
+from dataflow.worker import making_durable
 from dataflow.worker.circuit_loop import CircuitLoop
-from dataflow.worker.failures import failure_of, naming
+from dataflow.worker.failures import failure_of, first_error
 from dataflow.worker.identity import Identity
 from dataflow.worker.messages import (
     CircuitFailed,
@@ -59,6 +62,8 @@ from dataflow.worker.messages import (
     StateComplete,
     ToCircuit,
 )
+from dataflow.worker.pulse import RunningOperator
+from tests.support.s3 import BUCKET
 
 ROWS = [
     {"t": datetime(2026, 1, 1, 0, minute, tzinfo=UTC), "k": "ab"[minute % 2], "x": minute}
@@ -217,7 +222,7 @@ GRAPHS: Mapping[str, Callable[[Graph, Path], Stream]] = {
     "FileSource": _source(lambda folder: FileSource([folder / "in.txt"])),
     "DirectorySource": _source(lambda folder: DirectorySource(folder / "inputs")),
     "IteratorSource": _source(lambda _: IteratorSource(rows_from, "t timestamp, k string, x bigint")),
-    "RateSource": _source(lambda _: RateSource(1e6)),
+    "RateSource": _source(lambda _: RateSource(1e4)),
     "InputSource": _source(lambda _: InputSource("given", "x bigint")),
     "MergedLogSource": _source(
         lambda _: MergedLogSource("shown", "at timestamp", region="another", sites={"here": "dos://h1:1"})
@@ -230,10 +235,10 @@ GRAPHS: Mapping[str, Callable[[Graph, Path], Stream]] = {
     "ParquetSink": _sink(lambda folder: ParquetSink(folder / "parquet")),
     "SqlSink": _sink(lambda folder: SqlSink(f"sqlite:///{folder}/db", "rows")),
     "NowhereSink": _sink(lambda _: NowhereSink()),
+    "S3Sink": _sink(lambda folder: S3Sink(f"s3://{BUCKET}/{folder.parent.name}/{folder.name}")),
 }
 
 NOT_HERE = {
-    "S3Sink": "needs a bucket; its writer is the TwoPhaseWriter of NowhereSink",
     "BroadcastSpec": "the circuit runs it, not an operator",
     "SideOutputSpec": "the operator above it has its rows",
 }
@@ -253,18 +258,22 @@ def kinds() -> Iterator[type[OperatorSpec]]:
 
 
 class OneWorker:
-    """A circuit that gets the orders of a whole life: restore, run, a checkpoint, its commit."""
+    """A circuit that gets the orders of a whole life: restore, run, a checkpoint, its commit. `page`: the
+    memory that its companion would read.
+    """
 
     def __init__(self, graph: Graph, folder: Path) -> None:
         self.plan = graph.plan()
         self.posted: list[Any] = []
+        self.page = mmap.mmap(-1, mmap.PAGESIZE)
+        self._running = RunningOperator(self.page)
         self._folder = folder
         self.loop = CircuitLoop(
             self.plan,
             Identity("region", 0, str(folder)),
             worker_limits=WorkerLimits(),
             inbox=Inbox(),
-            shared=Shared(incarnation=1),
+            shared=Shared(incarnation=1, running=self._running),
             post=self.posted.append,
         )
 
@@ -286,20 +295,20 @@ class OneWorker:
         self._turn(CutRequested(1, 1, final=False))
         self._turn(None, times=6)
         for taken in [one for one in self.posted if isinstance(one, CutTaken)]:
-            for name, writer in taken.writers.items():
-                self._other_thread(name, writer.sync)
-            self._other_thread("", taken.voted)
+            trio.run(self._make_durable, taken)
         self._turn(PublishCut(1, 1, final=False, step=1))
         self.loop.drop()
         return [one for one in self.posted if isinstance(one, CircuitFailed)]
 
-    def _other_thread(self, name: str, call: Callable[[], Any]) -> None:
-        """Call it as `making_durable` does."""
+    async def _make_durable(self, taken: CutTaken) -> None:
+        """Call the sinks as the link thread does."""
         try:
-            with naming(name, "a checkpoint"):
-                call()
-        except OperatorError as error:
-            failed = failure_of(error)
+            async with trio.open_nursery() as nursery:
+                for name, writer in taken.writers.items():
+                    nursery.start_soon(making_durable.synced, name, writer, self._running)
+            taken.voted(self._running)
+        except Exception as error:
+            failed = failure_of(first_error(error))
             self.posted.append(
                 CircuitFailed(1, failed.kind, failed.message, failed.operator, failed.position)
             )
@@ -308,6 +317,11 @@ class OneWorker:
         for _ in range(times):
             if not any(isinstance(one, CircuitFailed) for one in self.posted):
                 self.loop.turn(message)
+            assert self.named() == ("", ""), "while a worker waits, its companion names nobody"
+
+    def named(self) -> tuple[str, str]:
+        """What the companion reports: the operator, and the sinks that make a checkpoint durable."""
+        return RunningOperator.read(self.page)[0], RunningOperator.read_sinks(self.page)
 
 
 def made_folder(folder: Path) -> Path:

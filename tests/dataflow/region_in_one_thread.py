@@ -39,6 +39,7 @@ from dataflow.worker.messages import (
     Started,
     ToLinks,
 )
+from dataflow.worker.pulse import RunningOperator
 from journal import Position, Record
 from journal.files.changing import snapshot_of
 from journal.files.rebuilding import Rebuilding
@@ -279,7 +280,7 @@ class OneThreadRegion:
         assert len({vote.step for vote in votes.values()}) == 1, "a checkpoint is at one step"
         at = Position(self.incarnation, number, 0)
         parts = {
-            worker: WorkerCut(state=at, steps=at, sources=vote.sources, sinks=vote.voted())
+            worker: WorkerCut(state=at, steps=at, sources=vote.sources, sinks=vote.voted(RunningOperator()))
             for worker, vote in votes.items()
         }
         last = votes[0]

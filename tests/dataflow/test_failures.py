@@ -1,13 +1,18 @@
 """What an operator, a source or a sink raises stops the region at once, and names it; what a disk or a
-service does to it is a loss.
+service does to it is a loss; where it ends its process or holds the interpreter lock, its companion names it.
 
-Every method that a worker calls of every kind of operator raises, in one circuit on one thread.
+Every method that a worker calls of every kind of operator raises, and ends a copy of the process, in one
+circuit on one thread.
 """
 
 import asyncio
+import ctypes
+import faulthandler
 import inspect
 import itertools
 import os
+import resource
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -33,7 +38,7 @@ from dataflow.operators.base import Operator
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.call import CallWriter
 from dataflow.sources.base import SourceReader, SourceSpec
-from dataflow.worker import partitioning
+from dataflow.worker import companion, partitioning
 from dataflow.worker.messages import (
     CircuitFailed,
 )
@@ -50,6 +55,9 @@ from tests.dataflow.every_kind import (
     made_folder,
     rows_from,
 )
+from tests.dataflow.s3_sinks import bucket, service
+
+__all__ = ["bucket", "service"]
 
 
 class BadTextError(Exception):
@@ -98,15 +106,51 @@ BORDERS = {
 """What a worker calls or reads of an operator. Not `close` and `describe`, which have tests of their own."""
 
 
+ENDS: Mapping[int, Callable[[], object]] = {
+    3 << 8: lambda: os._exit(3),
+    signal.SIGSEGV: lambda: ctypes.string_at(0),
+}
+"""The wait status of a process, and what its code did."""
+
+
+def end_a_copy(status: int) -> int:
+    """Fork this process, let the child end with that status, and return the status that it had."""
+    child = os.fork()
+    if not child:
+        faulthandler.disable()  # it would write the stacks of the test
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        ENDS[status]()
+    return os.waitpid(child, 0)[1]
+
+
+def hold_the_lock(worker: OneWorker) -> int:
+    """Hold the interpreter lock until another process, like the companion, has seen what runs. Return its
+    status, 0 if it has seen the operator, in a process that is not stopped.
+    """
+    waits, ends = os.pipe()
+    companion_pid = os.fork()
+    if not companion_pid:
+        named = worker.named()[0] == "made" and not companion._is_stopped(os.getppid())
+        os._exit(0 if named else 1)  # its end closes the pipe
+    os.close(ends)
+    ctypes.PyDLL(None).read(waits, ctypes.create_string_buffer(1), 1)
+    os.close(waits)
+    return os.waitpid(companion_pid, 0)[1]
+
+
 @contextmanager
-def sabotaged(worker: OneWorker, border: str, make: Callable[[], BaseException]) -> Iterator[list[str]]:
-    """Let one method or property of the operator `made` raise. Yields what was called of it."""
+def sabotaged(
+    worker: OneWorker, border: str, make: Callable[[], BaseException], act: Callable[[], None] | None = None
+) -> Iterator[list[str]]:
+    """Let one method or property of the operator `made` raise, after `act`. Yields what was called of it."""
     spec = worker.plan.specs["made"]
     calls: list[str] = []
     open_spec = type(spec).open
 
     def raising(self: Any, *_: Any, **__: Any) -> Any:
         calls.append(border)
+        if act is not None and len(calls) == 1:
+            act()
         raise make()
 
     def opened(self: Any, context: Any) -> Any:
@@ -138,25 +182,43 @@ MISSED = {
 
 
 EVERY = ("process_of", "read", "sync", "has_input")
-"""Borders where every kind of exception is raised; at others one each, in turn."""
+"""Borders where every kind of exception is raised; at others one each, in turn. S3Sink, whose requests take
+long, has the writer of NowhereSink.
+"""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in GRAPHS if kind not in NOT_HERE])
-def test_what_an_operator_raises_anywhere_stops_the_region_and_names_it(kind: str, tmp_path: Path) -> None:
-    numbers, in_turn = itertools.count(), itertools.cycle(EXCEPTIONS)
-    reached = set()
+def test_what_an_operator_does_anywhere_is_named(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """What it raises stops the region. If it ends its process, or holds the lock, its companion names it."""
+    if kind == "S3Sink":
+        request.getfixturevalue("bucket")
+    numbers, in_turn, ends_in_turn = itertools.count(), itertools.cycle(EXCEPTIONS), itertools.cycle(ENDS)
+    reached, seen, expected = set[str](), list[tuple[int, str]](), list[tuple[int, str]]()
     for border in sorted(BORDERS):
-        for name in EXCEPTIONS if border in EVERY else [next(in_turn)]:
+        for name in EXCEPTIONS if border in EVERY and kind != "S3Sink" else [next(in_turn)]:
             folder = made_folder(tmp_path / str(next(numbers)))
             worker = OneWorker(graph_of(kind, folder), folder)
-            with sabotaged(worker, border, EXCEPTIONS[name]) as calls:
+
+            def act(worker: OneWorker = worker, border: str = border) -> None:
+                status = next(ends_in_turn)
+                seen.append((end_a_copy(status), worker.named()[border in ("sync", "voted")]))
+                expected.append((status, "made"))
+                if border in ("process_of", "read"):
+                    seen.append((hold_the_lock(worker), "made"))
+                    expected.append((0, "made"))
+
+            with sabotaged(worker, border, EXCEPTIONS[name], act if border not in reached else None) as calls:
                 failures = worker.live()
             if not calls:
                 break
+            assert seen == expected, f"{kind}.{border}"
             reached.add(border)
             said = f"{kind}.{border} raises {name}: {failures}"
             assert [(one.kind, one.operator) for one in failures] == [("operator", "made")], said
             assert name in failures[0].message, said
+            assert failures[0].position, said
             failures[0].message.encode()
     spec = worker.plan.specs["made"]
     role = "source" if isinstance(spec, SourceSpec) else "sink" if isinstance(spec, SinkSpec) else "operator"

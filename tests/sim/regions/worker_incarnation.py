@@ -47,6 +47,7 @@ from dataflow.worker.messages import (
     ToLinks,
     Woken,
 )
+from dataflow.worker.pulse import RunningOperator
 from dos_client.errors import MissingDataError
 from dos_protocol.errors import (
     CorruptDataError,
@@ -318,7 +319,9 @@ class WorkerIncarnation:
             positions = await journals.prepare(taken)
             outputs, floors = await self._outputs.synced(taken.step, taken.sinks)
             positions = msgspec.structs.replace(
-                positions, sinks={**taken.voted(), **outputs}, floors={**positions.floors, **floors}
+                positions,
+                sinks={**taken.voted(RunningOperator()), **outputs},
+                floors={**positions.floors, **floors},
             )
             vote = Prepared(
                 job="",
