@@ -106,5 +106,5 @@ class Witnessing:
                     continue
                 if held.number and (member, held) not in self._proved:
                     yield ProveStamp(member, held)
-                else:
+                elif witness != OURSELVES:  # this client stores a stamp when it is proved
                     yield StoreStamp(witness, member, newest, held)

@@ -101,7 +101,7 @@ class Witnesses:
         Raises the reason if the session ends first, and BrokenConnectionError if the member does not prove
         the stamps that others know of it: a disk that could not be asked is not trusted.
         """
-        while steps := self._core.steps(connection.server_id):
+        while steps := self._due(connection.server_id):
             if connection.failure is not None:
                 raise fresh_failure(connection.failure)
             failed = [step for step in steps if step in self._failed_steps]
@@ -120,10 +120,16 @@ class Witnesses:
             while True:
                 await self._changed_steps.wait()
                 self._changed_steps = trio.Event()
-                for step in self._core.steps():
+                for step in self._due():
                     if step not in self._running:
                         self._running.add(step)
                         nursery.start_soon(self._run_step, step)
+
+    def _due(self, member: bytes | None = None) -> list[Step]:
+        """Return the steps to take now that somebody can be asked for. If all sessions with a member have
+        failed and only have not ended yet, it is unavailable, and a step would fail again at once.
+        """
+        return [step for step in self._core.steps(member) if self._live(_asked(step))]
 
     def _wake(self) -> None:
         self._changed_steps.set()
@@ -132,7 +138,7 @@ class Witnesses:
 
     async def _run_step(self, step: Step) -> None:
         """Run a step. A failed step is repeated after a pause. Until then no session waits for it."""
-        asked = step.member if isinstance(step, ProveStamp) else step.witness
+        asked = _asked(step)
         try:
             if isinstance(step, ProveStamp):
                 await self._prove(step.member, step.stamp)
@@ -149,8 +155,7 @@ class Witnesses:
                 self._wake()
                 await trio.sleep(witness_again_s)
                 self._failed_steps.discard(step)
-            else:  # its sessions ended, as short ones do; the next one is compared anew, and must not wait
-                await trio.lowlevel.checkpoint()
+            # Otherwise its sessions ended, as short ones do: the next one is compared anew, without a pause.
         self._running.discard(step)
         self._wake()
 
@@ -198,6 +203,10 @@ class Witnesses:
         except DosError as error:
             log.debug("no new stamp: %s", error)
         self._wake()
+
+
+def _asked(step: Step) -> bytes:
+    return step.member if isinstance(step, ProveStamp) else step.witness
 
 
 def _proves(step: Step, member: bytes) -> bool:

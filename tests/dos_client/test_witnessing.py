@@ -228,3 +228,11 @@ def test_what_was_proved_stays_so_through_all_sessions_of_one_start() -> None:
     core.proved(A, stamp(2), stamp(3))
     core.joined(A, stamp(3), {B: stamp(1, "b")})
     assert core.steps() == [StoreStamp(B, A, stamp(3), stamp(2))]
+
+
+def test_after_a_disk_went_back_nothing_is_sent_to_this_client_itself() -> None:
+    """The sessions of that member may end later."""
+    core = Witnessing()
+    core.joined(A, stamp(1), {})
+    core.went_back(A)
+    assert core.steps() == []

@@ -14,11 +14,12 @@ from dos_client.sessions import connection as client_connection
 from dos_client.sessions import dialling
 from dos_client.sessions.connection import Connection as ClientConnection
 from dos_client.sessions.members import Watch
+from dos_client.sessions.witnesses import Witnesses
 from dos_client.writing.link import MemberLink
 from dos_server import small_files
 from dos_server.connection import ServerConnection
 from dos_server.core import vocabulary as v
-from dos_server.core.stamps import History
+from dos_server.core.stamps import History, Stamps
 from dos_server.disk_effects import DiskEffects
 from dos_server.paced_reads import PacedReads
 from dos_server.server import ObjectServer
@@ -251,6 +252,7 @@ def a_newer_stamp_is_sent_before_the_older_one_is_proved() -> list[Patch]:
         for step in original(self, only):
             if isinstance(step, ProveStamp):
                 self._proved.add((step.member, step.stamp))
+                self._remember(step.member)
         yield from original(self, only)
 
     return [(Witnessing, "_steps", steps)]
@@ -277,6 +279,22 @@ def a_stamp_is_sent_before_it_is_stored() -> list[Patch]:
 def a_disk_knows_no_stamp_of_its_own_key() -> list[Patch]:
     """Every stamp that the disk lacks is taken for a forgery."""
     return [(History, "has_made", lambda self, server_id, stamp: False)]
+
+
+@restored
+@bug("O1")
+def claims_make_no_stamps() -> list[Patch]:
+    """A snapshot of the running disk, taken before a claim, has every stamp that the disk has later."""
+    return [(Stamps, "_has_granted", lambda self, announced: False)]
+
+
+@restored
+@bug("O1")
+def writers_ask_for_no_stamp_of_their_claim() -> list[Patch]:
+    async def renew(self: Any, member: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+
+    return [(Witnesses, "renew", renew)]
 
 
 @forged

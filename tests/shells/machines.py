@@ -197,11 +197,12 @@ class Machine:
             self.host.crash()
             self._note(self.name, "was killed")
 
-    def image(self) -> Image:
-        """Return a copy of the disk, as programs see it."""
+    def image(self, *, running: bool = False) -> Image:
+        """Return a copy of the disk, as programs see it; `running`: a snapshot of what is on the platters."""
         history = self._file("stamps")
         newest = decode_history(history).newest.number if history is not None else 0
-        return Image(deepcopy(self.disk.root), deepcopy(self.reported), newest)
+        root = self.disk.platters() if running else deepcopy(self.disk.root)
+        return Image(root, deepcopy(self.reported), newest)
 
     def put_back(self, image: Image) -> None:
         """Restore the disk from the copy, with the sizes reported then."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from tests.shells.run import Cluster
 
 Kind = Callable[["Cluster", Fault, Random], None]
+_POLL_S: Final = 0.02
+_INFORMED_S: Final = 0.5
+"""Without disturbances a client needs less time to inform the members of a stamp."""
 
 
 def kill_server(cluster: "Cluster", fault: Fault, rng: Random) -> None:
@@ -144,25 +147,63 @@ def sync_error(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def restored_disk(cluster: "Cluster", fault: Fault, rng: Random) -> None:
-    """The victim is stopped, its disk is copied, and it continues. Then one other member is unavailable while
-    the writers use the victim. Then the writers are killed, the victim gets the copy back, the second other
+    """The disk of the victim is copied: it is stopped for that and continues, or the copy is a snapshot of
+    the running disk, and another writer claims after it. Then one other member is unavailable while the
+    writers use the victim. Then the writers are killed, the victim gets the copy back, the second other
     member is unavailable, and the first one, which has less, is back. Without effect if one of the others
     does not know a newer stamp of the victim, because then the old disk cannot be detected
-    (docs/decisions/0211)."""
+    (docs/decisions/0211). After a claim that nothing disturbed, they must know one."""
     victim = cluster.victim
     others = [one for one in cluster.machines if one is not victim and one.is_member_with(victim)]
     if victim.up and cluster.may_fail() and len(others) == 2:
         rng.shuffle(others)
+        if rng.random() < 0.5:
+            _snapshot_and_claim(cluster, others, rng)
+            return
         victim.kill()
         image = victim.image()
         cluster.later(0.05, cluster.start, victim)
         cluster.later(0.1 + 0.4 * rng.random(), _stop_one, cluster, image, others, rng)
 
 
-def _stop_one(cluster: "Cluster", image: "Image", others: "list[Machine]", rng: Random) -> None:
-    informed = all(one.newest_stamp_known(cluster.victim) > image.newest_stamp for one in others)
-    cluster.history.sometimes["a disk is restored" if informed else "a disk may not be restored"] += 1
-    if informed and not cluster.healed:
+def _snapshot_and_claim(cluster: "Cluster", others: "list[Machine]", rng: Random) -> None:
+    image, before = cluster.victim.image(running=True), _disturbances(cluster)
+    writer = cluster.new_writer(rng.choice(cluster.directories))
+    waited = 0
+
+    def informed_or_late() -> None:
+        nonlocal waited
+        waited += writer.running
+        late, ended = waited * _POLL_S > _INFORMED_S, cluster.healed or not writer.alive
+        if ended or late or _informed(cluster, image, others):
+            undisturbed = not ended and late and before == _disturbances(cluster) and before[-1]
+            _stop_one(cluster, image, others, rng, undisturbed=undisturbed)
+        else:
+            cluster.later(_POLL_S, informed_or_late)
+
+    informed_or_late()
+
+
+def _disturbances(cluster: "Cluster") -> tuple[object, ...]:
+    """Return what must not change while a client informs members of a stamp, and whether nothing prevents
+    it now."""
+    faults = [number for name, number in cluster.history.sometimes.items() if name.startswith("fault: ")]
+    quiet = all(one.up and one.slowness == 1.0 and one.disk.is_healthy() for one in cluster.machines)
+    quiet = quiet and not cluster.slow_hosts and not cluster.network._blocked
+    forged = cluster.history.sometimes["fault: forged_stamps"]
+    return sum(faults), *(one.host.server for one in cluster.machines), quiet and not forged
+
+
+def _informed(cluster: "Cluster", image: "Image", others: "list[Machine]") -> bool:
+    return all(one.newest_stamp_known(cluster.victim) > image.newest_stamp for one in others)
+
+
+def _stop_one(
+    cluster: "Cluster", image: "Image", others: "list[Machine]", rng: Random, *, undisturbed: bool = False
+) -> None:
+    known = undisturbed or _informed(cluster, image, others)
+    cluster.history.sometimes["a disk is restored" if known else "a disk may not be restored"] += 1
+    if known and not cluster.healed:
         others[0].kill()
         cluster.later(0.1 + 0.4 * rng.random(), _restore_disk, cluster, image, others)
 

@@ -41,6 +41,8 @@ from tests.sim.result import Result
 from tests.support.group_log import LOG_SEEDS
 
 SAFETY_S = 2.0
+RESTORED_S = 2.0
+"""A run with a restored disk has more time before the heal, so that a writer may take over with that disk."""
 LIVENESS_S = 120.0
 SETTLED_S = 6.0
 """Virtual seconds. In SETTLED_S servers detect clients that ended without notice, and release everything."""
@@ -68,6 +70,7 @@ class Cluster:
         self.rng = rng
         self.trace = trace
         self.count = count
+        count.on_spin = lambda: self.fail(ViolationError("O11", "tasks wake each other, and no time passes"))
         self.history = History(Bench((NothingLost, Order, ReadsStay, OneWriter, Refused)))
         self.timers = MemoryTimers()
         self.healed = False
@@ -326,6 +329,8 @@ async def _phases(cluster: Cluster, faults: list[Fault]) -> None:
         for fault in faults:
             cluster.later(fault.at_s, nemesis.strike, cluster, fault)
         await trio.sleep(SAFETY_S)
+        if any(fault.kind == "restored_disk" for fault in faults):
+            await trio.sleep(RESTORED_S)
         await cluster.heal()
         await check_liveness(cluster)
         await final_take_over(cluster)

@@ -35,13 +35,20 @@ def _deterministic(seed: int) -> Iterator[None]:
         inside._r.setstate(state)
 
 
+STEPS_AT_ONE_TIME_MAX = 200_000
+"""No run has so many steps of tasks without waiting for time to pass; tasks that wake each other do."""
+
+
 class TaskCount(trio.abc.Instrument):
-    """Counts the steps of tasks. `tasks`: all running tasks; `at`: calls before a certain step."""
+    """Counts the steps of tasks. `tasks`: all running tasks; `at`: calls before a certain step; `on_spin`: is
+    called if time does not pass any more."""
 
     def __init__(self) -> None:
         self.tasks: dict[trio.lowlevel.Task, None] = {}
         self.steps = 0
         self.at: dict[int, list[Callable[[], None]]] = {}
+        self.on_spin: Callable[[], None] = lambda: None
+        self._seen_at = 0.0
 
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         self.tasks[task] = None
@@ -53,6 +60,10 @@ class TaskCount(trio.abc.Instrument):
         self.steps += 1
         for call in self.at.pop(self.steps, ()):
             call()
+        if self.steps % STEPS_AT_ONE_TIME_MAX == 0:
+            before, self._seen_at = self._seen_at, trio.current_time()
+            if before == self._seen_at:
+                self.on_spin()
 
 
 def run_deterministic(main: Callable[[TaskCount], Awaitable[T]], seed: int) -> tuple[T, int]:

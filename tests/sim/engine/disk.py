@@ -195,6 +195,18 @@ class SimDisk(MemoryDisk):
             self._after[durable] = stamp, self._replayed(durable=durable)
         return self._after[durable][1]
 
+    def platters(self) -> _Folder:
+        """Return a copy of what is on the platters, as a snapshot of the volume has it."""
+        root = deepcopy(self.root)
+        _drop_cache(root)
+        return root
+
+    def is_healthy(self) -> bool:
+        """Return whether no fault is in progress or coming."""
+        return (
+            self.space == ENDLESS and self.cut_in is None and not (self.failing or any(self._faults.values()))
+        )
+
     def _replayed(self, *, durable: bool) -> "SimDisk":
         copy = SimDisk()
         copy.root, copy.unreadable = deepcopy((self.root, self.unreadable))
