@@ -17,9 +17,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from tests.sim.campaign import Totals, run_campaign
+from tests.sim.campaign import KINDS, MISSES_MAX, Totals, run_campaign, wanted_seeds
 from tests.sim.keeping import keep, line_of
-from tests.sim.nemesis import Fault, plan_of
+from tests.sim.nemesis import ALL_KINDS, Fault, plan_of
 from tests.sim.run import run_seed
 from tests.sim.shrink import shrink
 from tests.sim.soak.command import soak as run_soak
@@ -101,8 +101,27 @@ def _shrunk(seed: int, folder: Path | None) -> None:
         errors.print(f"  kept in {path}", highlight=False, soft_wrap=True)
 
 
+def _check_wanted(first: int, kinds: list[str], faults: list[str]) -> None:
+    """Check the names of kinds and faults, and that there are such seeds."""
+    for given, known, option in ((kinds, KINDS, "--kind"), (faults, ALL_KINDS, "--with")):
+        for name in given:
+            if name not in known:
+                text = f"{name!r} is none of {', '.join(sorted(known))}"
+                raise typer.BadParameter(text, param_hint=option)
+    if next(wanted_seeds(first, kinds, faults), None) is None:
+        text = f"none of the {MISSES_MAX:,} seeds from {first} on is of all these kinds with all these faults"
+        raise typer.BadParameter(text, param_hint="--kind, --with")
+
+
 def _campaign(
-    first: int, many: int | None, *, seconds: float | None, failures_max: int, processes: int | None
+    first: int,
+    many: int | None,
+    *,
+    seconds: float | None,
+    failures_max: int,
+    processes: int | None,
+    kinds: list[str],
+    faults: list[str],
 ) -> Totals:
     """Run the seeds, with their progress on the terminal: how many, how fast, how much time is left."""
     columns = (
@@ -128,6 +147,8 @@ def _campaign(
             failures_max=failures_max,
             processes=processes,
             progress=report_progress,
+            kinds=kinds,
+            faults=faults,
         )
 
 
@@ -140,6 +161,12 @@ def main(
     minutes: Annotated[float | None, typer.Option(min=0, help="Run seeds for that time instead.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Print a line for each event.")] = False,
     faults: Annotated[str | None, typer.Option(help="Only these faults of the plan: 3,7.")] = None,
+    kinds: Annotated[
+        list[str] | None, typer.Option("--kind", help=f"Only seeds of this kind: {', '.join(KINDS)}.")
+    ] = None,
+    planned: Annotated[
+        list[str] | None, typer.Option("--with", help="Only seeds that have this fault in their plan.")
+    ] = None,
     digest: Annotated[bool, typer.Option("--digest", help="Print only the digest of the run.")] = False,
     story: Annotated[Path | None, typer.Option(help="Print this story of tests/stories.")] = None,
     processes: Annotated[
@@ -163,6 +190,8 @@ def main(
     [dim]./run sim --seed 42 --trace[/dim]                 one run, line by line
     [dim]./run sim --seed 42 --faults 3,7 --trace[/dim]    the same run with two of its faults
     [dim]./run sim --minutes 60 --seed 100000[/dim]        for an hour, from seed 100000 on
+    [dim]./run sim --kind region --seeds 200[/dim]         two hundred runs with a region
+    [dim]./run sim --kind store --with flip --with wipe[/dim]  stores with both of these faults in their plans
     [dim]./run sim --seeds 9999 --keep-going --keep out[/dim]  every failing seed in a file in out/
     [dim]./run sim --story tests/stories/zombie.txt[/dim]  a story, as the current code produces it
     [dim]./run sim --soak 100000 --keep out[/dim]          regions for very long; figures and plots in out/
@@ -191,13 +220,16 @@ def main(
     if trace or digest or faults is not None:
         _one(1 if seed is None else seed, faults, trace=trace, digest=digest)
         return
-    many = None if minutes is not None else seeds
+    many, first = None if minutes is not None else seeds, 1 if seed is None else seed
+    wanted = {"kinds": kinds or [], "faults": planned or []}
+    _check_wanted(first, **wanted)
     totals = _campaign(
-        1 if seed is None else seed,
+        first,
         many,
         seconds=None if minutes is None else 60 * minutes,
         failures_max=sys.maxsize if keep_going else 1,
         processes=processes,
+        **wanted,
     )
     if in_json:
         print(as_json(totals))

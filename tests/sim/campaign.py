@@ -7,20 +7,36 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Final
 
+from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.membership.kind import has_operator
+from tests.sim.nemesis import has_troubles, plan
+from tests.sim.regions.region import has_region
 from tests.sim.result import Result
 from tests.sim.run import run_seed
+from tests.sim.visitors.crowd import has_visitors
 
 CHECKED_AGAIN_EVERY = 100
 """One seed in so many is repeated in another process with another hash seed. Its digest must be the
 same."""
 BATCH: Final = 10
 """Seeds that a process receives at a time: few, so that a campaign ends soon after its limit."""
+
+KINDS: Final[dict[str, Callable[[RandomStreams], bool]]] = {
+    "store": lambda rng: not has_region(rng) and not has_operator(rng),
+    "region": has_region,
+    "membership": has_operator,
+    "visitors": has_visitors,
+    "troubles": has_troubles,
+}
+"""Kinds of seeds that a campaign can be limited to."""
+MISSES_MAX: Final = 20_000
+"""After so many seeds in a row that are not wanted, no more are looked for."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,18 @@ def outcome_of(result: Result, cpu_s: float = 0.0) -> Outcome:
     )
 
 
+def wanted_seeds(first: int, kinds: Iterable[str] = (), faults: Iterable[str] = ()) -> Iterator[int]:
+    """Yield the seeds from `first` on that are of all these kinds and have all these faults in their plan."""
+    checks, planned, misses = [KINDS[kind] for kind in kinds], set(faults), 0
+    for seed in count(first):
+        rng = RandomStreams(seed)
+        if all(check(rng) for check in checks) and planned <= {fault.kind for fault in plan(rng)}:
+            misses = 0
+            yield seed
+        elif (misses := misses + 1) == MISSES_MAX:
+            return
+
+
 def prepare_process() -> None:
     """Prepare a process for its runs: no log, and garbage collection between runs only, without the
     imported modules."""
@@ -118,12 +146,14 @@ def run_campaign(
     failures_max: int = 1,
     progress: Callable[[Totals], None] = lambda totals: None,
     processes: int | None = None,
+    kinds: Iterable[str] = (),
+    faults: Iterable[str] = (),
 ) -> Totals:
     """Run `seeds` seeds from `first` on (None: without end), for at most `seconds`. Stop soon after
-    `failures_max` failures."""
+    `failures_max` failures. `kinds`, `faults`: only the seeds that `wanted_seeds` yields for them."""
     totals = Totals()
     begun = time.monotonic()
-    numbers = iter(count(first) if seeds is None else range(first, first + seeds))
+    numbers = islice(wanted_seeds(first, kinds, faults) if kinds or faults else count(first), seeds)
     workers = processes or os.cpu_count() or 1
     with ProcessPoolExecutor(workers, initializer=prepare_process) as pool:
         running: set[Future[list[Outcome]]] = set()

@@ -72,7 +72,8 @@ EVENT_GROUPS: Final = (
         "disk",
         (
             "short write",
-            "directory removed",
+            "folder removed at work",
+            "folder removed before a start",
             "ENOSPC from write",
             *(f"EMFILE from {method}" for method in sorted(OPENING | {"read"})),
             *(f"EACCES from {method}" for method in sorted(OPENING | {"read"})),

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.sim import __main__ as command
+from tests.sim import campaign
 from tests.sim.bugs import planted
-from tests.sim.campaign import Outcome, Totals, run_campaign
+from tests.sim.campaign import KINDS, Outcome, Totals, run_campaign, wanted_seeds
+from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.keeping import line_of
 from tests.sim.nemesis import Fault, plan_of
 from tests.sim.run import run_seed
@@ -51,6 +54,39 @@ def test_every_counted_event_of_a_group_is_on_its_list() -> None:
     groups = {group.title for group in EVENT_GROUPS if group.title not in ("writer", "reader", "visitor")}
     assert {name for name in seen if name.partition(": ")[0] in groups} <= known.keys()
     assert len([name for name in seen if name in known]) > 40
+
+
+def test_a_campaign_can_be_limited_to_kinds_of_seeds_and_to_faults() -> None:
+    for kind in KINDS:
+        seeds = list(islice(wanted_seeds(1, [kind]), 5))
+        assert all(KINDS[kind](RandomStreams(seed)) for seed in seeds)
+        assert len(seeds) == 5
+    seeds = list(islice(wanted_seeds(100, ["store"], ["flip", "wipe"]), 3))
+    assert all({"flip", "wipe"} <= {fault.kind for fault in plan_of(seed)} for seed in seeds)
+    assert seeds[0] >= 100
+    done = CliRunner().invoke(
+        command.app, ["--kind", "store", "--with", "kill_server", "--seeds", "2", "--processes", "1"]
+    )
+    assert done.exit_code == 0
+    assert "2 in" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--kind", "stores"], "'stores' is none of membership, region, store"),
+        (["--with", "fire"], "'fire' is none of add, "),
+        (["--kind", "store", "--kind", "region"], "none of the 50 seeds from 1 on"),
+    ],
+)
+def test_seeds_that_do_not_exist_are_refused(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], why: str
+) -> None:
+    for module in (campaign, command):
+        monkeypatch.setattr(module, "MISSES_MAX", 50)
+    done = CliRunner().invoke(command.app, words)
+    assert done.exit_code == 2
+    assert why in " ".join(done.stderr.replace("│", " ").split())
 
 
 def test_every_exemption_has_its_reason() -> None:
