@@ -50,6 +50,10 @@ from dos_server.open_files import OpenFile
 logger = logging.getLogger("dos.server")
 
 
+class _NotRegisteredError(OSError):
+    """There was no space to register a directory whose folder and objects are durable."""
+
+
 class Storage(DirectoryLoader):
     """The disk effects of the core, on one data directory."""
 
@@ -339,8 +343,9 @@ class Storage(DirectoryLoader):
         """Put an object on stable storage; with `entry` also its directory entry and each ancestor not yet
         durable.
 
-        Returns PASSES if the sync was not attempted and may be retried. A sync that failed is never retried:
-        the kernel may have dropped the pages that it could not write.
+        Returns TEMPORARY if the sync may be retried: it was not attempted, or it succeeded and only the
+        directory could not be registered. A sync that failed is never retried: the kernel may have dropped
+        the pages that it could not write.
         """
         file: OpenFile | None = None
         path = f"{OBJECTS}/{effect.directory}/{effect.name}"
@@ -359,7 +364,8 @@ class Storage(DirectoryLoader):
             failed = file is not None and file.failed
             if not failed and isinstance(error, FileNotFoundError):
                 return v.DiskFailure.GONE
-            return v.DiskFailure.TEMPORARY if preceded_sync(error) and not failed else v.DiskFailure.FAILED
+            again = preceded_sync(error) or isinstance(error, _NotRegisteredError)
+            return v.DiskFailure.TEMPORARY if again and not failed else v.DiskFailure.FAILED
         return v.DiskFailure.NONE
 
     def make_directory(self, directory: str) -> v.DiskFailure:
@@ -442,5 +448,10 @@ class Storage(DirectoryLoader):
         folder = self._folders[directory]
         if not folder.durable:
             self._disk.sync_folder(OBJECTS)
-            self.register.add(directory)
+            try:
+                self.register.add(directory)
+            except OSError as error:
+                if failure_of(error) is not v.DiskFailure.NO_SPACE:
+                    raise
+                raise _NotRegisteredError(*error.args) from error
             folder.durable = True

@@ -1,5 +1,6 @@
 """A directory that a person removed is damage, and is never taken for one that nobody has claimed yet."""
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -165,6 +166,20 @@ def test_a_directory_is_registered_before_it_is_acknowledged() -> None:
     assert isinstance(refused, m.Error), refused
     assert isinstance(server.ask(server.connect(), claim(2)), m.DirectoryOpened)
     assert "dir" in server.storage.register.names
+
+
+def test_an_object_is_not_poisoned_because_its_directory_cannot_be_registered_for_lack_of_space() -> None:
+    """Its sync succeeded. It is acknowledged as soon as the directory is registered."""
+    server = Harness(FakeDisk())
+    session = server.connect()
+    assert isinstance(server.ask(session, m.ChangeDirectory("dir")), m.DirectoryOpened)
+    server.disk.fail_at("write", "directories", errno.ENOSPC)
+    assert server.ask(session, append(b"", b"bytes")) is None
+    assert {one.synced for one in server.unasked(session, m.DurabilityAck)} <= {0}
+    server.tick(1.0)
+    server.settle()
+    assert server.unasked(session, m.DurabilityAck)[-1].synced == 5
+    assert server.storage.register.names == {"dir"}
 
 
 def put(server: ServerProcess, directory: str) -> None:
