@@ -313,7 +313,28 @@ class TakeOver(ChainWalk):
             return self._bottom()
         return super()._below(start)
 
+    def _check_one_writer(self) -> None:
+        """Raise EpochUsedTwiceError if the head's epoch has a segment that the chain goes past.
+
+        An epoch opens a chain once, and then rolls: each of its segments names the one before. So another one
+        between the head and the bottom has another writer (decision 0205).
+        """
+        on_chain = {span.name for span in self._spans}
+        head, bottom = (parse_segment_name(self._spans[end].name) for end in (0, -1))
+        assert head is not None, "spans are of segments"
+        assert bottom is not None, "spans are of segments"
+        for seen in self._seen:
+            is_between = bottom.order < seen.name.order < head.order and seen.name.epoch == head.epoch
+            if is_between and seen.longest and str(seen.name) not in on_chain:
+                who = ", ".join(self.voters.get(copy.member, "?") for copy in seen.copies)
+                raise EpochUsedTwiceError(
+                    f"segments {head} and {seen.name}, of {who}, are not of one line; epoch {head.epoch} was"
+                    " granted twice, so the disk of a member went back to an older state"
+                )
+
     def _bottom(self) -> list[Effect]:
+        if self._at is None:
+            self._check_one_writer()
         self.phase = WalkPhase.SETTLING
         self._to_settle = list(self._spans)
         return self._settle_next()

@@ -10,6 +10,7 @@ from journal import (
     ORIGIN,
     ChainError,
     ChainWriter,
+    EpochUsedTwiceError,
     LostBytesError,
     Record,
     inspect_chain,
@@ -59,6 +60,26 @@ def plant(store: MemoryStore, start: SegmentStart, *records: Record) -> None:
     data = b"".join(encode_v1(record) for record in (start_record(start), *records))
     for server in store.servers:
         server.objects.setdefault(DIRECTORY, {})[start.name] = bytearray(data)
+
+
+@pytest.mark.parametrize("base", [0, 40])
+async def test_two_segments_of_one_epoch_that_are_not_of_one_line_are_refused(base: int) -> None:
+    """The epoch was granted twice, to writers that had found different ends. Neither line is dropped."""
+    # EVIDENCE-OF: P-5
+    store = MemoryStore()
+    claim, writer = await first_writer(store, "a", "b")
+    claim = store.claim(2)
+    writer = await ChainWriter.open(claim, "J", await taken(claim), 1)
+    writer.append(note("c"))
+    await writer.roll()
+    claim = store.claim(3)
+    assert await texts_of(claim, await taken(claim)) == ["a", "b", "c"], "a roll is one line"
+    below = Predecessor(segment_name("J", 1, 0), base, 7) if base else None
+    plant(store, SegmentStart("J", 2, base, below, 1, "11" * 16), note("other"))
+    before = {name: bytes(data) for name, data in store.servers[0].objects[DIRECTORY].items()}
+    with pytest.raises(EpochUsedTwiceError, match="epoch 2 was granted twice"):
+        await taken(store.claim(4))
+    assert {name: bytes(data) for name, data in store.servers[0].objects[DIRECTORY].items()} == before
 
 
 async def test_a_segment_whose_start_belongs_to_another_is_refused() -> None:
