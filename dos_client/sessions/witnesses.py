@@ -126,8 +126,8 @@ class Witnesses:
                         nursery.start_soon(self._run_step, step)
 
     def _due(self, member: bytes | None = None) -> list[Step]:
-        """Return the steps to take now that somebody can be asked for. If all sessions with a member have
-        failed and only have not ended yet, it is unavailable, and a step would fail again at once.
+        """Return the steps to take now for which a session is open. If all sessions with a member have failed
+        and only have not ended yet, it is unavailable: a step would fail again at once.
         """
         return [step for step in self._core.steps(member) if self._live(_asked(step))]
 
