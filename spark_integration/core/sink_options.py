@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from checkpoint import check_input_name, producer_directory, staging_directory
+from checkpoint import producer_directory, staging_directory
 from dos_protocol.names import check_name
 from spark_integration.core.option_texts import (
     STORE,
@@ -75,7 +75,6 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
         raise BadOptionError("the option 'input' is required: the input handle to write to", remedy=_REMEDY)
     assert url.directory is not None, "url_of guarantees it"
     options = SinkOptions(servers=servers_of(url), application=url.directory, **fields)
-    check_input_name("an input handle", options.input)
     check_producer(options, options.producer or JOB_PRODUCER)
     return options
 

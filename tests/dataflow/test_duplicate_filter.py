@@ -102,7 +102,9 @@ class Reader:
         digests = np.frombuffer(b"".join(digest_of(row) for row in rows), DIGEST)
         passes = self.filter.take(name, digests, np.array([time for time, _ in rows], np.int64))
         self.out += [row for row, passed in zip(rows, passes, strict=True) if passed]
-        self.filter.set_mark(name, log, parts[at].mark)
+        if self.filter.set_mark(name, log, parts[at].mark):
+            ends = (self.filter.state().buckets + 1) * WIDTH - 1
+            assert (ends > self.filter.mark).all(), "what lies below the mark is kept"
         return True
 
     def save(self) -> None:
@@ -178,6 +180,7 @@ BUGS = {
         "(one + 1) * self._width - 1 <= mark",
         "(one - 1) * self._width <= mark",
     ),
+    "a bucket that ends at the mark is kept": ("* self._width - 1 <= mark", "* self._width - 1 < mark"),
     "a joiner counts at once": ("if one.base <= self.mark]", "]"),
     "one log speaks for its stream": (
         "return min((mark for mark in found if mark != IDLE), default=None)",

@@ -24,6 +24,7 @@ from tests.dataflow.linked_workers import (
     ToyRegion,
     ToyWorker,
 )
+from tests.support.census import census
 
 Fault = tuple[str, int, int]
 _faults = st.tuples(
@@ -78,6 +79,18 @@ def test_every_step_is_used_once_and_in_order_whatever_breaks_and_whoever_is_tak
     for worker in region.workers:
         retained = worker.links.retained
         assert (retained.purged, retained.bytes, retained.end - retained.begin) == (12, 0, 0)
+
+
+def test_links_hold_as_much_after_the_checkpoint_of_many_steps_as_after_that_of_few() -> None:
+    def held(steps: int) -> dict[str, int]:
+        region = ToyRegion(3, last=steps)
+        region.finish()
+        region.commit()
+        for worker in region.workers:
+            region.deliver_messages(worker.index)
+        return census([worker.links for worker in region.workers])
+
+    assert held(40) == held(10)
 
 
 def random_run(seed: int) -> Counter[str]:
