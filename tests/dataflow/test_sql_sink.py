@@ -194,6 +194,30 @@ def test_staged_rows_that_are_gone_are_an_error(tmp_path: Path) -> None:
     writer.close()
 
 
+@pytest.mark.parametrize("staged_bytes", [0, 1 << 20], ids=["in the database", "in memory"])
+def test_rows_of_a_transaction_that_was_given_up_are_neither_staged_nor_published(
+    url: str, staged_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "sql_staged_bytes", staged_bytes)
+    sink = SqlSink(url, f"t{next(_tables)}")
+    writer = opened(sink)
+    writer.process(batch((0, "of another transaction")))
+    writer.prepare(1)
+    writer.sync()
+    output = writer._output  # type: ignore[attr-defined]
+    (other,) = output.staged()
+    name = other[:-1] + "9"
+    output.stage(name, batch((1, "given up")))
+    output.abort(name)
+    assert list(output.staged()) == [other]
+    output.stage(name, batch((2, "kept")))
+    output.prepare(name)
+    assert sorted(output.staged()) == sorted([other, name])
+    output.commit(name)
+    assert rows_in(url, sink.table) == [(2, "kept")]
+    writer.close()
+
+
 def test_a_commit_that_is_not_noted_is_missed_when_it_comes_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
