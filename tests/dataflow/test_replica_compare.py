@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from random import Random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -89,6 +90,26 @@ def test_without_memory_for_rows_a_difference_is_still_found() -> None:
     comparison.give("a", digests, np.array([1, 2]), lambda _: "the row")
     comparison.set_mark("a", SECOND)
     assert comparison.set_mark("b", SECOND) == Difference(0, "a", "b", "2 rows at a, 0 at b")
+
+
+@given(st.permutations(range(8)), st.integers(0, 7))
+def test_of_a_stream_that_is_far_ahead_the_newest_seconds_are_compared_in_whatever_order_they_came(
+    order: list[int], lacking: int
+) -> None:
+    comparison = ReplicaComparison(1)
+    for name in "ab":
+        comparison.join(name, BEFORE_ALL)
+    digest = np.frombuffer(b"x" * 16, DIGEST)
+    with mock.patch.object(replica_compare, "_SECONDS_MAX", 5):
+        for second in order:
+            comparison.give("a", digest, np.array([second * SECOND + 1]), lambda _: "the row")
+        assert comparison.set_mark("a", 8 * SECOND) is None
+    for second in range(8):
+        if second != lacking:
+            comparison.give("b", digest, np.array([second * SECOND + 1]), lambda _: "the row")
+    expected = Difference(lacking, "a", "b", "the row") if lacking > 8 - 5 else None
+    assert comparison.set_mark("b", 8 * SECOND) == expected
+    assert comparison.compared == (4 if expected is None else lacking - 4)
 
 
 def judged(random: Random, make: Make, versions: dict[str, int]) -> list[Difference]:
