@@ -1,6 +1,6 @@
 """Rows for functions of rows: the values that pyarrow would give, and of the same types."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -41,6 +41,24 @@ def test_any_time_that_python_has_returns(times: list[datetime | None]) -> None:
         )
         assert [row["at"] for row in rows_of(batch)] == given_times
         same(batch)
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_a_time_beyond_those_of_python_is_refused_as_arrow_refuses_it(unit: str, zone: str | None) -> None:
+    per_s = {"s": 1, "ms": 1_000, "us": 1_000_000}[unit]
+    begin, last = ((day - date(1970, 1, 1)).days * 86_400 for day in (date.min, date.max))
+    near = [second * per_s + at for second in (begin, last, last + 86_400) for at in (-1, 0, 1)]
+    for number in [*near, 2**62, -(2**62), 2**63 - 1, 1 - 2**63]:
+        column = pa.array([0, number]).cast(pa.timestamp(unit)).cast(pa.timestamp(unit, zone))
+        batch = pa.RecordBatch.from_arrays([column], names=["at"])
+        try:
+            batch.to_pylist()
+        except Exception as error:
+            with pytest.raises(type(error)):
+                rows_of(batch)
+        else:
+            same(batch)
 
 
 ZONES = [None, "UTC", "Europe/Berlin", "+02:00"]

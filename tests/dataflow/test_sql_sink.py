@@ -19,7 +19,7 @@ from dataflow.errors import SinkFencedError, SinkWriteError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dataflow.sinks.sql import SqlOutput, SqlSink
-from dataflow.sinks.sql_tables import target_table
+from dataflow.sinks.sql_tables import make_tables, target_table
 from dataflow.testing.sink_check import check_sink
 from tests.dataflow.test_region_processes import WAIT_S, finished, running
 from tests.support.postgres import PostgresServer, postgres_server
@@ -141,6 +141,24 @@ def test_every_type_that_has_a_column_returns(url: str) -> None:
     assert at.replace(tzinfo=at.tzinfo or UTC) == row.pop("at")
     assert first == row
     assert set(nothing.values()) == {None}
+
+
+def test_a_table_that_another_worker_creates_at_the_same_moment_is_used_and_other_errors_are_raised(
+    url: str,
+) -> None:
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+
+    def create(table: sa.Table, statement: str) -> None:
+        """Create it while `statement` runs after this worker has seen that the table is missing."""
+        sa.event.listen(table, "before_create", lambda *_, **__: told(url, statement))
+        make_tables(engine, table)
+
+    name, other = f"t{next(_tables)}", f"t{next(_tables)}"
+    create(target_table(name, SCHEMA, []), f"CREATE TABLE {name} (id BIGINT, text VARCHAR(9))")
+    assert [column["name"] for column in sa.inspect(engine).get_columns(name)] == ["id", "text"]
+    with pytest.raises(sa.exc.DBAPIError):
+        create(target_table(f"nowhere.{other}", SCHEMA, []), "SELECT 1")
+    assert not sa.inspect(engine).has_table(other)
 
 
 def test_a_table_that_exists_is_used_as_it_is(url: str) -> None:
