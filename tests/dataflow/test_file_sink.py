@@ -179,6 +179,34 @@ def test_a_worker_that_waits_for_a_lock_logs_what_it_waits_for(
     assert (f"process {os.getpid()} of this host" in line) or not shown
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_the_umask_decides_who_reads_a_part_and_nobody_executes_it(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        writer = opened(tmp_path / "out", incarnation=1)
+        writer.reset_to(None)
+        writer.close()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").glob("*part-*")}
+    assert modes == dict.fromkeys(("part-w0000.tsv", "_part-w0000.incarnation"), 0o666 & ~umask)
+
+
+def test_a_process_without_standard_input_releases_its_part_too(tmp_path: Path) -> None:
+    """The part may have descriptor 0 there."""
+    kept = os.dup(0)
+    os.close(0)
+    try:
+        writer = opened(tmp_path)
+        writer.reset_to(None)
+        writer.close()
+        with (tmp_path / "part-w0000.tsv").open("rb") as part:
+            fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
 def lost(tmp_path: Path) -> Any:
     """The state of a part in a checkpoint whose file is lost afterwards."""
     writer = opened(tmp_path, incarnation=1)
