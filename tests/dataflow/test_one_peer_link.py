@@ -31,17 +31,19 @@ def answer(
     return ChannelFrame(kind, sender, JOB, term, step, payload=payload)
 
 
-def connected(links: PeerLinks, used: dict[int, int], *, at: int = 0, records: Records | None = None) -> None:
-    """Worker 1 answers a new link with what it has used."""
-    links.disconnected(1)
-    other = PeerLinks(REGION, 1, links.terms, after_step=at)
-    links.answered(1, other.have(0, Held(used, records or {})))
+def connected(
+    links: PeerLinks, used: dict[int, int], *, at: int = 0, records: Records | None = None, peer: int = 1
+) -> None:
+    """The peer answers a new link with what it has used."""
+    links.disconnected(peer)
+    other = PeerLinks(REGION, peer, links.terms, after_step=at)
+    links.answered(peer, other.have(0, Held(used, records or {})))
 
 
-def sent(links: PeerLinks) -> list[ChannelFrame]:
-    """Everything that may be sent to worker 1 now."""
+def sent(links: PeerLinks, peer: int = 1) -> list[ChannelFrame]:
+    """Everything that may be sent to the peer now."""
     found: list[ChannelFrame] = []
-    while frames := links.next_frames(1):
+    while frames := links.next_frames(peer):
         found += frames
     return found
 
@@ -136,6 +138,25 @@ def test_only_what_was_not_used_is_sent_by_channel() -> None:
     assert sent(links) == []
     made(links, 4)
     assert steps_of(sent(links)) == [(0, 4)]
+
+
+def test_the_slowest_peer_with_a_link_decides_what_is_sent_to_all() -> None:
+    links = links_of_0((7, 7, 7))
+    made(links, 1, 2, 3)
+    assert links.sent_until == 3, "no peer has a link"
+    for peer in (1, 2):
+        connected(links, {0: 0}, at=3, peer=peer)
+        assert links.sent_until == 0
+    sent(links, 2)
+    assert links.sent_until == 0, "nothing was sent to worker 1"
+    links.purge(1)
+    assert links.sent_until == 1, "what is purged need not be sent"
+    sent(links, 1)
+    assert links.sent_until == 3
+    connected(links, {0: 1}, at=3, peer=2)
+    assert links.sent_until == 1, "a new link may need everything again"
+    links.disconnected(2)
+    assert links.sent_until == 3
 
 
 def test_retained_steps_keep_near_the_step_that_the_peer_has_produced() -> None:
