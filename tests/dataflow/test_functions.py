@@ -65,6 +65,27 @@ def test_a_batch_function_returns_a_batch_a_table_a_dict_or_an_array(result) -> 
     assert run(FlatMapSpec(result, "batch", parse_schema("n bigint"))) == [{"n": 1}, {"n": 2}]
 
 
+N, S = pa.array([1, 2], pa.int64()), pa.array(["a", "b"])
+COLUMNS = {
+    "as in the schema": {"n": N, "s": S},
+    "in another order": {"s": S, "n": N},
+    "of fewer bits": {"n": N.cast(pa.int32()), "s": S},
+    "of large text": {"n": N, "s": S.cast(pa.large_string())},
+    "of a dictionary": {"n": N, "s": S.dictionary_encode()},
+}
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("form", [pa.record_batch, pa.table, dict])
+def test_in_whatever_form_a_batch_function_returns_columns_the_batch_has_the_schema(form, columns) -> None:
+    schema = parse_schema("n bigint, s string")
+    for spec in (MapSpec, FlatMapSpec):
+        operator = opened(spec(lambda _: form(COLUMNS[columns]), "batch", schema))
+        (batch,) = operator.process(LINES[:2])
+        assert batch.schema.equals(schema)
+        assert batch.to_pylist() == [{"n": 1, "s": "a"}, {"n": 2, "s": "b"}]
+
+
 @pytest.mark.parametrize("takes", ["row", "batch", "pandas"])
 def test_a_flat_map_that_returns_none_gives_no_rows(takes: Any) -> None:
     assert run(FlatMapSpec(lambda given: None, takes, parse_schema("n bigint"))) == []
