@@ -134,10 +134,21 @@ def test_a_fault_names_the_rule_and_the_row(spec: OperatorSpec, words: str, row:
     assert caught.value.row == row
 
 
-def test_the_users_exception_is_kept_as_the_cause() -> None:
-    with pytest.raises(UserFault) as caught:
-        run(MapSpec(lambda r: 1 // 0, "row", parse_schema("x int")))
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("why"), KeyError("why"), MemoryError("why"), RecursionError("why")]
+)
+@pytest.mark.parametrize("takes", ["row", "batch", "pandas"])
+@pytest.mark.parametrize("kind", [MapSpec, FlatMapSpec, FilterSpec])
+def test_the_users_exception_is_named_and_kept_as_the_cause(
+    kind: type[OperatorSpec], takes: str, error: Exception
+) -> None:
+    def fail(_: Any) -> Any:
+        raise error
+
+    with pytest.raises(UserFault, match=f"{type(error).__name__}: .?why") as caught:
+        run(kind(fail, takes))  # type: ignore[call-arg]
+    assert caught.value.__cause__ is error
+    assert caught.value.row == (0 if takes == "row" else None)
 
 
 def test_a_pandas_function_takes_a_frame_and_gives_one_or_a_series() -> None:
