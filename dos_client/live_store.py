@@ -242,7 +242,7 @@ class Store:
         await self._all_members(stat_member, lambda: False, self.record)
         if not results and last:
             raise last[-1]
-        return results
+        return {one: result for one, result in results.items() if one not in self.witnesses.rolled_back}
 
     async def ping(self) -> dict[str, float | str]:
         """Return the seconds of one round trip, or the error, by member address."""

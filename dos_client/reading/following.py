@@ -64,7 +64,9 @@ class Growth:
             if self._store.record != self._record:
                 self._end()
                 self._begin()  # sizes reported under another record do not count in this one
-            reached = reading_quorums(self._record).watermark(self._sizes)
+            gone_back = self._store.witnesses.rolled_back
+            sizes = {one: size for one, size in self._sizes.items() if one not in gone_back}
+            reached = reading_quorums(self._record).watermark(sizes)
             if reached > size:
                 return reached
             with trio.move_on_after(1.0):  # a new record does not wake this task

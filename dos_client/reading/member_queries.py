@@ -206,9 +206,11 @@ class _HedgedQuery(Generic[T]):
                 self._note_damage(server_id, error)
                 self._perform(race.failed(server_id, trio.current_time()))
                 return
-            for one in self._store.witnesses.rolled_back & self._answers.given.keys():
-                del self._answers.given[one]  # found out after it had answered
-                self._answers.failed[one] = RolledBackError("its disk went back in time", actual=0)
+            answers = self._answers
+            for one in self._store.witnesses.rolled_back & {*answers.given, *answers.without}:
+                answers.given.pop(one, None)  # found out after it had answered
+                answers.without.pop(one, None)
+                answers.failed[one] = RolledBackError("its disk went back in time", actual=0)
             lacking, settled = self._query.judge(self._answers)
             self._perform(race.answered(server_id, trio.current_time(), lacking=lacking, settled=settled))
 

@@ -39,6 +39,7 @@ from dos_protocol.errors import (
     ForbiddenError,
     NotFoundError,
     PastEndError,
+    RolledBackError,
     StaleGenerationError,
 )
 from dos_protocol.names import id_text
@@ -114,6 +115,8 @@ class StoreWalk:
                 self._claims[server_id] = (opened.epoch, opened.writer_id)
 
         await self._each(open_on)
+        for one in self.store.witnesses.rolled_back & self.sessions.keys():
+            self.lose(one, RolledBackError("its disk went back in time", actual=0))
 
     @property
     def claimed(self) -> bool:
@@ -211,8 +214,8 @@ class StoreWalk:
                     started = True
                     task_status.started()
                     error = await connection.wait_broken()
-                    if self.sessions.pop(member.server_id, None) is not None:
-                        self.errors[member.address] = str(error.args[0])
+                    if member.server_id in self.sessions:  # what it has listed counts no more
+                        self.lose(member.server_id, error)
             # the store's own session with the member sends or reads the record
             except StaleGenerationError as error:
                 self.errors[member.address] = str(error.args[0])
