@@ -165,23 +165,24 @@ def observation(
     young: Iterable[StreamReplica] = (),
     revived_ms: int = 0,
 ) -> Observation:
-    """Return what the reports state at a time (wall clock). A replica is alive if itself or one of its
-    readers states that its mark has moved. A report from the future, by a wrong clock, is as fresh as one
-    of now. lost: sites that are known to be gone; sites whose last report is old are added.
+    """Return what the reports state at a time (wall clock). A replica is alive if its site is not lost, and
+    itself or one of its readers states that its mark has moved. A report from the future, by a wrong clock,
+    is as fresh as one of now. lost: sites that are known to be gone; those whose last report is old are
+    added.
     """
-
     every = sorted(readers, key=lambda one: one.reader)
     fresh = [one for one in every if is_fresh(one, now_ms)]
     alive = {one.reader for one in fresh if _moved(one)}
     alive |= {stream.sender for one in fresh for stream in one.streams if _moved(stream)}
+    gone = frozenset(lost) | {one.site for one in sites if not is_fresh(one, now_ms)}
     streams = {StreamReplica(one.sender, report.reader): one for report in fresh for one in report.streams}
     return Observation(
         weights={name: weight(one.ranks) for name, one in streams.items()},
-        alive=frozenset(alive),
+        alive=frozenset(one for one in alive if one.site not in gone),
         whole=frozenset(name for name, one in streams.items() if one.whole),
         lateness_s={name: one.late_s for name, one in streams.items() if one.late_s is not None},
         young=frozenset(young),
-        lost=frozenset(lost) | {one.site for one in sites if not is_fresh(one, now_ms)},
+        lost=gone,
         since_revival_s=(now_ms - revived_ms) / 1000 if revived_ms else inf,
     )
 

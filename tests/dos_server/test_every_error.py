@@ -20,6 +20,7 @@ from dos_server.core import vocabulary as v
 from dos_server.core.access import Access, Grant, Right, Tokens
 from dos_server.core.quota_file import Quota
 from tests.dos_server.test_stamps import made_by_a_newer_copy
+from tests.support.census import census
 from tests.support.core_harness import SERVER_ID
 from tests.support.object_lives import CONTENT, STORE, World, corrupt, poisoned, removing, sound
 from tests.support.wire import Wire
@@ -162,9 +163,8 @@ def test_every_code_has_something_that_makes_it_and_no_code_is_made_up() -> None
     assert not made & ONLY_CLIENTS.keys()
 
 
-def refusal(code: ErrorCode) -> tuple[World, m.Error]:
+def refusal(story: Story) -> tuple[World, m.Error]:
     """The world after the story, and what was answered."""
-    story = STORIES[code]
     world = World(in_store=story.in_store)
     story.make(world)
     if story.hello is not None:
@@ -178,7 +178,7 @@ def refusal(code: ErrorCode) -> tuple[World, m.Error]:
 
 @pytest.mark.parametrize("code", list(STORIES))
 def test_a_refusal_is_what_the_table_says(code: ErrorCode) -> None:
-    world, answer = refusal(code)
+    world, answer = refusal(STORIES[code])
     verdict = VERDICTS[code]
     assert (ErrorCode(answer.code), answer.actual) == (code, STORIES[code].actual), answer
     assert answer.remedy == verdict.remedy
@@ -194,17 +194,84 @@ def test_a_refusal_is_what_the_table_says(code: ErrorCode) -> None:
 @pytest.mark.parametrize("code", list(STORIES))
 def test_a_refusal_leaves_the_objects_and_the_disk_as_if_nothing_had_been_asked(code: ErrorCode) -> None:
     # EVIDENCE-OF: P-8
-    story = STORIES[code]
-    untouched = World(in_store=story.in_store)
-    story.make(untouched)
-    refused, _ = refusal(code)
+    untouched, refused = both(STORIES[code])
     states = []
     for world in (untouched, refused):
-        world.settle()
         reader = world.connect()
         world.ask(reader, m.ChangeDirectory("dir"))
         states.append((world.disk.used, world.ask(reader, m.List()), world.ask(reader, m.Get("o", 0, 100))))
     assert states[0] == states[1]
+
+
+def both(story: Story) -> tuple[World, World]:
+    """The world of the story without and with the request that is refused; all work has ended."""
+    untouched = World(in_store=story.in_store)
+    story.make(untouched)
+    refused, _ = refusal(story)
+    untouched.settle()
+    refused.settle()
+    return untouched, refused
+
+
+READING = {"names", "open", "close", "size", "read", "read_stored", "is_named", "why_gone", "free_space"}
+"""Calls of the disk that change nothing: `open` makes a file only if it is to be written."""
+
+TRIED = {
+    ErrorCode.NO_SPACE: ["write", "remove", "sync_folder"],
+    ErrorCode.ROLLED_BACK: ["cut", "write", "sync", "rename", "sync_folder"],
+}
+"""Code -> what is written all the same: the attempt that fails, and the proof against this disk."""
+
+KEPT = {
+    ErrorCode.UNAUTHORISED: {"Attempts._failed", "Seldom._at_s"},
+    ErrorCode.FORBIDDEN: {"Seldom._at_s"},
+    ErrorCode.NO_SPACE: {"InFlight._at"},
+    ErrorCode.QUOTA_EXCEEDED: {"Quotas._covering"},
+}
+"""Code -> what is kept in memory of a refusal, for a time or up to a number: delays, shares, caches."""
+
+
+OF_NEW_OBJECTS = {
+    code: STORIES[code]._replace(ask=append(size, content, "new"))
+    for code, size, content in (
+        (ErrorCode.SIZE_MISMATCH, 3, CONTENT[:3]),
+        (ErrorCode.FENCED, 0, b""),
+        (ErrorCode.NOT_CLAIMED, 0, b""),
+        (ErrorCode.FORBIDDEN, 0, b""),
+        (ErrorCode.QUOTA_EXCEEDED, 0, b""),
+        (ErrorCode.NO_SPACE, 0, b""),
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "story"),
+    [
+        *(pytest.param(code, story, id=code.name) for code, story in STORIES.items()),
+        *(
+            pytest.param(code, story, id=f"{code.name} of a new object")
+            for code, story in OF_NEW_OBJECTS.items()
+        ),
+    ],
+)
+def test_a_refusal_writes_nothing_tells_nobody_else_and_keeps_nothing(code: ErrorCode, story: Story) -> None:
+    untouched, refused = both(story)
+    calls, heard, kept = [], [], []
+    for world in (untouched, refused):
+        calls.append([one for one, _ in world.disk.calls if one not in READING])
+        received = {
+            one: [to for to in world.heard[one] if not isinstance(to[1], m.Welcome)] for one in world.heard
+        }
+        received.pop(refused.writer, None)
+        heard.append(received)
+        for session in world.heard:
+            world.event(v.ConnectionEnded(session))
+        world.settle()
+        kept.append(census([world.core]))
+    assert calls[1] == calls[0] + TRIED.get(code, []), "what is written"
+    assert heard[0] == heard[1], "what other sessions receive"
+    changed = {name for name in kept[0].keys() | kept[1].keys() if kept[0].get(name) != kept[1].get(name)}
+    assert changed == KEPT.get(code, set()), "what is kept in memory"
 
 
 @pytest.fixture

@@ -243,6 +243,12 @@ def check_observation() -> None:
     ]
     assert observation([], sites, now, lost=["uiuc"]).lost == {"wisc", "uiuc"}
     assert observation([], [], now).since_revival_s == inf
+    for gone, reported in (
+        ([FAST.site], []),
+        ([], [SiteReport(site=FAST.site, at_ms=1, number=1, regions={})]),
+    ):
+        found = observation([a_report()], reported, now, lost=gone)
+        assert FAST not in found.alive, "what runs at a site that is lost does not count"
 
 
 def test_an_observation_is_what_fresh_reports_state() -> None:
@@ -299,6 +305,11 @@ def test_a_report_is_decoded_as_it_was_encoded() -> None:
 
 
 BUGS = {
+    "a replica at a lost site is alive": (
+        observed,
+        "for one in alive if one.site not in gone",
+        "for one in alive",
+    ),
     "old replicas are removed at once": (applying, 'refusal(old) or ""', 'refusal(old) and ""'),
     "what was collected is read again": (applying, "return target if", "return every if"),
     "a plan whose inputs were collected is left without": (
