@@ -47,6 +47,7 @@ SHOWN_BY = {
     "new_copies_are_not_synced": "repaired",
     "a_new_copy_is_the_shortest": "repaired",
     "new_member_counts_before_it_is_filled": "replacement",
+    "servers_continue_with_older_generations": "replacement",
     "barrier_overtakes_data": "markers",
     "frames_of_any_incarnation": "stale-marker",
     "old_markers_count": "checkpoint-marker",

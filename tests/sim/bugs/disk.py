@@ -16,6 +16,8 @@ from dos_server.disk import Disk
 from dos_server.limits import extent_header_bytes
 from dos_server.storage import Storage
 from tests.sim.bugs.catalogue import Patch, bug
+from tests.sim.engine.random_streams import RandomStreams
+from tests.sim.nemesis import plan
 
 
 @bug("row 1")
@@ -49,7 +51,11 @@ def failed_sync_is_tried_again() -> list[Patch]:
     return [(Storage, "sync", sync)]
 
 
-@bug("row 4")
+def _loses_a_sync(streams: RandomStreams) -> bool:
+    return any(fault.kind == "failed_sync_then_power" for fault in plan(streams))
+
+
+@bug("row 4", where=_loses_a_sync)
 def restart_trusts_the_page_cache() -> list[Patch]:
     original = Storage.set_mark
 
