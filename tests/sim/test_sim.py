@@ -64,6 +64,7 @@ FOUND_SOON = (
     "a_directory_removed_at_work_is_not_noticed",
     "a_removed_log_is_not_noticed",
     "the_log_makes_a_missing_directory_again",
+    "the_folder_of_objects_is_made_again",
     "the_log_acknowledges_before_its_sync",
     "a_segment_is_released_before_its_objects_are_filed",
     "what_is_replayed_is_not_synced",

@@ -2,8 +2,9 @@
 
 A server whose disk was never full never answers NO_SPACE. Bytes that are written to an object after its file
 was removed are not acknowledged; with a group log, they are not after its next check of the name. A folder
-that is removed under a running server is noticed by the next two checks. At the end, a server whose disk was
-not damaged refuses no directory and no object, because descriptors, rights and space are available then.
+that is removed under a running server is noticed by the next two checks; without the folder of all objects
+no server starts. At the end, a server whose disk was not damaged refuses no directory and no object, because
+descriptors, rights and space are available then.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -151,6 +151,8 @@ class Machine:
         except PowerCutError:
             self.power_cut()
             return
+        if self.removed_folder == "d":
+            self.bench.overlooked(self, "d")
         self.network.listen(self.address, self.server, self.server.accept)
         self._note("is up")
         if was_without_power:
