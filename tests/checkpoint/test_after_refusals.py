@@ -27,6 +27,7 @@ from checkpoint.core.region_events import ReplaceSettled, RestoreSettled, Savepo
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.test_replacing_workers import successor, switch
 from tests.checkpoint.test_rescaling_region import commit, copied, paused, reopened
+from tests.support.census import census
 
 Region = CoordinatorHarness
 
@@ -217,3 +218,41 @@ def test_a_worker_that_joins_creates_its_journals_once_in_an_incarnation() -> No
     region.play(ResetWanted())
     restarted(region)
     assert creates() == [(2, True)]
+
+
+def a_scale_to_too_many(region: Region) -> None:
+    region.play(ScaleWanted(100_000))
+
+
+def a_cancellation_of_nothing(region: Region) -> None:
+    region.play(ScaleWanted(None))
+
+
+def an_end_of_no_pause(region: Region) -> None:
+    region.play(PauseWanted(on=False))
+
+
+REFUSED: list[Callable[[Region], None]] = [
+    a_scale_that_is_impossible,
+    a_scale_to_too_many,
+    a_cancellation_of_nothing,
+    a_replacement_of_a_worker_that_is_not_there,
+    a_restore_to_nothing,
+    a_savepoint_of_nothing,
+    an_end_of_no_pause,
+]
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.__name__)
+def test_a_request_that_is_refused_records_nothing_sends_nothing_and_keeps_nothing(
+    refused: Callable[[Region], None],
+) -> None:
+    region = CoordinatorHarness(2).run()
+    region.commit(1, step=5)
+    region.take()
+    before = census([region.core])
+    refused(region)
+    effects = region.take()
+    assert {type(effect) for effect in effects} <= {NotifyObservers}
+    assert len(effects) <= 1, "one outcome, if it has one"
+    assert census([region.core]) == before
