@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dos_protocol import messages as m
+from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import vocabulary as v
 from dos_server.core.object_state import ObjectState
 from dos_server.core.pending import WriteBatch
@@ -19,7 +21,7 @@ from tests.power.disk_state import DiskState
 from tests.power.history import History, observe
 from tests.power.model_disk import DeadError, ModelDisk
 from tests.power.restarts import NAMES, ServerRun, many_runs
-from tests.support.core_harness import Harness
+from tests.support.core_harness import SERVER_ID, Harness
 
 
 @given(seed=st.integers(0, 2**32))
@@ -198,3 +200,32 @@ def test_what_a_killed_server_left_in_memory_is_not_taken_for_durable(full: bool
         if ended:
             return
     raise AssertionError("the first run never came to its end")
+
+
+def test_a_store_record_that_a_killed_server_left_in_memory_is_durable_before_it_is_shown() -> None:
+    """Killed after each of its calls to the disk, while it stored a record. The next start shows what it
+    finds, and can write no stamp, which would make the entries of the data directory durable by the way."""
+    record = encode_store_record(StoreRecord(b"S" * 16, 1, 1, (Member(SERVER_ID, "h:1"),)))
+    shown = set()
+    for count in range(1_000):
+        state = DiskState()
+        ended = False
+        with contextlib.suppress(DeadError):
+            server = Harness(ModelDisk(state, dies_after=count))
+            server.ask(server.connect(), m.Configure(record))
+            ended = True
+        found = _record_shown(NoStampFits(state))
+        shown.add(found)
+        assert _record_shown(ModelDisk(DiskState.of(state.bare()))) == found
+        if ended:
+            assert shown == {b"", record}
+            return
+    raise AssertionError("the first run never came to its end")
+
+
+def _record_shown(disk: ModelDisk) -> bytes:
+    server = Harness(disk)
+    session = server.connect()
+    welcome = server.heard[session][0][1]
+    assert isinstance(welcome, m.Welcome | m.Error)
+    return welcome.store_record if isinstance(welcome, m.Welcome) else welcome.record
