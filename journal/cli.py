@@ -221,12 +221,14 @@ def follow(
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
-    """Print records as they are appended to a journal file, or committed to a chain that is never rolled back
-    (an input, an output, files, a manifest), until interrupted.
+    """Print records as they are appended to a journal file or a journal on the local disk, or committed to a
+    chain that is never rolled back (an input, an output, files, a manifest), until interrupted.
 
     Examples:
 
         dos journal follow dos://h1,h2,h3/wordcount.coord/manifest
+
+        dos journal follow notes.journal
 
         dos journal follow --from 0 --json my_app-worker3.journal | jq .offset
 

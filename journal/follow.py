@@ -18,6 +18,7 @@ from journal.core.record_layout import VERSION_1
 from journal.following import ChainFollower
 from journal.inspecting import open_chain
 from journal.limits import follow_poll_s, scratch_read_bytes_max
+from journal.local_store import LocalStore
 from journal.watching import ChainWatch
 
 Show = Callable[[Located], None]
@@ -27,18 +28,20 @@ async def follow_chain(url: str, token: bytes, begin: int | None, show: Show) ->
     """Call `show` with each committed record that ends above the logical offset `begin`, then with new ones.
 
     begin: None for the current end of the chain. Only for chains that are never rolled back: inputs, outputs,
-    files, a manifest. Never returns. Raises NotFoundError, LocalProtocolError for the URL of an object,
-    LostBytesError if the chain no longer holds the next record, and the errors of the client.
+    files, a manifest. Of a journal on the local disk, records are read from its files, synced or not. Never
+    returns. Raises NotFoundError, LocalProtocolError for the URL of an object, LostBytesError if the chain no
+    longer holds the next record, and the errors of the client.
     """
     async with open_chain(url, token) as (store, directory, state):
-        if not isinstance(store, Store):
+        if not isinstance(store, Store | LocalStore):
             raise LocalProtocolError(
-                f"{url} is an archive or a disk, which does not grow", remedy="pass the URL of the servers"
+                f"{url} is an archive or the disk of a server, which does not grow",
+                remedy="pass the URL of the servers",
             )
         assert state.end is not None, "something of it is committed"
         at = state.end.size if begin is None else begin
         follower = ChainFollower(store, directory, state.chain, at=at, skip_lost=begin == 0)
-        watch = ChainWatch(store, follower)
+        watch = ChainWatch(store, follower) if isinstance(store, Store) else None
         try:
             while True:
                 at = follower.at
@@ -46,9 +49,13 @@ async def follow_chain(url: str, token: bytes, begin: int | None, show: Show) ->
                     async for end, record in records:
                         show(Located(state.chain, at, end, VERSION_1, record))
                         at = end
-                await watch.wait(follow_poll_s)
+                if watch is not None:
+                    await watch.wait(follow_poll_s)
+                else:
+                    await trio.sleep(follow_poll_s)
         finally:
-            watch.close()
+            if watch is not None:
+                watch.close()
 
 
 async def follow_file(path: Path, begin: int | None, show: Show) -> None:

@@ -64,6 +64,7 @@ class InspectionOutcome:
     end: str = ""
     gone: str = ""  # of a chain's history: what was trimmed
     missing: str = ""  # of a chain's history: what is missing although no segment says it was trimmed
+    left_out: str = ""  # of a replay: what was left out because of damage, as requested
     unproved: str = ""  # of a chain: what lies past its end and cannot be proved committed now
 
     @property

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from dos_client.cli.kit import (
     NEGATIVE,
+    REFUSED,
     AsJson,
     TokenFile,
     fail,
@@ -30,6 +31,7 @@ from journal.core.errors import FileConflictError, TornRecordError, UnsafePathEr
 from journal.core.file_ops import Paths
 from journal.core.rendering import fault_text
 from journal.files.comparing import FileChange, changes_between
+from journal.files.damage import OnDamaged
 from journal.files.moments import AGO, complete_moment, moment_here, stop_at
 from journal.files.rebuilding import Rebuilding
 from journal.files.replaying import FileSizes, FilesReplay
@@ -66,6 +68,10 @@ def replay(
     only: Annotated[
         str | None, typer.Option(metavar="PATH", help="Restore this file only.", show_default=False)
     ] = None,
+    on_damaged: Annotated[
+        OnDamaged,
+        typer.Option(help="If the journal is damaged: fail, or restore the newest whole state before that."),
+    ] = "fail",
     strip: Strip = False,
     as_json: AsJson = False,
     token_file: TokenFile = None,
@@ -74,11 +80,14 @@ def replay(
 
     The directory appears once all files are complete and everything read is verified; if anything is wrong,
     nothing appears. If the last record of a journal file is cut off, the replay ends before it and reports
-    it.
+    it. With --on-damaged previous, the newest whole state before the damage is restored, and the message
+    names what is left out. Of a store this is refused while a member is missing: its copy may be good.
 
     Examples:
 
         dos journal replay my_app-worker3.journal --strip --into worker3
+
+        dos journal replay notes.journal --on-damaged previous --into what-is-whole
 
         dos journal replay dos://h1,h2,h3/ledger/files --at -1h --into an-hour-ago
 
@@ -87,10 +96,12 @@ def replay(
     Exit codes: 0 done, 1 a fault was found and nothing was restored, 2 usage or no such journal, 3 the store
     cannot be reached.
     """
+    if on_damaged == "previous" and at is not None:
+        fail("--on-damaged previous chooses the moment itself: leave --at out", REFUSED)
     with journal_errors():
         check_target(into)
         with Rebuilding(into, stop=_stop(at), only=only, paths=_paths(strip)) as rebuilding:
-            _read(target, rebuilding.replay, token_file)
+            left_out = _read(target, rebuilding.replay, token_file, on_damaged)
             if only is not None and not rebuilding.has_file(only):
                 raise FileNotFoundError(f"{target} has no file {only} as of {_as_of(rebuilding.replay)}")
             rebuilding.put()
@@ -98,7 +109,12 @@ def replay(
     _report(
         rebuilding.replay,
         as_json,
-        {"into": str(into), "files": len(made), "bytes": sum(path.stat().st_size for path in made)},
+        {
+            "into": str(into),
+            "files": len(made),
+            "bytes": sum(path.stat().st_size for path in made),
+            "leftOut": left_out,
+        },
         lambda result: (
             f"{result['files']} files, {result['bytes']:,} bytes in {into}, as of {result['as_of']}"
         ),
@@ -261,20 +277,25 @@ def _paths(strip: bool) -> Paths:
     return "re-rooted" if strip else "safe"
 
 
-def _read(target: str, taken: FilesReplay, token_file: Path | None) -> None:
-    """Replay the target's records. A fault ends the command, unless it is a record that was cut off."""
+def _read(target: str, taken: FilesReplay, token_file: Path | None, on_damaged: OnDamaged = "fail") -> str:
+    """Replay the target's records. A fault ends the command, unless it is a record that was cut off, or the
+    state before it is requested. Return what is left out because of damage, "" if nothing is.
+    """
     try:
         with bar_of(target) as progress:
-            outcome = replay_target(target, taken, read_token(token_file), progress)
+            outcome = replay_target(target, taken, read_token(token_file), progress, on_damaged=on_damaged)
     except (*DAMAGE, UnsafePathError, FileConflictError) as error:
         fail(f"{target}: {error}", NEGATIVE)
-    if outcome is None or outcome.fault is None or taken.has_all:
-        return
-    text = fault_text(outcome.fault, outcome.base)
-    if isinstance(outcome.fault, TornRecordError):
-        warn(f"the last record of {target} is cut off and was left out\n{text}")
-        return
-    fail(f"{target} is damaged; --at {taken.end} restores the state before the damage\n{text}", NEGATIVE)
+    fault = None if taken.has_all else outcome.fault
+    text = "" if fault is None else f"\n{fault_text(fault, outcome.base)}"
+    if outcome.left_out:
+        warn(f"{target}: {outcome.left_out}{text}")
+    if fault is None or outcome.left_out:
+        return outcome.left_out
+    if not isinstance(fault, TornRecordError):
+        fail(f"{target} is damaged; --at {taken.end} restores the state before the damage{text}", NEGATIVE)
+    warn(f"the last record of {target} is cut off and was left out{text}")
+    return ""
 
 
 def _as_of(taken: FilesReplay) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dos_client.cli.kit import run_interruptible
 from journal.cli_arguments import journal_file
 from journal.core.inspection import Located
+from journal.files.damage import OnDamaged, WholeState, newest_whole
 from journal.files.replaying import FilesReplay
 from journal.files.restoring import replay_chain
 from journal.inspecting import (
@@ -22,34 +23,39 @@ from journal.inspecting import (
 
 
 def replay_target(
-    target: str, replay: FilesReplay, token: bytes, progress: Progress
-) -> InspectionOutcome | None:
-    """Pass the records of a FILE or URL to `replay`, up to its stop.
+    target: str, replay: FilesReplay, token: bytes, progress: Progress, *, on_damaged: OnDamaged = "fail"
+) -> InspectionOutcome:
+    """Pass the records of a FILE or URL to `replay`, up to its stop. on_damaged: as of `restore`.
 
-    Returns the outcome; None for a chain, whose records are all verified. Raises OSError; NotFoundError,
-    LocalProtocolError; the errors of `replay`, of the client and of reading a chain.
+    Returns the outcome; that of a chain has no fault, because its records are all verified. Raises OSError;
+    NotFoundError, LocalProtocolError; the errors of `replay`, of the client and of reading a chain.
     """
     if not is_url(target):
-        return _finished(replay_file(journal_file(target), replay.take, progress), replay)
-    return run_interruptible(functools.partial(_replay_url, target, replay, token, progress))
+        found = replay_file(journal_file(target), replay.take, progress)
+        return _finished(found, replay, on_damaged)
+    return run_interruptible(functools.partial(_replay_url, target, replay, token, progress, on_damaged))
 
 
 async def _replay_url(
-    url: str, replay: FilesReplay, token: bytes, progress: Progress
-) -> InspectionOutcome | None:
+    url: str, replay: FilesReplay, token: bytes, progress: Progress, on_damaged: OnDamaged
+) -> InspectionOutcome:
     async with open_target(url, token) as (store, directory, name, size):
         if size is not None:
-            return _finished(
-                await inspect_object(store, directory, name, size, _taking(replay), progress), replay
-            )
-        await replay_chain(replay, store, directory, name, progress=progress)
-        return None
+            found = await inspect_object(store, directory, name, size, _taking(replay), progress)
+            return _finished(found, replay, on_damaged)
+        whole = WholeState(None)
+        if on_damaged == "previous":
+            whole = await newest_whole(store, directory, name, generation=store.record.generation)
+        await replay_chain(replay, store, directory, name, at=whole.position, progress=progress)
+        return InspectionOutcome(url, "chain", left_out=whole.damage)
 
 
-def _finished(outcome: InspectionOutcome, replay: FilesReplay) -> InspectionOutcome:
+def _finished(outcome: InspectionOutcome, replay: FilesReplay, on_damaged: OnDamaged) -> InspectionOutcome:
     """Return the outcome. Raises StopNotFoundError if there is no fault and the stop was not found."""
     if outcome.fault is None:
         replay.finish()
+    elif on_damaged == "previous":
+        outcome.left_out = f"the bytes from offset {replay.end} on are left out because of damage"
     return outcome
 
 

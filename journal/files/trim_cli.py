@@ -32,8 +32,9 @@ from journal.core.file_ops import ReplayStop
 from journal.core.segment import parse_segment_name
 from journal.files.moments import complete_moment, moment_here, stop_at
 from journal.files.trimming import TrimPlan, plan_trim, trim_stopped
-from journal.inspecting import open_target
+from journal.inspecting import local_chain, open_target
 from journal.limits import trim_wait_s
+from journal.local_store import LocalClaim, LocalStore
 
 
 def trim(
@@ -41,7 +42,8 @@ def trim(
         str,
         typer.Argument(
             metavar="URL",
-            help="dos://HOST[,HOST2..]/DIRECTORY/CHAIN, or an archive: s3://BUCKET/PREFIX/DIRECTORY/CHAIN",
+            help="dos://HOST[,HOST2..]/DIRECTORY/CHAIN, a journal on the local disk, or an archive:"
+            " s3://BUCKET/PREFIX/DIRECTORY/CHAIN",
         ),
     ],
     before: Annotated[
@@ -71,7 +73,8 @@ def trim(
         bool,
         typer.Option(
             "--stopped",
-            help="No program writes the directory: claim it. A writer that still runs is fenced.",
+            help="No program writes the directory: claim it. A writer that still runs is fenced; if it writes"
+            " on the local disk, the command is refused.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -91,10 +94,13 @@ def trim(
 
         dos journal trim --before time:2026-11-01T00:00 --apply --stopped dos://h1,h2,h3/ledger/files
 
+        dos journal trim --before -1d --apply --stopped notes.journal
+
         dos journal trim --before -365d --apply s3://backups/dos/ledger/files
 
     Exit codes: 0 listed, or deleted on all available members, 1 a fault was found, 2 usage, refused, or no
-    such chain, 3 the store cannot be reached, or some members did not delete within a minute.
+    such chain, 3 the store cannot be reached, some members did not delete within a minute, or a mirror needs
+    what is released.
     """
     archived = url.startswith(S3_SCHEME)
     if (before is None) == (max_bytes is None) or (max_bytes is not None and not archived):
@@ -116,21 +122,25 @@ def trim(
             fail(str(error), REFUSED)
     print_result(_json(plan, apply), _text(plan, apply, archived=archived), as_json=as_json)
     if not clean:
-        fail(
-            "released; some members have not deleted everything yet and will when they are reached",
-            UNREACHABLE,
-        )
+        local = "a mirror needs some of it; a later trim, or the writer, deletes it once that has copied it"
+        members = "some members have not deleted everything yet and will when they are reached"
+        fail(f"released; {members if local_chain(url) is None else local}", UNREACHABLE)
 
 
 async def _work(url: str, before: ReplayStop, token: bytes, *, apply: bool) -> tuple[TrimPlan, bool]:
     async with open_target(url, token) as (store, directory, name, size):
-        if S3_SCHEME in url or not isinstance(store, Store):
+        if S3_SCHEME in url or not isinstance(store, Store | LocalStore):
             raise LocalProtocolError(f"{url} is not a chain of a running store, and cannot be trimmed")
         if size is not None:
             raise LocalProtocolError(f"{directory}/{name} is an object, not a chain")
         if not apply:
             return await plan_trim(store, directory, name, before), True
         await plan_trim(store, directory, name, before)  # raises what is refused, before the claim
+        if isinstance(store, LocalStore):
+            with LocalClaim(store.path) as local:
+                plan, writer = await trim_stopped(store, directory, local, name, before)
+                await writer.aclose()
+            return plan, not any((store.path / segment).exists() for segment, _ in plan.segments)
         view = await store.inspect(directory)
         names = (parse_segment_name(one) for objects in view.answers.values() for one in objects)
         epoch = max([view.epoch_seen, *(one.epoch for one in names if one is not None)]) + 1

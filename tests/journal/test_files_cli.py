@@ -108,6 +108,13 @@ def test_a_torn_tail_is_left_out_and_said_a_flipped_bit_makes_nothing(
     bad = journal("replay", hourly_journal, "--into", tmp_path / "bad")
     assert bad.returncode == 1
     assert not (tmp_path / "bad").exists()
+    before = journal("replay", hourly_journal, "--on-damaged", "previous", "--into", tmp_path / "previous")
+    assert (before.returncode, "on are left out because of damage" in before.stderr) == (0, True), before
+    assert files(tmp_path / "previous") == {"log": b"321"}
+    both = journal(
+        "replay", hourly_journal, "--on-damaged", "previous", "--at", "4", "--into", tmp_path / "x"
+    )
+    assert (both.returncode, "leave --at out" in both.stderr) == (2, True)
     offset = bad.stderr.split("--at ")[1].split()[0]
     good = journal("replay", hourly_journal, "--into", tmp_path / "good", "--at", offset, "--json")
     assert json.loads(good.stdout)["end"] == int(offset)

@@ -1,5 +1,6 @@
 """Damaged chains of files: refused, or opened at the newest whole state, with what is left out named."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from dos_protocol.errors import DosError
 from journal import Directory, LocalClaim, LocalStore, restore
 from journal.core.errors import ChainError, CorruptRecordError
 from journal.files import damage as damage_module
+from tests.journal.journal_command import journal
 from tests.journal.journaled_files import files
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 
@@ -84,6 +86,21 @@ async def test_any_flipped_bit_leaves_the_newest_whole_version_before_it(tmp_pat
         for at in [40, size - 1, *(rng.randrange(size) for _ in range(6))]:
             opened += await opens_whole(tmp_path, versions, bad, at)
     assert opened == 8 * len(segments), "one of the last two snapshots is whole"
+
+
+def test_the_command_restores_the_newest_whole_state_of_a_chain_if_requested(tmp_path: Path) -> None:
+    versions = trio.run(written, tmp_path)
+    last = max((tmp_path / "journal").glob("files.*"))
+    flip(last, last.stat().st_size - 10)
+    refused = journal("replay", tmp_path / "journal", "--into", tmp_path / "a")
+    assert (refused.returncode, (tmp_path / "a").exists()) == (1, False)
+    options = ["--on-damaged", "previous", "--json", "--into", tmp_path / "a"]
+    done = journal("replay", tmp_path / "journal", *options)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert f"bytes from offset {told['end']} on are left out because of damage" in told["leftOut"]
+    assert told["leftOut"] in done.stderr
+    assert files(tmp_path / "a") == state_at(versions, told["end"]) != versions[-1][1]
 
 
 @pytest.mark.trio

@@ -14,11 +14,12 @@ import trio
 import trio.testing
 
 from dos_client.store import open_store
-from journal import ChainWriter, Op, Record
+from journal import ChainWriter, LocalClaim, Op, Record
 from journal.core.errors import CorruptRecordError, LostBytesError
 from journal.core.inspection import Located
 from journal.core.record import encode
 from journal.follow import follow_chain, follow_file
+from journal.ports import ClaimPort
 
 
 def note(number: int) -> Record:
@@ -61,19 +62,31 @@ async def following(follow: Callable[..., Any], *arguments: Any) -> AsyncIterato
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.process
-@pytest.mark.trio
-async def test_a_chain_is_followed_through_segments_and_records_are_visible_once(store_url: str) -> None:
+@asynccontextmanager
+async def claimed(where: str, store_url: str, tmp_path: Path) -> AsyncIterator[tuple[ClaimPort, str]]:
+    """Yield a claim in a store, or of a directory of this machine, and the target that names its chain."""
     name = f"follow.{os.urandom(4).hex()}"
+    if where == "store":
+        async with open_store(store_url) as store, await store.claim(name, 1, os.urandom(16)) as claim:
+            yield claim, f"{store_url}/{name}/j"
+    else:
+        with LocalClaim(tmp_path / name) as local:
+            yield local, str(tmp_path / name)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("where", ["store", "local disk"])
+@pytest.mark.trio
+async def test_a_chain_is_followed_through_segments_and_records_are_visible_once(
+    where: str, store_url: str, tmp_path: Path
+) -> None:
     async with (
-        open_store(store_url) as store,
-        await store.claim(name, 1, os.urandom(16)) as claim,
+        claimed(where, store_url, tmp_path) as (claim, url),
         await ChainWriter.open(claim, "j", None, 1) as writer,
     ):
         writer.append(note(1))
         await writer.wait_synced()
         begin = writer.end.size
-        url = f"{store_url}/{name}/j"
         async with (
             following(follow_chain, url, b"", begin) as rest,
             following(follow_chain, url, b"", 0) as everything,
