@@ -12,10 +12,12 @@ Opening a producer, in this order:
 """
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import trio
 
@@ -43,8 +45,14 @@ from checkpoint.core.inputs import (
 )
 from checkpoint.errors import InputClosedError
 from checkpoint.runtime import wall_time_ms
-from dos_client import Claim, Store, backoff_s, randomness
-from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtocolError
+from dos_client import Claim, QuorumUnavailableError, Store, backoff_s, randomness
+from dos_protocol.errors import (
+    BrokenConnectionError,
+    ClosedError,
+    DosError,
+    FencedError,
+    LocalProtocolError,
+)
 from journal import (
     ChainState,
     ChainWriter,
@@ -59,6 +67,7 @@ from journal import (
 )
 
 logger = logging.getLogger("dos.checkpoint")
+T = TypeVar("T")
 
 
 class InputLog(ChainStore):
@@ -105,7 +114,8 @@ class InputLog(ChainStore):
         closed, what no consumer needs is deleted in the background.
 
         Raises InputClosedError, BadNameError, NotEnoughAnswersError (a new producer needs every member of the
-        store), and what `journal.take_over` raises. Waits while fewer members than a quorum are available.
+        store), and what `journal.take_over` raises; QuorumUnavailableError if fewer members than a quorum are
+        available for `claim_patience_s`.
         """
         log = await cls.open_even_if_closed(store, application, handle, producer)
         # Only after the claim: a closer that this check misses finds this producer in its list.
@@ -125,13 +135,7 @@ class InputLog(ChainStore):
         """Do the same as `open`, without the check whether the handle is closed."""
         directory = producer_directory(application, handle, producer)
         planner = TrimPlanner(store, input_register(application, handle))
-        attempt = 0
-        while True:
-            try:
-                return await cls._open_once(store, directory, producer, planner)
-            except FencedError:  # another process opens it too: the later one wins
-                attempt += 1
-                await trio.sleep(backoff_s(attempt, randomness.jitter()))
+        return await _patiently(partial(cls._open_once, store, directory, producer, planner))
 
     @classmethod
     async def _open_once(
@@ -341,6 +345,10 @@ async def close_input(store: Store, application: str, handle: str) -> InputEnds:
     Fences active producers; what they had recorded counts. Raises as `InputLog.open` does. If it is cancelled
     or fails, the handle accepts no new producers but is not closed yet: call it again.
     """
+    return await _patiently(partial(_close_once, store, application, handle))
+
+
+async def _close_once(store: Store, application: str, handle: str) -> InputEnds:
     directory = input_directory(application, handle)
     view = await store.inspect(directory)
     async with await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id()) as claim:
@@ -357,6 +365,24 @@ async def close_input(store: Store, application: str, handle: str) -> InputEnds:
             record = Record(Op.INPUT_CLOSED, ints=(wall_time_ms(),), strings=(encode_ends(found),))
             await writer.wait_synced(writer.append(record))
             return found
+
+
+async def _patiently(work: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of `work`, which claims: it is repeated if another process claims too, the later one
+    wins; and for `claim_patience_s` if too few members are available to claim or to take over.
+    """
+    until, attempt = math.inf, 0
+    while True:
+        try:
+            return await work()
+        except FencedError:
+            pass
+        except (QuorumUnavailableError, BrokenConnectionError):
+            until = min(until, trio.current_time() + limits.claim_patience_s)
+            if trio.current_time() >= until:
+                raise
+        attempt += 1
+        await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
 
 async def _refuse_closed(store: Store, application: str, handle: str) -> None:

@@ -167,6 +167,44 @@ async def test_a_closed_handle_names_the_place_every_producer_ended_and_takes_no
     assert (await close_input(store, "app", "orders")).producers == {**ends.producers, "p3": 0}
 
 
+@on_servers
+async def test_a_handle_is_closed_while_an_entry_point_takes_over_and_members_leave_for_a_moment(
+    store: Store, servers: InMemory
+) -> None:
+    """Both try again for a while before they report that too few members are available."""
+    rng, closed = random.Random(5), trio.Event()
+
+    async def entry_point(client: Store) -> None:
+        while not closed.is_set():
+            try:
+                async with await opened(client, "p1") as log:
+                    await record(log, log.last + 1)
+                    await trio.sleep(rng.uniform(0, 0.1))
+            except FencedError:
+                continue
+            except InputClosedError:
+                return
+
+    async def outages() -> None:
+        while not closed.is_set():
+            for number in (1, 2):
+                servers[number].crash()
+            await trio.sleep(rng.uniform(3, 7))
+            for number in (1, 2):
+                await servers[number].restart()
+            await trio.sleep(rng.uniform(1, 2))
+
+    async with open_store(servers.url) as other, trio.open_nursery() as nursery:
+        await (await opened(store, "p1")).aclose()
+        nursery.start_soon(entry_point, other)
+        nursery.start_soon(outages)
+        try:
+            ends = await close_input(store, "app", "orders")
+        finally:
+            closed.set()
+    assert await InputHandle(store, "app", "orders").ends() == ends.producers
+
+
 def parts_of(seed: int) -> tuple[list[tuple[InputPart, int, int]], list[bytes]]:
     """Batches of random parts with torn ones between: the records, and the data that counts."""
     rng = random.Random(seed)
