@@ -28,7 +28,7 @@ from sites.core.observed import ReaderReport, SiteReport
 from sites.core.planning import make_plan
 from sites.core.revival import Revival, find_revival_of, find_revivals
 from sites.errors import CannotReviveError, NotDeployedError
-from sites.records import change_deployed, now_ms, read_deployed, read_reports
+from sites.records import change_deployed, now_ms, read_current_reports, read_deployed
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ async def look(
     """Return the deployment, and the reports about it. Raises NotDeployedError."""
     deployed = await read_deployed(store, description.application)
     check_deployed(description, deployed)
-    readers, sites = await read_reports(store, description, deployed)
+    readers, sites = await read_current_reports(store, description, deployed)
     used = _measured(description, readers, sites) if measure else description
     return situation(used, deployed, readers, sites, now_ms()), readers, sites
 
@@ -151,7 +151,7 @@ async def _decided(
     not be deployed, nor as it is described.
     """
     deployed = await read_deployed(store, description.application)
-    readers, sites = await read_reports(store, description, deployed)
+    readers, sites = await read_current_reports(store, description, deployed)
     if measure:
         description = _measured(description, readers, sites)
 

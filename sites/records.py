@@ -38,6 +38,7 @@ from sites.core.observed import (
     StreamReport,
     decode_report,
     encode_report,
+    is_doubtful,
     reader_directory,
     site_directory,
 )
@@ -45,6 +46,8 @@ from sites.core.observed import (
 logger: Final = logging.getLogger("dos.sites")
 PATIENCE_S: Final = 30.0
 """How long a change waits for a majority of the entry store."""
+RENEWED_S: Final = REPORT_S + 5.0
+"""How long a report that is not of now, by the clocks, may take to be replaced."""
 
 
 def now_ms() -> int:
@@ -144,6 +147,49 @@ async def read_reports(
                 _read_one, store, site_directory(application, site.name), SiteReport, found_sites
             )
     return sorted(found_readers, key=lambda one: one.reader), sorted(found_sites, key=lambda one: one.site)
+
+
+async def read_current_reports(
+    store: Store, description: Description, deployed: Deployed
+) -> tuple[list[ReaderReport], list[SiteReport]]:
+    """Return the last reports, with `at_ms` by the clock of this machine.
+
+    The clocks of other machines decide only if they agree with this one. A report for which they do not is
+    waited for, at most `RENEWED_S`: if it is replaced, it is one of now, whatever the clocks show; if not,
+    it counts as old.
+    """
+    readers, sites = await read_reports(store, description, deployed)
+    every, now = list[ReaderReport | SiteReport]([*readers, *sites]), now_ms()
+    known = [one for one in every if _site_of(one) not in deployed.forgotten]
+    doubtful = {_key(one): one for one in known if is_doubtful(one, now)}
+    renewed = set[str]()
+    if doubtful:
+        logger.warning(
+            "by the clock of this machine, reports of %s are not of now; waiting for up to %.0f s for others",
+            ", ".join(sorted({_site_of(one) for one in doubtful.values()})),
+            RENEWED_S,
+        )
+    with trio.move_on_after(RENEWED_S):
+        while len(renewed) < len(doubtful):
+            await trio.sleep(1.0)
+            readers, sites = await read_reports(store, description, deployed)
+            every = [*readers, *sites]
+            renewed |= {_key(one) for one in every if doubtful.get(_key(one), one) != one}
+
+    def in_own_time(one: Report) -> Report:
+        if _key(one) not in doubtful:
+            return one
+        return msgspec.structs.replace(one, at_ms=now_ms() if _key(one) in renewed else 0)
+
+    return [in_own_time(one) for one in readers], [in_own_time(one) for one in sites]
+
+
+def _key(one: ReaderReport | SiteReport) -> str:
+    return str(one.reader) if isinstance(one, ReaderReport) else one.site
+
+
+def _site_of(one: ReaderReport | SiteReport) -> str:
+    return one.reader.site if isinstance(one, ReaderReport) else one.site
 
 
 async def _read_one(store: Store, directory: str, kind: type[Report], found: list[Report]) -> None:

@@ -192,5 +192,12 @@ def is_fresh(one: ReaderReport | SiteReport, now_ms: int) -> bool:
     return now_ms - one.at_ms <= 1000 * FRESH_S
 
 
+def is_doubtful(one: ReaderReport | SiteReport, now_ms: int) -> bool:
+    """Return whether a report is so old, or so far in the future, by the wall clock of the machine that reads
+    it, that its writer is gone or one of the two clocks is wrong: whether it is replaced decides.
+    """
+    return abs(now_ms - one.at_ms) > 1000 * FRESH_S
+
+
 def _moved(one: ReaderReport | StreamReport) -> bool:
     return one.moved_s is not None and one.moved_s <= ALIVE_S

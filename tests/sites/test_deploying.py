@@ -12,12 +12,12 @@ import trio
 from dos_client import QuorumUnavailableError, Store, open_store
 from dos_server.testing import memory_store, threaded_store
 from journal import UnsettledStateError
-from sites import deploying, operating_cli
+from sites import deploying, operating_cli, records
 from sites.core.collection import Collected, Kept
 from sites.core.deployed import Deployed
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description, decode_description
-from sites.core.observed import SiteReport, StreamReport
+from sites.core.observed import FRESH_S, REPORT_S, SiteReport, StreamReport
 from sites.errors import CannotReviveError, NotDeployedError
 from sites.records import ReaderReporter, change_deployed, now_ms, read_deployed, write_report
 from tests.sites.test_sites_cli import EXAMPLE, PAGE
@@ -211,6 +211,44 @@ async def test_a_coordinator_without_a_majority_decides_nothing(
             await servers[number].restart()
         settled = await change_deployed(store, "board", lambda one: one)
         assert settled.number in (1, 99), "as it was, or as it was to be"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("command_s", [0, 3600], ids=["right", "ahead"])
+async def test_a_site_with_a_wrong_clock_is_there_while_its_reports_are_replaced_and_lost_afterward(
+    command_s: int, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever clock is wrong, and by however much: that of the site, of its readers, or of the command."""
+    wrong_s = {"purdue": -70, "wisc": 0, "osu": 7200}
+    began_ms = now_ms()
+
+    def true_ms() -> int:
+        return began_ms + round(1000 * trio.current_time())
+
+    monkeypatch.setattr(deploying, "now_ms", lambda: true_ms() + 1000 * command_s)
+    monkeypatch.setattr(records, "now_ms", lambda: true_ms() + 1000 * command_s)
+
+    async def report(store: Store, site: str) -> None:
+        while True:
+            at_ms = true_ms() + 1000 * wrong_s[site]
+            await write_report(store, "board", SiteReport(site=site, at_ms=at_ms, number=1, regions={}))
+            reporter = ReaderReporter(store, "board", RegionReplica("joined", site))
+            await reporter.write([], mark=7, moved_s=1.0, at_ms=at_ms)
+            await trio.sleep(REPORT_S)
+
+    async with memory_store() as servers, open_store(servers.url) as store, trio.open_nursery() as nursery:
+        await deploying.apply(store, DESCRIPTION)
+        for site in wrong_s:
+            nursery.start_soon(report, store, site)
+        await trio.sleep(1.1 * REPORT_S)
+        seen = (await deploying.look(store, DESCRIPTION))[0].observed
+        assert (seen.lost, {one.site for one in seen.alive}) == (frozenset(), set(wrong_s))
+        nursery.cancel_scope.cancel()
+        # Nobody reports any more.
+        with trio.CancelScope(shield=True):
+            await trio.sleep(1.1 * FRESH_S)
+            seen = (await deploying.look(store, DESCRIPTION))[0].observed
+            assert (seen.lost, seen.alive) == (frozenset(wrong_s), frozenset())
 
 
 @pytest.mark.trio
