@@ -6,17 +6,20 @@ changes before the checkpoint, however far the circuit has continued.
 
 On the worker's machine the files are in `directories/REGION.wNNNN.STORE/INCARNATION/OPERATOR` of the scratch
 directory, so several workers and regions can share one scratch directory. Files of other incarnations are
-removed and never read.
+removed and never read. Without a scratch directory they are in a temporary one, which its process locks: what
+a process that was killed has left there is removed by the next worker of this machine.
 """
 
+import fcntl
 import logging
 import math
+import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -73,6 +76,49 @@ class PostedChanges:
     def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
         self.flush()
         self._post(DirectoryCut(self._incarnation, self._operator, cut, step, dict(sizes), copy))
+
+
+_TEMPORARY: Final = "dos-directories-"
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def temporary_directory(owner: object) -> Path:
+    """Return a new temporary directory. It is removed with `owner`, at the end of this process, or by a later
+    call in any process once this one was killed. Raises OSError.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        _remove_unlocked(left)
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+        try:
+            held = os.open(path, _FOLDER)
+        except FileNotFoundError:
+            continue  # another process removed it: it was not locked yet
+        fcntl.flock(held, fcntl.LOCK_EX)  # waits for a process that is just removing it
+        if path.is_dir():
+            weakref.finalize(owner, _remove_held, path, held)
+            return path
+        os.close(held)
+
+
+def _remove_held(path: Path, held: int) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(held)
+
+
+def _remove_unlocked(path: Path) -> None:
+    """Remove a directory whose process is dead: the kernel has released its lock."""
+    try:
+        held = os.open(path, _FOLDER)
+    except OSError:
+        return  # it is gone, or belongs to another user
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except BlockingIOError:
+        pass  # its process lives
+    finally:
+        os.close(held)
 
 
 class DirectoriesAtCut(NamedTuple):
@@ -157,12 +203,14 @@ class Directories:
         """Open every chain at the checkpoint that `part` belongs to; None: at the beginning.
 
         Raises ManifestError if the checkpoint has no position for an operator, and what `DirectoryStore.open`
-        raises.
+        raises, in a group; call `aclose` then too.
         """
         self._name = f"{self._name}.{claim.store.record.store_id.hex()}"
         for name in self._operators:
             if part is not None and name not in part.directories:
                 raise ManifestError(f"the checkpoint has no position for the files of operator {name!r}")
+
+        async def open_one(name: str) -> None:
             self._stores[name] = await DirectoryStore.open(
                 claim,
                 name,
@@ -171,6 +219,10 @@ class Directories:
                 scratch=scratch,
                 rolling=rolling,
             )
+
+        async with trio.open_nursery() as opening:
+            for name in self._operators:
+                opening.start_soon(open_one, name)
 
     async def rebuild(self, former: FormerFiles | None = None) -> dict[str, Handover]:
         """Write the files and return operator -> handover.
@@ -196,9 +248,7 @@ class Directories:
     def _make_root(self) -> Path:
         """Return an empty directory for this incarnation only. Raises OSError."""
         if not self._scratch_dir:
-            temporary = Path(tempfile.mkdtemp(prefix="dos-directories-"))
-            weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
-            return temporary
+            return temporary_directory(self)
         root = Path(self._scratch_dir, "directories", self._name, str(self._incarnation))
         root.parent.mkdir(parents=True, exist_ok=True)
         for other in root.parent.iterdir():

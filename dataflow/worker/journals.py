@@ -8,7 +8,8 @@ This module defines which data must be durable before which; it has no trio, no 
 3. A vote means that outputs, state and the division of the step are on stable storage or on the quorum.
 """
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Protocol
 
 from checkpoint import NO_MARK, Committed, Division, Mark, Restore, Rolling, WorkerCut
 from checkpoint.chains.state_reading import STATE_CHAIN
@@ -19,6 +20,18 @@ from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.messages import CutTaken, StageEnded
 from journal import Scratch
 from journal.ports import ClaimPort
+
+
+class RunAll(Protocol):
+    """Runs all of some works, and returns when the last one has ended."""
+
+    async def __call__(self, *works: Callable[[], Awaitable[None]]) -> None: ...
+
+
+async def one_by_one(*works: Callable[[], Awaitable[None]]) -> None:
+    """Run works in their order: a `RunAll`."""
+    for work in works:
+        await work()
 
 
 class Journals:
@@ -49,8 +62,10 @@ class Journals:
         rolling: Rolling | None = None,
         collecting: FloorCollector | None = None,
         shows_steps: bool = False,
+        run_all: RunAll = one_by_one,
     ) -> "Journals":
         """Open both chains for the ordered checkpoint. shows_steps: output of recorded steps may be visible.
+        run_all: opens the two chains, both at once if it can.
 
         Raises what `StateStore.open` and `StepsLog.open` raise; ManifestError if output may be visible that
         another number of workers made before the first checkpoint.
@@ -58,29 +73,38 @@ class Journals:
         own = None if order.restore is None or order.forks else order.restore.workers.get(order.worker)
         at, version = (None, 0) if own is None else (own.state, order.cut)
         rewound = order.restore is not None and order.restore.rewound
-        state = await StateStore.open(
-            claim, version=version, at=at, generation=generation, scratch=scratch, rolling=rolling
-        )
-        try:
-            after = after_step(order)
-            steps = await StepsLog.open(
+        opened: dict[str, StateStore | StepsLog] = {}
+
+        async def open_state() -> None:
+            opened[STATE_CHAIN] = await StateStore.open(
+                claim, version=version, at=at, generation=generation, scratch=scratch, rolling=rolling
+            )
+
+        async def open_steps() -> None:
+            opened[STEPS_CHAIN] = await StepsLog.open(
                 claim,
                 at=own.steps if own is not None and rewound else None,
-                after_step=after,
+                after_step=after_step(order),
                 workers=len(order.layout.workers) if order.restore is None else 0,
                 generation=generation,
                 scratch=scratch,
                 rolling=rolling,
             )
+
+        try:
+            await run_all(open_state, open_steps)
+            state, steps = opened[STATE_CHAIN], opened[STEPS_CHAIN]
+            assert isinstance(state, StateStore)
+            assert isinstance(steps, StepsLog)
             if steps.of_others and shows_steps:
-                await steps.aclose()
                 raise ManifestError(
                     f"the region has no checkpoint, and another number of workers than"
                     f" {len(order.layout.workers)} has made output that may be visible",
                     remedy="run it with that number until its first checkpoint, or under another name",
                 )
         except BaseException:
-            await state.aclose()
+            for one in opened.values():
+                await one.aclose()
             raise
         return cls(claim, order, state, steps, collecting or FloorCollector(claim))
 

@@ -13,6 +13,7 @@ prepared one after the other while the circuit runs the next steps.
 
 import logging
 import math
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 
@@ -319,6 +320,7 @@ class LinkIncarnation:
                     rolling=rolling,
                     collecting=self._collecting,
                     shows_steps=self._plan.shows_steps,
+                    run_all=_at_once,
                 )
                 await stack.enter_async_context(aclosing(journals))
         self._journals = journals
@@ -396,3 +398,10 @@ class LinkIncarnation:
         # After a change of the layout the chain is full of rows that moved away. A fork has written all anew.
         changed = taken.step == after_step(self._order) and not self._order.forks
         self._shared.snapshot_due = journals.snapshot_due or changed
+
+
+async def _at_once(*works: Callable[[], Awaitable[None]]) -> None:
+    """Run works concurrently: a `RunAll`. Raises what they raise, in a group."""
+    async with trio.open_nursery() as nursery:
+        for work in works:
+            nursery.start_soon(work)
