@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,18 @@ import pyarrow as pa
 import pytest
 import trio
 
-from dataflow import FileSink, Graph, InputSource, LogSink, LogSource, Sum, blocking, collect_output
+from dataflow import (
+    FileSink,
+    Graph,
+    InputSource,
+    LogSink,
+    LogSource,
+    RateSource,
+    SqlSink,
+    Sum,
+    blocking,
+    collect_output,
+)
 from dataflow.errors import NoOutputError
 from dataflow.limits import WorkerLimits
 from dos_client.blocking import BlockingStore
@@ -30,10 +42,12 @@ from tests.dataflow.test_region_processes import (
     three_servers,
 )
 from tests.dataflow.test_rescaled_regions import counts_in
+from tests.dataflow.test_sql_sink import SCHEMA, limited, postgres, rows_in
 from tests.support.dos_command import dos
 from tests.support.polling import until
+from tests.support.postgres import PostgresServer
 
-__all__ = ["texts", "three_servers"]
+__all__ = ["postgres", "texts", "three_servers"]
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
 
@@ -213,3 +227,37 @@ def test_a_fork_of_a_reader_reads_the_same_region(shared_store: str, tmp_path: P
         assert f"whose source 'read' reads the output of region '{source.name}'" in str(control.exception())
     held = dos("region", "delete", shared_store, source.name, "--apply")
     assert "it is registered as a reader of its output" in held.stderr, held
+
+
+def test_a_fork_writes_to_a_table_of_its_own_what_follows_its_checkpoint(
+    shared_store: str, tmp_path: Path, postgres: PostgresServer
+) -> None:
+    original, fork = folders(tmp_path)
+    rows = 3_000
+
+    def program(table: str) -> Graph:
+        graph = Graph("numbers")
+        numbers = graph.source("rows", RateSource(1_000, rows=rows))
+        numbers.map("numbers", partial(limited, most=rows), schema=SCHEMA).sink(
+            "table", SqlSink(postgres.url, table)
+        )
+        return graph
+
+    with running(program("of_original"), shared_store, original) as (_, watch):
+        watch.cuts(1)
+    before = sorted(row[0] for row in rows_in(postgres.url, "of_original"))
+    assert 0 < len(before) < rows
+    done("region", "fork", shared_store, original.name, fork.name, "--stopped")
+    with running(program("of_original"), shared_store, fork) as (control, _):
+        assert control.wait(WAIT_S)
+        assert "table 'of_original' belongs to" in str(control.exception())
+    for table, folder in (("of_fork", fork), ("of_original", original)):
+        with running(program(table), shared_store, folder) as (control, _):
+            assert finished(control), control.status
+    forked = sorted(row[0] for row in rows_in(postgres.url, "of_fork"))
+    for lane in (0, 1):  # of a worker; what its checkpoint covers is of the original, shown by then or not
+        first = min(row for row in forked if row % 2 == lane)
+        assert [row for row in forked if row % 2 == lane] == [*range(first, rows, 2)]
+        assert all(row < first for row in before if row % 2 == lane)
+    assert 0 < len(before) <= rows - len(forked)
+    assert sorted(row[0] for row in rows_in(postgres.url, "of_original")) == [*range(rows)]

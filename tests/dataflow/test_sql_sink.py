@@ -22,7 +22,6 @@ from dataflow.sinks.sql import SqlOutput, SqlSink
 from dataflow.sinks.sql_tables import make_tables, target_table
 from dataflow.testing.sink_check import check_sink
 from tests.dataflow.test_region_processes import WAIT_S, finished, running
-from tests.support.dos_command import dos
 from tests.support.postgres import PostgresServer, postgres_server
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -389,42 +388,3 @@ def test_a_region_that_met_a_row_that_its_table_refuses_goes_on_with_a_corrected
         assert finished(control), control.status
     shown = sorted(row[0] for row in rows_in(postgres.url, "limited"))
     assert shown == [min(value, 900) for value in range(1_500)]
-
-
-@pytest.mark.process
-@pytest.mark.usefixtures("forks")
-def test_a_fork_writes_to_a_table_of_its_own_what_follows_its_checkpoint(
-    shared_store: str, tmp_path: Path, postgres: PostgresServer
-) -> None:
-    original, fork = tmp_path / tmp_path.name, tmp_path / f"{tmp_path.name}-fork"
-    original.mkdir()
-    fork.mkdir()
-    rows = 3_000
-
-    def program(table: str) -> Graph:
-        graph = Graph("numbers")
-        numbers = graph.source("rows", RateSource(1_000, rows=rows))
-        numbers.map("numbers", partial(limited, most=rows), schema=SCHEMA).sink(
-            "table", SqlSink(postgres.url, table)
-        )
-        return graph
-
-    with running(program("of_original"), shared_store, original) as (_, watch):
-        watch.cuts(1)
-    before = sorted(row[0] for row in rows_in(postgres.url, "of_original"))
-    assert 0 < len(before) < rows
-    made = dos("region", "fork", shared_store, original.name, fork.name, "--stopped")
-    assert made.returncode == 0, made
-    with running(program("of_original"), shared_store, fork) as (control, _):
-        assert control.wait(WAIT_S)
-        assert "table 'of_original' belongs to" in str(control.exception())
-    for table, folder in (("of_fork", fork), ("of_original", original)):
-        with running(program(table), shared_store, folder) as (control, _):
-            assert finished(control), control.status
-    forked = sorted(row[0] for row in rows_in(postgres.url, "of_fork"))
-    for lane in (0, 1):  # of a worker; what its checkpoint covers is of the original, shown by then or not
-        first = min(row for row in forked if row % 2 == lane)
-        assert [row for row in forked if row % 2 == lane] == [*range(first, rows, 2)]
-        assert all(row < first for row in before if row % 2 == lane)
-    assert 0 < len(before) <= rows - len(forked)
-    assert sorted(row[0] for row in rows_in(postgres.url, "of_original")) == [*range(rows)]

@@ -18,8 +18,6 @@ from journal import (
     AtStep,
     ChainWriter,
     Directory,
-    LocalClaim,
-    LocalStore,
     Op,
     Record,
     StopNotFoundError,
@@ -328,40 +326,6 @@ def test_a_local_journal_has_its_cuts_by_the_same_names(tmp_path: Path) -> None:
         assert (result.returncode, result.stdout) == (0, "first")
     missed = dos("journal", "cat", "--at", "checkpoint:2", tmp_path / "a.journal", "log")
     assert (missed.returncode, "does not hold checkpoint 2" in missed.stderr) == (2, True)
-
-
-def test_a_journal_on_the_local_disk_is_trimmed_if_nobody_writes_it_and_keeps_what_a_mirror_needs(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "a.journal"
-
-    async def write(claim: LocalClaim) -> None:
-        async with await Directory.open(tmp_path / "live", claim, **SMALL) as one:
-            for number in range(1, 41):
-                await one.append("log", bytes([number]) * 40)
-                await one.truncate("log", 40)
-                await one.checkpoint(number, number)
-
-    trim = ["journal", "trim", "--before", "checkpoint:40", "--json", path]
-    with LocalClaim(path) as claim:
-        trio.run(write, claim)
-        plan = json.loads(dos(*trim).stdout)
-        assert plan["segments"]
-        refused = dos(*trim, "--apply", "--stopped")
-        assert (refused.returncode, "is being written by another process" in refused.stderr) == (2, True)
-    first = next(one for one in sorted(path.iterdir()) if one.name.startswith("files."))
-    lowest = parse_segment_name(first.name)
-    assert lowest is not None
-    store = LocalStore(path)
-    store.set_mirrored(lowest.order)
-    kept = dos(*trim, "--apply", "--stopped")
-    assert (kept.returncode, "a mirror needs some of it" in kept.stderr, first.exists()) == (3, True, True)
-    store.set_mirrored(None)
-    done = dos(*trim, "--apply", "--stopped")
-    assert (done.returncode, first.exists()) == (0, False), done.stderr
-    for at, code in (("checkpoint:40", 0), ("checkpoint:3", 2)):
-        assert dos("journal", "cat", "--at", at, path, "log").returncode == code
-    assert dos("journal", "verify", path).returncode == 0
 
 
 @pytest.mark.trio

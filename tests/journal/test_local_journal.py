@@ -1,5 +1,6 @@
 """The original's mode: a journal file on this machine, mirrored to servers behind, versions 0 and 1."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import trio
 
 from dos_client.store import open_store
 from dos_protocol.errors import ClosedError, LocalProtocolError
-from journal import Directory, LocalJournal, Mirror, Op, Record
+from journal import Directory, LocalClaim, LocalJournal, LocalStore, Mirror, Op, Record, parse_segment_name
 from journal.core.errors import CorruptRecordError, LocalFilesError, MirrorDiffersError
 from journal.core.record import encode
 from tests.journal.journaled_files import Clock, files
+from tests.support.dos_command import dos
 from tests.support.servers import ServerProcess
 
 
@@ -155,3 +157,39 @@ def test_a_mirror_never_continues_behind_other_bytes(tmp_path: Path, store_url: 
     path.write_bytes(b"x" * 10)
     with pytest.raises(MirrorDiffersError, match=r"has 1000 bytes, .* only 10"):
         trio.run(mirror_once, 3)
+
+
+def test_a_journal_on_the_local_disk_is_trimmed_if_nobody_writes_it_and_keeps_what_a_mirror_needs(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.journal"
+
+    async def write(claim: LocalClaim) -> None:
+        async with await Directory.open(
+            tmp_path / "live", claim, recovery_bytes=600, segment_bytes=250
+        ) as one:
+            for number in range(1, 41):
+                await one.append("log", bytes([number]) * 40)
+                await one.truncate("log", 40)
+                await one.checkpoint(number, number)
+
+    trim = ["journal", "trim", "--before", "checkpoint:40", "--json", path]
+    with LocalClaim(path) as claim:
+        trio.run(write, claim)
+        plan = json.loads(dos(*trim).stdout)
+        assert plan["segments"]
+        refused = dos(*trim, "--apply", "--stopped")
+        assert (refused.returncode, "is being written by another process" in refused.stderr) == (2, True)
+    first = next(one for one in sorted(path.iterdir()) if one.name.startswith("files."))
+    lowest = parse_segment_name(first.name)
+    assert lowest is not None
+    store = LocalStore(path)
+    store.set_mirrored(lowest.order)
+    kept = dos(*trim, "--apply", "--stopped")
+    assert (kept.returncode, "a mirror needs some of it" in kept.stderr, first.exists()) == (3, True, True)
+    store.set_mirrored(None)
+    done = dos(*trim, "--apply", "--stopped")
+    assert (done.returncode, first.exists()) == (0, False), done.stderr
+    for at, code in (("checkpoint:40", 0), ("checkpoint:3", 2)):
+        assert dos("journal", "cat", "--at", at, path, "log").returncode == code
+    assert dos("journal", "verify", path).returncode == 0
