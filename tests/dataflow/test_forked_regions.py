@@ -17,13 +17,13 @@ from dataflow import (
     LogSink,
     LogSource,
     RateSource,
-    SqlSink,
     Sum,
     blocking,
     collect_output,
 )
 from dataflow.errors import NoOutputError
 from dataflow.limits import WorkerLimits
+from dataflow.sinks.sql import SqlSink
 from dos_client.blocking import BlockingStore
 from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.filing import Diary, diary_of, together
