@@ -244,6 +244,7 @@ async def test_a_member_with_other_bytes_in_a_whole_file_is_found_out_and_never_
     content = os.urandom(PIECE + 200_000)
     await written(three, content)
     other = bytearray(content)
+    other[500_000] ^= 1
     other[700_000] ^= 1
     await falsify(three[0], bytes(other), tmp_path)
     for preferred in three:
@@ -257,6 +258,12 @@ async def test_a_member_with_other_bytes_in_a_whole_file_is_found_out_and_never_
             expected = [(0, CopyFault.DIFFERENT)]
             found = reports(three, store.damage.reports())
             assert found == expected or (not found and preferred is not three[0])
+    async with open_store(url_of(three)) as store:
+        await until(lambda: all(one.connected for one in store.members()), "all connected")
+        prefer(store, three[0], 0)
+        while not store.damage.reports():  # until it is among those that were asked
+            await CommittedReads(store, "d", "x").begin(650_000)
+        assert [one.offset for one in store.damage.reports()] == [0], "nobody knows its first wrong byte"
     async with open_store(url_of(three)) as store:
         await until(lambda: all(one.connected for one in store.members()), "all connected")
         prefer(store, three[0], 100_000)

@@ -1,9 +1,14 @@
 """The records of a replacement, and the log in which they are decided."""
 
+from typing import Any
+
 import pytest
+import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dos_client import QuorumUnavailableError, open_store
 from dos_client.core import record_log
 from dos_client.core.replacement import (
     GONE_SUFFIX,
@@ -15,8 +20,13 @@ from dos_client.core.replacement import (
     plan,
     with_spare,
 )
+from dos_client.limits import change_beat_s
+from dos_client.membership import history
+from dos_client.membership.record_log import open_record_log
+from dos_protocol.errors import ClosedError, FencedError
 from dos_protocol.store_record import Member, StoreRecord, decode_store_record, encode_store_record
 from dos_protocol.vocabulary import ObjectInfo
+from dos_server.testing import memory_store
 from tests.dos_client.records import member, record, server_id
 
 G1 = record("abc", 2)
@@ -82,6 +92,42 @@ def test_what_cannot_be_done_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         plan(G1, old, new_id, new_address)
+
+
+def test_a_run_that_was_superseded_beats_no_more() -> None:
+    class Superseded:
+        beats = 0
+
+        def beat(self) -> None:
+            self.beats += 1
+            raise FencedError("another run has taken the log over")
+
+    async def main() -> int:
+        records: Any = Superseded()
+        with trio.move_on_after(10 * change_beat_s):
+            await history._beat(records)
+        return int(records.beats)
+
+    assert trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)) == 1
+
+
+@pytest.mark.trio
+async def test_a_take_over_of_the_log_that_fails_leaves_no_claim_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claims = list[Any]()
+
+    async def fails(claim: Any) -> None:
+        claims.append(claim)
+        raise QuorumUnavailableError("too few members")
+
+    monkeypatch.setattr("dos_client.membership.record_log._settle_all", fails)
+    async with memory_store() as servers, open_store(servers.url) as store:
+        with pytest.raises(QuorumUnavailableError):
+            async with open_record_log(store):
+                pass
+        with pytest.raises(ClosedError):
+            claims[0].check()
 
 
 def test_one_replacement_at_a_time() -> None:

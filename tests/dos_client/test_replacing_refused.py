@@ -3,11 +3,16 @@
 Servers that cannot replace, contents that contradict each other, files that nobody claimed.
 """
 
+import shutil
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from dos_client import (
     QuorumUnavailableError,
     ReplacementError,
+    StoreNotReadyError,
     connect,
     init_store,
     open_connection,
@@ -15,14 +20,18 @@ from dos_client import (
     replace_member,
 )
 from dos_client.core.replacement import begin
-from dos_client.sessions.discovery import send_record
+from dos_client.membership.spares import move_member
+from dos_client.sessions.discovery import ServerSurvey, send_record, survey
 from dos_protocol.errors import DosError
 from tests.dos_client.support import (
     Threads,
+    ThreadServer,
+    cancelled_at,
     content_of,
     damage,
     new_writer,
     off,
+    on,
     url_of,
     write_idle,
 )
@@ -73,6 +82,54 @@ async def test_contents_that_contradict_each_other_stop_the_replacement(four: Th
                 await writer.wait_synced(writer.append(data))
     await off(four[2])
     with pytest.raises(ReplacementError, match="different contents"):
+        await replace_member(url, old=four[2].location, new=four[3].location)
+
+
+async def test_only_a_member_moves_and_only_from_an_address_where_it_answers_no_more(
+    four: Threads, tmp_path: Path
+) -> None:
+    # EVIDENCE-OF: P-4
+    url = url_of(four[:3])
+    record = await init_store(url)
+    with pytest.raises(ReplacementError, match="is not a member of this store"):
+        await move_member(url, new=four[3].location)
+    await off(four[2])
+    shutil.copytree(four[2].data, tmp_path / "copy")
+    copy = ThreadServer(tmp_path / "copy")
+    try:
+        await on(four[2])
+        with pytest.raises(ReplacementError, match=f"answers at {four[2].location} and at {copy.location}"):
+            await move_member(url, new=copy.location)
+        await off(four[2])
+        moved = await move_member(url, new=copy.location)
+    finally:
+        await off(copy)
+    assert moved.generation == record.generation + 1
+    assert moved.members[2].address == copy.location
+
+
+async def test_servers_of_which_one_went_away_while_they_became_a_store_are_not_reported_as_one(
+    four: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def without_one(*arguments: Any, **options: Any) -> ServerSurvey:
+        await off(four[2])
+        return await survey(*arguments, **options)
+
+    monkeypatch.setattr("dos_client.membership.founding.survey", without_one)
+    with pytest.raises(StoreNotReadyError, match="servers changed while the store was created"):
+        await init_store(url_of(four[:3]))
+
+
+async def test_a_new_server_whose_copy_is_damaged_while_it_is_filled_is_not_let_in(four: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    url = url_of(four[:3])
+    await init_store(url)
+    await write_idle(url, "idle", 1, b"x" * 300_000)
+    await off(four[2])
+    with cancelled_at("finishing") as progress:
+        await replace_member(url, old=four[2].location, new=four[3].location, progress=progress)
+    await damage(four[3], "idle", "o0")
+    with pytest.raises(ReplacementError, match="disk failed on idle/o0"):
         await replace_member(url, old=four[2].location, new=four[3].location)
 
 

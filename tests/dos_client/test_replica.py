@@ -171,6 +171,7 @@ def test_a_broken_copys_watermarks_count_for_nothing_and_it_names_the_reason() -
     assert not replica.acknowledge(60, 60)
     assert (replica.synced, replica.why, replica.since) == (0, "its disk failed", 3.0)
     replica.handle(ReplicaLeft("cut off"), 4.0)
+    assert (replica.sent, replica.received, replica.synced) == (0, 0, 0)
     assert (replica.why, replica.since, replica.state) == ("cut off", 4.0, ReplicaState.DISCOVER_LOCAL_SIZE)
 
 

@@ -112,6 +112,8 @@ async def test_what_is_acknowledged_is_on_a_quorum_and_soon_on_all(three: Server
             await has(server, "d", "x", content)
         await until(lambda: all(one.state == "in sync" for one in store.members()), "all in sync")
         assert await claim.read("x", 5, 20_000) == content[5:20_005]
+        asked = [one.address for tier in claim.reads._readers("x", size, None) for one in tier]
+        assert sorted(asked) == sorted(one.location for one in three), "each once"
         assert await store.read("d", "x", 0, len(content) + 9) == content
         assert await store.read("d", "x", len(content), 10) == b""
         with pytest.raises(NotFoundError):

@@ -82,6 +82,21 @@ async def test_what_no_quorum_has_is_never_forgotten() -> None:
     assert target.window.base == 0
 
 
+@pytest.mark.trio
+@pytest.mark.parametrize("more", [0, 1])
+async def test_of_more_chunks_than_the_limit_a_quarter_of_the_window_is_kept(
+    monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    # EVIDENCE-OF: P-9
+    target, keep = target_of(8 * 65_536), 4 * 65_536
+    assert target.window is not None
+    monkeypatch.setattr("dos_client.writing.target.window_chunks_max", target.window.chunks_count - more)
+    for member in (A, B):
+        target.note(member, 8 * 65_536, 8 * 65_536)
+    target.trim(keep)
+    assert target.window.base == 8 * 65_536 - (keep // 4 if more else keep)
+
+
 @given(st.lists(st.tuples(st.sampled_from([A, B, C]), st.integers(0, 1000)), max_size=20))
 def test_the_quorum_watermark_never_goes_back(acks: list[tuple[bytes, int]]) -> None:
     async def run() -> None:

@@ -1,6 +1,7 @@
 """Comparing the copies of a real store: what is said of each, and nothing of what is only late."""
 
 import json
+from typing import Any
 
 import pytest
 import trio
@@ -8,6 +9,8 @@ import trio
 from dos_client import QuorumUnavailableError, connect, init_store, open_store
 from dos_client.core.comparing import CopyState
 from dos_client.repair.verifying import VerifyProgress, VerifyReport, verify_store
+from dos_client.repair.walking import StoreWalk
+from dos_protocol.errors import BrokenConnectionError
 from tests.dos_client.support import (
     Threads,
     ThreadServer,
@@ -50,6 +53,24 @@ async def behind_the_stores_back(server: ThreadServer, name: str, data: bytes, b
 async def verified(servers: Threads, *directories: str, read: bool = False) -> VerifyReport:
     async with open_store(url_of(servers)) as store:
         return await verify_store(store, directories, read=read)
+
+
+@pytest.mark.trio
+async def test_a_copy_that_cannot_be_read_to_its_end_is_not_called_damaged(
+    three: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(three, "a")
+    read_through = StoreWalk.read_through
+
+    async def breaks(walk: StoreWalk, name: str, server_id: bytes, *rest: Any) -> bool:
+        if server_id.hex() == three[2].server_id:
+            raise BrokenConnectionError("cut off in the middle")
+        return await read_through(walk, name, server_id, *rest)
+
+    monkeypatch.setattr(StoreWalk, "read_through", breaks)
+    report = await verified(three, "d", read=True)
+    assert report.unavailable == {three[2].location: "cut off in the middle"}
+    assert not report.differences
 
 
 def differences_of(report: VerifyReport) -> dict[tuple[str, str], str]:

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
@@ -21,10 +22,12 @@ from dos_client.core.record_log import DIRECTORY
 from dos_client.live_store import Store
 from dos_client.membership.filling import ReplaceProgress
 from dos_client.membership.history import read_history
+from dos_client.membership.observing import StoreObserver
 from dos_client.membership.record_log import open_record_log
 from dos_client.membership.spares import add_spare
 from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
 from dos_protocol.errors import FencedError, NotAMemberError, StaleGenerationError
+from dos_protocol.store_record import StoreRecord
 from tests.dos_client.support import (
     Threads,
     ThreadServer,
@@ -365,3 +368,24 @@ async def test_damage_and_what_a_member_missed_are_repaired(five: Threads) -> No
     await on(five[2])
     await watched(watcher, core.RepairAction)
     assert await content_of(five[2], "later", "o0") == CONTENT
+
+
+async def test_members_are_asked_about_others_only_while_some_are_absent(
+    three: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await init_store(url_of(three))
+    asked = list[set[bytes]]()
+
+    async def stamps_of(
+        _: StoreObserver, record: StoreRecord, absent: set[bytes], present: set[bytes]
+    ) -> Any:
+        asked.append(absent)
+        return {}
+
+    monkeypatch.setattr(StoreObserver, "_stamps_of", stamps_of)
+    observer = StoreObserver([one.location for one in three], step_max_s=1.0, token=b"", client="")
+    await observer.look()
+    assert asked == []
+    await off(three[1])
+    await observer.look()
+    assert asked == [{bytes.fromhex(three[1].server_id)}]

@@ -2,6 +2,7 @@
 
 import tracemalloc
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,6 +89,8 @@ def test_digests_within_the_window_are_those_of_the_content_and_below_it_unknown
         assert found == prefix_digest(content[:requested])
     else:
         assert found is None
+        with pytest.raises(ValueError, match="outside the window"):
+            list(window.chunks_from(requested))
 
 
 def test_small_appends_between_two_takes_travel_as_one_chunk() -> None:
