@@ -16,6 +16,7 @@ from dataflow import CallSink, Count, CountWindow, Graph, InputSource, KeyedStre
 from dataflow.state import keyed_table
 from dataflow.state.accumulators import CountAccumulator
 from dataflow.state.keyed_table import KeyedTable
+from dataflow.state.moving import Share
 from dataflow.testing import Trial
 
 KEYS = pa.schema([("key", pa.string()), ("window", pa.int64())])
@@ -115,6 +116,18 @@ def test_the_memory_of_keys_that_come_and_go_does_not_grow() -> None:
         drop(table, window - 1)
     assert len(table) == 1000
     assert len(table._index) <= 20_000
+
+
+def test_keys_that_move_to_another_worker_leave_the_index_with_the_next_checkpoint() -> None:
+    table, counts = made()
+    put(table, counts, [(f"key {number}", 0) for number in range(20_000)])
+    table.checkpoint()
+    table.take_touched()
+    share = Share((), ((0, 4),), 4, stays=True, worker=0, workers=4)  # a quarter of the keys
+    table.parts_restored(share)
+    assert len(table._index) == 20_000, "their tombstones are not stored yet"
+    table.checkpoint()
+    assert len(table._index) == len(table.live()) == pytest.approx(5_000, rel=0.1)
 
 
 def test_slots_of_a_step_come_in_the_order_in_which_they_first_came() -> None:
