@@ -45,13 +45,17 @@ async def opened(store: MemoryStore, path: Path, epoch: int, **options: Any) -> 
         yield directory
 
 
-NAMES = st.sampled_from(["a", "b", "d/a", "d/e/b", "\udcff"])
+NAMES = st.sampled_from(["a", "a", "b", "d/a", "d/e/b", "\udcff"])
 
+
+SIZES = st.sampled_from([0, 1, 4]) | st.integers(0, 60)
+"""So few that a write often begins at the end of a file, or just beside it."""
+DATA = st.sampled_from([b"", b"x", b"four"]) | st.binary(max_size=40)
 
 CHANGE = st.one_of(
-    st.tuples(st.just("append"), NAMES, st.binary(max_size=40)),
-    st.tuples(st.just("write_at"), NAMES, st.integers(0, 60), st.binary(max_size=20)),
-    st.tuples(st.just("truncate"), NAMES, st.integers(0, 60)),
+    st.tuples(st.just("append"), NAMES, DATA),
+    st.tuples(st.just("write_at"), NAMES, SIZES, DATA),
+    st.tuples(st.just("truncate"), NAMES, SIZES),
     st.tuples(st.just("remove"), NAMES),
     st.tuples(st.just("rename"), NAMES, NAMES),
     st.tuples(st.just("reopen")),

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from journal import Op, Record
@@ -18,7 +18,7 @@ from journal.core.file_ops import FileWrite, file_op, path_bytes, record_of
 from journal.files.replaying import FileSizes, FilesReplay
 from journal.files.tree import FileTree
 from journal.limits import file_bytes_max
-from tests.journal.journaled_files import changed, files, write
+from tests.journal.journaled_files import CHANGE, changed, files, write
 
 NAMES = ("a", "b", "d/\udcff")
 CHANGES = st.one_of(
@@ -35,6 +35,11 @@ def edges_of(model: dict[str, bytes], change: tuple) -> set[str]:  # type: ignor
     size = len(model.get(name, b""))
     if kind == "remove":
         return {"a removal of nothing" if name not in model else "a removal"}
+    if kind == "append":
+        return {"an append of nothing" if not rest[0] else "an append"}
+    if kind == "rename":
+        onto = "itself" if rest[0] == name else "another file" if rest[0] in model else "a new name"
+        return {f"a rename onto {onto}"} if name in model else {"a rename of nothing"}
     if kind == "truncate":
         return (
             {"a truncation to zero"}
@@ -95,6 +100,27 @@ def test_a_replay_into_files_and_into_sizes_has_what_the_operating_system_makes_
 
     replay()
     assert reached.keys() == EDGES
+
+
+def test_the_changes_that_tests_of_journaled_directories_make_reach_the_same_edges() -> None:
+    reached = Counter[str]()
+
+    @settings(max_examples=100, derandomize=True)
+    @given(st.lists(CHANGE, max_size=25))
+    def play(changes: list[tuple]) -> None:  # type: ignore[type-arg]
+        model: dict[str, bytes] = {}
+        for change in changes:
+            if change[0] in ("reopen", "tamper"):
+                continue
+            reached.update(edges_of(model, change))
+            if change[0] not in ("remove", "rename") or change[1] in model:
+                model = changed(model, change)
+
+    play()
+    renames = {
+        f"a rename {of}" for of in ("of nothing", "onto itself", "onto another file", "onto a new name")
+    }
+    assert reached.keys() == {*EDGES, *renames, "an append", "an append of nothing"}
 
 
 @pytest.mark.parametrize("character", ["a", "é", "日", "😀", "\udcff"])
