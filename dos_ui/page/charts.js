@@ -32,6 +32,8 @@ function colour(chart) {
   }
 }
 
+const clock = (value) => (value > 1 ? new Date(value).toLocaleTimeString() : ""); // 0 to 1: there are no points
+
 const options = (format, more = {}, x = { ticks: { maxTicksLimit: 6, maxRotation: 0 } }) => ({
   animation: false,
   responsive: true,
@@ -59,7 +61,7 @@ export function RateChart({ history }) {
       })) },
       options: options(rate, {}, {
         type: "linear",
-        ticks: { maxTicksLimit: 5, maxRotation: 0, includeBounds: false, callback: (value) => new Date(value).toLocaleTimeString() },
+        ticks: { maxTicksLimit: 5, maxRotation: 0, includeBounds: false, callback: clock },
       }),
     }),
     (chart) => {

@@ -3,6 +3,7 @@ import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { rate, Table } from "./parts.js";
 
 const HEIGHT = 58;
+const SHRINK_MIN = 0.8; // its text can still be read
 
 // slow: operator -> the workers that are held up in it.
 export function Graph({ operators, rates, slow }) {
@@ -16,10 +17,10 @@ export function Graph({ operators, rates, slow }) {
   }, [operators.length === 0]);
   if (operators.length === 0) return html`<p class="quiet">The graph is known after the first checkpoint.</p>`;
   const drawn = operators.map((one) => ({ ...one, note: slow[one.name] ? heldUp(slow[one.name]) : one.kind }));
-  const { nodes, edges, width, height } = fitting(drawn, room);
+  const { nodes, edges, width, height, scale } = fitting(drawn, room);
   const known = operators.map((one) => ({ ...one, rates: rates[one.name] ?? {} }));
   return html`<h2>Dataflow</h2>
-    <div class="scroll" ref=${frame}><svg class="graph" viewBox=${`0 0 ${width} ${height}`} width=${width} height=${height} role="img"
+    <div class="scroll" ref=${frame}><svg class="graph" viewBox=${`0 0 ${width} ${height}`} width=${scale * width} height=${scale * height} role="img"
       aria-label="The dataflow graph; the table below has the same data">
       <defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">
         <path d="M0 0 L8 4 L0 8 z" /></marker></defs>
@@ -53,13 +54,12 @@ function ratesText(node, found) {
 const heldUp = (workers) => workers.length === 0 ? ""
   : `held up in worker${workers.length > 1 ? "s" : ""} ${workers.join(", ")}`;
 
-// From left to right if that fits, otherwise from top to bottom. Never smaller than the text can be read: what
-// is still too wide is scrolled.
+// From left to right if that fits, otherwise from top to bottom; what is still too wide is scrolled.
 function fitting(operators, room) {
   const across = layout(operators, "LR");
-  if (across.width <= room) return across;
+  if (across.width * SHRINK_MIN <= room) return { ...across, scale: Math.min(1, room / across.width) };
   const down = layout(operators, "TB");
-  return down.width < across.width ? down : across;
+  return { ...(down.width < across.width ? down : across), scale: 1 };
 }
 
 function layout(operators, rankdir) {

@@ -35,7 +35,7 @@ export function State({ shown, full = false }) {
   if (!shown) return html`<span class="quiet">asking its driver…</span>`;
   return html`<${Badge} kind=${shown.kind}>${shown.name}<//>${shown.since &&
     html` <span class="quiet">${shown.since} ${ago(shown.sinceMs)}</span>`}${full && shown.text &&
-    html` <span class="quiet">${lastLine(shown.text)}</span>`}`;
+    html`<div class="quiet">${lastLine(shown.text)}</div>`}`;
 }
 
 export const lastLine = (text) => text.trim().split("\n").pop();

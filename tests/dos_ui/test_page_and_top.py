@@ -10,7 +10,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from selenium.webdriver.common.keys import Keys
 
 import dos
 from dos_ui.serving import PageServer
-from tests.dos_ui.watched_region import WAIT_S, Browser, Terminal, Watched, browser, watched
+from tests.dos_ui.watched_region import WAIT_S, Browser, Terminal, Watched, browser, until_is, watched
 from tests.support.dos_command import dos as command
 from tests.support.examples import run_example
 from tests.support.polling import until
@@ -36,9 +35,9 @@ BOXES = """return [...document.querySelectorAll("svg.graph rect")].map((one) => 
   return { x: Math.round(x), y: Math.round(y), width: Math.round(width) };
 })"""
 """The operators of the graph, where they are drawn."""
-POINTS = """const chart = Chart.getChart(document.querySelector(".plot canvas"));
-return chart.getDatasetMeta(0).data.map((one, at) => [one.x, chart.data.datasets[0].data[at].x])"""
-"""The points of the rates: where they are drawn, and their times."""
+MIDDLE = """const { x } = Chart.getChart(document.querySelector(".plot canvas")).scales;
+return [x.max - x.min, ...[x.min, (x.min + x.max) / 2, x.max].map((time) => x.getPixelForValue(time))]"""
+"""The milliseconds that the axis of the rates has, and where its begin, middle and end are drawn."""
 DRIVER = """
 import sys, dos
 graph = dos.Graph("words2")
@@ -54,18 +53,6 @@ sys.stdin.read()
 
 def broken(row: Any) -> Any:
     raise ValueError(f"this row cannot be processed: \x1b[2J {row}")
-
-
-def until_is(read: Callable[[], Any], reached: Callable[[Any], Any]) -> Any:
-    """Read until it is reached; return what was read last."""
-    found: list[Any] = []
-
-    def again() -> bool:
-        found[:] = [read()]
-        return bool(reached(found[0]))
-
-    until(again, "it is read", WAIT_S)
-    return found[0]
 
 
 def ask(watched: Watched, path: str, *, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -143,6 +130,7 @@ def test_the_page_shows_a_region_live_while_it_is_slow_and_after_a_kill(
     browser.go("#/region/words")
     shown = browser.until("RUNNING")
     assert "Dataflow" in shown
+    until(lambda: "timed 20" in browser.text("table[aria-label='Event time']"), "its watermark", WAIT_S)
     for operator in ("ticks", "some", "by_word", "counts", "out"):
         assert operator in browser.text("svg.graph")
     until(lambda: "/s in" in browser.text("svg.graph"), "rates are shown", WAIT_S)
@@ -185,14 +173,13 @@ def test_the_graph_can_be_read_on_a_narrow_screen_and_time_is_drawn_to_scale(
         boxes = until_is(lambda: browser.driver.execute_script(BOXES), lambda found: found != in_a_row)
         assert min(box["x"] for box in boxes) >= 0
         assert max(box["x"] + box["width"] for box in boxes) <= 420
-        assert {box["width"] for box in boxes} == {box["width"] for box in in_a_row}, "no text is smaller"
+        assert min(box["width"] for box in boxes) >= max(box["width"] for box in in_a_row), "no smaller"
+        assert min(box["width"] for box in in_a_row) >= 0.8 * 158, "nothing is smaller than can be read"
         assert browser.driver.execute_script("return document.documentElement.scrollWidth") <= 420
     finally:
         browser.wide(1300)
-    points = until_is(lambda: browser.driver.execute_script(POINTS), lambda found: len(found) > 3)
-    (x0, time0), *_, (x1, time1) = points
-    scale = (x1 - x0) / (time1 - time0)
-    assert [x for x, _ in points] == pytest.approx([x0 + scale * (time - time0) for _, time in points], abs=1)
+    axis = until_is(lambda: browser.driver.execute_script(MIDDLE), lambda found: found[0] > 3_000)
+    assert axis[2] == pytest.approx((axis[1] + axis[3]) / 2), "half of the time is half of the way"
 
 
 def test_a_savepoint_and_a_restore_by_keyboard(watched: Watched, browser: Browser) -> None:
@@ -251,7 +238,7 @@ def test_the_first_screen_tells_regions_that_run_from_those_that_ended_and_died(
         until(
             lambda: re.search(r"words2 no driver last sign .* ago", browser.text(rows)), "it has died", WAIT_S
         )
-        assert re.search(r"words3 FAILED ended .* ago .*operator 'broken' failed", browser.text(rows))
+        assert re.search(r"words3 FAILED ended .* ago\s+operator 'broken' failed", browser.text(rows))
         assert "words RUNNING" in browser.text(rows)
         browser.driver.find_element(By.LINK_TEXT, "words3").click()
         browser.until("FAILED", "h1 .badge.bad")
@@ -324,12 +311,16 @@ def test_top_shows_the_store_and_a_region_and_takes_keys(watched: Watched) -> No
 def test_top_once_prints_a_reading(watched: Watched) -> None:
     found = json.loads(command("top", watched.store, "words", "--once", "--json").stdout)
     assert (found["name"], found["answered"]) == ("words", True)
-    assert [one["name"] for one in found["graph"]] == ["ticks", "some", "named", "by_word", "counts", "out"]
+    assert [one["name"] for one in found["graph"]] == [
+        "ticks", "timed", "some", "named", "by_word", "counts", "out",
+    ]  # fmt: skip
     assert found["rates"]["operators"]["ticks"]["rowsOut"] is not None
     assert found["timeline"][-1]["checkpoint"] == found["manifest"]["lastCheckpoint"]["checkpoint"]
     store = json.loads(command("top", watched.store, "--once", "--json").stdout)
     assert store["regions"][0]["region"] == "words"
-    assert "words: RUNNING" in command("top", watched.store, "words", "--once").stdout
+    shown = command("top", watched.store, "words", "--once").stdout
+    assert "words: RUNNING" in shown
+    assert re.search(r"event time of 'timed' is at 20\d\d-\d\d-\d\dT", shown)
     refused = command("top", watched.store)
     assert (refused.returncode, "this is no terminal: pass --once" in refused.stderr) == (2, True)
 

@@ -7,9 +7,10 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,18 @@ from tests.support.polling import until
 from tests.support.servers import ServerProcess, url_of
 
 WAIT_S = 90.0
+
+
+def until_is(read: Callable[[], Any], reached: Callable[[Any], Any]) -> Any:
+    """Read until it is reached; return what was read last."""
+    found: list[Any] = []
+
+    def again() -> bool:
+        found[:] = [read()]
+        return bool(reached(found[0]))
+
+    until(again, "it is read", WAIT_S)
+    return found[0]
 
 
 @dataclass
@@ -58,7 +71,8 @@ def counted_words(slow: Path) -> dos.Graph:
         return bool(row["value"] % 3)
 
     graph = dos.Graph("words")
-    some = graph.source("ticks", dos.RateSource(500)).filter("some", not_while_slow)
+    ticks = graph.source("ticks", dos.RateSource(500)).event_time("timed", "timestamp", lateness=timedelta(0))
+    some = ticks.filter("some", not_while_slow)
     words = some.flat_map("named", lambda row: [{"word": f"word{row['value'] % 50}"}], schema="word string")
     words.key_by("by_word", "word").count("counts").sink("out", dos.LogSink(publish="checkpoint"))
     return graph
@@ -104,9 +118,16 @@ class Browser:
             return ""
 
     def until(self, words: str, selector: str = "main") -> str:
-        """Wait until the page shows the words."""
-        until(lambda: words in self.text(selector), f"{words!r} is shown", WAIT_S)
-        return self.text(selector)
+        """Wait until the page shows the words; return the text that has them."""
+        shown = ""
+
+        def has_words() -> bool:
+            nonlocal shown
+            shown = self.text(selector)
+            return words in shown
+
+        until(has_words, f"{words!r} is shown", WAIT_S)
+        return shown
 
     def named(self, tag: str, text: str) -> WebElement:
         found = [one for one in self.driver.find_elements(By.TAG_NAME, tag) if one.text == text]
