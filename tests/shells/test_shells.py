@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,30 @@ def test_a_run_is_the_same_in_another_process_with_another_hash_seed(seed: int) 
         check=True,
     )
     assert output.stdout.split("\n")[: len(here.lines)] == here.lines
+
+
+def test_a_run_is_the_same_beside_another_thread_that_runs_trio() -> None:
+    """A test that ran before in this process may have left one."""
+    alone, ending, began = run_seed(6).digest, threading.Event(), threading.Event()
+
+    async def work() -> None:
+        while not ending.is_set():
+            began.set()
+            await trio.sleep(0.000_1)
+
+    async def others() -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(work)
+
+    thread = threading.Thread(target=trio.run, args=(others,))
+    thread.start()
+    try:
+        began.wait()
+        assert run_seed(6).digest == alone
+    finally:
+        ending.set()
+        thread.join()
 
 
 def test_the_command_reports_what_its_processes_ran() -> None:

@@ -8,9 +8,11 @@ Only this file uses trio's internals.
 """
 
 import gc
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from random import Random
+from typing import Any, TypeVar
 
 import trio
 from trio.testing import MockClock
@@ -18,12 +20,23 @@ from trio.testing import MockClock
 T = TypeVar("T")
 
 
+class _RandomOfThread:
+    """The generator of this thread's run. Other threads, which earlier tests may have left with runs of trio,
+    do not draw from it."""
+
+    def __init__(self, seed: int, others: Random) -> None:
+        self._ours, self._others, self._thread = Random(seed), others, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ours if threading.get_ident() == self._thread else self._others, name)
+
+
 @contextmanager
 def _deterministic(seed: int) -> Iterator[None]:
-    inside = trio._core._run
-    before, state = inside._ALLOW_DETERMINISTIC_SCHEDULING, inside._r.getstate()
+    inside: Any = trio._core._run
+    before, rng = inside._ALLOW_DETERMINISTIC_SCHEDULING, inside._r
     inside._ALLOW_DETERMINISTIC_SCHEDULING = True
-    inside._r.seed(seed)
+    inside._r = _RandomOfThread(seed, rng)
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -32,7 +45,7 @@ def _deterministic(seed: int) -> Iterator[None]:
         if collects:
             gc.enable()
         inside._ALLOW_DETERMINISTIC_SCHEDULING = before
-        inside._r.setstate(state)
+        inside._r = rng
 
 
 STEPS_AT_ONE_TIME_MAX = 200_000
