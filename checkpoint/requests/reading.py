@@ -86,7 +86,9 @@ class RegionReader:
     async def _silent(self, view: ManifestView, why: str) -> RegionReading:
         """Return the reading of a region whose driver does not answer, with the last report of any."""
         records = await newest_records(self._store, answers_directory(self._region))
-        reports = [one for one in records if isinstance(one, Answer) and "workers" in one.result]
+        reports = [
+            one for one in records if isinstance(one, Answer) and {"state", "workers"} <= one.result.keys()
+        ]
         found = RegionReading(view, None, why, reports[-1] if reports else None)
         return replace(found, silence=_end_text(found.last_report)) if found.ended else found
 

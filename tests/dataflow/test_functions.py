@@ -120,8 +120,8 @@ def test_a_map_of_batches_that_returns_none_is_refused(takes: Any) -> None:
         ),
         (
             FlatMapSpec(lambda b: {"n": ["x"]}, "batch", parse_schema("n int")),
-            "column 'n' is int, which holds whole numbers",
-            0,
+            "row 0 of the result: column 'n' is int, which holds whole numbers",
+            None,
         ),
         (FilterSpec(lambda b: [1, 2, 3], "batch"), "is boolean, which holds True and False; it was given", 0),
         (FilterSpec(lambda b: [True], "batch"), "one boolean for each of 3 rows, not 1", None),

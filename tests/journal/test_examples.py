@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
+import dos
 from dos_client.store import open_store
 from journal import ChainWriter, Directory, Op, Record
 from journal.cli import app
@@ -104,6 +105,9 @@ def test_every_example_works(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     Path("my_app-worker3.journal").write_bytes(V0.read_bytes()[:150])  # behind that, a path that no file has
+    with dos.blocking.open_local_directory(Path("notes")) as notes:  # the journal is notes.journal
+        notes.append("2026/11.log", b"one\n")
+        notes.wait_synced()
     commands = sorted(COMMANDS, key=lambda one: one != "archive")  # others read or trim what it has archived
     for command in [one for one in commands if one not in UNTIL_INTERRUPTED]:
         for example in examples(command):
