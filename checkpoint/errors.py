@@ -264,8 +264,8 @@ class OrphanedError(DosError):
 
 
 class StaleIncarnationError(DosError):
-    """A newer RESTORE has arrived, so the report was not sent. Discard everything of the older
-    incarnation.
+    """A newer RESTORE has arrived, or this worker has ended, so the report was not sent. Discard everything
+    of the older incarnation.
     """
 
 

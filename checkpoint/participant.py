@@ -39,8 +39,8 @@
 
 An order of an older incarnation than the newest Restore is never returned, and a vote or report of an older
 incarnation is never sent: `next_order` and the reports check it (core/participant.py). A report raises
-`StaleIncarnationError` if a newer Restore has arrived in the meantime: abandon the current work and take the
-next order.
+`StaleIncarnationError` if a newer Restore has arrived in the meantime, or this worker has ended: abandon the
+current work and take the next order.
 
 The control link is not reconnected: when it breaks, the coordinator counts this attempt as lost, and
 `next_order` raises OrphanedError. A task of this package on the same trio loop sends and expects heartbeats;

@@ -205,7 +205,7 @@ class ParticipantCore:
             else:
                 self._tick(event, now)
         elif isinstance(event, ReportWanted):
-            raise LocalProtocolError("this worker has ended and cannot report")
+            raise StaleIncarnationError(f"{type(event.message).__name__} of a worker that has ended")
         effects, self._out = self._out, []
         return effects
 

@@ -34,7 +34,7 @@ from dataflow.worker.messages import (
 )
 from dataflow.worker.spec import WorkerSpec
 from dos_client import Claim, Store, open_store, randomness
-from dos_protocol.errors import DosError, LocalProtocolError
+from dos_protocol.errors import DosError
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -196,7 +196,7 @@ class Links:
                 await control.copied(copied, total)
 
         # Obsolete if an order has arrived meanwhile, which may end this worker.
-        with self._copying, suppress(StaleIncarnationError, LocalProtocolError):
+        with self._copying, suppress(StaleIncarnationError):
             try:
                 plan = self._spec.graph.plan()
                 total = await copy_ahead(store, order, plan, copies, report, randomness.fresh_id())

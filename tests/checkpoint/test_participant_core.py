@@ -269,7 +269,7 @@ def test_a_link_that_is_gone_ends_the_worker(running) -> None:
     running.take(LinkGone("reset by peer"))
     assert isinstance(running.ended, OrphanedError)
     assert running.core.deadline() is None
-    with pytest.raises(LocalProtocolError, match="has ended"):
+    with pytest.raises(StaleIncarnationError, match="that has ended"):
         running.report(vote(1, 7))
 
 

@@ -1,32 +1,19 @@
-"""Stories for `orders.py`: servers, clients, sinks, readers, and what must hold in any order."""
+"""Stories for `orders.py`: servers and clients, and what must hold in any order."""
 
 from contextlib import suppress
-from copy import deepcopy
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from unittest import mock
 
-import pyarrow as pa
 import trio
 
-from checkpoint.chains.consumer_register import read_register
-from checkpoint.chains.output_log import OutputLog
-from checkpoint.core.consumers import output_register, query_need
-from checkpoint.core.outputs import OutputTime, Publish
-from checkpoint.core.region import worker_directory
-from dataflow.merging.merge import Merge
-from dataflow.merging.order import MergeOrder, ReplicaPlace
-from dataflow.merging.replica_stream import ReplicaStream
-from dataflow.operators.base import OperatorContext
-from dataflow.schema import parse_schema
 from dos_client import open_store
 from dos_client.core.claim import ClaimState
 from dos_client.membership.spares import add_spare
-from dos_protocol.errors import FencedError
+from dos_client.sessions.connection import Connection, open_connection
+from dos_protocol.errors import BrokenConnectionError, FencedError
 from dos_server.memory.network import here
 from journal import ChainWriter, Op, Record, inspect_chain, take_over
-from tests.dataflow.test_two_phase_sink import Output, Place, Sink
 from tests.shells.ordered_store import ordered_hosts, ordered_store
 from tests.shells.orders import Orders, Story
 from tests.sim.store.writer import numbers_of
@@ -144,6 +131,52 @@ async def claims_and_power(orders: Orders) -> None:
             assert (await store.inspect("d")).epoch_seen >= max(granted, default=0)
 
 
+async def readers_leave(orders: Orders) -> None:
+    """The connection of one of two readers is reset at any moment. The other reader gets every byte, and
+    afterwards the server holds no memory for either.
+    """
+    content = bytes(range(200)) * 500
+    async with ordered_store(orders, 1) as (server,), open_store(server.url) as store:
+        async with await store.claim("d", 1, WRITER) as claim:
+            log = claim.open_object("log")
+            await log.wait_synced(log.append(content))
+        await trio.sleep(SETTLED_S)
+        whole: list[bool] = []
+
+        async def get(connection: Connection, offset: int) -> None:
+            found = await connection.get("log", offset, 20_000)
+            whole.append(found == content[offset : offset + len(found)] != b"")
+
+        async def read(name: str) -> None:
+            here.set(name)
+            try:
+                async with open_connection(server.address, client=name) as connection:
+                    await connection.open_directory("d")
+                    async with trio.open_nursery() as nursery:
+                        for number in range(3):
+                            nursery.start_soon(get, connection, 20_000 * number)
+            except* BrokenConnectionError:
+                assert name == "one"
+
+        async def reset() -> None:
+            await orders.point("a connection is reset", late=True)
+            network = server.host.network
+            for socket in [one for one in network.sockets if one.host == "one"]:
+                network.reset(socket)
+
+        orders.begin()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, "one")
+            nursery.start_soon(read, "two")
+            nursery.start_soon(reset)
+        await trio.sleep(SETTLED_S)
+        assert all(whole)
+        assert len(whole) >= 3
+        held = server.host.server
+        assert held is not None
+        assert (held._reads._reserved_bytes, held._reads.waiting, held.outgoing.held) == (0, {}, 0)
+
+
 # The client: acks that make room, records that change, take-overs
 
 
@@ -258,136 +291,3 @@ async def takes_over(orders: Orders) -> None:
         assert [one for one in numbers if one in acknowledged] == acknowledged
         assert acknowledged == sorted(acknowledged)
         assert acknowledged[-4:] == [20, 21, 22, 23]
-
-
-# A sink of two phases: the circuit's thread votes while others make durable and show
-
-
-async def votes_and_commits(orders: Orders) -> None:
-    """Whenever the worker ends: what the last committed checkpoint covers is visible afterwards, and no row
-    twice.
-    """
-
-    class Ordered(Output):
-        def stage(self, transaction: str, batch: pa.RecordBatch) -> None:
-            orders.block("stages")
-            super().stage(transaction, batch)
-
-        def prepare(self, transaction: str) -> None:
-            orders.block("prepares")
-            super().prepare(transaction)
-            orders.block("has prepared")
-
-        def commit(self, transaction: str) -> None:
-            orders.block("shows")
-            super().commit(transaction)
-            orders.block("has shown")
-
-    def context(incarnation: int) -> OperatorContext:
-        return OperatorContext(
-            "r", "out", 0, 1, bytes(16), (pa.schema([("id", pa.int64())]),), None, incarnation
-        )
-
-    place = Place()
-    writer = Sink(place, Ordered).open(context(1))
-    writer._lock = orders.lock("the output")  # type: ignore[assignment]
-    writer._names = orders.lock("the names")  # type: ignore[assignment]
-    await orders.thread("reset", lambda: writer.reset_to(None))
-    votes: dict[int, Any] = {}
-    voted = {number: trio.Event() for number in (1, 2, 3)}
-    committed: tuple[int, Any] = (0, None)
-
-    def circuit() -> None:
-        for number, event in voted.items():
-            orders.block("the next barrier", may=lambda before=number - 1: committed[0] >= before)
-            writer.process(pa.record_batch({"id": [number]}))
-            votes[number] = writer.prepare(number)
-            trio.from_thread.run_sync(event.set)
-
-    async def checkpoints() -> None:
-        nonlocal committed
-        for number, event in voted.items():
-            await event.wait()
-            await orders.thread("sync", writer.sync)
-            vote = await orders.thread("vote", partial(writer.voted, votes[number]))
-            await orders.point("the checkpoint is committed")
-            committed = (number, vote)
-            nursery.start_soon(orders.thread, f"publish {number}", partial(writer.publish, number))
-
-    async def ends() -> None:
-        await orders.point("the worker ends", late=True)
-        number, vote = committed
-        left = deepcopy(place)
-        again = Sink(left).open(context(2))
-        again.reset_to(vote)
-        again.publish(number)
-        assert sorted(left.visible()) == list(range(1, number + 1))
-
-    orders.begin()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(orders.thread, "circuit", circuit)
-        nursery.start_soon(checkpoints)
-        nursery.start_soon(ends)
-
-
-# A reader of replicas: what it acknowledges is deleted
-
-
-async def reads_a_replica(orders: Orders) -> None:
-    """A row that the reader has not recorded is still needed, as the register of the replica says."""
-    schema, region = parse_schema("at timestamp, n bigint"), "r"
-
-    def rows(number: int) -> bytes:
-        sink = pa.BufferOutputStream()
-        row = {"at": datetime.fromtimestamp(number, UTC), "n": number}
-        with pa.ipc.new_stream(sink, schema) as out:
-            out.write_batch(pa.RecordBatch.from_pylist([row], schema))
-        return bytes(sink.getvalue())
-
-    with mock.patch("checkpoint.limits.query_publish_s", 0.05):
-        async with (
-            ordered_store(orders, 1) as (server,),
-            open_store(server.url) as store,
-            await store.claim(worker_directory(region, 0), 1, WRITER) as claim,
-        ):
-            log = await OutputLog.open(
-                claim, "out", Publish.STEP, after_step=0, at=None, generation=1, workers=1
-            )
-            ends: dict[int, int] = {}
-            place = ReplicaPlace("a", server.url, region, "out")
-            merge = Merge(MergeOrder((place,), schema, ("at",)))
-            recorded = -1
-
-            async def write() -> None:
-                for step in range(1, 5):
-                    at = OutputTime(step * 1_000_000, step * 1_000_000)
-                    await log.append("out", step, 1, step, rows(step), {}, at)
-                    ends[at.high] = (await log.synced(step)).size
-
-            async def read() -> None:
-                nonlocal recorded
-                while recorded < 4_000_000:
-                    _, mark = await merge.next()
-                    await orders.point("the rows are recorded")
-                    recorded = mark
-                    merge.recorded(mark)
-
-            async def look() -> None:
-                while recorded < 4_000_000:
-                    await orders.point("the register is read", late=True)
-                    register = await read_register(store, output_register(region, "out"))
-                    for query in register.queries.values():
-                        needs = query_need(query, "w0000")
-                        lost = [high for high, end in ends.items() if high > recorded and end <= needs]
-                        assert not lost, f"{lost} are not recorded, and may be deleted"
-                    await trio.sleep(0.05)
-
-            connect = partial(open_store, server.url)
-            await write()
-            orders.begin()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(ReplicaStream(place, merge, connect, consumer="c").run)
-                nursery.start_soon(read)
-                nursery.start_soon(orders.time_passes, 0.06, 8)
-                await look()
-                nursery.cancel_scope.cancel()

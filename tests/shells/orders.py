@@ -7,6 +7,7 @@ no task can run, one of the parked completions is released, chosen by the *order
     usual      the one that was parked first
     moved      as usual, but one completion comes later, by 1, 2, 3 others or after all others, or at once
     shuffled   each completion has a random priority, so any two that are parked together come in either order
+    slowed     each kind of completion has a random priority for a while: a thread or link that is slow
     replayed   by the names that a failed run printed
 
 Time passes only while nothing is parked, unless a story lets it pass (`time_passes`). The shells are the
@@ -42,6 +43,8 @@ Story = Callable[["Orders"], Awaitable[None]]
 STORY_S: Final = 300.0
 """Virtual seconds after which a story is stuck."""
 RELEASED_MAX: Final = 5_000
+_CHANGES: Final = 0.05
+"""How often a kind of completion that was just released gets another priority."""
 
 
 class Order(Protocol):
@@ -92,6 +95,27 @@ class Shuffled:
             if name not in self._priorities:
                 self._priorities[name] = self._rng.random()
         return max(range(len(names)), key=lambda index: self._priorities[names[index]])
+
+
+@dataclass
+class Slowed:
+    """Random priorities of the kinds of completions, each for a while: some come much later than others."""
+
+    seed: int
+
+    def __post_init__(self) -> None:
+        self._rng = Random(self.seed)
+        self._priorities: dict[str, float] = {}
+
+    def choose(self, names: Sequence[str]) -> int:
+        kinds = [name.rpartition(" #")[0] for name in names]
+        for kind in kinds:
+            if kind not in self._priorities:
+                self._priorities[kind] = self._rng.random()
+        chosen = max(range(len(kinds)), key=lambda index: self._priorities[kinds[index]])
+        if self._rng.random() < _CHANGES:
+            del self._priorities[kinds[chosen]]
+        return chosen
 
 
 class Replayed:
@@ -321,18 +345,19 @@ def _distances(behind: int, *, late: bool) -> list[float]:
 
 
 def explore(story: Story, runs: int = 100, seed: int = 0) -> None:
-    """Run a story in the usual order, then in others: half of them moved, half shuffled. Raises
+    """Run a story in the usual order, then in others, of which a third are moved, shuffled, slowed. Raises
     OrderError.
     """
     usual = play(story, Usual())
-    rng = Random(seed)
     moved = [
         Moved(name, distance)
         for name, behind in usual.behind.items()
         for distance in _distances(behind, late=name in usual.late)
     ]
-    rng.shuffle(moved)
-    moved = moved[: runs // 2]
-    shuffled = [Shuffled(seed + number) for number in range(runs - len(moved))]
-    for order in (*moved, *shuffled):
-        play(story, order)
+    Random(seed).shuffle(moved)
+    for number in range(runs):
+        kind, index = number % 3, seed + number // 3
+        if kind == 0 and number // 3 < len(moved):
+            play(story, moved[number // 3])
+        else:
+            play(story, Slowed(index) if kind == 1 else Shuffled(index))

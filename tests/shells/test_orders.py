@@ -1,5 +1,5 @@
-"""What must hold in any order of completions: the stories of `order_stories.py`, played in many orders
-(`orders.py`), and planted bugs that only another order than the usual one shows.
+"""What must hold in any order of completions: the stories of `order_stories.py` and `order_regions.py` in
+many orders (`orders.py`), and planted bugs that only another order than the usual one shows.
 """
 
 import math
@@ -10,21 +10,23 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 
+from checkpoint.coordinator.manifest_log import ManifestLog
 from dataflow.merging.replica_stream import ReplicaStream
 from dataflow.sinks.two_phase import TwoPhaseWriter
 from dos_client.live_store import Store
 from dos_client.writing.copies import MemberCopies
+from dos_server.paced_reads import PacedReads
 from tests.shells.bugs import BUGS
+from tests.shells.order_regions import reads_a_replica, votes_and_commits, votes_and_resets
 from tests.shells.order_stories import (
     burst,
     claims_and_power,
     connections_reset,
     power,
-    reads_a_replica,
+    readers_leave,
     record_changes_during_an_inspection,
     record_changes_under_a_writer,
     takes_over,
-    votes_and_commits,
 )
 from tests.shells.orders import (
     Moved,
@@ -33,6 +35,7 @@ from tests.shells.orders import (
     Orders,
     Replayed,
     Shuffled,
+    Slowed,
     Story,
     Usual,
     explore,
@@ -46,12 +49,14 @@ STORIES: dict[str, tuple[Story, int]] = {
     "a power cut with a group log": (power(1 << 20), 40),
     "a reset": (connections_reset, 40),
     "claims and a power cut": (claims_and_power, 40),
+    "readers leave": (readers_leave, 21),
     "a burst of 1 byte in flight": (burst(1), 20),
     "a burst of some bytes in flight": (burst(2_500), 20),
     "an inspection while the record changes": (record_changes_during_an_inspection, 8),
     "a writer while the record changes": (record_changes_under_a_writer, 6),
     "a take-over": (takes_over, 10),
     "votes and commits": (votes_and_commits, 40),
+    "votes and resets": (votes_and_resets, 21),
     "a reader of a replica": (reads_a_replica, 10),
 }
 """Story -> itself, and in how many orders it is played."""
@@ -111,6 +116,15 @@ _SHOWN_LATER = """            with self._names:
             self._call(f"show {name}", methodcaller("commit", name))
 """
 
+_COUNTED = """        self._reserved_bytes -= count
+        connection = self._connections.get(event.read.session)
+        if connection is not None:
+"""
+_COUNTED_IF_THERE = """        connection = self._connections.get(event.read.session)
+        if connection is not None:
+            self._reserved_bytes -= count
+"""
+
 PLANTED = {
     "an ack that makes room does not wake the link": Planted(
         "a burst of 1 byte in flight",
@@ -137,6 +151,20 @@ PLANTED = {
     ),
     "syncs that have begun end with the connection": Planted(
         "a reset", "syncs_go_with_the_connection", Moved("the connection is reset #1", 23)
+    ),
+    "a commit is announced before it is stored": Planted(
+        "votes and resets",
+        (
+            ManifestLog.append,
+            "await writer.wait_synced(writer.append(cut_record(cut)))",
+            "writer.append(cut_record(cut))",
+        ),
+        Slowed(0),
+    ),
+    "a read for a reader that has left stays in the limit": Planted(
+        "readers leave",
+        (PacedReads._ended, _COUNTED, _COUNTED_IF_THERE),
+        Slowed(0),
     ),
     "a claim is granted before it is stored": Planted(
         "claims and a power cut", "claims_are_answered_before_they_are_stored", Shuffled(22)

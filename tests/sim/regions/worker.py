@@ -30,7 +30,6 @@ from checkpoint.core.participant import (
     ParticipantCore,
     ParticipantEnded,
     ParticipantInput,
-    ParticipantState,
     ParticipantTick,
     ReportWanted,
     SendReport,
@@ -254,8 +253,6 @@ class Worker(Process):
 
     def report(self, message: ToCoordinator) -> bool:
         """Send a report to the coordinator. Return False if a newer order has made it obsolete."""
-        if self.core.state is ParticipantState.ENDED:
-            return False
         try:
             self.handle(ReportWanted(message, of=self._taken))
         except StaleIncarnationError:
