@@ -4,18 +4,21 @@ The results are kept in pytest's cache between runs. The result of a test is dis
 module that it executes has changed.
 """
 
+import ast
 import hashlib
 import json
+import re
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from tests.mutation.mutants import ROOT
+from tests.mutation.mutants import FUNCTIONS, ROOT
 
 CALLS_MAX = 1_000
 """Lines that a test does not execute in this many calls of a function are not recorded for it."""
@@ -59,6 +62,18 @@ class Tracer:
 
 def digest_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
+
+
+def rows_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def functions_naming(path: Path, word: re.Pattern[str]) -> Iterator[str]:
+    """Yield the test functions of a file whose text contains the word."""
+    rows = rows_of(path)
+    for node in ast.parse("\n".join(rows)).body:
+        if isinstance(node, FUNCTIONS) and word.search("\n".join(rows[node.lineno - 1 : node.end_lineno])):
+            yield node.name
 
 
 class Coverage:
@@ -110,6 +125,27 @@ class Coverage:
         defines values (limits, classes of messages) is executed by no test, and may be used by any."""
         found = [name for name, one in self.tests.items() if module in one["lines"]]
         return self._ordered(module, found or list(self.tests))
+
+    def using(self, module: str, names: Collection[str]) -> list[str]:
+        """Return the tests that may notice another value of these names, which the module binds when it is
+        imported: tests that name one, then those that execute a line that does, then `touching`."""
+        if not names:
+            return self.touching(module)
+        word = re.compile(rf"\b({'|'.join(sorted(names))})\b")
+        files = {name.partition("::")[0] for name in self.tests}
+        tests = {f"{file}::{one}" for file in files for one in functions_naming(ROOT / file, word)}
+        lines = {
+            one: {number for number, row in enumerate(rows_of(ROOT / one), 1) if word.search(row)}
+            for one in self.traced
+        }
+        executing = [
+            name
+            for name, one in self.tests.items()
+            if any(not lines.get(file, set()).isdisjoint(found) for file, found in one["lines"].items())
+        ]
+        named = [name for name in self.tests if name.partition("[")[0] in tests]
+        ordered = (self._ordered(module, one) for one in (named, executing))
+        return list(dict.fromkeys([*chain.from_iterable(ordered), *self.touching(module)]))
 
     def _ordered(self, module: str, names: list[str]) -> list[str]:
         """Sort tests: those that have killed mutants of the module first; then one parameter of each function

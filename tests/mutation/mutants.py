@@ -163,6 +163,25 @@ def lines_of(node: ast.AST) -> tuple[int, int]:
     return first, max(first, inner - 1) if not isinstance(node, ast.ExceptHandler | ast.Try) else inner
 
 
+def names_at_import(mutant: Mutant) -> set[str]:
+    """Return the names that the mutated statement binds when the module is imported, those that the module
+    computes from them, and the class that they belong to."""
+    body = source_of(mutant.key.module).tree.body
+    names = {mutant.key.where.rpartition(".")[2]} - {""}
+    for node in (inner for one in body for inner in (one, *getattr(one, "body", ()))):
+        if isinstance(node, SCOPES) and node.lineno == mutant.first:
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and (
+            node.lineno == mutant.first or names & identifiers(node.value)
+        ):
+            names |= identifiers(node.target if isinstance(node, ast.AnnAssign) else ast.Tuple(node.targets))
+    return names
+
+
+def identifiers(node: ast.AST | None) -> set[str]:
+    return {one.id for one in ast.walk(node or ast.Pass()) if isinstance(one, ast.Name)}
+
+
 @cache
 def source_of(module: str) -> Source:
     return Source(module)

@@ -25,7 +25,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.mutation.coverage import Coverage, Tracer
-from tests.mutation.mutants import ROOT, Mutant, can_replace, live_functions, replace_functions, source_of
+from tests.mutation.mutants import (
+    ROOT,
+    Mutant,
+    can_replace,
+    live_functions,
+    names_at_import,
+    replace_functions,
+    source_of,
+)
 from tests.mutation.near import NOT_NEAR, PROCESSES
 
 SLOWDOWN_MAX = 4.0
@@ -177,7 +185,7 @@ class Near:
             near = [] if mutant.at_import else self.coverage.near(module, mutant.lines)
             if not near:  # the line may run when the module is imported, which the coverage does not show
                 survived = "survived" if mutant.at_import else "unreached"
-                near, cold = self.coverage.touching(module), True
+                near, cold = self.coverage.using(module, names_at_import(mutant)), True
             names = self._within(near, budget)
         else:
             names = list(tests)

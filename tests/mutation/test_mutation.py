@@ -17,8 +17,10 @@ from tests.mutation.mutants import (
     Source,
     can_replace,
     live_functions,
+    names_at_import,
     replace_functions,
     sample,
+    source_of,
 )
 from tests.mutation.near import PACKAGES
 
@@ -169,6 +171,27 @@ def test_near_tells_which_tests_execute_a_file_or_a_line_and_which_lines_none_do
     assert reach.state_of(row) == ""
     never = reach.report(Coverage(tmp_path / "none.json"), reach.Target("x", source.module))
     assert reach.state_of(never) == "no near test imports it"
+
+
+def test_tests_that_name_a_constant_or_execute_a_line_that_does_are_near(
+    source: Source, tmp_path: Path
+) -> None:
+    """A test of golden numbers executes no function of the module that defines them."""
+    source.path.write_text(SOURCE + "\nTWICE = 2 * len(TABLE)\n\ndef use():\n    return TWICE\n")
+    table = next(one for one in source_of(source.module).mutants if one.key.before.startswith("TABLE"))
+    field = next(one for one in source_of(source.module).mutants if one.key.before.startswith("size"))
+    assert names_at_import(table) == {"TABLE", "TWICE"}
+    assert names_at_import(field) == {"Thing", "size"}
+    golden = tmp_path / "test_golden.py"
+    golden.write_text("def test_twice(): assert TWICE == 4\n\ndef test_other(): pass\n")
+    coverage = Coverage(tmp_path / "none.json")
+    coverage.traced = [source.module]
+    for name, line in (("test_twice", 0), ("test_other", 0)):
+        coverage.add(f"{golden}::{name}", 0.1, {"other.py": {line}})
+    coverage.add("test_user", 0.1, {source.module: {len(source.path.read_text().splitlines())}})
+    coverage.add("test_touching", 0.1, {source.module: {1}})
+    near = [one.rpartition("::")[2] for one in coverage.using(source.module, names_at_import(table))]
+    assert near == ["test_twice", "test_user", "test_touching"]
 
 
 def test_the_scope_of_each_package_exists() -> None:
