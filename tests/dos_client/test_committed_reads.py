@@ -159,6 +159,8 @@ async def test_committed_reads_give_any_part_and_end_where_the_object_ends(three
             await store.read("d", "x", len(content) + 1, 1, committed=True)
         with pytest.raises(NotFoundError):
             await store.read("d", "y", 0, 1, committed=True)
+        with pytest.raises(QuorumUnavailableError, match="no connected member has the bytes"):
+            await CommittedReads(store, "d", "x").fetch(PIECE, len(content) + 1)
         three[1].kill()
         assert await store.read("d", "x", 5, 500, committed=True) == content[5:505]
         assert not store.damage.reports()

@@ -1,6 +1,8 @@
 """The register of faulty copies."""
 
 import logging
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -9,6 +11,9 @@ import trio.testing
 from dos_client import init_store, open_store
 from dos_client.limits import damage_reports_max
 from dos_client.reading.damage import CopyFault, Damage
+from dos_client.repair import auto_repair
+from dos_protocol.errors import BusyError
+from tests.dos_client.records import record
 from tests.dos_client.support import ThreadServer, new_writer, until, url_of
 
 A, B = b"a" * 16, b"b" * 16
@@ -77,6 +82,38 @@ async def test_the_register_is_bounded() -> None:
         damage.note(A, "d", f"x{number}", 0, CopyFault.DAMAGED)
     assert len(damage.reports()) == damage_reports_max
     assert not damage.avoid(A, "d", "x0")
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("fails", [0, 5, 11, 12])
+async def test_a_repair_that_fails_is_tried_twelve_times_with_pauses_that_double_up_to_a_minute(
+    fails: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    tried: list[float] = []
+
+    async def repair_object(*_: object, **__: object) -> None:
+        tried.append(trio.current_time())
+        if len(tried) <= fails:
+            raise BusyError("a writer is at work")
+
+    monkeypatch.setattr(auto_repair, "repair_object", repair_object)
+    store = SimpleNamespace(wrote=trio.Event(), damage=Damage(), record=record("abc", 2))
+    store.damage.note(A, "d", "x", 0, CopyFault.DAMAGED)
+    with trio.move_on_after(3_600) as scope, caplog.at_level(logging.WARNING, "dos.client"):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(auto_repair.auto_repair, store)
+            await trio.sleep(100)
+            assert not tried, "a store without a writer repairs nothing"
+            store.wrote.set()
+    assert scope.cancelled_caught
+    pauses = [2.0, 4.0, 8.0, 16.0, 32.0, *[60.0] * 6]
+    assert [after - before for before, after in pairwise(tried)] == pauses[:fails]
+    assert bool(store.damage.reports()) == (fails == 12)
+    given_up = [text for text in caplog.messages if "not repaired after 12 attempts" in text]
+    assert len(given_up) == (fails == 12)
 
 
 @pytest.mark.trio

@@ -15,12 +15,14 @@ from dos_client import (
     open_store,
     replace_member,
 )
+from dos_client.core.quorum import filled_member
 from dos_client.core.replacement import GONE_SUFFIX
 from dos_client.membership.filling import Filling
 from dos_protocol.errors import BrokenConnectionError, FencedError
 from tests.dos_client.support import (
     PATIENCE_S,
     Threads,
+    cancelled_at,
     claimed,
     content_of,
     has,
@@ -177,6 +179,24 @@ async def test_a_member_that_is_lost_while_a_directory_is_listed_holds_nothing_u
         await replace_member(url, old=four[2].location, new=four[3].location)
     assert broken == 1
     assert await content_of(four[3], "idle", "o0") == b"held by all"
+
+
+async def test_a_run_that_another_one_has_overtaken_fills_nothing_more(four: Threads) -> None:
+    url = url_of(four[:3])
+    await init_store(url)
+    await write_idle(url, "idle", 1, b"held by all")
+    await off(four[2])
+    with cancelled_at("filling") as progress:
+        await replace_member(url, old=four[2].location, new=four[3].location, progress=progress)
+
+    def overtaken() -> None:
+        raise FencedError("another run has taken the record log over")
+
+    async with open_store(url_of([*four[:2], four[3]])) as store:
+        joining = filled_member(store.record)
+        assert joining is not None
+        with pytest.raises(FencedError, match="another run"):
+            await Filling(store, joining, lambda *_: None, overtaken).run()
 
 
 async def write_to_two_and_lose_both(

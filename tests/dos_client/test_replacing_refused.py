@@ -90,6 +90,8 @@ async def test_only_a_member_moves_and_only_from_an_address_where_it_answers_no_
 ) -> None:
     # EVIDENCE-OF: P-4
     url = url_of(four[:3])
+    with pytest.raises(ReplacementError, match="is not a member of this store"):
+        await move_member(url, new=four[3].location)  # no store exists yet
     record = await init_store(url)
     with pytest.raises(ReplacementError, match="is not a member of this store"):
         await move_member(url, new=four[3].location)

@@ -18,6 +18,7 @@ from dos_client.core.describing import Condition, describe, same_server
 from dos_client.core.membership import ServerAnswer
 from dos_client.core.replacement import begin
 from dos_client.membership.status import StoreStatus, store_status
+from dos_client.repair.verifying import MemberHolding, VerifyReport
 from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import send_record
 from dos_protocol.errors import StaleGenerationError
@@ -32,6 +33,16 @@ G1 = record("abc", 2)
 
 def seen(letter: str, shown: StoreRecord | None, address: str = "") -> ServerAnswer:
     return ServerAnswer(address or f"{letter}:1", server_id(letter), shown)
+
+
+def test_how_much_of_a_joining_member_is_filled_is_known_only_if_its_copies_were_compared() -> None:
+    joining = begin(G1, G1.members[0], server_id("d"), "d:1")
+    compared = VerifyReport(total_bytes=10, holdings={server_id("d"): MemberHolding(lag_bytes=3)})
+    others = VerifyReport(total_bytes=10, holdings={server_id("a"): MemberHolding()})
+    assert StoreStatus(joining, compared=compared).filling == (joining.member(server_id("d")), 7)
+    for status in (StoreStatus(joining), StoreStatus(joining, compared=others), StoreStatus(None)):
+        assert status.filling is None
+    assert StoreStatus(G1, compared=compared).filling is None, "nobody joins"
 
 
 @pytest.mark.parametrize(

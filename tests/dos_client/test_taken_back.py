@@ -14,6 +14,7 @@ from dos_client.core.claim import has_lost_objects
 from dos_client.errors import MissingDataError
 from dos_client.limits import milestone_bytes, window_bytes_max
 from dos_client.live_store import Store
+from dos_client.reading.damage import CopyFault
 from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import prefix_digest
 from dos_protocol.vocabulary import ObjectInfo
@@ -40,26 +41,36 @@ async def written(
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("went_back", [False, True], ids=["damaged", "went back"])
 async def test_bytes_that_only_a_member_damaged_since_the_claim_had_are_for_a_new_claim_to_judge(
-    three: list[ThreadServer],
+    three: list[ThreadServer], went_back: bool
 ) -> None:
     """One member had them, so they were never acknowledged: they are not "lost", and the next claim finds
     two sound members without them (R4)."""
     async with written(three, b"a") as (_, _, writer):
+        image = await copied(three[2])
         await off(*three[:2])
         writer.append(CONTENT)
         await has(three[2], "d", "x", b"a" + CONTENT)
     await on(*three[:2])
-    async with claimed(three, epoch=2) as (_, claim):
+    async with claimed(three, epoch=2) as (store, claim):
         assert await claim.wait_all(20)
-        await off(three[2])
-        await damage(three[2], "d", "x", notice=False)
-        await on(three[2])
+        if went_back:
+            await put_back_an_older_copy(three[2], image)
+        else:
+            await off(three[2])
+            await damage(three[2], "d", "x", notice=False)
+            await on(three[2])
         with (
             pytest.raises(QuorumUnavailableError, match="take over again with a new claim"),
             trio.fail_after(40),
         ):
             await claim.settle("x", 1 + len(CONTENT), prefix_digest(b"a" + CONTENT))
+        noted = store.damage.of_member(bytes.fromhex(three[2].server_id))
+        assert noted is not None
+        assert went_back or noted.why is CopyFault.DAMAGED, (
+            "what its server says of it, not only that it differs"
+        )
     async with claimed(three, epoch=3) as (_, claim):
         assert {objects["x"].synced for objects in claim.answers.values()} == {1}
         await claim.settle("x", 1, prefix_digest(b"a"))

@@ -254,6 +254,7 @@ def test_a_bad_digest_names_its_request_and_is_reported_again() -> None:
 
 @given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 5000), st.booleans(), st.booleans())
 @example([3000] * 12, 5000, True, True)
+@example([3000] * 12, 5000, False, True)
 def test_bytes_may_come_in_by_copy_and_by_view_in_turns(
     sizes: list[int], piece: int, by_view: bool, lazy: bool
 ) -> None:

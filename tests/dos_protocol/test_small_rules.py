@@ -19,10 +19,10 @@ from dos_protocol.errors import (
     RefusedError,
     RemoteProtocolError,
 )
-from dos_protocol.names import check_name, has_one_writer, is_name, parse_id
+from dos_protocol.names import check_name, epoch_of_segment, has_one_writer, is_name, parse_id
 from dos_protocol.stamps import DiskStamp, decode_witnessed, encode_witnessed
 from dos_protocol.store_record import default_ack_quorum
-from dos_protocol.tokens import token_in
+from dos_protocol.tokens import refuse_weak, token_in
 from dos_protocol.vocabulary import refused
 from tests.dos_protocol.strategies import ids, u64
 
@@ -52,6 +52,7 @@ def test_stamps_are_whole_and_one_a_server() -> None:
 def test_names_of_the_grammar_at_its_ends(name: str) -> None:
     assert (check_name(name), is_name(name)) == (name, True)
     assert has_one_writer(name) == (len(name) == 35)
+    assert epoch_of_segment(name) == (1 if len(name) == 35 else 0)
 
 
 def test_what_is_no_name_is_refused_and_shown_cut() -> None:
@@ -72,6 +73,14 @@ def test_a_token_has_at_most_4096_bytes(size: int) -> None:
     else:
         with pytest.raises(LocalProtocolError, match="at most 4096 bytes, its line has 4097"):
             token_in(b"t" * size, "f")
+
+
+def test_a_secret_of_16_characters_with_8_distinct_ones_is_strong_enough_and_no_weaker_one_is() -> None:
+    refuse_weak(b"abcdefgh" * 2, "f")
+    for weak in (b"abcdefghabcdefg", b"abcdefga" * 2, b"abcdefg" * 9, b""):
+        with pytest.raises(LocalProtocolError, match="at least 16 and 8 are needed") as refused:
+            refuse_weak(weak, "f")
+        assert f"{len(weak)} characters, {len(set(weak))} of them distinct" in str(refused.value)
 
 
 def test_a_file_without_a_token_reports_what_it_has() -> None:

@@ -67,6 +67,8 @@ def accepted_or_refused(body: bytes) -> None:
         (StoreRecord(b"s" * 16, 0, 1, (A,)), "generations begin at 1"),
         (StoreRecord(b"s" * 16, 1, 1, ()), "1 to 16 members"),
         (StoreRecord(b"s" * 16, 1, 1, (A, Member(A.server_id, "c:1"))), "distinct identities"),
+        (StoreRecord(b"s" * 16, 1, 1, (A, Member(bytes(16), "c:1"))), "not all zero"),
+        (StoreRecord(b"s" * 16, 1, 1, (A, Member(b"c" * 15, "c:1"))), "identities of 16 bytes"),
         (StoreRecord(b"s" * 16, 1, 1, (A, Member(b"c" * 16, A.address))), "distinct addresses"),
         (StoreRecord(b"s" * 16, 1, 3, (A, B)), "ack quorum of 3"),
         (StoreRecord(b"s" * 16, 1, 2, (A, Member(b"c" * 16, "c:1", "joining"))), "ack quorum of 2"),

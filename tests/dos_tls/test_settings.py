@@ -40,6 +40,8 @@ OWN = TlsSettings("/t/ca.pem", "/t/cert.pem", "/t/key.pem")
 )
 def test_variables_name_the_files(variables: dict[str, str], expected: TlsSettings | None) -> None:
     assert settings_of(variables) == expected
+    if expected is not None:
+        assert settings_of(expected.as_variables()) == expected
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ class Near:
     # Coverage
 
     def measure(self, report: Callable[[str], None], *, again: bool = False) -> None:
-        """Run every test without a known result once, traced. A test that fails then is left out."""
+        """Run every test without a known result once, traced. One that fails or is slow then is left out."""
         if again:
             self.coverage.tests.clear()
         for name in self.coverage.tests.keys() - self._items.keys():
@@ -155,8 +155,9 @@ class Near:
                 self._failed = ""
                 with tracer.tracing():
                     self._run_items([name])
-                if not self._failed:
-                    found.add(name, time.perf_counter() - started, tracer.lines)
+                seconds = time.perf_counter() - started
+                if not self._failed and seconds < TEST_S_MAX:  # a longer one would fail for every mutant
+                    found.add(name, seconds, tracer.lines)
                     if len(found.tests) % 50 == 0:
                         found.save()
             found.save()
@@ -168,7 +169,7 @@ class Near:
         for one in (path, path.with_suffix(".json")):
             one.unlink(missing_ok=True)
         for name in [name for name in missing if name not in self.coverage.tests]:
-            report(f"left out, it fails without a mutant: {name}")
+            report(f"left out, it fails or takes {TEST_S_MAX} s without a mutant: {name}")
 
     # Mutants
 

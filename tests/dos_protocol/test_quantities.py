@@ -1,10 +1,10 @@
-"""Rates and times of the scrub, as options of the command line."""
+"""Sizes, rates and times as options of the command line."""
 
 from pathlib import Path
 
 import pytest
 
-from dos_protocol.quantities import parse_rate, parse_span
+from dos_protocol.quantities import parse_bytes, parse_rate, parse_span
 from tests.dos_server.fsck.data_directories import dos
 
 
@@ -21,6 +21,13 @@ from tests.dos_server.fsck.data_directories import dos
 )
 def test_rates_are_read_as_people_write_them(text: str, rate: int) -> None:
     assert parse_rate(text) == rate
+
+
+def test_every_unit_is_the_power_that_its_name_says() -> None:
+    powers = {f"{prefix}B": 1000**n for n, prefix in enumerate(("", "k", "M", "G", "T"))}
+    powers |= {f"{prefix}iB": 1024**n for n, prefix in enumerate("KMGT", 1)}
+    for unit, bytes_per_unit in powers.items():
+        assert parse_rate(f"3{unit}/s") == parse_bytes(f"3 {unit.lower()}") == 3 * bytes_per_unit
 
 
 @pytest.mark.parametrize("text", ["", "fast", "-1MB/s", "8MB/h", "nan", "1e9", "8XB/s", "9999999999", "٣MB"])
