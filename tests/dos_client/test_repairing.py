@@ -128,6 +128,19 @@ async def test_a_damaged_member_has_not_answered_until_it_is_repaired(three: Thr
 
 
 @pytest.mark.trio
+async def test_a_copy_whose_sources_turn_out_to_be_damaged_is_reported_as_failed(three: Threads) -> None:
+    # EVIDENCE-OF: P-5
+    await filled(three, "a")
+    await damage(three[0], "d", "a")
+    for source in three[1:]:
+        await damage(source, "d", "a", notice=False)
+    report = await repaired(three)
+    (failed,) = report.repairs
+    assert (failed.name, failed.address, failed.outcome) == ("a", three[0].location, RepairOutcome.FAILED)
+    assert "damaged" in failed.reason
+
+
+@pytest.mark.trio
 async def test_what_only_one_contradicts_is_left_to_a_person(three: Threads) -> None:
     # EVIDENCE-OF: P-5
     await init_store(url_of(three))

@@ -284,3 +284,5 @@ def test_the_history_has_one_entry_per_change() -> None:
     data = log.encode(begun) + beat + b"{torn" + beat + log.encode(done)
     assert log.decode(data) == [begun, done]
     assert change_log.merge([begun, done, begun]) == [replace(done, at="1"), begun]
+    assert change_log.merge([begun, done, done]) == [replace(done, at="1"), done], "it began elsewhere"
+    assert change_log.merge([begun, begun, done]) == [begun, replace(done, at="1")]

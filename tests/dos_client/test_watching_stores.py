@@ -235,6 +235,8 @@ async def test_a_spare_that_is_not_empty_is_not_used(five: Threads) -> None:
     await add_spare(url, new=five[3].location)
     async with open_connection(five[3].location) as connection:
         await connection.claim("files", 1, new_writer())
+    sight = (await StoreWatcher(url, SOON).step()).sight
+    assert [one.problem for one in sight.spares] == [""], "it is looked into only when a member is absent"
     await off(five[2])
     seen = await watched(StoreWatcher(url, SOON), core.ReportAction)
     assert f"{five[3].location}: {five[3].location} is not empty" in seen.action.why
