@@ -37,7 +37,13 @@ from dos_server.core.layout import OBJECTS, STAMPS, WITNESSED
 from dos_server.core.quotas import StoredUsage
 from dos_server.core.records import ClaimRecord, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject
-from dos_server.core.stamps import History, StampFiles, decode_history, decode_witnesses, encode_history
+from dos_server.core.stamps import (
+    NO_STAMPS,
+    StampFiles,
+    decode_witnesses,
+    encode_history,
+    history_of,
+)
 from dos_server.directory_register import check_folder_of_objects, registered
 from dos_server.disk import Disk, FreeSpace
 from dos_server.disk_errors import failure_of, log_errors, preceded_sync
@@ -121,7 +127,9 @@ class Storage(DirectoryLoader):
         """
         stamps = small_files.read(self._disk, STAMPS)
         witnessed = small_files.read(self._disk, WITNESSED)
-        history = decode_history(stamps) if stamps is not None else History()
+        history = history_of(stamps, witnessed)
+        if stamps is None and small_files.read(self._disk, "store") is not None:
+            logger.warning("%s and %s are missing: %s", STAMPS, WITNESSED, NO_STAMPS)
         history = history.keyed(fresh, is_new=self._is_new)
         if witnessed is not None:
             decode_witnesses(witnessed)

@@ -54,6 +54,8 @@ _MAC_BYTES: Final = id_bytes // 2
 _HEAD_1: Final = _HEAD.pack(_STAMPS_MAGIC, 1, 0)
 _WITNESSED_HEAD: Final = _HEAD.pack(_WITNESSED_MAGIC, 1, 0)
 _HINT: Final = "replace the server: it is unknown whether its disk is current"
+NO_STAMPS: Final = "the history of this disk begins anew, and a member that knows a stamp of it refuses it"
+"""What it means if a member of a store has neither file."""
 
 
 class StampFiles(NamedTuple):
@@ -149,6 +151,19 @@ def decode_history(data: bytes) -> History:
             parts = tuple(ids[start : start + id_bytes] for start in range(0, len(ids), id_bytes))
             return History(first, parts, DiskStamp(number, stamp_id), key, head[-1] == 1)
     raise CorruptDataError(STAMPS, 0, "a history of whole stamps", f"{len(data)} bytes", _HINT)
+
+
+def history_of(stamps: bytes | None, witnessed: bytes | None) -> History:
+    """Return the history that the two files show. None: the file is missing. Raises CorruptDataError.
+
+    A disk gets `stamps` before `witnessed`, so one that has only `witnessed` has lost it. A disk with neither
+    is new, or a person begins its history again.
+    """
+    if stamps is not None:
+        return decode_history(stamps)
+    if witnessed is not None:
+        raise CorruptDataError(STAMPS, 0, f"the stamps of this disk, beside {WITNESSED}", "no file", _HINT)
+    return History()
 
 
 def encode_witnesses(witnessed: dict[bytes, DiskStamp]) -> bytes:
@@ -291,6 +306,10 @@ class Stamps:
         if WITNESSED in self._storing:
             session.pending += 1
             self._waiting.append((session.number, request, request_id))
+            return
+        if not self.history.ids:
+            text = "the first stamp of this disk could not be stored, and no other is stored before it"
+            tables.refuse(session, REFUSALS[v.DiskFailure.NO_SPACE], text, request_id)
             return
         held = self.witnessed.get(request.server_id, NO_STAMP)
         sent = DiskStamp(request.number, request.stamp_id)

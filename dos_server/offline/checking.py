@@ -16,6 +16,7 @@ from pathlib import Path
 from dos_protocol.errors import VERDICTS, CorruptDataError, ErrorCode, LocalProtocolError
 from dos_protocol.limits import epoch_jump_max, id_bytes
 from dos_protocol.names import id_text, is_name
+from dos_protocol.stamps import NO_STAMP
 from dos_protocol.store_record import decode_store_record
 from dos_server import side_files, small_files
 from dos_server.core import findings as f
@@ -34,7 +35,7 @@ from dos_server.core.layout import (
 from dos_server.core.records import NO_CLAIM, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject, judge
 from dos_server.core.scan import DamagedExtentError, ReadAt
-from dos_server.core.stamps import History, decode_history, decode_witnesses
+from dos_server.core.stamps import NO_STAMPS, decode_witnesses, history_of
 from dos_server.core.verify import VerifyGoal, beginning, verify_part
 from dos_server.directory_register import DirectoryRegister
 from dos_server.disk import RealDisk
@@ -203,7 +204,7 @@ class Check:
         if server_id is None and has_objects:
             means = "the server does not start: the owner of these objects is unknown"
             self._add(f.of_record("identity", "an identity beside objects", "none", means))
-        self._stamps()
+        self._stamps(in_store=store is not None)
         if store is None:
             return
         try:
@@ -236,21 +237,29 @@ class Check:
                 if self._raise_claims:
                     self._raise_claim(_Directory(name, {}, {}, mark.synced), lost=True)
 
-    def _stamps(self) -> None:
-        means = "the server does not start"
-        for name, decode in ((STAMPS, decode_history), (WITNESSED, decode_witnesses)):
-            try:
-                data = self._small(name, means)
-                read = decode(data) if data is not None else None
-            except CorruptDataError as error:
-                self._add(f.of_record(name, error.expected, error.found, means))
-                continue
-            if isinstance(read, History) and read.missing.number:
-                expected = f"stamp {read.missing.number}, which another member has recorded"
-                lost = "the disk went back in time: the server refuses its store; replace it"
-                remedy = VERDICTS[ErrorCode.ROLLED_BACK].remedy
-                found = Finding(Severity.DAMAGED, name, expected, "an older copy of the disk", lost, remedy)
-                self._add(found)
+    def _stamps(self, *, in_store: bool) -> None:
+        means, before = "the server does not start", len(self.report.findings)
+        stamps, witnessed = self._small(STAMPS, means), self._small(WITNESSED, means)
+        if len(self.report.findings) > before:
+            return
+        missing = NO_STAMP
+        try:
+            missing = history_of(stamps, witnessed).missing
+        except CorruptDataError as error:
+            self._add(f.of_record(STAMPS, error.expected, error.found, means))
+        try:
+            if witnessed is not None:
+                decode_witnesses(witnessed)
+        except CorruptDataError as error:
+            self._add(f.of_record(WITNESSED, error.expected, error.found, means))
+        if in_store and stamps is None and witnessed is None:
+            texts = "the stamps of this disk, and of the other members", "no files"
+            self._add(Finding(Severity.NOTE, STAMPS, *texts, NO_STAMPS, "nothing"))
+        if missing.number:
+            expected = f"stamp {missing.number}, which another member has recorded"
+            lost = "the disk went back in time: the server refuses its store; replace it"
+            remedy = VERDICTS[ErrorCode.ROLLED_BACK].remedy
+            self._add(Finding(Severity.DAMAGED, STAMPS, expected, "an older copy of the disk", lost, remedy))
 
     def _small(self, path: str, means: str) -> bytes | None:
         """Return a small file; None if it is missing or unreadable, which is added to the findings."""

@@ -139,6 +139,17 @@ def test_a_stamp_is_reported_when_it_is_durable_and_an_old_one_is_replaced_when_
     assert server.ask(server.connect(HELLO), m.Stamp(*second)) == m.Stamped(*newest_of(server))
 
 
+def test_a_disk_without_a_stamp_of_its_own_keeps_none_of_others(server: Harness) -> None:
+    server.disk.remove("stamps")
+    server.disk.fail("write", errno.ENOSPC)
+    server.start()
+    refused = server.ask(server.connect(HELLO), m.Witness(OTHER, *FIVE))
+    assert isinstance(refused, m.Error)
+    assert "the first stamp of this disk" in refused.message
+    server.start()
+    assert server.ask(server.connect(HELLO), m.Witness(OTHER, *FIVE)) == m.Witnessed(OTHER, *FIVE)
+
+
 def test_a_stamp_that_cannot_be_stored_is_not_told(server: Harness) -> None:
     first = newest_of(server)
     server.now += stamp_seconds + 1

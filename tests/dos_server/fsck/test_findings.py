@@ -12,7 +12,7 @@ from dos_server.core import records
 from dos_server.core.extent import AcceptedBytes, build_extents, link_after, object_seed
 from dos_server.core.findings import Severity
 from dos_server.core.records import ObjectMark
-from dos_server.core.stamps import decode_history, encode_history
+from dos_server.core.stamps import decode_history, encode_history, encode_witnesses
 from dos_server.disk import RealDisk
 from dos_server.limits import mark_bytes
 from dos_server.offline.checking import Check
@@ -220,3 +220,25 @@ def test_a_disk_that_went_back_and_a_damaged_history_of_stamps_are_reported(data
     assert {one.place for one in checked(data).findings} == {"stamps", "witnessed"}
     with pytest.raises(CorruptDataError, match="stamps"):
         Harness(RealDisk(data))  # type: ignore[arg-type]
+
+
+def test_a_disk_that_lost_its_stamps_alone_is_damaged_and_without_the_witnessed_ones_its_history_begins_anew(
+    data: Path,
+) -> None:
+    (data / "witnessed").write_bytes(encode_witnesses({}))
+    (data / "store").write_bytes(
+        encode_store_record(StoreRecord(b"s" * 16, 1, 1, (Member(SERVER_ID, "a:1"),)))
+    )
+    assert not checked(data).findings
+    (data / "stamps").unlink()
+    (finding,) = checked(data).findings
+    assert (finding.verdict, finding.place) == (Severity.DAMAGED, "stamps")
+    with pytest.raises(CorruptDataError, match=r"stamps.*beside witnessed.*no file"):
+        Harness(RealDisk(data))  # type: ignore[arg-type]
+    assert not (data / "stamps").exists(), "the next start must not find a new one"
+    (data / "witnessed").unlink()
+    (finding,) = checked(data).findings
+    assert (finding.verdict, finding.place) == (Severity.NOTE, "stamps")
+    assert "begins anew" in finding.means
+    Harness(RealDisk(data))  # type: ignore[arg-type]
+    assert not checked(data).findings
