@@ -85,7 +85,7 @@ def _store(view: TopView, reading: Reading, width: int) -> RenderResult:
     if state["store"] is None:
         yield Text(state["verdict"], "bold red")
     else:
-        usable = (state["verdict"], "green" if state["accepts_appends"] else "bold red")
+        usable = (state["verdict"], "bold red" if state["writers_wait"] else "green")
         size = "" if state["bytes"] is None else f", {count_text(state['bytes'])}"
         yield Text.assemble((reading["url"], "bold"), ": ", usable, size)
         rows = [_member(one) for one in state["store"]["members"]]

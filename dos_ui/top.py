@@ -102,7 +102,7 @@ async def _print_once(readings: Readings, view: TopView, interval: float, *, as_
     else:
         width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
         Console(width=width).print(Screen(view, found, None))
-    if not view.region and not found["store"]["accepts_appends"]:
+    if not view.region and found["store"]["writers_wait"]:
         raise typer.Exit(UNREACHABLE)
 
 

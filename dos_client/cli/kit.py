@@ -5,7 +5,7 @@
 | 0 | done |
 | 1 | a negative answer: not found, damaged, refused by a region, something is missing |
 | 2 | wrong usage, or refused |
-| 3 | a server, or enough members of a store, cannot be reached |
+| 3 | a server, or enough members of a store, cannot be reached, or writers wait for other reasons |
 | 4 | nothing matches (`dos journal grep`) |
 | 130 | interrupted |
 
@@ -106,6 +106,14 @@ def fill_help(app: typer.Typer) -> None:
     for command in app.registered_commands:
         text = inspect.cleandoc((command.callback and command.callback.__doc__) or "")
         command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+def exit_with(*, whole: bool, writers_wait: bool) -> None:
+    """End a command that examined a store, unless nothing is to be done."""
+    if writers_wait:
+        raise typer.Exit(UNREACHABLE)
+    if not whole:
+        raise typer.Exit(NEGATIVE)
 
 
 def read_token(path: Path | None) -> bytes:

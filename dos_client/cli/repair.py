@@ -11,6 +11,7 @@ from dos_client.cli.kit import (
     StoreUrl,
     TokenFile,
     count_text,
+    exit_with,
     parsed_option,
     print_json,
     read_token,
@@ -23,7 +24,14 @@ from dos_client.core.comparing import CopyState
 from dos_client.membership.recovering import Recovered, recover_store
 from dos_client.repair.repairing import RepairOutcome, RepairProgress, RepairReport, repair_store
 from dos_client.repair.scrubbing import MemberScrub, ScrubReport, scrub_store
-from dos_client.repair.verifying import CopyDifference, VerifyProgress, VerifyReport, verify_store
+from dos_client.repair.verifying import (
+    CopyDifference,
+    VerifyProgress,
+    VerifyReport,
+    blocked_text,
+    damage_text,
+    verify_store,
+)
 from dos_client.store import open_store
 from dos_client.urls import parse_url
 from dos_protocol.names import has_one_writer, id_text
@@ -58,9 +66,9 @@ def verify(
     """Read every object on all members, and compare the copies. Changes nothing; writers continue meanwhile.
 
     A copy that is behind is a prefix of the longest one. While a writer appends, that is not a difference.
-    With a token of some directories, those are compared. Exit code 0 if all copies are equal, or only behind
-    a live writer; 1 if copies are behind without one, missing, different or damaged, or a member is
-    unavailable; 3 if too few members are available to compare.
+    With a token of some directories, those are compared. Exit code 0 if all members are available and have
+    room, and all copies are equal, or only behind a live writer; 1 if not; 3 if writers wait, or would wait
+    after a start: too few members are available, have room, or are undamaged in a directory.
 
     Servers may answer from memory. To read the disks themselves, on each server at its own pace, use `dos
     store scrub`.
@@ -90,8 +98,10 @@ def verify(
         print_json(report_json(report))
     else:
         _print_report(report, url)
-    if report.differences or report.unavailable:
-        raise typer.Exit(NEGATIVE)
+    exit_with(
+        whole=report.equal and not report.full,
+        writers_wait=bool(report.blocked) or not report.accepts_appends,
+    )
 
 
 def scrub(
@@ -191,7 +201,8 @@ def repair(
         print_json(repair_json(report))
     else:
         _print_repairs(report)
-    if report.unavailable or not all(one.done for one in report.repairs):
+    damaged = report.unavailable or report.damaged_directories
+    if damaged or not all(one.done for one in report.repairs):
         raise typer.Exit(NEGATIVE)
 
 
@@ -270,6 +281,7 @@ def repair_json(report: RepairReport) -> dict[str, Any]:
             for one in report.repairs
         ],
         "unavailable": report.unavailable,
+        "damaged_directories": [asdict(one) for one in report.damaged_directories],
     }
 
 
@@ -281,6 +293,8 @@ def _print_repairs(report: RepairReport) -> None:
         )
     for address, error in report.unavailable.items():
         print(f"{address} was not checked: {error}")
+    for damage in report.damaged_directories:
+        print(damage_text(damage))
     left = sum(not one.done for one in report.repairs)
     repaired = sum(one.outcome is RepairOutcome.REPAIRED for one in report.repairs)
     print(
@@ -314,7 +328,7 @@ def finding_json(one: CopyDifference) -> dict[str, Any]:
 def report_json(report: VerifyReport) -> dict[str, Any]:
     """Return the report for --json."""
     return {
-        "equal": not report.differences and not report.unavailable,
+        "equal": report.equal,
         "complete": report.complete,
         "directories": report.directories,
         "objects": report.objects,
@@ -323,6 +337,10 @@ def report_json(report: VerifyReport) -> dict[str, Any]:
         "bytes_read": report.bytes_read,
         "findings": [finding_json(one) for one in report.findings],
         "unavailable": report.unavailable,
+        "damaged_directories": [asdict(one) for one in report.damaged_directories],
+        "blocked": report.blocked,
+        "full": report.full,
+        "accepts_appends": report.accepts_appends,
     }
 
 
@@ -350,9 +368,15 @@ def _print_report(report: VerifyReport, url: str) -> None:
         print(finding_text(one))
     for address, error in report.unavailable.items():
         print(f"{address} was not compared: {error}")
+    for damage in report.damaged_directories:
+        print(damage_text(damage))
+    for directory in report.blocked:
+        print(blocked_text(directory))
+    for address in report.full:
+        print(f"the disk of {address} is full: appends are refused")
     differences = len(report.differences)
     live = len(report.findings) - differences
-    summary = "all equal" if not report.findings and not report.unavailable else f"{differences} differences"
+    summary = "all equal" if report.equal and not report.findings else f"{differences} differences"
     moving = f", {live} copies behind a live writer" if live else ""
     read = f", {count_text(report.bytes_read)} of them read" if report.bytes_read else ", by digest only"
     print(

@@ -7,12 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from dos_client.cli.kit import (
-    NEGATIVE,
-    UNREACHABLE,
     AsJson,
     StoreUrl,
     TokenFile,
     count_text,
+    exit_with,
     print_json,
     read_token,
     run,
@@ -56,7 +55,8 @@ def status(
     record. All copies are compared by digest. "behind" is the number of bytes that the longest copies hold
     and the member lacks; "being written" those of them that a writer has just appended. Exit code 0 if all
     members are available and have room, and all copies are equal, or only behind an active writer; 1 if not;
-    3 if too few members are available, or have room, for writers to continue.
+    3 if writers wait, or would wait after a start: too few members are available, have room, or are undamaged
+    in a directory.
 
     Bytes that were read long ago may have rotted since: `dos store verify` reads all of them. A server that
     does not answer within a second counts as unavailable.
@@ -77,10 +77,7 @@ def status(
         _print_status(state, log=log)
         if history:
             _print_history(state.history)
-    if not state.usable or not state.accepts_appends:
-        raise typer.Exit(UNREACHABLE)
-    if not state.whole:
-        raise typer.Exit(NEGATIVE)
+    exit_with(whole=state.whole, writers_wait=state.writers_wait)
 
 
 def status_json(state: StoreStatus) -> dict[str, Any]:
@@ -90,6 +87,8 @@ def status_json(state: StoreStatus) -> dict[str, Any]:
             "store": None,
             "usable": False,
             "accepts_appends": False,
+            "blocked": [],
+            "writers_wait": True,
             "verdict": state.verdict,
             "whole": False,
             "problems": state.problems,
@@ -102,6 +101,8 @@ def status_json(state: StoreStatus) -> dict[str, Any]:
         "store": {**record_json(state.record), "members": members, "spares": _spares_json(state)},
         "usable": state.usable,
         "accepts_appends": state.accepts_appends,
+        "blocked": state.blocked,
+        "writers_wait": state.writers_wait,
         "verdict": state.verdict,
         "whole": state.whole,
         "bytes": state.total_bytes if state.holdings else None,

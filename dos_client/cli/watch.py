@@ -88,9 +88,9 @@ def watch(
 
     Run it under a supervisor, on another host than the servers if possible. It ends at SIGTERM or SIGINT with
     exit code 0. What it did is shown by `dos store status --history`. With --once, exit code 0 if nothing is
-    to be done or it was done, 1 if a person has to act or the action failed, 3 if too few members are
-    available. Silence is counted by each watcher from its own start, so --once replaces no member; it
-    completes, follows and repairs.
+    to be done now or it was done; 1 if a person has to act, the action failed, or --dry-run left it undone; 3
+    if too few members are available. To wait for a silent member or another run is 0. Silence is counted by
+    each watcher from its own start, so --once replaces no member; it completes, follows and repairs.
 
     Example: dos store watch dos://h1,h2,h3 --replace-after 10m
 
@@ -147,10 +147,10 @@ def _metrics_served(address: str | None, health: "_WatchHealth") -> Iterator[Non
 
 def _exit_after(seen: Seen) -> None:
     """End `--once` with the exit code of what was seen."""
-    if isinstance(seen.action, core.ReportAction):
-        usable = seen.sight.record is not None and core.sees_quorum(seen.sight)
-        raise typer.Exit(NEGATIVE if usable else UNREACHABLE)
-    if seen.failure:
+    if core.why_stuck(seen.sight) is not None:
+        raise typer.Exit(UNREACHABLE)
+    undone = not seen.done and not isinstance(seen.action, core.WaitAction)
+    if undone or core.report_of(seen.sight, seen.action) is not None:
         raise typer.Exit(NEGATIVE)
 
 
@@ -169,9 +169,8 @@ class _WatchHealth:
         seen = self._printer.last
         if seen is None:
             return "it has not looked at the store yet"
-        if isinstance(seen.action, core.ReportAction):
-            return f"a person has to act: {seen.action.why} ({seen.action.remedy})"
-        return seen.failure
+        report = core.report_of(seen.sight, seen.action)
+        return _report_text(report) if report is not None else seen.failure
 
 
 class _Printer:
@@ -186,7 +185,8 @@ class _Printer:
         self.last = seen
         # silence grows with every look: a line per minute of it is enough
         sight = tuple((one.member, one.present, int(one.silent_s / 60)) for one in seen.sight.members)
-        now = type(seen.action), core.subject(seen.action), seen.done, seen.failure, sight
+        report = core.report_of(seen.sight, seen.action)
+        now = type(seen.action), core.subject(seen.action), seen.done, seen.failure, sight, report
         if now == self._before:
             return
         self._before = now
@@ -194,12 +194,18 @@ class _Printer:
             print_json(seen_json(seen))
         else:
             print(f"{now_text()} {_text(seen, dry_run=self._dry_run)}", flush=True)
+            if report is not None and report != seen.action:
+                print(f"{now_text()} {_report_text(report)}", flush=True)
+
+
+def _report_text(report: core.ReportAction) -> str:
+    return f"a person has to act: {report.why} ({report.remedy})"
 
 
 def _text(seen: Seen, *, dry_run: bool) -> str:
     action, record = seen.action, seen.sight.record
     if isinstance(action, core.ReportAction):
-        return f"a person has to act: {action.why} ({action.remedy})"
+        return _report_text(action)
     if isinstance(action, core.WaitAction):
         if action.why:
             return f"waiting: {action.why}"
@@ -227,11 +233,13 @@ def _action_text(action: core.Action) -> str:
 def seen_json(seen: Seen) -> dict[str, Any]:
     """Return what a watcher saw for --json."""
     action, record = seen.action, seen.sight.record
+    report = core.report_of(seen.sight, action)
     return {
         "at": now_text(),
         "action": core.name_of(action),
         "why": action.why,
         "remedy": getattr(action, "remedy", ""),
+        "report": "" if report is None else report.why,
         "subject": list(core.subject(action)[1:]),
         "done": seen.done,
         "failure": seen.failure,

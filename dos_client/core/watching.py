@@ -11,7 +11,8 @@ Rules:
    reach is not silent. If only this watcher cannot reach a member and nothing shows that, the member is
    replaced although it is alive. That is safe, and costs one copy.
 5. The replacement is a spare that answers, and is empty. Without one, this is reported.
-6. One action at a time; the first that is possible of: complete, follow, replace, repair.
+6. One action at a time; the first that is possible of: complete, follow, replace, repair. Full disks are
+   reported also while there is an action: no action makes room.
 
 Every action is performed under the claim of the record log, which fences other watchers and commands.
 docs/decisions/0223 has the reasons.
@@ -187,16 +188,31 @@ def decide(sight: StoreSight, policy: WatchPolicy) -> Action:
         return RepairAction(
             sight.behind, f"{len(sight.behind)} directories have copies that are behind, and nobody appends"
         )
-    full = [one.member for one in sight.members if one.refuses_appends]
-    places = ", ".join(one.address for one in full)
-    if full and not Quorums(record).can_acknowledge(_present(sight) - {one.server_id for one in full}):
-        return ReportAction(
-            f"writers wait: too few members accept appends; the disk of {places} is full",
-            "free some space on them, or add larger ones with `dos store replace`",
-            Problem.DISKS_FULL,
-        )
+    if (full := full_disks(sight)) is not None:
+        return full
     absent = [_absence(one, policy) for one in sight.members if not one.present]
-    return WaitAction("; ".join([*absent, *([f"the disk of {places} is full"] if full else [])]))
+    places = ", ".join(one.member.address for one in sight.members if one.refuses_appends)
+    return WaitAction("; ".join([*absent, *([f"the disk of {places} is full"] if places else [])]))
+
+
+def report_of(sight: StoreSight, action: Action) -> ReportAction | None:
+    """Return why a person has to act, also while the watcher has something to do; None if nobody has to."""
+    return action if isinstance(action, ReportAction) else full_disks(sight)
+
+
+def full_disks(sight: StoreSight) -> ReportAction | None:
+    """Return the report that too few members have room; None if enough have."""
+    full = [one.member for one in sight.members if one.refuses_appends]
+    if sight.record is None or not full:
+        return None
+    if Quorums(sight.record).can_acknowledge(_present(sight) - {one.server_id for one in full}):
+        return None
+    places = ", ".join(one.address for one in full)
+    return ReportAction(
+        f"writers wait: too few members accept appends; the disk of {places} is full",
+        "free some space on them, or add larger ones with `dos store replace`",
+        Problem.DISKS_FULL,
+    )
 
 
 def why_stuck(sight: StoreSight) -> ReportAction | None:

@@ -207,7 +207,9 @@ class StoreObserver:
             if not compare or trio.current_time() < self._compare_at:
                 return tuple(sorted(damaged)), ()
             self._compare_at = trio.current_time() + watch_compare_s
-            found = {one.directory for one in (await verify_store(store)).differences}
+            compared = await verify_store(store)
+            damaged.update(one.directory for one in compared.damaged_directories)
+            found = {one.directory for one in compared.differences}
             return tuple(sorted(damaged)), tuple(sorted(found - damaged - {DIRECTORY}))
 
 

@@ -14,7 +14,13 @@ from dos_client.core.quorum import Quorums, filled_member
 from dos_client.limits import status_answer_s
 from dos_client.membership.history import read_history
 from dos_client.membership.record_log import read_overrides
-from dos_client.repair.verifying import MemberHolding, VerifyReport, verify_store
+from dos_client.repair.verifying import (
+    MemberHolding,
+    VerifyReport,
+    blocked_text,
+    damage_text,
+    verify_store,
+)
 from dos_client.sessions.discovery import find_membership
 from dos_client.store import open_store
 from dos_protocol.errors import DosError
@@ -25,8 +31,8 @@ from dos_protocol.store_record import Member, StoreRecord
 class StoreStatus:
     """The status of a store.
 
-    `record`: None if none is confirmed; then only `problems` is filled. `usable`: enough members answer
-    claims and reads. `accepts_appends`: enough of them have room. `compared`: what the comparison of all
+    `record`: None if none is confirmed; then only `problems` is filled. `usable`: enough members answer.
+    `accepts_appends`: enough of them have room. `compared`: what the comparison of all
     copies by digest found; None if that was not requested, or not possible. `history`: the changes. `spares`:
     by server id, why a spare does not answer; empty if it does.
     """
@@ -61,21 +67,35 @@ class StoreStatus:
         return member, self.total_bytes - self.holdings[member.server_id].lag_bytes
 
     @property
+    def blocked(self) -> list[str]:
+        """The directories in which too few members answer claims, because of damage."""
+        return [] if self.compared is None else self.compared.blocked
+
+    @property
+    def writers_wait(self) -> bool:
+        """Whether writers wait, or would wait if they were started again, in one directory at least."""
+        return not self.usable or not self.accepts_appends or bool(self.blocked)
+
+    @property
     def verdict(self) -> str:
         """Whether clients can work with the store, in words."""
         if self.record is None:
             return "no store record could be confirmed"
         if not self.usable:
             return "too few members are available"
-        return "usable" if self.accepts_appends else "writers wait: too few members have room"
+        if not self.accepts_appends:
+            return "writers wait: too few members have room"
+        if self.blocked:
+            return f"writers wait in {len(self.blocked)} directories: too few members are undamaged there"
+        return "usable"
 
     @property
     def whole(self) -> bool:
         """Whether nothing is to be done: all members are available and have room, and all copies are equal,
         or only behind an active writer.
         """
-        differs = self.compared is not None and (self.compared.differences or self.compared.unavailable)
-        return not differs and all(one.there and not one.refuses_appends for one in self.members)
+        equal = self.compared is None or self.compared.equal
+        return equal and all(one.there and not one.refuses_appends for one in self.members)
 
 
 async def store_status(
@@ -125,7 +145,11 @@ def _problems(status: StoreStatus) -> list[str]:
     if status.filling is not None:
         member, done = status.filling
         lines.append(f"{member.address} is {member.state}: {done} of {status.total_bytes} bytes are copied")
-    found = status.compared.differences if status.compared is not None else []
+    found = []
+    if status.compared is not None:
+        found = status.compared.differences
+        lines += [damage_text(one) for one in status.compared.damaged_directories]
+        lines += [blocked_text(one) for one in status.compared.blocked]
     for states, text in (
         ((CopyState.DAMAGED,), "are damaged"),
         ((CopyState.BEHIND, CopyState.MISSING), "are behind, and nobody appends there"),

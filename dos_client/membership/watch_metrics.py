@@ -57,7 +57,8 @@ def saw(sight: StoreSight, action: Action, now_s: float) -> None:
     """Publish the result of a look that ended at `now_s`, in Unix time."""
     looks.inc()
     last_look.set(now_s)
-    problem.state(action.problem.value if isinstance(action, core.ReportAction) else _NONE)
+    report = core.report_of(sight, action)
+    problem.state(_NONE if report is None else report.problem.value)
     if sight.record is None:
         return
     generation.set(sight.record.generation)

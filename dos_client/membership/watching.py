@@ -44,6 +44,7 @@ from dos_client.membership.replacing import (
 )
 from dos_client.membership.spares import move_in
 from dos_client.repair.repairing import repair_store
+from dos_client.repair.verifying import damage_text
 from dos_client.sessions.discovery import probe
 from dos_client.tasks import background_tasks
 from dos_client.urls import DosUrl, parse_address, parse_url
@@ -227,6 +228,9 @@ class StoreWatcher:
             case core.RepairAction(directories):
                 report = await repair_store(store, directories)
                 self._observer.copies_compared()
+                if report.damaged_directories:
+                    texts = [damage_text(one) for one in report.damaged_directories[:5]]
+                    raise ReplacementError("; ".join(texts))
                 left = [f"{one.directory}/{one.name}" for one in report.repairs if not one.done]
                 if left:
                     raise ReplacementError(f"{len(left)} copies are not repaired: {', '.join(left[:5])}")

@@ -22,7 +22,7 @@ from dos_client.core.quorum import Quorums
 from dos_client.core.repair import EPOCH_GRANTED_TWICE, RepairPlan, RepairRefused, plan
 from dos_client.limits import repair_attempts_max, repair_chunk_bytes, repair_pause_s
 from dos_client.live_store import Store
-from dos_client.repair.verifying import need_quorum
+from dos_client.repair.verifying import DirectoryDamage, directory_damage, need_quorum
 from dos_client.repair.walking import StoreWalk, list_twice, moving, open_walk
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import (
@@ -93,13 +93,16 @@ class RepairProgress:
 
 @dataclass(slots=True)
 class RepairReport:
-    """The result of a repair. `unavailable`: by address, why a member was not examined."""
+    """The result of a repair. `unavailable`: by address, why a member was not examined.
+    `damaged_directories`: what members cannot open, which no repair changes.
+    """
 
     directories: int = 0
     objects: int = 0
     members: int = 0
     repairs: list[Repair] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
+    damaged_directories: list[DirectoryDamage] = field(default_factory=list)
 
 
 OnProgress = Callable[[RepairProgress], None]
@@ -131,6 +134,7 @@ async def repair_store(
         need_quorum(walk, "repair the store")
         report.directories = len(names)
         report.unavailable = dict(walk.errors)
+        report.damaged_directories = directory_damage(walk)
     return report
 
 

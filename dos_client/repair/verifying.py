@@ -52,6 +52,15 @@ class CopyDifference:
         return max(0, self.expected_size - self.size)
 
 
+@dataclass(frozen=True, slots=True)
+class DirectoryDamage:
+    """A directory that one member cannot open. No repair helps: the member has to be replaced."""
+
+    directory: str
+    address: str
+    reason: str
+
+
 @dataclass(slots=True)
 class VerifyProgress:
     """The progress of a verification. `bytes_total`: of all copies in the directories that were listed so
@@ -85,9 +94,12 @@ class MemberHolding:
 class VerifyReport:
     """The result of a verification.
 
-    `unavailable`: by address, why a member was not compared. `complete`: False if the token shows only some
-    directories, and none was named. `holdings`: what each member has, by server id. `total_bytes`: of the
-    longest undamaged copies. `bytes_read`: of all copies that were read.
+    `unavailable`: by address, why a member was not compared. `damaged_directories`: what members cannot open.
+    `blocked`: claimed directories in which too few members are undamaged: a writer that starts there waits.
+    `full`: addresses of members that refuse appends. `accepts_appends`: enough of the others are available.
+    `complete`: False if the token shows only some directories, and none was named. `holdings`: what each
+    member has, by server id. `total_bytes`: of the longest undamaged copies. `bytes_read`: of all copies that
+    were read.
     """
 
     directories: int = 0
@@ -99,12 +111,21 @@ class VerifyReport:
     complete: bool = True
     findings: list[CopyDifference] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
+    damaged_directories: list[DirectoryDamage] = field(default_factory=list)
+    blocked: list[str] = field(default_factory=list)
+    full: list[str] = field(default_factory=list)
+    accepts_appends: bool = True
     holdings: dict[bytes, MemberHolding] = field(default_factory=dict)
 
     @property
     def differences(self) -> list[CopyDifference]:
         """The findings that are more than a lag."""
         return [one for one in self.findings if not one.live]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all members were compared, and nothing has to be done about their copies."""
+        return not (self.differences or self.unavailable or self.damaged_directories)
 
 
 OnProgress = Callable[[VerifyProgress], None]
@@ -133,7 +154,31 @@ async def verify_store(
         await comparison.run(names)
         need_quorum(walk, "compare the copies")
         comparison.report.unavailable = dict(walk.errors)
+        comparison.report.damaged_directories = directory_damage(walk)
+        comparison.note_room()
     return comparison.report
+
+
+def damage_text(one: DirectoryDamage) -> str:
+    """Return the damage as one line."""
+    return f"{one.directory} on {one.address} cannot be opened: {one.reason}"
+
+
+def blocked_text(directory: str) -> str:
+    """Return what a blocked directory means, as one line."""
+    return (
+        f"a writer that starts in {directory} waits: too few members are undamaged there; start the missing"
+        " ones, then run `dos store repair`"
+    )
+
+
+def directory_damage(walk: StoreWalk) -> list[DirectoryDamage]:
+    """Return what the members of the walk could not open."""
+    return [
+        DirectoryDamage(directory, walk.member(one).address, reason)
+        for directory, reasons in sorted(walk.damaged.items())
+        for one, reason in reasons.items()
+    ]
 
 
 def need_quorum(walk: StoreWalk, what: str) -> None:
@@ -164,10 +209,13 @@ class _Comparison:
 
     async def run(self, names: list[str]) -> None:
         walk, late = self._walk, dict[str, dict[str, Infos]]()
+        quorums, answering = Quorums(walk.record), dict[str, frozenset[bytes]]()
         self._progress.directories = self.report.directories = len(names)
         for directory in names:
             need_quorum(walk, f"compare {directory}")
             await walk.enter(directory)
+            if walk.claimed:
+                answering[directory] = walk.answering
             first = {name: walk.infos(name) for name in walk.names()}
             self._progress.bytes_total += sum(
                 info.synced for infos in first.values() for info in infos.values() if info is not None
@@ -187,6 +235,21 @@ class _Comparison:
             for name in set(before) & set(walk.names()):  # what is gone was deleted meanwhile
                 now = walk.infos(name)
                 await self._compare(directory, name, now, live=moving(before[name], now))
+        damaged = {
+            (one.directory, one.server_id) for one in self.report.findings if one.verdict is CopyState.DAMAGED
+        }
+        self.report.blocked = [
+            name
+            for name, members in answering.items()
+            if not quorums.can_take_over([one for one in members if (name, one) not in damaged])
+        ]
+
+    def note_room(self) -> None:
+        """Note which members have no room."""
+        walk = self._walk
+        full = {one for one, session in walk.sessions.items() if session.welcome.refuses_appends}
+        self.report.full = [walk.member(one).address for one in full]
+        self.report.accepts_appends = Quorums(walk.record).can_acknowledge(walk.sessions.keys() - full)
 
     async def _compare(self, directory: str, name: str, infos: Infos, *, live: bool) -> None:
         walk, report = self._walk, self.report

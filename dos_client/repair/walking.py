@@ -56,6 +56,7 @@ class StoreWalk:
     """A walk, made by `open_walk`.
 
     `sessions`: the connected members, by server id. `errors`: why others are excluded, by address.
+    `damaged`: the members that cannot open a directory, with the reasons; they stay in the walk.
     """
 
     def __init__(self, store: Store, answer_timeout_s: float) -> None:
@@ -64,6 +65,7 @@ class StoreWalk:
         self._answer_timeout_s = answer_timeout_s
         self.sessions: dict[bytes, Connection] = {}
         self.errors: dict[str, str] = {}
+        self.damaged: dict[str, dict[bytes, str]] = {}
         self._objects: dict[bytes, dict[str, ObjectInfo]] = {}
         self._claims: dict[bytes, tuple[int, bytes]] = {}
 
@@ -110,13 +112,22 @@ class StoreWalk:
 
         async def open_on(server_id: bytes, session: Connection) -> None:
             if server_id in again:
-                opened = await session.open_directory(directory)
+                try:
+                    opened = await session.open_directory(directory)
+                except CorruptError as error:
+                    self.damaged.setdefault(directory, {})[server_id] = str(error.args[0])
+                    return
                 self._objects[server_id] = {info.name: info for info in opened.entries}
                 self._claims[server_id] = (opened.epoch, opened.writer_id)
 
         await self._each(open_on)
         for one in self.store.witnesses.rolled_back & self.sessions.keys():
             self.lose(one, RolledBackError("its disk went back in time", actual=0))
+
+    @property
+    def answering(self) -> frozenset[bytes]:
+        """Return the members that have opened the directory."""
+        return frozenset(self._objects)
 
     @property
     def claimed(self) -> bool:

@@ -60,7 +60,7 @@ function StoreState({ state }) {
   }
   const { members, spares } = state.store;
   return html`
-    <p><${Badge} kind=${state.accepts_appends ? "good" : "bad"}>${state.verdict}<//>
+    <p><${Badge} kind=${state.writers_wait ? "bad" : "good"}>${state.verdict}<//>
       <span class="quiet"> generation ${state.store.generation}${state.bytes === null
         ? "" : `, ${bytes(state.bytes)} in all`}</span></p>
     ${state.problems.length > 0 && html`<${Notice} kind="warn">

@@ -8,6 +8,7 @@ import trio
 from dos_client.membership.founding import init_store
 from tests.dos_client.support import Threads, ThreadServer, damage, url_of, write_idle
 from tests.dos_client.test_cli import answered, dos, refused
+from tests.dos_server.fsck.data_directories import flip
 
 
 @pytest.fixture
@@ -36,8 +37,9 @@ def test_once_tells_by_its_exit_code_what_was_seen(five: Threads, url: str) -> N
     assert "3 members are present; spares: none" in answered("store", "watch", url, "--once").decode()
     trio.run(write_idle, url, "d", 1, b"x" * 3_000)
     trio.run(damage, five[0], "d", "o0")
-    would = answered("store", "watch", url, "--once", "--dry-run").decode()
-    assert " would repair d: 1 directories have damaged copies" in would
+    would = dos("store", "watch", url, "--once", "--dry-run")
+    assert would.code == 1, "it is left undone"
+    assert " would repair d: 1 directories have damaged copies" in would.stdout.decode()
     done = json.loads(answered("store", "watch", url, "--once", "--json"))
     assert (done["action"], done["done"], done["subject"]) == ("repair", True, ["d"])
     five[2].kill()
@@ -50,6 +52,27 @@ def test_once_tells_by_its_exit_code_what_was_seen(five: Threads, url: str) -> N
     assert b"a person has to act: " in alone.stdout
     assert "for example 24h" in refused(2, "store", "watch", url, "--replace-after", "soon")
     assert "--metrics takes HOST:PORT" in refused(2, "store", "watch", url, "--metrics", "9400")
+
+
+def test_a_directory_that_one_member_cannot_open_is_named_everywhere_and_never_called_repaired(
+    five: Threads, url: str
+) -> None:
+    trio.run(write_idle, url, "d", 1, b"x" * 3_000)
+    trio.run(write_idle, url, "e", 1, b"x" * 3_000)
+    five[1].kill()
+    flip(five[1].data / "d" / "d" / ".claim", 20)
+    five[1].restart()
+    text = f"d on {five[1].location} cannot be opened: "
+    for command in ("watch --once", "status", "verify", "repair"):
+        done = dos("store", command.split()[0], url, *command.split()[1:])
+        assert (done.code, text in done.stdout.decode()) == (1, True), done
+    verified = json.loads(dos("store", "verify", url, "d", "e", "--json").stdout)
+    assert (verified["equal"], verified["unavailable"], verified["blocked"]) == (False, {}, [])
+    assert verified["bytes_compared"] == 5 * 3_000, "its other directory is compared"
+    five[2].kill()
+    for command in ("status", "verify"):
+        done = dos("store", command, url, "--json")
+        assert (done.code, json.loads(done.stdout)["blocked"]) == (3, ["d"]), done
 
 
 def test_a_member_is_moved_by_hand_and_the_history_shows_it(five: Threads, url: str) -> None:

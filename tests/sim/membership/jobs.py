@@ -88,7 +88,7 @@ def _all_well(report: RepairReport) -> bool:
     """Return whether nothing is damaged, missing or different. (Copies may lag while writers work; files that
     visitors wrote to one server have no copies to be repaired from.)"""
     left = [one for one in report.repairs if not one.done and one.directory != LOOSE]
-    return not report.unavailable and not left
+    return not (report.unavailable or report.damaged_directories or left)
 
 
 COMMANDS: dict[str, Callable[[Job, str], Awaitable[StoreRecord]]] = {
