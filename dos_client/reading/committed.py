@@ -24,7 +24,7 @@ from dos_client.reading.member_queries import MemberAnswers, MemberQuery, query_
 from dos_client.reading.sessions import ReadableStore, read_one
 from dos_client.sessions.connection import Connection
 from dos_protocol.digests import PrefixDigest
-from dos_protocol.errors import CorruptError, DosError
+from dos_protocol.errors import CorruptError, DosError, NotFoundError
 from dos_protocol.limits import digest_block_bytes
 from dos_protocol.names import check_name
 from dos_protocol.store_record import Member
@@ -107,7 +107,8 @@ class CommittedReads:
         after them.
 
         Returns at least one byte. Raises CorruptError if members contradict each other and no quorum decides,
-        or if no connected member returns the quorum's bytes.
+        or if no connected member returns the quorum's bytes; NotFoundError if F members report that it does
+        not exist any more.
         """
         while True:
             piece = await self.fetch(fold.size, end)
@@ -148,6 +149,7 @@ class CommittedReads:
         for server_id, data in answers.given.items():
             if len(data) == wanted:
                 return data, server_id
+        self._check_removed(answers)
         refusals = list(answers.failed.values())
         if refusals and all(isinstance(one, CorruptError) for one in refusals):
             raise CorruptError(
@@ -176,6 +178,7 @@ class CommittedReads:
                 else:
                     low, found = middle, (middle, smaller.digest)
         if found is None:
+            self._check_removed(answers)
             raise self._no_agreement(reading_quorums(self._store.record), agreement, answers, end)
         return found
 
@@ -199,6 +202,12 @@ class CommittedReads:
         for server_id in agreement.against:
             self._note(server_id, start, CopyFault.DIFFERENT)
         return agreement, answers
+
+    def _check_removed(self, answers: MemberAnswers[T]) -> None:
+        """Raise NotFoundError if F members report that there is no object, and none gives any of it."""
+        gone = {one: error for one, error in answers.without.items() if isinstance(error, NotFoundError)}
+        if not answers.given and reading_quorums(self._store.record).can_take_over(gone):
+            raise next(iter(gone.values()))
 
     def _no_agreement(
         self, quorums: Quorums, agreement: Agreement, answers: MemberAnswers[StatResult], size: int

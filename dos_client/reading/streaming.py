@@ -21,7 +21,7 @@ from dos_client.reading.committed import CommittedPiece, CommittedReads
 from dos_client.reading.sessions import ReadableStore
 from dos_client.reading.store_reads import RETRY_PAUSE_S, with_retries
 from dos_protocol.digests import PrefixDigest
-from dos_protocol.errors import BrokenConnectionError, CorruptError, DosError, PastEndError
+from dos_protocol.errors import BrokenConnectionError, CorruptError, DosError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
 
 Stream = AsyncGenerator[bytes]
@@ -169,15 +169,16 @@ class _Ahead:
 
     async def _fetch_alone(self, fold: PrefixDigest, end: int) -> tuple[CommittedPiece, PrefixDigest]:
         """Fetch the piece until it succeeds. Retries, because members that contradict each other may be
-        repaired meanwhile.
+        repaired meanwhile. An object that was removed is not waited for, except by who follows its name.
         """
         deadline = trio.current_time() + read_timeout_s
         while True:
             try:
                 return await self._committed.piece(fold, end)
-            except (QuorumUnavailableError, BrokenConnectionError, CorruptError) as error:
+            except (QuorumUnavailableError, BrokenConnectionError, CorruptError, NotFoundError) as error:
                 waits = self._without_limit and not isinstance(error, CorruptError)
-                if not waits and trio.current_time() > deadline:
+                removed = isinstance(error, NotFoundError)
+                if not waits and (removed or trio.current_time() > deadline):
                     raise
             await self._store.wait_moved(RETRY_PAUSE_S)
 

@@ -203,6 +203,28 @@ async def test_who_begins_in_the_middle_and_knows_the_end_asks_once_more(three: 
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("off", [0, 1])
+async def test_who_reads_an_object_that_is_removed_is_told_at_once(
+    three: Threads, off: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads a state that is replaced meanwhile reads the newer one."""
+    await init_store(url_of(three))
+    monkeypatch.setattr(streaming, "read_timeout_s", 3600.0)
+    async with claimed(three) as (store, claim), open_store(url_of(three)) as reading:
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(os.urandom(2 * PIECE)))
+        writer.seal()
+        bookmark = Bookmark()
+        [data async for data in reading.stream("d", "x", 0, PIECE, bookmark)]
+        for server in three[:off]:
+            server.kill()
+        claim.collect(lambda name: name == "x")
+        await until(lambda: store.counts.collected_objects >= 3 - off, "the object is removed")
+        with trio.fail_after(60), pytest.raises(NotFoundError):
+            [data async for data in reading.stream("d", "x", PIECE, 2 * PIECE, bookmark)]
+
+
+@pytest.mark.trio
 async def test_a_bookmark_does_not_make_a_liar_believed(three: Threads) -> None:
     await init_store(url_of(three))
     content = os.urandom(40_000)
