@@ -102,7 +102,7 @@ async def forget(store: Store, description: Description, site: str, *, dry_run: 
         found = forget_site(now, site, now_ms())
         return found.deployed, found
 
-    return await _decided(store, description, decide, dry_run=dry_run)
+    return await _decided(store, description, decide, dry_run=dry_run, gone=site)
 
 
 async def remember(store: Store, description: Description, site: str) -> None:
@@ -146,12 +146,13 @@ async def _decided(
     dry_run: bool,
     measure: bool = True,
     begins: bool = False,
+    gone: str = "",
 ) -> T:
     """Decide for the present state; if that changes it, do so under the claim. begins: the application need
-    not be deployed, nor as it is described.
+    not be deployed, nor as it is described. gone: a site whose reports are not waited for.
     """
     deployed = await read_deployed(store, description.application)
-    readers, sites = await read_current_reports(store, description, deployed)
+    readers, sites = await read_current_reports(store, description, deployed, gone=gone)
     if measure:
         description = _measured(description, readers, sites)
 

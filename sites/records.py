@@ -150,38 +150,55 @@ async def read_reports(
 
 
 async def read_current_reports(
-    store: Store, description: Description, deployed: Deployed
+    store: Store, description: Description, deployed: Deployed, *, gone: str = ""
 ) -> tuple[list[ReaderReport], list[SiteReport]]:
     """Return the last reports, with `at_ms` by the clock of this machine.
 
-    The clocks of other machines decide only if they agree with this one. A report for which they do not is
-    waited for, at most `RENEWED_S`: if it is replaced, it is one of now, whatever the clocks show; if not,
-    it counts as old.
+    The clocks of other machines decide only if they agree with this one. A report of a site for which they do
+    not is waited for, at most `RENEWED_S`: if it is replaced, it is one of now, and shows how wrong the clock
+    of the site is, for all its reports; if not, they count as old. Reports of its readers are not waited for:
+    a replica that was collected or has failed writes none. Nor is a site that is forgotten, or `gone`.
     """
     readers, sites = await read_reports(store, description, deployed)
-    every, now = list[ReaderReport | SiteReport]([*readers, *sites]), now_ms()
-    known = [one for one in every if _site_of(one) not in deployed.forgotten]
-    doubtful = {_key(one): one for one in known if is_doubtful(one, now)}
-    renewed = set[str]()
+    now, judged = now_ms(), dict[str, ReaderReport | SiteReport]()
+    for one in _every(readers, sites):  # a site without a report is judged by its first reader
+        judged.setdefault(_site_of(one), one)
+    doubtful = {
+        site: one
+        for site, one in sorted(judged.items())
+        if site not in (*deployed.forgotten, gone) and is_doubtful(one, now)
+    }
+    ahead_ms = dict[str, int]()
+    """Site -> by how much its clock is ahead of this one."""
     if doubtful:
         logger.warning(
-            "by the clock of this machine, reports of %s are not of now; waiting for up to %.0f s for others",
-            ", ".join(sorted({_site_of(one) for one in doubtful.values()})),
+            "by the clock of this machine, the reports of %s are not of now; waiting for up to %.0f s for"
+            " others (a site that is gone for good is not waited for after `dos sites forget`)",
+            ", ".join(doubtful),
             RENEWED_S,
         )
     with trio.move_on_after(RENEWED_S):
-        while len(renewed) < len(doubtful):
+        while len(ahead_ms) < len(doubtful):
             await trio.sleep(1.0)
             readers, sites = await read_reports(store, description, deployed)
-            every = [*readers, *sites]
-            renewed |= {_key(one) for one in every if doubtful.get(_key(one), one) != one}
+            for one in _every(readers, sites):
+                old = doubtful.get(site := _site_of(one))
+                if old is not None and site not in ahead_ms and _key(one) == _key(old) and one != old:
+                    ahead_ms[site] = one.at_ms - now_ms()
 
     def in_own_time(one: Report) -> Report:
-        if _key(one) not in doubtful:
-            return one
-        return msgspec.structs.replace(one, at_ms=now_ms() if _key(one) in renewed else 0)
+        site = _site_of(one)
+        own = one
+        if site in ahead_ms:
+            own = msgspec.structs.replace(one, at_ms=one.at_ms - ahead_ms[site])
+        current = (site in ahead_ms or site not in doubtful) and not is_doubtful(own, now_ms())
+        return own if current else msgspec.structs.replace(own, at_ms=0)
 
     return [in_own_time(one) for one in readers], [in_own_time(one) for one in sites]
+
+
+def _every(readers: list[ReaderReport], sites: list[SiteReport]) -> list[ReaderReport | SiteReport]:
+    return [*sites, *readers]
 
 
 def _key(one: ReaderReport | SiteReport) -> str:

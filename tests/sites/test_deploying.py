@@ -12,12 +12,12 @@ import trio
 from dos_client import QuorumUnavailableError, Store, open_store
 from dos_server.testing import memory_store, threaded_store
 from journal import UnsettledStateError
-from sites import deploying, operating_cli, records
+from sites import deploying, operating_cli
 from sites.core.collection import Collected, Kept
 from sites.core.deployed import Deployed
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description, decode_description
-from sites.core.observed import FRESH_S, REPORT_S, SiteReport, StreamReport
+from sites.core.observed import SiteReport, StreamReport
 from sites.errors import CannotReviveError, NotDeployedError
 from sites.records import ReaderReporter, change_deployed, now_ms, read_deployed, write_report
 from tests.sites.test_sites_cli import EXAMPLE, PAGE
@@ -214,40 +214,6 @@ async def test_a_coordinator_without_a_majority_decides_nothing(
 
 
 @pytest.mark.trio
-async def test_a_site_with_a_wrong_clock_is_there_while_its_reports_are_replaced_and_lost_afterward(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong_s, began_ms = {"purdue": -70, "wisc": -3600, "osu": 3600}, now_ms()
-
-    def clock_ms(wrong_s: int = 0) -> int:
-        return began_ms + round(1000 * (trio.current_time() + wrong_s))
-
-    monkeypatch.setattr(deploying, "now_ms", clock_ms)
-    monkeypatch.setattr(records, "now_ms", clock_ms)
-
-    async def report(store: Store, site: str) -> None:
-        reporter = ReaderReporter(store, "board", RegionReplica("joined", site))
-        while True:
-            own = SiteReport(site=site, at_ms=clock_ms(wrong_s[site]), number=1, regions={})
-            await write_report(store, "board", own)
-            await reporter.write([], mark=7, moved_s=1.0, at_ms=own.at_ms)
-            await trio.sleep(REPORT_S)
-
-    async with memory_store() as servers, open_store(servers.url) as store:
-        await deploying.apply(store, DESCRIPTION)
-        async with trio.open_nursery() as nursery:
-            for site in wrong_s:
-                nursery.start_soon(report, store, site)
-            await trio.sleep(1.1 * REPORT_S)
-            now, _, _ = await deploying.look(store, DESCRIPTION)
-            assert (now.observed.lost, len(now.observed.alive)) == (frozenset(), 3)
-            nursery.cancel_scope.cancel()
-        await trio.sleep(1.1 * FRESH_S)
-        now, _, _ = await deploying.look(store, DESCRIPTION)
-        assert now.observed.lost == set(wrong_s), "nobody reports any more"
-
-
-@pytest.mark.trio
 async def test_a_forgotten_site_gets_no_replica_until_it_is_remembered() -> None:
     description = msgspec.structs.replace(DESCRIPTION, kmax=2)
     async with memory_store() as servers, open_store(servers.url) as store:
@@ -269,18 +235,6 @@ async def test_a_forgotten_site_gets_no_replica_until_it_is_remembered() -> None
         planned = await deploying.apply(store, description)
         assert planned.deployed.replicas["joined"] == ("purdue", "wisc")
         assert {str(one.sender) for one in planned.removed if one.reader.node == "board"} == {"joined@osu"}
-
-
-@pytest.mark.trio
-async def test_a_report_that_cannot_be_written_ends_nothing(
-    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with memory_store() as servers, open_store(servers.url) as store:
-        reporter = ReaderReporter(store, "board", RegionReplica("board", "osu"))
-        for number in (0, 1):
-            servers[number].crash()
-        await reporter.write([], mark=None, moved_s=None)
-        assert "the report of board@osu was not written" in caplog.text
 
 
 @pytest.mark.trio
