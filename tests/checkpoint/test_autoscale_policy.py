@@ -1,5 +1,6 @@
 """The policy of `autoscale`: limits, monotony, steadiness, and what it does when more workers do not help."""
 
+import re
 from collections.abc import Callable
 from random import Random
 
@@ -70,6 +71,26 @@ def test_it_acts_after_two_full_windows_of_load_and_states_the_figures() -> None
         "the load needs 5 workers; load 169% of 2 workers: busiest worker 100% busy, 2.0 MB/s read,"
         " 3.0 MB/s arrive, 45.0 MB wait"
     )
+
+
+@pytest.mark.parametrize(
+    ("rate", "figure"),
+    [(2500.0, "2.5 GB/s"), (999.9, "999.9 MB/s"), (0.0015, "1.5 kB/s"), (0.000_9, "900.0 B/s")],
+)
+def test_rates_are_stated_in_the_unit_that_fits(rate: float, figure: str) -> None:
+    policy = AutoscalePolicy(SPEC)
+    feed(policy, 60, steady(1, rate=rate))
+    assert f", {figure} read" in policy.reason
+
+
+def test_a_load_that_calls_for_a_change_names_the_time_it_must_last_and_another_load_does_not() -> None:
+    policy = AutoscalePolicy(SPEC)
+    feed(policy, 40, growing(2, rate=1.0, by=0.5))
+    assert re.fullmatch(r"the load needs 5 workers; .*, if that stays so for another \d+ s", policy.reason)
+    policy = AutoscalePolicy(SPEC)
+    feed(policy, 40, steady(2, busy=0.7))
+    assert "the load needs 2 workers" in policy.reason
+    assert "if that stays so" not in policy.reason
 
 
 def test_the_busiest_worker_counts_because_workers_run_in_step() -> None:

@@ -264,6 +264,8 @@ def test_the_digest_of_a_split_is_resumed_below_its_position_at_a_multiple_of_64
     block, good = 65_536, SplitPosition(200_000, 1, resume=ResumePoint(65_536, 2))
     cut = numbered_cut(workers={0: part(sources={"lines": {"a": good}})})
     check_cut(cut)
+    at_beginning = SplitPosition(200_000, 1, resume=ResumePoint(0, 2))
+    check_cut(numbered_cut(workers={0: part(sources={"lines": {"a": at_beginning}})}))
     record = encode_cut(cut)
     assert decode_cut(*record) == cut
     assert b'"a":{"position":200000,"digest":1,"done":false,"resume":[65536,2]}' in record.text
@@ -310,6 +312,8 @@ def test_a_checkpoint_of_version_8_says_where_the_region_comes_from() -> None:
     cut = a_cut(origin=origin, in_origin=True, identity=OutputIdentity(region="shop", store="5c"))
     assert in_its_version(cut).version == 8
     assert in_its_version(msgspec.structs.replace(cut, origin=None, in_origin=False)).version == 8
+    assert cut.chains_of("fork") == "shop", "until the first checkpoint of its own"
+    assert msgspec.structs.replace(cut, in_origin=False).chains_of("fork") == "fork"
     check_cut(in_its_version(cut))
     with pytest.raises(ManifestError, match="where the region comes from, which version 7 does not allow"):
         check_cut(msgspec.structs.replace(cut, version=7))

@@ -99,6 +99,17 @@ def test_another_newest_file_than_in_the_checkpoint_is_refused(
         writer.take_directory(OperatorDirectory(tmp_path, KeptChanges()))
 
 
+def test_a_reset_drops_the_rows_of_the_step_and_files_of_other_names_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_bytes(b"x" * 100)
+    writer = JournaledFileSink().open(OperatorContext("r", "out", 0, 1, bytes(16), (SCHEMA,), None, 1))
+    writer.process(pa.record_batch([[1]], SCHEMA))
+    writer.reset_to(None)
+    writer.take_directory(OperatorDirectory(tmp_path, KeptChanges()))
+    writer.process(pa.record_batch([[2]], SCHEMA))
+    writer.end_step()
+    assert (tmp_path / "part-w0000.tsv").read_bytes() == b"2\n"
+
+
 def test_columns_without_text_and_parts_without_checkpoints_are_refused() -> None:
     with pytest.raises(SchemaError, match="column 'b' of type binary has no text form"):
         JournaledFileSink().check_input(pa.schema([("b", pa.binary())]))

@@ -7,6 +7,7 @@ import pytest
 
 from checkpoint import ChannelFrame, FrameType, LinkHello
 from checkpoint.errors import ChannelFrameError
+from dataflow.core.incoming_frames import IncomingFrames
 from dataflow.core.peer_links import Admission, PeerLinks
 from dataflow.core.retained_steps import Held, Records, RowsRecord, Sent
 from dataflow.errors import StepDiffersError, StepsMissingError
@@ -81,6 +82,14 @@ def test_a_link_is_accepted_by_the_workers_and_terms_that_it_names(
     fields: dict[str, int], admission: Admission
 ) -> None:
     assert links_of_0().admits(hello(**fields)) is admission
+
+
+def test_without_local_recovery_one_link_of_each_peer_in_this_incarnation_is_accepted() -> None:
+    for peer in range(-1, 5):
+        for incarnation in (6, 7, 8):
+            frames, accepted = IncomingFrames(REGION, 1, 3, 7), peer in (0, 2) and incarnation == 7
+            assert frames.admits(peer, incarnation) is accepted
+            assert not frames.admits(peer, incarnation), "a second link"
 
 
 def test_a_link_of_a_newer_term_waits_for_the_view_and_then_the_older_one_is_refused() -> None:

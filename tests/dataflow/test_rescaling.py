@@ -145,6 +145,7 @@ def test_a_new_worker_has_the_least_watermark_of_the_others() -> None:
         again = WatermarkTable(1)
         again.restore(table.checkpoint())
         assert again.watermarks == [least]
+        assert table.checkpoint().num_rows == 0, "what is stored is not stored again"
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGES)

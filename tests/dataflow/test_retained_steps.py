@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from checkpoint import ChannelFrame, FrameType
@@ -48,6 +48,9 @@ def bytes_of(entries: list[Sent]) -> int:
 
 
 @given(st.lists(_actions, max_size=40))
+@example(  # an entry is purged while it is written to the disk
+    [*[("add", 1, {1: [b"x"]})] * 2, ("begin to spill", 1, None), ("purge", 1, None), ("spilled", 0, None)]
+)
 def test_bytes_and_places_are_those_of_the_entries(actions: list[tuple]) -> None:
     """Entries are moved to the disk while others are added and purged."""
     retained = RetainedSteps(after=0)

@@ -1,16 +1,22 @@
 """Surveys and replays of one segment, on bytes alone."""
 
+import re
+from itertools import product
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dos_client.errors import QuorumUnavailableError
 from dos_protocol.digests import prefix_digest
+from journal.chain import report_unproved
 from journal.core.chain import ChainState, SegmentSpan
 from journal.core.errors import ChainError, CorruptRecordError, StopNotFoundError, TornRecordError
 from journal.core.position import ORIGIN, Position
 from journal.core.record import Record, encode
 from journal.core.replay import SpanReplay, fold
-from journal.core.scan import RecordBoundary, SegmentSurvey, SegmentSurveyor
+from journal.core.scan import RecordBoundary, SegmentSurvey, SegmentSurveyor, SnapshotTracker
 from journal.core.segment import Predecessor, SegmentStart, start_record
 from journal.core.snapshot_search import SnapshotSearch
 from journal.ops import Op
@@ -69,6 +75,41 @@ def test_a_survey_finds_every_boundary_it_is_asked_for(
     assert found.within == (at(data, inside[-1]) if inside else RecordBoundary())
     assert found.torn_bytes == length - whole[-1]
     assert found.snapshot_end == 0
+
+
+_LETTERS = {
+    "S": start_record(START),
+    "B": BEGIN,
+    "m": mark(0),
+    **{str(count): end(count) for count in range(3)},
+}
+_ORDERS = ["".join(one) for count in range(6) for one in product(_LETTERS, repeat=count)]
+
+
+def is_in_order(records: str) -> bool:
+    """A start, at most one snapshot after it, whose end states its number of records, and any others."""
+    found = re.fullmatch(r"(S(B(m*)(([0-2])m*)?|m*))?", records)
+    return found is not None and (found[5] is None or int(found[5]) == len(found[3]))
+
+
+def test_records_are_accepted_in_the_orders_of_the_grammar_and_in_no_other() -> None:
+    """All orders of up to five records, and what is known of a snapshot in each that is accepted."""
+    accepted = 0
+    for order in _ORDERS:
+        tracker, ends = SnapshotTracker(NAME), [order.find(letter) + 1 for letter in "012" if letter in order]
+        records = [(place + 1, _LETTERS[letter]) for place, letter in enumerate(order)]
+        if not is_in_order(order):
+            with pytest.raises(ChainError):
+                tracker.take_all(0, records)
+            continue
+        one_by_one = SnapshotTracker(NAME)
+        tracker.take_all(0, records)
+        for place, record in enumerate(records):
+            one_by_one.take_all(place, [record])
+        assert tracker.finished_at == one_by_one.finished_at == sum(ends), order
+        assert tracker.unfinished == one_by_one.unfinished == ("B" in order and not ends)
+        accepted += 1
+    assert accepted == 16
 
 
 def test_a_survey_of_a_start_that_is_cut_off_has_no_start() -> None:
@@ -272,6 +313,9 @@ def test_a_chain_cut_at_a_position_keeps_what_lies_below() -> None:
         chain.up_to(Position(2, 180, 3))
     assert chain.up_to(Position(1, 120, 9)).segments == (SegmentSpan(spans[0].name, 100, 20, 9, 20),)
     assert chain.up_to(ORIGIN) == ChainState("J", (), ORIGIN)
+    whole = (SegmentSpan("J.0000000000000001.0000000000000000", 0, 50, 1, 20),)
+    cut_inside = ChainState("J", whole, whole[-1].end).up_to(Position(1, 10, 9))
+    assert cut_inside.segments == (SegmentSpan(whole[0].name, 0, 10, 9),), "its snapshot is not finished"
     for other in (Position(2, 150, 1), Position(1, 151, 1), Position(2, 181, 2), Position(1, 100, 1)):
         assert not chain.holds(other)
         with pytest.raises(StopNotFoundError, match="is not in chain J"):
@@ -284,3 +328,7 @@ def test_a_chain_with_nothing_in_it_holds_no_position_but_the_origin(end: Positi
     assert (chain.bytes, chain.snapshot_size, chain.holds(ORIGIN)) == (0, 0, True)
     with pytest.raises(StopNotFoundError, match="which is empty; 7 more bytes of chain J"):
         chain.up_to(Position(1, 1, 0))
+    report_unproved("d", chain)  # of a take-over that did not complete: only a warning
+    report_unproved("d", msgspec.structs.replace(chain, unproved=0, claimed=0))
+    with pytest.raises(QuorumUnavailableError, match="d: 7 more bytes of chain J"):
+        report_unproved("d", msgspec.structs.replace(chain, claimed=0))

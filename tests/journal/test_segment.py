@@ -20,7 +20,7 @@ from journal.core.segment import (
     segment_name,
     start_record,
 )
-from journal.core.trimming import Floors, below, lowest
+from journal.core.trimming import Floors, below, below_or_within, lowest
 from journal.ops import Op
 
 chains = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,93}", fullmatch=True).filter(
@@ -145,6 +145,11 @@ def changed(start: SegmentStart, **fields: object) -> Record:
         (changed(SECOND, predecessor=Predecessor(BELOW.name, 99, 7)), SECOND.name, "ends at base 100"),
         (changed(SECOND, predecessor=Predecessor(BELOW.name, 0, 7)), SECOND.name, "ends at base 100"),
         (changed(SECOND, predecessor=Predecessor(BELOW.name, 101, 7)), SECOND.name, "ends at base 100"),
+        (
+            changed(FIRST, predecessor=Predecessor("state.0000000000000002.0000000000000000", 0, 7)),
+            FIRST.name,
+            "ends at base 0",
+        ),
         (changed(FIRST, base=1), f"{FIRST.name[:-1]}1", "a predecessor below base 1"),
         (changed(SECOND, released=(3, 100)), SECOND.name, "a release of segments below an earlier one"),
         (changed(SECOND, released=(4, 0)), SECOND.name, "a release of segments below an earlier one"),
@@ -209,3 +214,11 @@ def test_a_position_lies_in_the_segment_with_the_largest_base_below_it() -> None
 @given(st.builds(Position, *[st.integers(0, 2**64 - 1)] * 3))
 def test_a_position_is_the_same_after_json(position: Position) -> None:
     assert msgspec.json.decode(msgspec.json.encode(position), type=Position) == position
+
+
+def test_both_ends_of_a_gap_are_needed() -> None:
+    is_unneeded = below_or_within({"c": (1, 5)}, {"c": [((2, 0), (4, 0))]})
+    orders = [(1, 4), (1, 5), (2, 0), (2, 1), (3, 9), (4, 0), (5, 0)]
+    assert [order for order in orders if is_unneeded(segment_name("c", *order))] == [(1, 4), (2, 1), (3, 9)]
+    assert not is_unneeded(segment_name("d", 3, 0))
+    assert not is_unneeded("other")

@@ -56,3 +56,4 @@ def test_executors_come_on_their_own_only_where_the_conf_and_the_master_let_them
     assert grows(dynamic.get, YARN)
     assert not grows(dynamic.get, LOCAL)
     assert not grows({}.get, YARN)
+    assert not grows({"spark.dynamicAllocation.enabled": "false"}.get, YARN)

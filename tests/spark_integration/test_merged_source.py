@@ -25,7 +25,8 @@ from dos_client.errors import BadUrlError
 from dos_protocol.errors import BadNameError, DosError
 from spark_integration import limits
 from spark_integration.core.merged_offsets import NOTHING_READ, MergedSubject, mark_in, mark_offset
-from spark_integration.core.merged_options import parse_merged
+from spark_integration.core.merged_options import MERGED_OPTIONS, OnDifference, OnMissing, parse_merged
+from spark_integration.core.row_filter import parse_filter
 from spark_integration.errors import (
     BadOptionError,
     FilterError,
@@ -256,6 +257,39 @@ def test_replicas_that_differ_fail_the_query(tmp_path: Path) -> None:
                 query.until(lambda: False)
             with pytest.raises(ReplicasDifferError, match="of event time"):
                 reader.partitions(query.at, query.at)
+
+
+EVERY_OPTION: dict[str, tuple[str, str, Any]] = {
+    "path": ("board", "region", "board"),
+    "token": ("t", "token", b"t"),
+    "tokenFile": ("/t", "token_file", "/t"),
+    "sites": ("a=dos://p1 b=dos://p2", "sites", {"a": "dos://p1", "b": "dos://p2"}),
+    "output": ("late", "output", "late"),
+    "schema": ("key string", "schema", "key string"),
+    "time": ("at, until", "time", ("at", "until")),
+    "compare": ("all", "compare", "all"),
+    "onMissing": ("accept", "on_missing", OnMissing.ACCEPT),
+    "onDifference": ("detach", "on_difference", OnDifference.DETACH),
+    "columns": ("at, n", "columns", ("at", "n")),
+    "filter": ("n = 1", "filter", parse_filter("n = 1")),
+    "maxRowsPerTrigger": ("7", "rows_max", 7),
+    "maxBytesPerTrigger": ("8", "bytes_max", 8),
+    "consumer": ("me", "consumer", "me"),
+    "consumerRetainSeconds": ("9", "consumer_retain_s", 9.0),
+}
+
+
+def test_each_option_reaches_its_field_and_without_it_the_documented_value_holds() -> None:
+    assert EVERY_OPTION.keys() == MERGED_OPTIONS.keys()
+    for left_out in ("token", "tokenFile"):  # they exclude each other
+        given = {name: one for name, one in EVERY_OPTION.items() if name != left_out}
+        parsed = parse_merged({name: text for name, (text, _, _) in given.items()})
+        assert {field: getattr(parsed, field) for _, field, _ in given.values()} == {
+            field: value for _, field, value in given.values()
+        }
+    required = parse_merged({name: EVERY_OPTION[name][0] for name in ("path", "sites", "output", "schema")})
+    assert (required.compare, required.time) == (16, ("at",))
+    assert (required.on_missing, required.on_difference) == ("wait", "stop")
 
 
 BAD: list[tuple[dict[str, str], type[DosError], str]] = [
