@@ -2,13 +2,17 @@
 
 import errno
 import random
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import get_wait_ms_max, payload_bytes_max
+from dos_server.core.waiting import WaitingRead, WaitingReads
 from tests.dos_server.core_requests import W1, W2, append, code_of
 from tests.dos_server.store_member import StoreMember
 from tests.support.core_harness import Harness
@@ -194,6 +198,44 @@ def test_damage_that_is_found_while_a_sync_runs_is_remembered_and_nothing_above_
     again = server.connect()
     (info,) = server.ask(again, m.ChangeDirectory("dir")).entries
     assert (info.synced, info.corrupt) == (0, True)
+
+
+class WaitedFor:
+    """An object, as far as waiting reads count on it."""
+
+    waiters = 0
+
+
+@given(st.randoms(use_true_random=False))
+def test_each_waiting_get_is_found_once_by_object_session_or_deadline_and_leaves_nothing(
+    rng: random.Random,
+) -> None:
+    # EVIDENCE-OF: P-9
+    waiting, model = WaitingReads(), list[WaitingRead]()
+    objects: list[Any] = [WaitedFor() for _ in range(3)]
+    for number in range(rng.randrange(1, 60)):
+        what, session, now = rng.choice(objects), rng.randrange(3), rng.choice([*range(100), 100])
+        match rng.randrange(6):
+            case 0:
+                taken, gone = waiting.take_of_object(what), [one for one in model if one.state is what]
+            case 1:
+                taken, gone = (
+                    waiting.take_of_session(session),
+                    [one for one in model if one.session == session],
+                )
+            case 2:
+                taken, gone = waiting.take_due(now), [one for one in model if one.deadline <= now]
+            case _:
+                taken, gone = [], []
+                model.append(WaitingRead(what, session, number, m.Get("o", 0, 1), rng.randrange(100)))
+                waiting.add(model[-1])
+        assert taken == gone, "in order of arrival"
+        model = [one for one in model if one not in gone]
+        assert len(waiting) == len(model)
+        for one in objects:
+            assert one.waiters == sum(waiter.state is one for waiter in model)
+        assert waiting._of_session.keys() == {one.session for one in model}
+        assert waiting._of_object.keys() == {one.state for one in model}
 
 
 # STAT

@@ -3,7 +3,9 @@
 Version 0 is who removes today.
 """
 
+import contextlib
 import errno
+import itertools
 import random
 
 import pytest
@@ -117,6 +119,9 @@ def test_a_crash_in_a_removal_leaves_the_whole_file_or_nothing(
         assert found in (CONTENT, ErrorCode.NOT_FOUND), seed
         if found == CONTENT:
             assert server.ask0(server.connect0("dir"), "df") == b"ok"
+        disk.power_cut(random.Random(seed))
+        server.start()
+        assert read(server) == ErrorCode.NOT_FOUND, "what a start has finished stays so"
         put(server, "f", b"another")
         disk.power_cut(random.Random(seed))
         server.start()
@@ -160,6 +165,27 @@ def test_a_removal_that_a_crash_cut_short_is_finished_and_damage_does_not_return
     server.start()
     assert server.ask0(server.connect0("dir"), "l") == b""
     assert disk.names("d/dir") == [".marks"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_power_cut_while_a_start_finishes_a_removal_brings_nothing_back(step: str) -> None:
+    # EVIDENCE-OF: P-2
+    for nth, seed in itertools.product(range(1, 7), range(8)):
+        disk = FakeDisk()
+        server, session = with_file(disk)
+        crash_in(disk, "remove", 1, after=False)
+        with pytest.raises(_Crash):
+            server.ask0(session, "df")
+        delattr(disk, "remove")
+        disk.kill()
+        crash_in(disk, step, nth, after=False)
+        with contextlib.suppress(_Crash):
+            server.start()
+            server.connect0("dir")
+        delattr(disk, step)
+        disk.power_cut(random.Random(seed))
+        server.start()
+        assert read(server) == ErrorCode.NOT_FOUND, (nth, seed)
 
 
 @pytest.mark.parametrize("step", ["write", "sync", "sync_folder", "remove"])

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dos_protocol import messages as m
 from dos_protocol.frames import Frame
+from dos_server.core import vocabulary as v
 from dos_server.core.name_table import NameTable, ObjectTable
 from dos_server.core.object_state import ObjectState
 from dos_server.limits import (
@@ -215,6 +216,16 @@ def test_a_page_of_objects_is_that_of_those_that_exist_whatever_came_and_went(
             table[name].exists = what == "add"
 
 
+def test_a_session_ends_once() -> None:
+    server = Harness()
+    tables, number = server.core._tables, server.connect()
+    session = tables.sessions[number]
+    for _ in range(2):
+        tables.close(session)
+        assert session.closed
+        assert [type(one) for one in tables.effects] == [v.CloseSession]
+
+
 def test_only_what_may_have_many_entries_waits_for_a_peer_that_reads_late() -> None:
     server = Harness()
     few, many = (server.connect() for _ in range(2))
@@ -236,5 +247,8 @@ def test_only_what_may_have_many_entries_waits_for_a_peer_that_reads_late() -> N
     assert not waits(few, m.ChangeDirectory("nobody has it"))
     for broken in (Frame(99, 7, b""), m.encode(m.ChangeDirectory("many"), 7)._replace(meta=b"")):
         assert not waits(many, broken), "it is answered with an error"
+    asked = {(name, body): server.core.answers_long(server.connect0(name), body)
+             for name in ("few", "many") for body in (b"l", b"ll", b"do1", b"go1\t0\t9", b"")}  # fmt: skip
+    assert {one for one, long in asked.items() if long} == {("many", b"l"), ("many", b"ll")}, "version 0"
     server.start()
     assert waits(server.connect(), m.ChangeDirectory("many")), "it is not loaded: nobody knows"

@@ -57,6 +57,8 @@ def file(root: int, file_bytes: int = 10) -> FileFacts:
             file(NEW, 30),
             ObjectPlan(writes=((30, "11:30"),), synced=40, root=NEW),
         ),
+        ([REPLACED, bare(EntryKind.REPLACED, NEW, 12, 40)], file(12, 40), ObjectPlan()),
+        ([REPLACED, bare(EntryKind.REPLACED, NEW, 12, 40)], file(NEW, 30), ObjectPlan()),
         ([REMOVED, REPLACED], NO_FILE, ObjectPlan()),
         ([REPLACED], NO_FILE, ObjectPlan()),
         # rule 3

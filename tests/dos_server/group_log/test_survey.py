@@ -126,6 +126,14 @@ def test_damage_to_two_records_in_succession_refuses_the_start_unless_their_tabl
         log.survey(len(log.records) - 1)
 
 
+@given(sizes, randoms)
+def test_records_of_two_histories_are_not_put_together(sizes: list[int], rng: Random) -> None:
+    one, other = (Written([20, *sizes], rng=Random(seed)) for seed in (1, 2))
+    cut = rng.randint(1, len(sizes))
+    with pytest.raises(CorruptDataError, match=f"record {cut + 1} of the group log.*one that follows"):
+        survey([*one.found()[:cut], *other.found()[cut:]], None, 1)
+
+
 STATES = ("valid", "content", "table", "header")
 
 
