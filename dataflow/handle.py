@@ -150,6 +150,8 @@ class RegionHandle:
     def stop(self) -> None:
         """Take a last checkpoint, end the workers, and wait for them. A later `run` continues from there.
 
+        The rows of that checkpoint are visible then in all sinks. If a destination fails, or takes longer
+        than 10 seconds, they become visible when the region runs again; the log of the worker has the error.
         If this takes longer than a minute the workers are killed, and the region continues from the last
         checkpoint that was committed.
         """

@@ -233,7 +233,11 @@ class ParticipantCore:
             return
         self._received_at = now
         if isinstance(message, Stop):
+            # What is committed is still published, but not if another driver, which may go back, took over.
+            of_region = message.kind in ("finished", "stopped", "failed")
+            kept = [order for order in self.orders if isinstance(order, Committed)] if of_region else []
             self._end(StoppedError(f"{message.kind}: {message.reason}"))
+            self.orders.extend(kept)
         elif isinstance(message, Restore):
             self._restore(message)
         elif isinstance(message, CopyAhead):

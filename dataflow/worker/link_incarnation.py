@@ -101,7 +101,8 @@ class LinkIncarnation:
         self._scope = trio.CancelScope()
         self._over = trio.Event()
         self._failure: Exception | None = None
-        self._ending = False
+        self.is_ending = False
+        """Errors do not count any more."""
         self._journals: Journals | None = None
         self._to_serve, self._from_circuit = trio.open_memory_channel[
             StageEnded | Published | SourceWaits | PausedAt | Committed | PeerSuspected
@@ -178,13 +179,13 @@ class LinkIncarnation:
 
     def fail(self, error: Exception) -> None:
         """End the incarnation with this error. Only the first error counts."""
-        if self._failure is None and not self._ending:
+        if self._failure is None and not self.is_ending:
             self._failure = error
             self._scope.cancel()
 
     async def end(self) -> None:
         """Stop all tasks of this incarnation and wait for their end."""
-        self._ending = True
+        self.is_ending = True
         self._scope.cancel()
         await self._over.wait()
 
@@ -206,7 +207,7 @@ class LinkIncarnation:
             self._exchange.end()
             self._circuit_ordered.set()
             self._over.set()
-        return None if self._ending else self._failure
+        return None if self.is_ending else self._failure
 
     async def _claim_and_work(self) -> None:
         phases = PhaseTimer(trio.current_time())
@@ -377,7 +378,7 @@ class LinkIncarnation:
 
     async def _published(self, message: Published) -> None:
         if message.final:
-            self._ending = True
+            self.is_ending = True
             await self._control.finished()
 
     async def _vote_all(self, journals: Journals) -> None:

@@ -15,6 +15,7 @@ import trio
 
 from checkpoint import Committed, CopyAhead, Counters, Host, Pause, RequestCut, Restore, Start, View
 from checkpoint.errors import StaleIncarnationError, StoppedError
+from checkpoint.limits import stop_grace_s
 from checkpoint.link import Link, serve_links
 from checkpoint.participant import Participant, open_participant
 from dataflow import limits
@@ -29,6 +30,7 @@ from dataflow.worker.messages import (
     LinksEnded,
     PauseRequested,
     PublishCut,
+    Published,
     Shared,
     ToLinks,
 )
@@ -69,16 +71,25 @@ class Links:
         self._copies = CopiedState(spec.scratch_dir)
         """What is copied ahead of a change of the layout."""
         self._copying = trio.CancelScope()
+        self._unpublished = 0
+        """The committed checkpoint that the circuit has to publish, 0 for none."""
+        self._published = trio.Event()
 
     def deliver(self, message: ToLinks) -> None:
         """Take a message of the circuit. Never blocks. Drops a message of an earlier incarnation."""
         incarnation, nursery = self._incarnation, self._nursery
         if incarnation is None or nursery is None or message.incarnation != incarnation.number:
             return
-        if isinstance(message, CircuitFailed):
-            nursery.start_soon(self._report_circuit, message)
-        else:
+        failed = isinstance(message, CircuitFailed)
+        if failed or (isinstance(message, Published) and message.cut == self._unpublished):
+            self._unpublished = 0
+            self._published.set()
+        if not isinstance(message, CircuitFailed):
             incarnation.deliver(message)
+        elif incarnation.is_ending:
+            logger.error("worker %d failed as it ended: %s", self._spec.worker, message.message)
+        else:
+            nursery.start_soon(self._report_circuit, message)
 
     # --- the run ------------------------------------------------------------------------------------------
 
@@ -125,10 +136,21 @@ class Links:
                 await self._take_orders(control, store, nursery)
             except StoppedError as error:
                 stopped = str(error.args[0])
+                await self._publish_committed()
             if self._incarnation is not None:
                 await self._incarnation.end()
             nursery.cancel_scope.cancel()
         return stopped
+
+    async def _publish_committed(self) -> None:
+        """Wait until the rows of the last checkpoint are visible. If that takes too long, or the circuit
+        fails, they become visible when the region runs again.
+        """
+        if self._incarnation is not None:
+            self._incarnation.is_ending = True  # peers end too: no loss of them counts
+        with trio.move_on_after(stop_grace_s):
+            while self._unpublished:
+                await self._published.wait()
 
     async def _take_orders(self, control: Participant, store: Store, nursery: trio.Nursery) -> None:
         while True:
@@ -156,6 +178,7 @@ class Links:
             self._inbox.put(CutRequested(number, order.cut, order.final))
         elif isinstance(order, Committed):
             incarnation.committed(order)
+            self._unpublished, self._published = order.cut, trio.Event()
             self._inbox.put(PublishCut(number, order.cut, order.final, order.step))
         else:
             self._shared.pausing = order.pause > 0
@@ -169,6 +192,7 @@ class Links:
         self._shared.incarnation = order.epoch
         if self._incarnation is not None:
             await self._incarnation.end()
+        self._unpublished = 0
         self._shared.peers_at = 0
         self._shared.room = True
         self._shared.pausing = False

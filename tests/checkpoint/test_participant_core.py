@@ -125,7 +125,7 @@ def test_a_whole_life_from_join_to_finish(worker) -> None:
     worker.receive(message(Committed, incarnation=7, cut=1, step=5, final=True))
     worker.report(Finished(job="", worker=0))
     worker.receive(message(Stop, kind="finished", reason="all input is processed"))
-    assert [type(order).__name__ for order in worker.orders()] == []  # taken back: this worker has ended
+    assert [type(order).__name__ for order in worker.orders()] == ["Committed"]
     assert [type(sent).__name__ for sent in worker.sent] == ["Join", "Restored", "Prepared", "Finished"]
     assert all(sent.job == JOB and sent.worker == 1 for sent in worker.sent)
     assert [sent.incarnation for sent in worker.sent] == [0, 7, 7, 7]
@@ -163,6 +163,20 @@ def test_messages_of_another_region_are_refused_and_prove_no_life(running) -> No
 def test_a_newer_restore_makes_waiting_orders_void(running) -> None:
     running.receive(message(RequestCut, incarnation=7, cut=1), restore(9))
     assert [type(order).__name__ for order in running.orders()] == ["Restore"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "left"), [("stopped", [1]), ("failed", [1]), ("superseded", []), ("fenced", [])]
+)
+def test_a_worker_that_is_ended_still_publishes_what_its_own_driver_committed(running, kind, left) -> None:
+    running.report(vote(1, 7))
+    running.receive(
+        message(Committed, incarnation=7, cut=1, step=5),
+        message(RequestCut, incarnation=7, cut=2),
+        message(Stop, kind=kind, reason=""),
+    )
+    assert [order.cut for order in running.orders()] == left
+    assert isinstance(running.ended, StoppedError)
 
 
 def test_reports_of_a_life_that_is_over_do_not_go_out(running) -> None:

@@ -1,4 +1,4 @@
-"""Sinks that show rows at the commit, in a region of real processes whose workers are killed."""
+"""Sinks that show rows at the commit, in a region of real processes that are killed or stopped."""
 
 from functools import partial
 from pathlib import Path
@@ -7,10 +7,21 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from dataflow import FileSource, Graph, ParquetSink
+from checkpoint.core.region import RegionState
+from dataflow import DirectorySource, FileSource, Graph, ParquetSink
 from dataflow.sinks.sql import SqlSink
+from dataflow.sinks.sql_tables import make_tables, writers
 from tests.dataflow.support import true_counts
-from tests.dataflow.test_region_processes import finished, hurry, kill_both_in_turn, running, unhurried
+from tests.dataflow.test_region_processes import (
+    WAIT_S,
+    finished,
+    hurry,
+    kill_both_in_turn,
+    running,
+    unhurried,
+)
+from tests.support.polling import until
+from tests.support.postgres import postgres_server
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
@@ -49,3 +60,30 @@ def test_killed_workers_leave_no_trace_in_files_and_tables(shared_store: str, tm
     assert dict(sorted(in_files)) == truth
     assert totals == truth
     assert not [*(tmp_path / "files").glob("_*.staging/*")], "nothing waits at the end"
+
+
+def test_when_stop_has_returned_a_table_has_all_rows_of_the_last_checkpoint(
+    shared_store: str, tmp_path: Path
+) -> None:
+    """The database takes its time to show rows, so that the order to stop arrives before they are visible."""
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input" / "lines.txt").write_text("one\n" * 100)
+    with postgres_server() as server:
+        engine = sa.create_engine(server.url, poolclass=sa.NullPool)
+        make_tables(engine, writers)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                "CREATE FUNCTION pause() RETURNS trigger AS"
+                " 'BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END' LANGUAGE plpgsql;"
+                " CREATE TRIGGER pause BEFORE UPDATE OF shown_number ON dos_sink_writers"
+                " FOR EACH ROW EXECUTE FUNCTION pause()"
+            )
+        graph = Graph("stopped")
+        lines = graph.source("lines", DirectorySource(tmp_path / "input"))
+        lines.sink("table", SqlSink(server.url, "stopped"))
+        with running(graph, shared_store, tmp_path, checkpoint_interval=600.0) as (control, _):
+            until(lambda: sum(one.rows_in for one in control.status.workers) == 100, "all is read", WAIT_S)
+            control.stop()
+            assert control.status.state is RegionState.STOPPED
+            with engine.connect() as connection:
+                assert connection.scalar(sa.text("SELECT count(*) FROM stopped")) == 100
