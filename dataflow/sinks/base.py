@@ -48,6 +48,24 @@ class OutputOwner(msgspec.Struct, frozen=True):
         return digest64(msgspec.json.encode([self.region, self.store, self.sink]))
 
 
+def other_owner(place: str, recorded: bytes, mine: bytes, since: str = "") -> str:
+    """Return the sentence that another sink owns a place. recorded, mine: owners as JSON; since: when it was
+    recorded.
+    """
+    me = msgspec.json.decode(mine, type=OutputOwner)
+    try:
+        other = msgspec.json.decode(recorded, type=OutputOwner)
+    except msgspec.DecodeError:
+        return f"{place} has an owner that cannot be read: {recorded!r}"
+    theirs, ours = (
+        ("", "") if other.store == me.store else (f" of store {other.store}", f" of store {me.store}")
+    )
+    return (
+        f"{place} belongs to sink {other.sink!r} of region {other.region!r}{theirs}"
+        f"{since and f' since {since}'}, not to sink {me.sink!r} of region {me.region!r}{ours}"
+    )
+
+
 def owner_of(context: OperatorContext) -> OutputOwner:
     """Return the owner of the output of this sink."""
     if context.owner is not None:

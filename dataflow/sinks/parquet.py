@@ -117,7 +117,10 @@ class ParquetSink(TwoPhaseSink):
             check_owner(directory, msgspec.json.encode(owner), unmarked, _REMEDY)
 
 
-_REMEDY = "choose another directory, or move its files elsewhere; shared=True adds rows to those that exist"
+_REMEDY = (
+    "choose another directory, or move its files elsewhere, also _region.json; shared=True adds rows to those"
+    " that exist"
+)
 
 
 def _unmarked(directory: Path, owner: OutputOwner) -> list[str]:

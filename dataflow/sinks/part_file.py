@@ -17,12 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from dataflow import limits
 from dataflow.errors import OutputLostError, SchemaError, SinkOwnedError, SinkWriteError
+from dataflow.sinks.base import other_owner
 from dos_protocol.errors import CorruptDataError
 from journal.durable_folders import make_durable_folders, sync_folder
 
@@ -285,11 +287,9 @@ def check_owner(
             ) from None
         return False
     if recorded != owner:
-        raise SinkOwnedError(
-            f"output directory {str(directory)!r} belongs to {recorded.decode(errors='replace')}, "
-            f"not to {owner.decode()}",
-            remedy=remedy,
-        )
+        since = datetime.fromtimestamp(marker.stat().st_mtime, UTC).isoformat(" ", "seconds")
+        text = other_owner(f"output directory {str(directory)!r}", recorded, owner, since)
+        raise SinkOwnedError(text, remedy=remedy)
     return True
 
 

@@ -29,7 +29,7 @@ from dataflow.core.transactions import writer_name
 from dataflow.errors import SchemaError, SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks import parquet, tsv
-from dataflow.sinks.base import OutputOwner, owner_of
+from dataflow.sinks.base import OutputOwner, other_owner, owner_of
 from dataflow.sinks.parquet import Compression
 from dataflow.sinks.part_file import OWNER_FILE
 from dataflow.sinks.s3_upload import Receipt, RowUpload
@@ -45,7 +45,8 @@ _NEEDS: Final = (
     " ListBucketMultipartUploads"
 )
 _OWNED_REMEDY: Final = (
-    "choose another prefix, or move its objects elsewhere; shared=True adds objects to those that exist"
+    "choose another prefix, or move its objects elsewhere, also _region.json; shared=True adds objects to"
+    " those that exist"
 )
 
 logger = logging.getLogger("dos.dataflow")
@@ -259,11 +260,8 @@ def _check_owner(bucket: Bucket, owner: OutputOwner, *, shared: bool) -> bool:
             ) from None
         return False
     if recorded != msgspec.json.encode(owner):
-        raise SinkOwnedError(
-            f"{bucket.url} belongs to {recorded.decode(errors='replace')}, not to"
-            f" {msgspec.json.encode(owner).decode()}",
-            remedy=_OWNED_REMEDY,
-        )
+        text = other_owner(str(bucket.url), recorded, msgspec.json.encode(owner))
+        raise SinkOwnedError(text, remedy=_OWNED_REMEDY)
     return True
 
 

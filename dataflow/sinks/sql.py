@@ -19,6 +19,7 @@ locks the row that holds the incarnation that may write.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -37,7 +38,7 @@ from dataflow.errors import (
     UserFault,
 )
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, exactly_once_remedy, owner_of
+from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, exactly_once_remedy, other_owner, owner_of
 from dataflow.sinks.sql_tables import UPSERTS, insert_rows, make_tables, owners, staged, target_table, writers
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter
 
@@ -146,11 +147,17 @@ def _check_owner(connection: sa.Connection, table: str, owner: OutputOwner) -> b
     text = msgspec.json.encode(owner).decode()
     remedy = "choose another table, or empty that one; shared=True adds rows to those that exist"
     if inspector.has_table(owners.name):
-        recorded = connection.scalar(sa.select(owners.c.owner).where(owners.c.target == table))
-        if recorded is not None and recorded != text:
-            raise SinkOwnedError(f"table {table!r} belongs to {recorded}, not to {text}", remedy=remedy)
-        if recorded is not None:
-            return True
+        mine = sa.select(owners.c.owner, owners.c.since).where(owners.c.target == table)
+        if (row := connection.execute(mine).one_or_none()) is not None:
+            if row.owner == text:
+                return True
+            forget = sa.delete(owners).where(owners.c.target == table)
+            statement = " ".join(str(forget.compile(compile_kwargs={"literal_binds": True})).split())
+            raise SinkOwnedError(
+                other_owner(f"table {table!r}", row.owner.encode(), text.encode(), row.since),
+                remedy="choose another table, or shared=True to add rows to this one; if that region will not"
+                f" run again, empty the table, and {statement}",
+            )
     if inspector.has_table(writers.name):
         wrote = writers.c.writer.startswith(f"{owner.digest:016x}-w", autoescape=True)
         if connection.scalar(sa.select(writers.c.writer).where(wrote).limit(1)) is not None:
@@ -197,7 +204,8 @@ class _Database:
                 return
         try:
             with self.engine.begin() as connection:
-                row = {"target": table, "owner": msgspec.json.encode(owner).decode()}
+                since = datetime.now(UTC).isoformat(" ", "seconds")
+                row = {"target": table, "owner": msgspec.json.encode(owner).decode(), "since": since}
                 connection.execute(owners.insert().values(row))
         except sa.exc.IntegrityError:
             with self.engine.connect() as connection:

@@ -43,6 +43,7 @@ owners: Final = sa.Table(
     OWN,
     sa.Column("target", sa.String(200), primary_key=True),
     sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("since", sa.String(40), nullable=False),
 )
 
 UPSERTS: "Final[Mapping[str, Callable[[sa.Table], postgresql.Insert | sqlite.Insert]]]" = {

@@ -122,7 +122,9 @@ def test_another_regions_directory_is_not_touched(tmp_path: Path) -> None:
     writer.reset_to(None)
     write_step(writer, ("a", 1))
     writer.close()
-    with pytest.raises(SinkOwnedError, match="belongs to"):
+    with pytest.raises(
+        SinkOwnedError, match=r"belongs to sink '\w+' of region '\w+' since 20\d\d-\S+ \S+, not to"
+    ):
         opened(tmp_path, region="other").reset_to(None)
     assert (tmp_path / "part-w0000.tsv").read_bytes() == b"a\t1\n"
 

@@ -41,7 +41,9 @@ def test_rows_are_neither_lost_nor_doubled(bucket: FakeS3) -> None:
 
 def test_another_run_is_refused(bucket: FakeS3, prefix: str) -> None:
     check_refuses_other_run(lambda _: (S3Sink(f"s3://{BUCKET}/{prefix}"), lambda: ids_in(prefix)))
-    with pytest.raises(SinkOwnedError, match=r'belongs to \{"region":"first".*shared=True adds objects'):
+    with pytest.raises(
+        SinkOwnedError, match=r"belongs to sink 'sink' of region 'first'.*shared=True adds objects"
+    ):
         S3Sink(f"s3://{BUCKET}/{prefix}").check_place(OWNER)
     S3Sink(f"s3://{BUCKET}/{prefix}", shared=True).check_place(OWNER)
     client().put_object(Bucket=BUCKET, Key=f"{prefix}x/of_a_program", Body=b"7")

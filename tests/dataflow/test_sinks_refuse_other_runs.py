@@ -1,5 +1,6 @@
 """Every sink refuses a place where another run has written, before any worker starts."""
 
+import re
 from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
@@ -167,3 +168,20 @@ def test_two_regions_that_begin_at_once_cannot_both_have_a_table(tmp_path: Path)
     opened_table(sink).close()
     with pytest.raises(SinkOwnedError, match="table 'sold' belongs to"):
         sink.check_place(OTHER)
+
+
+def test_who_owns_a_table_is_said_in_a_sentence_and_what_it_says_to_do_helps(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    sink = SqlSink(url, "sold")
+    opened_table(sink).close()
+    with pytest.raises(SinkOwnedError) as refused:
+        sink.check_place(OutputOwner("sold", "00" * 16, "totals"))
+    assert re.fullmatch(
+        r"table 'sold' belongs to sink 'out' of region 'sold' since 20\d\d-\d\d-\d\d \S+,"
+        r" not to sink 'totals' of region 'sold'",
+        refused.value.args[0],
+    )
+    with pytest.raises(SinkOwnedError, match=f"of store {'00' * 16} since .* of region 'mine' of store ab"):
+        sink.check_place(OutputOwner("mine", "ab", "out"))
+    told(url, refused.value.remedy.partition("table, and ")[2])
+    sink.check_place(OTHER)
