@@ -350,3 +350,13 @@ def test_what_ran_is_in_the_reason_of_a_region_that_failed() -> None:
     assert outcome is not None
     assert outcome.state is RegionState.FAILED
     assert outcome.reason.endswith("reset by peer; operator 'regex' was running")
+
+
+def test_a_manifest_that_ends_below_what_was_committed_is_not_restored() -> None:
+    region = CoordinatorHarness().run()
+    region.commit(1, step=5)
+    older = region.core.state.last_checkpoint
+    region.commit(2, step=9)
+    region.play(ResetWanted())
+    region.opened(older)
+    assert "it is the last in the manifest, but checkpoint 2 was committed" in region.core.state.reason

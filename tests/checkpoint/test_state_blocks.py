@@ -82,6 +82,8 @@ def test_nan_keys_and_several_columns_fold() -> None:
         pa.schema([("f", pa.float64()), ("i", pa.int32())]), pa.schema([("v", pa.string())])
     )
 
+    assert [field.name for field in schema if not field.nullable] == ["_hash", "_deleted"]
+
     def block(f, i, v):
         keys = [pa.array([f], pa.float64()), pa.array([i], pa.int32())]
         return make_block(schema, keys, hash_keys(keys), [pa.array([v])])

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dataflow import (
+    CallSink,
     Count,
     CountWindow,
     FileSink,
@@ -143,6 +144,8 @@ def test_what_cannot_be_a_function_or_a_source_is_refused_where_it_is_written(tm
         lines.map("m", "upper")  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="'row', 'batch' or 'pandas'"):
         lines.map("m", len, takes="rows")  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="takes must be 'row' or 'batch', not 'pandas'"):
+        CallSink(print, takes="pandas")  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="at least one file"):
         FileSource([])
     with pytest.raises(SchemaError, match=r"no file matches '/.*/\*\.nothing'"):
