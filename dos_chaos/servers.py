@@ -20,19 +20,20 @@ from dos_chaos.errors import ServerStartError
 START_SECONDS_MAX = 90.0  # a machine that other tests keep busy
 
 
-def hold_port(port: int) -> socket.socket:
+def hold_port(port: int, host: str = "127.0.0.1") -> socket.socket:
     """A socket bound to a port, a free one for 0, that does not listen: a server with SO_REUSEADDR still can,
     and the kernel gives the port to nobody who does not ask for it by number."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", port))
+    held.bind((host, port))
     return held
 
 
 class ServerProcess:
     """One `dos serve`. Listens when the constructor returns. Attributes: data, address, server_id.
 
-    `under`: a program that runs another one, and ends as that one.
+    `under`: a program that runs another one, and ends as that one. `host`: the address to listen on; one that
+    is not of loopback needs `--insecure` or TLS in `options`.
     """
 
     def __init__(
@@ -43,12 +44,13 @@ class ServerProcess:
         options: tuple[str, ...] = (),
         log_path: Path | None = None,
         under: tuple[str, ...] = (),
+        host: str = "127.0.0.1",
     ) -> None:
         self.data = data
         self.under = under
         self.options = options
         self.log_path = log_path or data.with_name(data.name + ".log")
-        held = hold_port(port)
+        held = hold_port(port, host)
         weakref.finalize(self, held.close)
         self.address: tuple[str, int] = held.getsockname()
         self.server_id = ""
@@ -56,7 +58,7 @@ class ServerProcess:
 
     def _start(self) -> None:
         command = [*self.under, sys.executable, "-m", "dos_cli", "serve", "--data", str(self.data)]
-        command += ["--listen", f"127.0.0.1:{self.address[1]}", "--verbose", *self.options]
+        command += ["--listen", self.location, "--verbose", *self.options]
         # the options here are all of its options: not those of a service of this machine
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DOS_SERVE_")}
         environment["DOS_CONFIG"] = os.devnull
@@ -70,7 +72,7 @@ class ServerProcess:
             line = self.process.stdout.readline() if self.process.stdout else ""
         finally:
             watchdog.cancel()
-        match = re.search(rf"at 127\.0\.0\.1:{self.address[1]}, server id ([0-9a-f]{{32}})", line)
+        match = re.search(rf"at {re.escape(self.location)}, server id ([0-9a-f]{{32}})", line)
         if match is None:
             code = self.process.poll()
             self.kill()
@@ -84,7 +86,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        return f"dos://{self.address[0]}:{self.address[1]}"
+        return f"dos://{self.location}"
 
     @property
     def location(self) -> str:

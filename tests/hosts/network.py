@@ -9,6 +9,7 @@ What a fault does to packets is the kernel's own filter at the receiving host, s
 direction.
 """
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -27,7 +28,14 @@ THIS_HOST = "127.0.1.1"
 """What each host's own name means on it besides its address, as on Debian, under the name `HOST.local`."""
 COMMAND_S_MAX = 60.0
 FIRST_PROCESS = ("sh", "-c", "echo ready; exec cat")
+CLONE_NEWNET = 0x40000000
 NAMESPACES = ("--net", "--mount", "--uts", "--pid")
+
+
+def _enter_network(descriptor: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 class Namespace:
@@ -68,6 +76,19 @@ class Namespace:
         """Run `ip` in the network namespace alone, so that process ids are those outside of it."""
         enter = ["nsenter", "--target", str(self.pid), "--net", "--", "ip"]
         subprocess.run([*self._prefix, *enter, *arguments], check=True, timeout=COMMAND_S_MAX)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Let this thread open its sockets and start its processes in the network of the namespaces. Only for
+        root. The processes are not in the other namespaces: their ids are those outside.
+        """
+        here, there = Path("/proc/thread-self/ns/net"), Path(f"/proc/{self.pid}/ns/net")
+        with here.open() as before, there.open() as entered:
+            _enter_network(entered.fileno())
+            try:
+                yield
+            finally:
+                _enter_network(before.fileno())
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command to its end. Raises RuntimeError with its output if it fails."""

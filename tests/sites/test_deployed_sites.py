@@ -1,18 +1,23 @@
 """Three sites as processes, as they are deployed: what they report themselves is what decisions rest on.
 
-Servers of the entry store and of each site, entry points, the processes of the sites with their regions, and
-a producer, on loopback. After each step the exit has each row once: they are numbered, which is the oracle.
+At each site a server of the entry store and one of its own store, an entry point, and the process with its
+regions; the test is the coordinator and a producer. Each site, and the test, is in a network namespace of its
+own where they can be had, and on loopback otherwise, without the site that is cut off. After each step the
+exit has each row once: they are numbered, which is the oracle.
 """
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, aclosing, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -30,10 +35,12 @@ from sites.core.collection import Collected
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description, decode_description
 from sites.core.status import status_of
+from tests.hosts.network import Network, open_network
 from tests.support.polling import POLL_S
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 WAIT_S = 90.0
+LATE_S = 3.0
 SITES = ("a", "b", "c")
 DESCRIPTION = """
 application = "board"
@@ -41,7 +48,7 @@ entry_store = "{entry}"
 kmax = 2
 kmin = {kmin}
 theta = {theta}
-late_s = 3.0
+late_s = {late}
 distance_ms = 0
 {sites}
 {links}
@@ -71,9 +78,10 @@ bytes_per_s = 1000.0
 
 @dataclass
 class Sites:
-    """The servers and processes, and what was sent."""
+    """The servers and processes, and what was sent. network: None on loopback."""
 
     folder: Path
+    network: Network | None
     entry: list[ServerProcess]
     stores: dict[str, ServerProcess]
     points: dict[str, str]
@@ -96,7 +104,9 @@ class Sites:
             f'[[links]]\nbetween = ["{one}", "{other}"]\nlatency_ms = {ms}\n'
             for one, other, ms in (("a", "b", 1.0), ("a", "c", 10.0), ("b", "c", 10.0))
         )
-        text = DESCRIPTION.format(entry=self.entry_url, kmin=kmin, theta=theta, sites=sites, links=links)
+        text = DESCRIPTION.format(
+            late=LATE_S, entry=self.entry_url, kmin=kmin, theta=theta, sites=sites, links=links
+        )
         (self.folder / "application.toml").write_text(text)
         return decode_description(text)
 
@@ -104,7 +114,7 @@ class Sites:
         peers = ",".join(address for name, address in self.points.items() if name != site)
         arguments = [str(self.folder / "application.toml"), site, self.points[site], peers, *more]
         command = [sys.executable, "-m", "tests.sites.site_program", *arguments]
-        with (self.folder / f"{site}.log").open("ab") as log:
+        with (self.folder / f"{site}.log").open("ab") as log, inside(self.network, site):
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         self.processes[site] = process
         assert process.stdout is not None
@@ -116,20 +126,54 @@ class Sites:
         process.communicate(timeout=WAIT_S)
 
 
+def inside(network: Network | None, place: str) -> Any:
+    """Let this thread start processes at a place."""
+    return nullcontext() if network is None else network.hosts[place].inside()
+
+
+def namespaces(stack: ExitStack) -> Network | None:
+    """Return the network of the sites and of the test, "m"; None if there can be none."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        network = stack.enter_context(open_network())
+    except pytest.skip.Exception:
+        return None
+    for place in (*SITES, "m"):
+        network.add(place)
+    stack.enter_context(network.hosts["m"].inside())
+    return network
+
+
 @contextmanager
 def three_sites(folder: Path) -> Iterator[Sites]:
     with ExitStack() as stack:
-        entry = [stack.enter_context(ServerProcess(folder / f"entry{number}")) for number in range(3)]
-        stores = {site: stack.enter_context(ServerProcess(folder / f"store-{site}")) for site in SITES}
-        held = {site: stack.enter_context(hold_port(0)) for site in SITES}
-        points = {site: "{}:{}".format(*one.getsockname()) for site, one in held.items()}
-        sites = Sites(folder, entry, stores, points)
-        for url in (sites.entry_url, *(one.url for one in stores.values())):
-            trio.run(init_store, url)
-        stack.callback(lambda: [sites.end(site, signal.SIGKILL) for site in [*sites.processes]])
-        sites.describe()
-        for site in SITES:
-            sites.start(site)
+        network = namespaces(stack)
+        addresses = {site: network.hosts[site].address if network else "127.0.0.1" for site in SITES}
+
+        def start(kind: str, site: str) -> ServerProcess:
+            with inside(network, site):
+                return ServerProcess(folder / f"{kind}-{site}", host=addresses[site], options=("--insecure",))
+
+        def hold(site: str) -> str:
+            with inside(network, site):
+                held = stack.enter_context(hold_port(0, addresses[site]))
+            return "{}:{}".format(*held.getsockname())
+
+        with ThreadPoolExecutor(2 * len(SITES)) as pool:
+            servers = [pool.submit(start, kind, site) for kind in ("entry", "store") for site in SITES]
+            entry, stores = ([one.result() for one in kind] for kind in (servers[:3], servers[3:]))
+            for server in (*entry, *stores):
+                stack.enter_context(server)
+            points = {site: hold(site) for site in SITES}
+            sites = Sites(folder, network, entry, dict(zip(SITES, stores, strict=True)), points)
+            urls = (sites.entry_url, *(one.url for one in stores))
+            for made in [pool.submit(trio.run, init_store, url) for url in urls]:
+                made.result()
+            stack.callback(lambda: [sites.end(site, signal.SIGKILL) for site in [*sites.processes]])
+            sites.describe()
+            for started in [pool.submit(sites.start, site) for site in SITES]:
+                started.result()
         yield sites
 
 
@@ -198,6 +242,12 @@ class Story:
 
         await wait_until(f"{sites} are whole", reached)
 
+    async def until_late(self, site: str, *, late: bool) -> None:
+        async def reached() -> bool:
+            return (float(str((await self.replicas())[site]["lateS"])) > LATE_S) == late
+
+        await wait_until(f"{site} is {'late' if late else 'in time'}", reached)
+
     async def readers_at(self, site: str) -> list[str]:
         async with open_store(self.sites.stores[site].url) as store:
             return sorted((await read_register(store, output_register("board.joined", "shown"))).queries)
@@ -215,7 +265,7 @@ async def live(sites: Sites) -> None:
         dos.open_producer(points, "board", "loads", "p", "word string") as producer,
     ):
         story = Story(sites, entry, producer)
-        for step in (deployed, outage, replaced, collected, revived, founded_again, differing):
+        for step in (deployed, cut_off, outage, replaced, collected, revived, founded_again, differing):
             begun = trio.current_time()
             await step(story)
             print(f"{step.__name__}: {trio.current_time() - begun:.1f} s", flush=True)
@@ -230,6 +280,18 @@ async def deployed(story: Story) -> None:
     assert len(await story.readers_at("a")) == 1
 
 
+async def cut_off(story: Story) -> None:
+    """A site is cut off: the rows of its producers come by another one. Then it is back, and whole again."""
+    if (network := story.sites.network) is None:
+        return
+    network.unplug(network.hosts["b"])
+    await story.reach()
+    await story.until_late("b", late=True)
+    network.plug(network.hosts["b"])
+    await story.until_late("b", late=False)
+    await story.until_whole("a", "b")
+
+
 async def outage(story: Story) -> None:
     """The entry store has no majority for a while: the producer waits, and all rows come afterwards."""
     for server in story.sites.entry[:2]:
@@ -238,8 +300,9 @@ async def outage(story: Story) -> None:
     with trio.move_on_after(4.0) as waited:
         await story.producer.wait_recorded()
     assert waited.cancelled_caught
-    for server in story.sites.entry[:2]:
-        server.restart()
+    for site, server in [*zip(SITES, story.sites.entry, strict=True)][:2]:
+        with inside(story.sites.network, site):
+            server.restart()
     await story.reach()
 
 
@@ -263,9 +326,15 @@ async def collected(story: Story) -> None:
     """The costs are above theta: the reports allow one of the two replicas to be collected."""
     story.description = story.sites.describe(busy="a", kmin=1, theta=0.0)
     await story.until_whole("b", "c")
-    found = await deploying.collect(story.entry, story.description, measure=False)
-    assert isinstance(found, Collected), found
-    assert [one.node for one in found.replicas] == ["joined"]
+    made = list[Collected]()
+
+    async def allowed() -> bool:  # not while the exit starts again, for example
+        found = await deploying.collect(story.entry, story.description, measure=False)
+        made.extend([found] if isinstance(found, Collected) else [])
+        return bool(made)
+
+    await wait_until("a replica is collected", allowed)
+    assert [one.node for one in made[0].replicas] == ["joined"]
     await story.reach()
 
 
@@ -295,7 +364,8 @@ async def founded_again(story: Story) -> None:
     server = sites.stores["b"]
     server.kill()
     shutil.rmtree(server.data)
-    server.restart()
+    with inside(sites.network, "b"):
+        server.restart()
     await init_store(server.url)
     sites.start("b")
     await deploying.apply(story.entry, story.description, measure=False)
