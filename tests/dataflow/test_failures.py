@@ -123,14 +123,14 @@ def end_a_copy(status: int) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def hold_the_lock(worker: OneWorker) -> int:
+def hold_the_lock(worker: OneWorker, of: int) -> int:
     """Hold the interpreter lock until another process, like the companion, has seen what runs. Return its
-    status, 0 if it has seen the operator, in a process that is not stopped.
+    status, 0 if it has seen the operator (of = 0: as what runs, 1: as a sink), in a process not stopped.
     """
     waits, ends = os.pipe()
     companion_pid = os.fork()
     if not companion_pid:
-        named = worker.named()[0] == "made" and not companion._is_stopped(os.getppid())
+        named = worker.named()[of] == "made" and not companion._is_stopped(os.getppid())
         os._exit(0 if named else 1)  # its end closes the pipe
     os.close(ends)
     ctypes.PyDLL(None).read(waits, ctypes.create_string_buffer(1), 1)
@@ -191,10 +191,15 @@ long, has the writer of NowhereSink.
 def test_what_an_operator_does_anywhere_is_named(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """What it raises stops the region. If it ends its process, or holds the lock, its companion names it."""
+    """What it raises stops the region. If it ends its process, or holds the lock, its companion names it.
+
+    Each border of each kind does each of the three: copies of this process end by `os._exit` and SIGSEGV, and
+    it holds the lock until another process has read the memory that a companion reads. What a companion
+    sends of that memory, and that the status has it, is in test_companions.py, once for each of the three.
+    """
     if kind == "S3Sink":
         request.getfixturevalue("bucket")
-    numbers, in_turn, ends_in_turn = itertools.count(), itertools.cycle(EXCEPTIONS), itertools.cycle(ENDS)
+    numbers, in_turn = itertools.count(), itertools.cycle(EXCEPTIONS)
     reached, seen, expected = set[str](), list[tuple[int, str]](), list[tuple[int, str]]()
     for border in sorted(BORDERS):
         for name in EXCEPTIONS if border in EVERY and kind != "S3Sink" else [next(in_turn)]:
@@ -202,12 +207,12 @@ def test_what_an_operator_does_anywhere_is_named(
             worker = OneWorker(graph_of(kind, folder), folder)
 
             def act(worker: OneWorker = worker, border: str = border) -> None:
-                status = next(ends_in_turn)
-                seen.append((end_a_copy(status), worker.named()[border in ("sync", "voted")]))
-                expected.append((status, "made"))
-                if border in ("process_of", "read"):
-                    seen.append((hold_the_lock(worker), "made"))
-                    expected.append((0, "made"))
+                of = border in ("sync", "voted")
+                for status in ENDS:
+                    seen.append((end_a_copy(status), worker.named()[of]))
+                    expected.append((status, "made"))
+                seen.append((hold_the_lock(worker, of), "made"))
+                expected.append((0, "made"))
 
             with sabotaged(worker, border, EXCEPTIONS[name], act if border not in reached else None) as calls:
                 failures = worker.live()
