@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from checkpoint.core.divisions import Division as Division
     from checkpoint.core.divisions import Mark as Mark
     from checkpoint.core.divisions import Sources as Sources
+    from checkpoint.core.dropped import BUSY as BUSY
     from checkpoint.core.dropped import merge_counters as merge_counters
     from checkpoint.core.editing import edit_target as edit_target
     from checkpoint.core.entry import AttendedOrigins as AttendedOrigins

@@ -185,7 +185,7 @@ def _operators(view: TopView, graph: Iterable[Reading], rates: Reading, slow: Re
         rows.sort(key=lambda pair: -(pair[1].get("rowsIn") or 0.0))
     if rows:
         yield _table(
-            ("operator", "kind", "reads", ">rows in", ">rows out", "held up in"),
+            ("operator", "kind", "reads", ">rows in", ">rows out", ">busy", "held up in"),
             [
                 (
                     Text(one["name"], "bold yellow" if one["name"] in slow else ""),
@@ -193,6 +193,7 @@ def _operators(view: TopView, graph: Iterable[Reading], rates: Reading, slow: Re
                     ", ".join(one["inputs"]),
                     _rate(rate.get("rowsIn")),
                     _rate(rate.get("rowsOut")),
+                    _busy(rate.get("busySeconds")),
                     Text(workers_named(slow.get(one["name"], ())), "bold yellow"),
                 )
                 for one, rate in rows
@@ -201,7 +202,6 @@ def _operators(view: TopView, graph: Iterable[Reading], rates: Reading, slow: Re
 
 
 def _worker(one: Reading, rates: Reading, slow: Reading) -> tuple[Any, ...]:
-    busy = rates.get("busySeconds")
     late = one["worker"] in slow["workers"]
     held_up = late or one["worker"] in slow["operators"].get(one["operator"], ())
     runs = f", in {one['operator']} for {one['operatorSeconds']:.0f} s" if held_up and one["operator"] else ""
@@ -213,11 +213,15 @@ def _worker(one: Reading, rates: Reading, slow: Reading) -> tuple[Any, ...]:
         one["step"],
         _rate(rates.get("rowsIn")),
         _rate(rates.get("rowsOut")),
-        "?" if busy is None else f"{min(busy, 1.0):.0%}",
+        _busy(rates.get("busySeconds")),
         count_text(one["lagBytes"]),
         "?" if one["backlogBytes"] is None else count_text(one["backlogBytes"]),
         last_line(one["error"]),
     )
+
+
+def _busy(share: float | None) -> str:
+    return "?" if share is None else f"{min(share, 1.0):.0%}"
 
 
 def _state(shown: Reading, now_ms: int) -> Text:

@@ -14,6 +14,8 @@ from typing import Final
 DROPPED_SUFFIX: Final = "_rows_dropped"
 MAX_SUFFIX: Final = "_max"
 LATE_BY: Final = "late_by_us_max"
+BUSY: Final = "busy_us"
+"""The time of an operator's calls."""
 
 REMEDIES: Final = {
     "ahead": "their event time is too far ahead of the clock; to keep them, set a larger max_ahead, or"
@@ -71,6 +73,7 @@ def late_by_text(counters: Mapping[str, int]) -> str:
 
 
 __all__ = [
+    "BUSY",
     "DROPPED_SUFFIX",
     "dropped_rows",
     "dropped_text",

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from checkpoint.core.dropped import merge_counters
+from checkpoint.core.dropped import BUSY, merge_counters
 from checkpoint.core.messages import EventTime
 from checkpoint.core.recovery_estimate import RecoveryEstimate
 from checkpoint.core.region import (
@@ -100,7 +100,7 @@ class ProgressMeter:
     def _operators_since(self, status: RegionStatus) -> list[dict[str, Any]]:
         """Return the counters of each operator, summed over the workers.
 
-        Row counters are differences since the last report; all others (such as keys) are current values.
+        Rows and time are differences since the last report; all others (such as keys) are current values.
         """
         if status.incarnation != self._incarnation_before:
             self._operators_before, self._incarnation_before = {}, status.incarnation
@@ -110,8 +110,8 @@ class ProgressMeter:
             for name, counters in worker.counters.operators.items():
                 total = summed.setdefault(name, {})
                 for counter, value in counters.items():
-                    is_rows = counter in ("rows_in", "rows_out")
-                    part = _since(value, before.get(name, {}).get(counter, 0)) if is_rows else value
+                    grows = counter in ("rows_in", "rows_out", BUSY)
+                    part = _since(value, before.get(name, {}).get(counter, 0)) if grows else value
                     merge_counters(total, {counter: part})
             self._operators_before[worker.index] = worker.counters.operators
         return [{"name": name, **_camel_case(counters)} for name, counters in summed.items()]
@@ -341,10 +341,11 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {phase: round(value, _DIGITS) for phase, value in seconds.items()}
 
 
-def _camel_case(counters: Mapping[str, int]) -> dict[str, int]:
-    """Return the counters with their names in camel case: rows_in as rowsIn."""
-    parts = {name: name.split("_") for name in counters}
-    return {
+def _camel_case(counters: Mapping[str, int]) -> dict[str, float]:
+    """Return the counters with their names in camel case: rows_in as rowsIn. Time is in seconds."""
+    parts = {name: name.split("_") for name in counters if name != BUSY}
+    found: dict[str, float] = {
         first + "".join(word.capitalize() for word in rest): counters[name]
         for name, (first, *rest) in parts.items()
     }
+    return found | ({"busySeconds": round(counters[BUSY] / 1e6, 3)} if BUSY in counters else {})

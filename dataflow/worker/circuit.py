@@ -1,7 +1,7 @@
 """The circuit: one worker's copy of the graph, run stage by stage.
 
-It is single-threaded and has no access to links, journals or clocks. `core/schedule.py` decides when a stage
-runs; `worker/circuit_incarnation.py` handles its output.
+It is single-threaded and has no access to links or journals, and to a clock only to measure its operators.
+`core/schedule.py` decides when a stage runs; `worker/circuit_incarnation.py` handles its output.
 
 Within a stage, a row passes from operator to operator as it arrives. Operators that wait for the end of the
 step (union, count, exchange, sink) run then, in the order of the plan. So the result of a step depends only
@@ -12,11 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from checkpoint import Layout, OutputIdentity, TakenPart, merge_counters
+from checkpoint import BUSY, Layout, OutputIdentity, TakenPart, merge_counters
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import KIND_RULES, NodePlan, OperatorKind, StagePlan
 from dataflow.graph.builder import GraphPlan
@@ -36,6 +37,7 @@ from dataflow.state.operator_directory import ChangeLog, OperatorDirectory
 from dataflow.worker.checkpoint_part import Checkpoint
 from dataflow.worker.circuit_time import CircuitTime, StepTime
 from dataflow.worker.failures import ROW_FAULTS, naming, raise_with_row
+from dataflow.worker.identity import Clock
 from dataflow.worker.partitioning import Broadcaster, Partitioner, key_owner
 from dataflow.worker.pulse import RunningOperator
 
@@ -67,8 +69,10 @@ class Circuit:
         checkpoint: int = 0,
         owner: OutputIdentity | None = None,
         running: RunningOperator | None = None,
+        seconds: Callable[[], float] = Clock.seconds,
     ) -> None:
-        self._running = running or RunningOperator()
+        self._running, self.seconds = running or RunningOperator(), seconds
+        self.busy_s: dict[str, float] = defaultdict(float)
         self.graph = graph
         self._workers = workers
         self.sources: dict[str, SourceReader] = {}
@@ -195,6 +199,11 @@ class Circuit:
         self.operator = name
         return naming(name, position)
 
+    def working(self, name: str, position: str | Callable[[int | None], str]) -> "_Work":
+        """Return the context for a call of an operator that may take time: it is measured."""
+        self.operator = name
+        return _Work(self, name, position)
+
     def ask_sources(self, position: str, question: Callable[[SourceReader], T]) -> dict[str, T]:
         """Return source -> what its reader answers. Raises OperatorError."""
         answers = {}
@@ -222,7 +231,12 @@ class Circuit:
             with self.calling(name, "its counters"):
                 own = self._operators[name].counters() if name in self._operators else {}
             own |= {"bytes_in": self._bytes_read[name]} if name in self.sources else {}
-            by_operator[name] = {"rows_in": self._rows_taken[name], "rows_out": self._rows_given[name], **own}
+            by_operator[name] = {
+                "rows_in": self._rows_taken[name],
+                "rows_out": self._rows_given[name],
+                BUSY: int(1e6 * self.busy_s[name]),
+                **own,
+            }
             for port, takers in self._side_output_consumers.get(name, {}).items():
                 if not takers:
                     with self.calling(name, "its counters"):
@@ -356,18 +370,18 @@ class Circuit:
         for node in (*(stages[0].nodes if index == 1 else ()), *stages[index].nodes):
             if node.name not in self._operators:
                 continue
-            with self.calling(node.name, "a checkpoint"):
+            with self.working(node.name, "a checkpoint"):
                 tables = self._operators[node.name].tables()
             for suffix, table in tables.items():
-                with self.calling(node.name, "a checkpoint"):
+                with self.working(node.name, "a checkpoint"):
                     into.blocks[node.name + suffix] = table.checkpoint()
                     if into.snapshot is not None:
                         into.snapshot.add(node.name + suffix, table.snapshot_pieces())
             if node.name in self._directories:
-                with self.calling(node.name, "a checkpoint"):
+                with self.working(node.name, "a checkpoint"):
                     self._directories[node.name].cut(into.cut, into.step)
             if node.name in self.sinks:
-                with self.calling(node.name, "a checkpoint"):
+                with self.working(node.name, "a checkpoint"):
                     into.sinks[node.name] = self.sinks[node.name].prepare(into.cut)
 
     def _deliver(self, run: "_Run", node: NodePlan, batches: Iterable[tuple[int, pa.RecordBatch]]) -> None:
@@ -388,7 +402,7 @@ class Circuit:
 
     def _emit_side_outputs(self, run: "_Run", name: str, operator: Operator, origin: BatchOrigin) -> None:
         for port, consumers in self._side_output_consumers.get(name, {}).items():
-            with self.calling(name, origin.text):
+            with self.working(name, origin.text):
                 given = operator.take_side_output(port)
             for batch in given:
                 for consumer in consumers:
@@ -416,7 +430,7 @@ class Circuit:
             return
         if self.time.flows and given.origin.source is not None:
             self.time.coming(node.name, given.origin.name, given.origin.source.split)
-        with self.calling(node.name, given.origin.describe):
+        with self.working(node.name, given.origin.describe):
             try:
                 made = operator.process_of(given.port, given.batch)
             except ROW_FAULTS as error:
@@ -437,7 +451,7 @@ class Circuit:
         for node in run.stage.nodes:
             if node.exchange is not None:
                 rows = self._to_send.pop(node.name, [])
-                with self.calling(node.name, f"the end of step {run.step}"):
+                with self.working(node.name, f"the end of step {run.step}"):
                     sends[node.exchange] = self._partitioners[node.name].partition(rows)
             else:
                 self._end_step(run, node, cut=cut)
@@ -453,7 +467,7 @@ class Circuit:
         # In input order: the result must not depend on how the step was divided into batches.
         for given in sorted(self._unions.pop(node.name, ()), key=lambda given: given.port):
             self._emit(run, node.name, given.batch, given.origin.coarse())
-        with self.calling(node.name, origin.text):
+        with self.working(node.name, origin.text):
             made = [*operator.end_step()]
             if self.time.flows:
                 for index, watermark in enumerate(self.time.inputs(run.step, node)):
@@ -463,6 +477,23 @@ class Circuit:
         for batch in made:
             self._emit(run, node.name, batch, origin)
         self._emit_side_outputs(run, node.name, operator, origin)
+
+
+class _Work(naming):
+    """A call of an operator, whose time is added to `busy_s`. Calls are not nested."""
+
+    def __init__(self, circuit: Circuit, name: str, position: str | Callable[[int | None], str]) -> None:
+        super().__init__(name, position)
+        self._circuit = circuit
+
+    def __enter__(self) -> None:
+        self._began_s = self._circuit.seconds()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._circuit.busy_s[self._operator] += self._circuit.seconds() - self._began_s
+        super().__exit__(kind, error, trace)
 
 
 class _Run(NamedTuple):

@@ -110,6 +110,7 @@ class CircuitIncarnation:
             checkpoint=order.cut,
             owner=order.owner,
             running=shared.running,
+            seconds=self._clock.seconds,
         )
         self._sending = StageOutput(self._circuit, identity, order, self._stages, self._aligned)
         self._checkpoints = CheckpointTaking(

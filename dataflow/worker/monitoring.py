@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from checkpoint import Counters
+from checkpoint import BUSY, Counters
 from dataflow.worker.messages import Shared
 from dataflow.worker.pulse import CircuitPulse
 from dataflow.worker.spec import WorkerSpec
@@ -121,19 +121,24 @@ def _filled(family: Any, of: tuple[str, str], value: float) -> Metric:
 
 def _operators(of: tuple[str, str], operators: Mapping[str, Mapping[str, int]]) -> Iterable[Metric]:
     """Yield what each operator counts. They count since the incarnation began."""
+    labels = (*_LABELS, "operator")
     rows = {
-        name: CounterMetricFamily(f"dos_worker_operator_{name}", text, labels=(*_LABELS, "operator"))
+        name: CounterMetricFamily(f"dos_worker_operator_{name}", text, labels=labels)
         for name, text in (("rows_in", "Rows that an operator got"), ("rows_out", "Rows that it passed on"))
     }
+    text = "Time in which the code of an operator ran on the circuit thread"
+    busy = CounterMetricFamily("dos_worker_operator_busy_seconds", text, labels=labels)
     text = "What else an operator has counted since the incarnation began, such as keys"
     others = GaugeMetricFamily("dos_worker_operator", text, labels=(*_LABELS, "operator", "counter"))
     for operator, counters in list(operators.items()):
         for counter, value in counters.items():
             if counter in rows:
                 rows[counter].add_metric((*of, operator), value)
+            elif counter == BUSY:
+                busy.add_metric((*of, operator), value / 1e6)
             else:
                 others.add_metric((*of, operator, counter), value)
-    yield from (*rows.values(), others)
+    yield from (*rows.values(), busy, others)
 
 
 class Served:

@@ -49,7 +49,7 @@ class StepInput:
     def replay(self, step: int, recorded: Division, *, dropped: bool = False) -> None:
         """Feed exactly the recorded division. dropped: read it without feeding it."""
         for name, reader in self._circuit.sources.items():
-            with self._circuit.calling(name, f"the input of step {step}"):
+            with self._circuit.working(name, f"the input of step {step}"):
                 batches = reader.replay(_parts(recorded, name))
             for batch in batches:
                 self._shared.bytes_in += batch.bytes_read
@@ -141,7 +141,7 @@ class StepInput:
 
     def _read_batch(self, step: int, name: str, reader: SourceReader, bytes_max: int) -> int:
         begin = self._clock.seconds()
-        with self._circuit.calling(name, _INPUT):
+        with self._circuit.working(name, _INPUT):
             batch = reader.read(max(bytes_max, 1))
         if batch is None:
             return 0

@@ -31,7 +31,10 @@ class RegionRates:
             rates["busySeconds"] = _busy(rates["busySeconds"], one.get("operatorSeconds") or 0.0, seconds)
         if old.get("incarnation") != status.get("incarnation"):
             old = {}  # operators count since the incarnation began
-        operators = _rates_of(status, old, "operators", "name", ("rowsIn", "rowsOut"), seconds)
+        operators = _rates_of(status, old, "operators", "name", ("rowsIn", "rowsOut", "busySeconds"), seconds)
+        for name, rates in operators.items():
+            running = [one.get("operatorSeconds") for one in status["workers"] if one.get("operator") == name]
+            rates["busySeconds"] = _share(rates["busySeconds"], running, len(status["workers"]), seconds)
         found = {
             "rowsIn": _sum(one["rowsIn"] for one in workers.values()),
             "rowsOut": _sum(one["rowsOut"] for one in workers.values()),
@@ -78,6 +81,16 @@ def _busy(rate: float | None, in_operator_s: float, seconds: float) -> float | N
     if seconds <= 0 or in_operator_s <= 0:
         return rate
     return max(rate or 0.0, round(min(in_operator_s / seconds, 1.0), 3))
+
+
+def _share(rate: float | None, running_s: list[float | None], workers: int, seconds: float) -> float | None:
+    """Return the share of the time of all workers that an operator took: its calls that have returned, and
+    those that have not.
+    """
+    if rate is None:
+        return None
+    running = sum(min((one or 0.0) / seconds, 1.0) for one in running_s)
+    return round(min((rate + running) / workers, 1.0), 3)
 
 
 def _rate(now: float | None, before: float | None, seconds: float) -> float | None:

@@ -31,6 +31,7 @@ export function Graph({ operators, rates, slow }) {
         <rect width=${node.width} height=${HEIGHT} rx="6" />
         <text x="10" y="19">${node.name}</text>
         <text x="10" y="34" class="kind">${node.note}</text>
+        <text x=${node.width - 10} y="34" text-anchor="end" class="kind">${busy(rates[node.name])}</text>
         <text x="10" y="50" class="rate">${ratesText(node, rates[node.name])}</text></g>`)}
     </svg></div>
     <details><summary>As a table</summary><${Table} caption="Operators" rows=${known} columns=${[
@@ -40,6 +41,7 @@ export function Graph({ operators, rates, slow }) {
       ["held up", (one) => heldUp(slow[one.name] ?? [])],
       ["rows in", (one) => rate(one.rates.rowsIn), "number"],
       ["rows out", (one) => rate(one.rates.rowsOut), "number"],
+      ["busy", (one) => busy(one.rates), "number"],
       ["details", (one) => one.detail, "long"],
     ]} /></details>`;
 }
@@ -50,6 +52,8 @@ function ratesText(node, found) {
   if (node.kind === "source") return `${rate(found.rowsOut)} out`;
   return node.kind === "sink" ? `${rate(found.rowsIn)} in` : `${rate(found.rowsIn)} in, ${rate(found.rowsOut)} out`;
 }
+
+const busy = (found) => found?.busySeconds == null ? "" : `${Math.round(100 * found.busySeconds)} % busy`;
 
 const heldUp = (workers) => workers.length === 0 ? ""
   : `held up in worker${workers.length > 1 ? "s" : ""} ${workers.join(", ")}`;
@@ -67,7 +71,7 @@ function layout(operators, rankdir) {
   graph.setGraph({ rankdir, nodesep: 18, ranksep: 34, marginx: 4, marginy: 4 });
   graph.setDefaultEdgeLabel(() => ({}));
   for (const one of operators) {
-    const width = Math.max(158, 9 * one.name.length + 24, 6.5 * one.note.length + 24);
+    const width = Math.max(158, 9 * one.name.length + 24, 6.5 * (one.note.length + "  100 % busy".length) + 24);
     graph.setNode(one.name, { ...one, width, height: HEIGHT });
   }
   for (const one of operators) {

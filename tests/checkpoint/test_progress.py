@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,14 @@ def status(*rows_in: int, attempt: int = 1, incarnation: int = 3, counted: int =
                 rows_out=2 * rows,
                 step=7,
                 lag_bytes=11,
-                operators={"counts": {"rows_in": counted or rows, "rows_out": rows, "keys": 4}},
+                operators={
+                    "counts": {
+                        "rows_in": counted or rows,
+                        "rows_out": rows,
+                        "busy_us": 1_000 * rows,
+                        "keys": 4,
+                    }
+                },
             ),
         )
         for index, rows in enumerate(rows_in)
@@ -81,14 +89,18 @@ def test_a_worker_that_began_again_counts_from_its_restart_on_and_the_other_cont
     assert meter.report(CUT, again, now=2.0, timestamp="")["numInputRows"] == 10 + 1005
 
 
+def counts(rows: int) -> dict[str, Any]:
+    return {"name": "counts", "rowsIn": rows, "rowsOut": rows, "busySeconds": rows / 1000, "keys": 8}
+
+
 def test_operators_count_between_two_checkpoints_and_anew_in_a_new_incarnation() -> None:
     meter = ProgressMeter("words")
     first = meter.report(CUT, status(10, 20), now=1.0, timestamp="")
-    assert first["operators"] == [{"name": "counts", "rowsIn": 30, "rowsOut": 30, "keys": 8}]
+    assert first["operators"] == [counts(30)]
     second = meter.report(CUT, status(15, 20), now=2.0, timestamp="")
-    assert second["operators"] == [{"name": "counts", "rowsIn": 5, "rowsOut": 5, "keys": 8}]
+    assert second["operators"] == [counts(5)]
     third = meter.report(CUT, status(100, 100, incarnation=4), now=3.0, timestamp="")
-    assert third["operators"] == [{"name": "counts", "rowsIn": 200, "rowsOut": 200, "keys": 8}]
+    assert third["operators"] == [counts(200)]
 
 
 def test_take_overs_have_spans_and_counters_of_their_own() -> None:

@@ -149,6 +149,9 @@ def check_figures(driver: str, workers: list[str]) -> None:
         "rows are counted",
         WAIT_S,
     )
+    busy = of_worker["dos_worker_operator_busy_seconds_total"]
+    assert busy.keys() == rows.keys()
+    assert 0 < busy["words",] < of_worker["dos_worker_busy_seconds_total"][()] + WAIT_S
     assert of_worker["dos_worker_running"][()] == 1
     assert of_worker["dos_worker_busy_seconds_total"][()] > 0
     assert of_worker["dos_worker_step"][()] > 0

@@ -186,6 +186,7 @@ def test_progress_tells_rows_of_operators_lag_and_where_the_time_of_a_checkpoint
     }
     assert rows == {"words": 40 * 200, "by_word": 40 * 400}
     assert next(one for one in last["operators"] if one["name"] == "counts")["keys"] == 101
+    assert all(one["busySeconds"] >= 0 for report in reports for one in report["operators"])
     assert set(last["phaseSeconds"]) == {"align", "drain", "write", "sync", "commit"}
     assert [set(one["phaseSeconds"]) for one in last["workers"]] == [{"align", "drain", "write", "sync"}] * 2
 

@@ -203,7 +203,12 @@ def test_a_savepoint_and_a_restore_by_keyboard(watched: Watched, browser: Browse
     assert "Cancel" in dialog
     browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
     browser.until("restore: done, at checkpoint")
-    assert watched.region.status.resets[-1].reason.startswith("it was restored to checkpoint")
+    restored = "it was restored to checkpoint"
+    until(  # it is reported when all workers run again
+        lambda: any(one.reason.startswith(restored) for one in watched.region.status.resets),
+        "the reset is reported",
+        WAIT_S,
+    )
 
 
 def test_the_first_screen_tells_regions_that_run_from_those_that_ended_and_died(

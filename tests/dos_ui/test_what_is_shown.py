@@ -60,7 +60,7 @@ def status(*rows: int, busy: float = 0.0, incarnation: int = 1, attempt: int = 1
         }
         for index, number in enumerate(rows)
     ]
-    operators = [{"name": "counts", "rowsIn": sum(rows), "rowsOut": sum(rows)}]
+    operators = [{"name": "counts", "rowsIn": sum(rows), "rowsOut": sum(rows), "busySeconds": busy}]
     return {
         "incarnation": incarnation,
         "workers": workers,
@@ -77,7 +77,7 @@ def test_rates_are_differences_between_two_readings() -> None:
     found = rates.update(status(30, 60, busy=1.5), 102.0, 2)
     assert (found["rowsIn"], found["rowsOut"]) == (30.0, 60.0)
     assert found["workers"]["1"] == {"rowsIn": 20.0, "rowsOut": 40.0, "busySeconds": 0.75}
-    assert found["operators"]["counts"] == {"rowsIn": 30.0, "rowsOut": 30.0}
+    assert found["operators"]["counts"] == {"rowsIn": 30.0, "rowsOut": 30.0, "busySeconds": 0.375}
     assert [one["rowsIn"] for one in rates.history] == [None, 30.0]
 
 
@@ -91,6 +91,15 @@ def test_a_worker_inside_a_function_is_busy(counted_s: float, in_operator_s: flo
     now = status(10, busy=counted_s)
     now["workers"][0]["operatorSeconds"] = in_operator_s
     assert rates.update(now, 102.0, 2)["workers"]["0"]["busySeconds"] == busy
+
+
+def test_an_operator_is_busy_for_its_share_of_the_time_of_all_workers() -> None:
+    rates = RegionRates()
+    rates.update(status(10, 10), 100.0, 1)
+    now = status(10, 10, busy=1.0)
+    now["workers"][1] |= {"operator": "counts", "operatorSeconds": 30.0}
+    found = rates.update(now, 102.0, 2)["operators"]["counts"]
+    assert found["busySeconds"] == (1.0 + 2.0) / (2 * 2.0), "one worker has not returned from it"
 
 
 def test_counters_that_begin_again_have_no_rate() -> None:
