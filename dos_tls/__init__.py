@@ -5,7 +5,7 @@ The standard library's `ssl` does all cryptography. Nothing here runs unless TLS
     core         which files an end uses, what a failure means; pure
     contexts     the settings as contexts of `ssl`, read again when a file changes; when they expire
     engine       TLS over bytes in memory: one end, without any input or output
-    secret_files warns of keys and tokens that everyone can read
+    secret_files writes files durably, and warns of keys and tokens that everyone can read
     streams      an engine over a socket of trio, for clients and links
     authority    `dos tls`: makes an authority and its certificates
 """
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from dos_tls.errors import TlsHandshakeError as TlsHandshakeError
     from dos_tls.errors import TlsSettingsError as TlsSettingsError
     from dos_tls.errors import TlsTruncatedError as TlsTruncatedError
+    from dos_tls.secret_files import replace_durably as replace_durably
     from dos_tls.secret_files import warn_if_open as warn_if_open
     from dos_tls.streams import TlsListener as TlsListener
     from dos_tls.streams import TlsStream as TlsStream

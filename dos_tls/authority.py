@@ -25,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dos_tls.core.settings import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE, WORKER_NAME
 from dos_tls.errors import TlsSettingsError
+from dos_tls.secret_files import replace_durably
 
 AUTHORITY_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 397
@@ -79,8 +80,8 @@ class Authority:
         builder = _builder(name, name, key.public_key(), timedelta(days=days), None)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_usage(signs=True), critical=True)
-        _write(directory / _AUTHORITY_KEY, _key_pem(key))
-        _write(directory / AUTHORITIES_FILE, _pem(builder.sign(key, hashes.SHA256())))
+        replace_durably(directory / _AUTHORITY_KEY, _key_pem(key))
+        replace_durably(directory / AUTHORITIES_FILE, _pem(builder.sign(key, hashes.SHA256())))
         return cls(directory)
 
     def add_server(
@@ -137,9 +138,9 @@ class Authority:
         )
         for folder in (directory.parent, directory):  # `parents` would not give the mode to the first
             folder.mkdir(exist_ok=True, mode=0o700)
-        _write(directory / KEY_FILE, _key_pem(key))
-        _write(directory / CERTIFICATE_FILE, _pem(builder.sign(self._key, hashes.SHA256())))
-        _write(directory / AUTHORITIES_FILE, _pem(self._certificate))
+        replace_durably(directory / KEY_FILE, _key_pem(key))
+        replace_durably(directory / CERTIFICATE_FILE, _pem(builder.sign(self._key, hashes.SHA256())))
+        replace_durably(directory / AUTHORITIES_FILE, _pem(self._certificate))
 
 
 def check_names(servers: Sequence[Sequence[str]]) -> None:
@@ -249,16 +250,3 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
-    new = path.with_name(f".{path.name}.new")
-    with suppress(FileNotFoundError):
-        new.unlink()
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)

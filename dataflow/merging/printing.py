@@ -1,6 +1,5 @@
 """Prints what `dos output merged` reads: rows as they arrive, or the status of the streams."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,7 @@ from dataflow.schema import parse_schema
 from dataflow.sinks.tsv import check_columns, tsv_of
 from dos_client.cli.kit import clock_text, print_json, print_table, warn
 from dos_client.tasks import background_tasks
+from dos_tls import replace_durably
 
 _PATIENCE_S: Final = 3.0
 """So long the status reads; after that, the streams whose rows are not read are named."""
@@ -48,16 +48,6 @@ async def print_merged(
             await _print_rows(output, limit, after_file, as_json=as_json)
 
 
-def _write_token(path: Path, token: bytes) -> None:
-    """Replace the file: a crash leaves the old token or the new one."""
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        file.write(token)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-
-
 async def _print_rows(
     output: MergedOutput, limit: int | None, after_file: Path | None, *, as_json: bool
 ) -> None:
@@ -70,7 +60,7 @@ async def _print_rows(
                 _print_batch(rows, as_json=as_json)
                 left -= rows.num_rows
             if after_file is not None:
-                _write_token(after_file, batch.token)
+                replace_durably(after_file, batch.token)
             if left <= 0:
                 return
 

@@ -1,6 +1,5 @@
 """`dos context`: names for stores, in a file of this user. `core/contexts.py` has the format."""
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +27,7 @@ from dos_client.core.contexts import (
     find_store,
 )
 from dos_client.errors import ConfigurationError
-from dos_tls import AUTHORITIES, CERTIFICATE, KEY, client_context, settings_of
+from dos_tls import AUTHORITIES, CERTIFICATE, KEY, client_context, replace_durably, settings_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -198,12 +197,7 @@ def _change(change: Callable[[Contexts], Contexts]) -> Contexts:
         fail("there is no home directory for the contexts: set XDG_CONFIG_HOME or HOME", REFUSED)
     changed = change(read_contexts())
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(encode_contexts(changed))
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    replace_durably(path, encode_contexts(changed).encode())
     return changed
 
 

@@ -19,6 +19,7 @@ from dataflow.sinks.base import SinkSpec, SinkWriter
 from dos_client.store import open_store
 from dos_server.edited_files import edit_file
 from dos_server.testing import memory_store
+from dos_tls import replace_durably
 from journal import Directory, LocalClaim, LocalJournal, Op, Record
 from journal.files.chain_mirroring import ChainMirror
 from journal.files.mirroring import Mirror
@@ -278,11 +279,21 @@ def edit(program: Program[bytes]) -> None:
         program.promise((program.root / "tokens").read_bytes())
 
 
+def replace(program: Program[bytes]) -> None:
+    file = program.root / "tokens"
+    for _ in range(3):
+        replace_durably(file, (file.read_bytes() if file.exists() else b"") + b"a line\n")
+        program.promise(file.read_bytes())
+
+
 def check_edited(after: AfterCut[bytes]) -> None:
     file = after.root / "tokens"
     found, last = file.read_bytes() if file.exists() else b"", after.promises[-1] if after.promises else b""
     assert found in (last, last + b"a line\n")
 
 
-def test_an_edited_file_of_settings_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
-    assert cut_everywhere(tmp_path / "disk", edit, check_edited, kills=range(1, 12)) > 10
+@pytest.mark.parametrize("work", [edit, replace])
+def test_an_edited_file_of_settings_is_the_old_one_or_the_new_one(
+    tmp_path: Path, work: Callable[[Program[bytes]], None]
+) -> None:
+    assert cut_everywhere(tmp_path / "disk", work, check_edited, kills=range(1, 12)) > 10
