@@ -226,9 +226,9 @@ class _BatchFunction(Operator):
         try:
             made = batch_of_result(result, self._schema)
         except UserFault as fault:
-            if self._same_rows or fault.row is None:
-                raise
-            raise UserFault(f"row {fault.row} of the result: {fault}", remedy=fault.remedy) from fault
+            if not self._same_rows:
+                fault.row = None  # it is a row of the result
+            raise
         if self._same_rows and made.num_rows != batch.num_rows:
             raise UserFault(
                 f"a map must return one row for each; it got {batch.num_rows} and returned {made.num_rows}",
