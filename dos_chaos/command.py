@@ -213,7 +213,7 @@ def client_log(path: Path) -> Iterator[None]:
 
 
 def _run(work: Callable[[], Awaitable[None]], say: Callable[[str], None]) -> None:
-    def report() -> None:
+    def report(_: int) -> None:
         say("interrupted: everything of this run is deleted now")
 
     trio.run(until_interrupted, work, report, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))

@@ -349,8 +349,8 @@ def run(
 
     Example: dos sites run application.toml --site wisc
 
-    Exit codes: 130 interrupted, and all regions are stopped; 2 usage, or an invalid description; 3 too few
-    servers of the entry store answer.
+    Exit codes: 130 interrupted, and all regions are stopped (SIGTERM does the same, and ends the process);
+    2 usage, or an invalid description; 3 too few servers of the entry store answer.
     """
     if log_json:
         begin_command_log(as_json=True)

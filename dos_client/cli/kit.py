@@ -7,7 +7,9 @@
 | 2 | wrong usage, or refused |
 | 3 | a server, or enough members of a store, cannot be reached, or writers wait for other reasons |
 | 4 | nothing matches (`dos journal grep`) |
-| 130 | interrupted |
+| 130 | interrupted: what is open was closed |
+
+SIGTERM does the same as an interrupt, and then ends the process.
 
 Results go to standard output, everything else to standard error as lines `dos: TEXT`. `dos serve` and
 `dos fsck` do not use this module: `dos_server` imports `dos_protocol` only.
@@ -206,19 +208,31 @@ def run(function: Callable[[], Awaitable[T]], *, negative: tuple[type[Exception]
 
 
 def run_interruptible(function: Callable[[], Awaitable[T]]) -> T:
-    """Run an async function and return its result. SIGINT cancels it, a second one raises at once."""
+    """Run an async function and return its result. SIGINT and SIGTERM cancel it, a second one ends it.
 
-    def restore_handler() -> None:
+    SIGTERM then ends the process, as it does where nobody handles it: supervisors take that for a clean end.
+    """
+    received = list[int]()
+
+    def restore_handlers(number: int) -> None:
+        received.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    return trio.run(until_interrupted, function, restore_handler, (signal.SIGINT,))
+    try:
+        return trio.run(until_interrupted, function, restore_handlers, (signal.SIGINT, signal.SIGTERM))
+    except KeyboardInterrupt:
+        if signal.SIGTERM in received:
+            sys.stdout.flush()  # the signal flushes nothing
+            signal.raise_signal(signal.SIGTERM)
+        raise
 
 
 async def until_interrupted(
-    work: Callable[[], Awaitable[T]], on_signal: Callable[[], object], signals: Sequence[signal.Signals]
+    work: Callable[[], Awaitable[T]], on_signal: Callable[[int], object], signals: Sequence[signal.Signals]
 ) -> T:
-    """Run `work` and return its result. At a signal call `on_signal`, cancel `work`, wait for its end, and
-    raise KeyboardInterrupt.
+    """Run `work` and return its result. At a signal call `on_signal` with its number, cancel `work`, wait for
+    its end, and raise KeyboardInterrupt.
 
     `work` is cancelled where it waits, so that it closes what it has open. Python's own handler would raise
     KeyboardInterrupt between any two instructions of any task. Errors of `work` are raised unchanged. Signals
@@ -232,9 +246,9 @@ async def until_interrupted(
 
         async def watch() -> None:
             nonlocal interrupted
-            async for _ in received:
+            async for number in received:
                 interrupted = True
-                on_signal()
+                on_signal(number)
                 nursery.cancel_scope.cancel()
 
         try:

@@ -16,6 +16,7 @@ import pytest
 import trio
 
 import dos
+from checkpoint.requests.reading import RegionReader
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
 from dos_server.testing import threaded_store
@@ -280,7 +281,10 @@ async def follow_wisc(description: Description, store: Store, start: Any) -> Non
         nursery.cancel_scope.cancel()
 
 
-def test_the_command_runs_graphs_of_the_current_directory_until_it_is_interrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_the_command_runs_graphs_of_the_current_directory_until_it_is_interrupted(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     (tmp_path / "own_graphs.py").write_text(Path(graphs.__file__).read_text())
     with two_stores() as (entry, own):
         file = tmp_path / "application.toml"
@@ -294,8 +298,16 @@ def test_the_command_runs_graphs_of_the_current_directory_until_it_is_interrupte
             lines = iter(process.stdout.readline, "")
             assert any(line == "joined RUNNING\n" for line in lines)
             trio.run(send_and_count, own)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(WAIT_S) == 130
+            process.send_signal(number)
+            assert process.wait(WAIT_S) == code
+        assert trio.run(last_state, own, "board.joined") == "STOPPED"
+
+
+async def last_state(url: str, region: str) -> str:
+    """As its driver wrote it when it ended."""
+    async with open_store(url) as store:
+        report = (await RegionReader(store, region).read()).last_report
+        return "none" if report is None else str(report.result["state"])
 
 
 async def send_and_count(url: str) -> None:
