@@ -369,7 +369,10 @@ class Heartbeat(ControlMessage, frozen=True, kw_only=True):
 
 
 class Stop(ControlMessage, frozen=True, kw_only=True):
-    """End this worker now, in an orderly way. Accepted in any incarnation."""
+    """End this worker now, in an orderly way. Accepted in any incarnation.
+
+    If kind is finished, stopped or failed, it first publishes what an earlier Committed names.
+    """
 
     kind: StopKind
     reason: str
