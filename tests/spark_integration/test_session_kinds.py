@@ -2,6 +2,7 @@
 test for each.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
 SUBMITTED = '''
 """Submitted as a file: its function is in no package, and the session is what spark-submit says."""
+import logging
 import sys
 
 from pyspark.sql import SparkSession
@@ -26,6 +28,7 @@ from spark_integration import register, run
 
 
 def split(row):
+    logging.getLogger("mine").warning("a line")
     return row["line"].split()
 
 
@@ -99,10 +102,17 @@ def test_a_program_given_to_spark_submit_runs_a_region_and_reads(
         capture_output=True,
         text=True,
         check=False,
-        env={name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"},
+        env={name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+        | {"DOS_LOG": "json:info"},
     )
     assert done.returncode == 0, done.stderr[-5000:]
     assert "rows: 4" in done.stdout
+    texts = [*done.stderr.splitlines(), *done.stdout.splitlines()]  # of workers; of the driver, by Spark
+    logged = [json.loads(line) for line in texts if line.startswith('{"time": ')]
+    by_worker = {(one["region"], one["worker"]) for one in logged if one["message"] == "a line"}
+    assert by_worker == {("submitted", 0)}
+    by_driver = [one for one in logged if one["message"].startswith("region submitted: ")]
+    assert {one["region"] for one in by_driver} == {"submitted"}
     for line in (
         "stopped under it: SessionStoppedError: region endless: its Spark session was stopped",
         "stopped before: SessionStoppedError: this Spark session was stopped",
