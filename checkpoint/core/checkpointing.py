@@ -214,9 +214,6 @@ class Checkpointing:
                 ),
             )
         state.final_committed = pending.final
-        if state.phase is CoordinatorPhase.STOPPING and not state.pause:
-            self._ending.decide(RegionState.STOPPED, "stopped", now, kind="stopped")
-            return
         self.final_cut_if_exhausted(now)
         self.cut_if_overdue(now)
 

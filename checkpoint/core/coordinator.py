@@ -100,7 +100,7 @@ class Coordinator:
         self._manifest = manifest = ManifestClaim(
             state, ending, checkpointing, savepoints, rewinding, recovery, falling_back, rescaling
         )
-        self._stopping = stopping = Stopping(state, ending, checkpointing, pausing)
+        self._stopping = stopping = Stopping(state, ending, pausing)
         self._on_event: Final[dict[type[Any], Callable[[Any, float], None]]] = {
             v.Begin: self._on_begin,
             v.ManifestOpened: manifest.on_manifest_opened,

@@ -82,10 +82,12 @@ def test_stop_takes_a_last_checkpoint_if_there_is_anything_to_checkpoint() -> No
     region = CoordinatorHarness().run()
     region.progress(0, step=4)
     region.play(StopWanted())
-    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
     assert region.state is RegionState.STOPPING
     for worker in (0, 1):
-        region.vote(worker, 1)
+        region.receive(worker, Paused, pause=1, step=4, counters=Counters(step=4))
+    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    for worker in (0, 1):
+        region.vote(worker, 1, 4)
     (append,) = region.take(AppendCut)
     region.play(CutAppended(append.cut))
     effects = region.take(SendControl)
@@ -95,11 +97,11 @@ def test_stop_takes_a_last_checkpoint_if_there_is_anything_to_checkpoint() -> No
 
 
 @pytest.mark.parametrize("change", [None, ScaleWanted(3)])
-def test_a_region_that_shows_steps_stops_after_a_checkpoint_of_the_last_one(
+def test_a_region_stops_after_a_checkpoint_of_its_last_step(
     change: ScaleWanted | None,
 ) -> None:
     """What heartbeats have not reported yet counts too, and a checkpoint that covers less is not the last."""
-    region = CoordinatorHarness(shows_steps=True).run()
+    region = CoordinatorHarness().run()
     region.commit(1, step=5)
     region.play(*[change] if change else [], StopWanted())
     assert [order.pause for _, order in region.sent(Pause)] == [1, 1]
@@ -119,23 +121,21 @@ def test_a_region_that_shows_steps_stops_after_a_checkpoint_of_the_last_one(
     assert region.core.state.reason == "stopped"
 
 
-def test_a_region_that_shows_steps_and_made_none_stops_when_it_stands_still_and_never_waits_for_ever() -> (
-    None
-):
-    region = CoordinatorHarness(shows_steps=True).run()
+def test_a_region_that_made_no_step_stops_when_it_stands_still_and_never_waits_for_ever() -> None:
+    region = CoordinatorHarness().run()
     region.commit(1, step=5)
     region.play(StopWanted())
     for worker in (0, 1):
         region.receive(worker, Paused, pause=1, step=5, counters=Counters(step=5))
     assert region.core.state.outcome.state is RegionState.STOPPED
-    region = CoordinatorHarness(shows_steps=True).run()
+    region = CoordinatorHarness().run()
     region.play(StopWanted())
     region.tick(31)
     assert region.core.state.reason == "stopped without a last checkpoint: it took too long"
 
 
-def test_stop_of_an_idle_or_starting_region_is_immediate() -> None:
-    idle = CoordinatorHarness().run()
+def test_stop_of_a_starting_region_or_one_without_checkpoints_is_immediate() -> None:
+    idle = CoordinatorHarness(without_checkpoints=True).run()
     idle.play(StopWanted())
     assert [message.kind for _, message in idle.sent(Stop)] == ["stopped", "stopped"]
     starting = CoordinatorHarness()
