@@ -5,12 +5,14 @@ from collections.abc import Callable
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.store_record import Member, StoreRecord
 from journal import (
     ChainWriter,
+    NotEnoughAnswersError,
     inspect_chain,
     inspect_whole,
     parse_segment_name,
@@ -249,3 +251,20 @@ async def test_a_reader_reads_from_its_floor_on_what_is_released_and_not_yet_del
         for server in store.servers:
             lowest = min(map(parse_segment_name, server.objects[DIRECTORY]), key=lambda name: name.order)
             del server.objects[DIRECTORY][str(lowest)]
+
+
+async def test_a_take_over_waits_for_the_answer_that_is_missing(autojump_clock: MockClock) -> None:
+    """R16: that a chain never existed is known when every member has answered."""
+    del autojump_clock
+    store = MemoryStore()
+    claim = store.claim(1, [1, 2])
+    with pytest.raises(NotEnoughAnswersError):
+        await take_over(claim, "J", generation=1, wait_s=3)
+    async with trio.open_nursery() as nursery:
+
+        async def answers_late() -> None:
+            await trio.sleep(2)
+            claim.join(store.servers[2])
+
+        nursery.start_soon(answers_late)
+        assert (await take_over(claim, "J", generation=1, wait_s=3)).end is None
