@@ -102,6 +102,8 @@ def test_a_stop_waits_for_the_new_process_and_its_vote() -> None:
     joins(region, 1)
     restored(region)
     for worker, term in ((0, FIRST), (1, FIRST + 1), (2, FIRST)):
+        region.receive(worker, Paused, epoch=term, pause=1, step=9, counters=Counters(step=9))
+    for worker, term in ((0, FIRST), (1, FIRST + 1), (2, FIRST)):
         voted(region, worker, term, cut=2, step=9)
     assert appended(region).cut == 2
     assert [order.kind for _, order in region.sent(Stop)] == ["stopped"] * 3

@@ -26,7 +26,7 @@ from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType
 from checkpoint.core.control_frames import job_digest
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.manifest import SplitPosition, WorkerCut
-from checkpoint.core.messages import Committed, Counters, RequestCut, Restore, Start
+from checkpoint.core.messages import Committed, Counters, Pause, RequestCut, Restore, Start
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import LinkClosedError, OrphanedError, StaleIncarnationError, StoppedError
 from checkpoint.key_hash import hash_keys
@@ -73,6 +73,7 @@ class Incarnation:
         self.counts: dict[int, int] = {}
         self.changed: set[int] = set()
         self.requested: RequestCut | None = None
+        self.paused = False
         self.links = {}
         self.moved = trio.Event()
         self.started: trio.Event = trio.Event()
@@ -144,7 +145,11 @@ class Incarnation:
             pass
 
     async def wait_for_work(self):
-        while self.exhausted and self.requested is None and self.alignment.first_sight() is None:
+        while (
+            (self.exhausted or self.paused)
+            and self.requested is None
+            and self.alignment.first_sight() is None
+        ):
             await self.moved.wait()
 
     @property
@@ -158,7 +163,8 @@ class Incarnation:
         if division is not None:
             begin, end = division.sources["n"]["n"]
         else:
-            begin, end = self.position, min(self.position + random.randint(1, 200), spec.numbers)
+            taken = 0 if self.paused else random.randint(1, 200)
+            begin, end = self.position, min(self.position + taken, spec.numbers)
             self.steps.record(self.step, time.time_ns() // 10**6, {"n": {"n": (begin, end)}})
         assert begin == self.position, "a replay continues at the checkpoint"
         if spec.fail_at and begin <= spec.fail_at < end:
@@ -300,6 +306,12 @@ class Toy:
             elif isinstance(order, RequestCut):
                 self.incarnation.requested = order
                 self.incarnation.wake()
+            elif isinstance(order, Pause):
+                self.incarnation.paused = order.pause > 0
+                self.incarnation.wake()
+                if order.pause:
+                    step = max(self.incarnation.step, self.incarnation.replay_until)
+                    await self.control.paused(order.pause, step)
             elif isinstance(order, Committed) and order.final:
                 out = Path(self.spec.out) / f"w{self.spec.worker}.json"
                 out.write_text(json.dumps(self.incarnation.counts))
