@@ -129,7 +129,7 @@ class Storage(DirectoryLoader):
         witnessed = small_files.read(self._disk, WITNESSED)
         history = history_of(stamps, witnessed)
         if stamps is None and small_files.read(self._disk, "store") is not None:
-            logger.warning("%s and %s are missing: %s", STAMPS, WITNESSED, NO_STAMPS)
+            logger.info("%s and %s are missing: %s", STAMPS, WITNESSED, NO_STAMPS)
         history = history.keyed(fresh, is_new=self._is_new)
         if witnessed is not None:
             decode_witnesses(witnessed)
