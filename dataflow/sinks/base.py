@@ -23,6 +23,7 @@ from dataflow.core.delivery import Delivery
 from dataflow.core.plan import OperatorKind
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem
 from dos_protocol.digests import digest64
+from dos_protocol.errors import MALFORMED_JSON
 
 exactly_once_remedy: Final = (
     'use a LogSink, a ParquetSink or a two-phase sink; or set consistent(delivery="at-least-once")'
@@ -55,7 +56,7 @@ def other_owner(place: str, recorded: bytes, mine: bytes, since: str = "") -> st
     me = msgspec.json.decode(mine, type=OutputOwner)
     try:
         other = msgspec.json.decode(recorded, type=OutputOwner)
-    except msgspec.DecodeError:
+    except MALFORMED_JSON:
         return f"{place} has an owner that cannot be read: {recorded!r}"
     theirs, ours = (
         ("", "") if other.store == me.store else (f" of store {other.store}", f" of store {me.store}")
