@@ -96,6 +96,11 @@ class Shuffled:
                 self._priorities[name] = self._rng.random()
         return max(range(len(names)), key=lambda index: self._priorities[names[index]])
 
+    def now_and_then_forget(self, name: str) -> None:
+        """Give the name another priority the next time, by chance."""
+        if self._rng.random() < _CHANGES:
+            del self._priorities[name]
+
 
 @dataclass
 class Slowed:
@@ -104,17 +109,12 @@ class Slowed:
     seed: int
 
     def __post_init__(self) -> None:
-        self._rng = Random(self.seed)
-        self._priorities: dict[str, float] = {}
+        self._kinds = Shuffled(self.seed)
 
     def choose(self, names: Sequence[str]) -> int:
         kinds = [name.rpartition(" #")[0] for name in names]
-        for kind in kinds:
-            if kind not in self._priorities:
-                self._priorities[kind] = self._rng.random()
-        chosen = max(range(len(kinds)), key=lambda index: self._priorities[kinds[index]])
-        if self._rng.random() < _CHANGES:
-            del self._priorities[kinds[chosen]]
+        chosen = self._kinds.choose(kinds)
+        self._kinds.now_and_then_forget(kinds[chosen])
         return chosen
 
 
