@@ -21,6 +21,7 @@ from threading import Lock
 from typing import Final, NamedTuple, Protocol
 
 from dos_protocol.digests import Buffer
+from dos_tls import make_durable_folders
 
 logger = logging.getLogger("dos.server")
 
@@ -98,7 +99,7 @@ class RealDisk:
 
     def __init__(self, root: Path) -> None:
         """Open the data directory. Makes it and its missing parents, each durable in its own parent."""
-        make_durable_folders(root)
+        make_durable_folders(root, mode=0o700)
         self._open_root(root)
 
     def _open_root(self, root: Path) -> None:
@@ -334,28 +335,3 @@ def _drop_cached(handle: int, start: int, length: int) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
-
-
-def make_durable_folders(folder: Path) -> None:
-    """Make a folder and its missing parents, and put each new entry on stable storage.
-
-    Also syncs the entry of the lowest folder that exists: a server killed at this point may have made it.
-    """
-    folder = folder.absolute()
-    missing = []
-    while not folder.is_dir():
-        missing.append(folder)
-        folder = folder.parent
-    with contextlib.suppress(PermissionError):  # a folder that cannot be read was not made by a server
-        _sync_folder(folder.parent)
-    for one in reversed(missing):
-        one.mkdir(mode=0o700, exist_ok=True)
-        _sync_folder(one.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

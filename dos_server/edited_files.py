@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dos_protocol.errors import LocalProtocolError
+from dos_tls import sync_folder
 
 
 def edit_file(file: Path, edit: Callable[[bytes | None], bytes], command: str) -> None:
@@ -25,11 +26,7 @@ def edit_file(file: Path, edit: Callable[[bytes | None], bytes], command: str) -
         stream.flush()
         os.fsync(stream.fileno())
         new.replace(file)
-    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_folder(file.parent)
 
 
 @contextmanager

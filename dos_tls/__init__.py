@@ -5,7 +5,8 @@ The standard library's `ssl` does all cryptography. Nothing here runs unless TLS
     core         which files an end uses, what a failure means; pure
     contexts     the settings as contexts of `ssl`, read again when a file changes; when they expire
     engine       TLS over bytes in memory: one end, without any input or output
-    secret_files writes files durably, and warns of keys and tokens that everyone can read
+    secret_files warns of keys and tokens that everyone can read
+    durable_files replaces files, and makes names, so that a power cut takes neither; also without TLS
     streams      an engine over a socket of trio, for clients and links
     authority    `dos tls`: makes an authority and its certificates
 """
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from dos_tls.core.settings import TlsSettings as TlsSettings
     from dos_tls.core.settings import directory_settings as directory_settings
     from dos_tls.core.settings import settings_of as settings_of
+    from dos_tls.durable_files import make_durable_folders as make_durable_folders
+    from dos_tls.durable_files import replace_durably as replace_durably
+    from dos_tls.durable_files import sync_folder as sync_folder
     from dos_tls.engine import TlsEngine as TlsEngine
     from dos_tls.environment import tls_of_environment as tls_of_environment
     from dos_tls.errors import CertificateAuthorityError as CertificateAuthorityError
@@ -44,7 +48,6 @@ if TYPE_CHECKING:
     from dos_tls.errors import TlsHandshakeError as TlsHandshakeError
     from dos_tls.errors import TlsSettingsError as TlsSettingsError
     from dos_tls.errors import TlsTruncatedError as TlsTruncatedError
-    from dos_tls.secret_files import replace_durably as replace_durably
     from dos_tls.secret_files import warn_if_open as warn_if_open
     from dos_tls.streams import TlsListener as TlsListener
     from dos_tls.streams import TlsStream as TlsStream

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dos_tls.core.settings import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE, WORKER_NAME
+from dos_tls.durable_files import replace_durably
 from dos_tls.errors import TlsSettingsError
-from dos_tls.secret_files import replace_durably
 
 AUTHORITY_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 397

@@ -1,39 +1,18 @@
-"""Files with secrets: how they are written, and a warning with the remedy if every user can read one.
+"""Files with secrets that every user of the machine can read: a warning with the remedy.
 
-An open file is used all the same. A container or a Secret of Kubernetes often has such a mode, where nobody
-else is on the machine. A group that can read the file is no reason for a warning: it is how `fsGroup` and
-service users share one.
+A file is used all the same. A container or a Secret of Kubernetes often has such a mode, where nobody else is
+on the machine. A group that can read the file is no reason for a warning: it is how `fsGroup` and service
+users share one.
 """
 
 import logging
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 logger: Final = logging.getLogger("dos.tls")
 _warned: Final[set[str]] = set()
-
-
-def replace_durably(path: Path, content: bytes) -> None:
-    """Replace a file, which only its owner can read: after a power cut it is whole, the old one or the new
-    one; after this call, the new one. Raises OSError.
-    """
-    new = path.with_name(f".{path.name}.new")
-    with suppress(FileNotFoundError):
-        new.unlink()
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def warn_if_open(path: str | Path, what: str) -> None:

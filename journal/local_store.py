@@ -35,11 +35,11 @@ from dos_protocol.errors import ClosedError, CorruptDataError, LocalProtocolErro
 from dos_protocol.limits import id_bytes
 from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import Member, StoreRecord
+from dos_tls import make_durable_folders, sync_folder
 from journal.core.decoder import RecordDecoder
 from journal.core.errors import LocalFilesError
 from journal.core.segment import SegmentName, parse_segment_name
 from journal.core.trimming import Floor
-from journal.durable_folders import make_durable_folders, sync_folder
 from journal.limits import scratch_read_bytes_max, start_read_bytes_max
 from journal.ports import LocalCopyPort
 

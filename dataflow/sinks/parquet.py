@@ -35,10 +35,9 @@ from dataflow.sinks.part_file import (
     check_owner,
     own_directory,
     refuse_url,
-    replace_durably,
 )
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
-from journal.durable_folders import make_durable_folders, sync_folder
+from dos_tls import make_durable_folders, replace_durably, sync_folder
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -205,7 +204,7 @@ class ParquetOutput(TwoPhaseOutput):
             return
         # Recorded before the rename: then `published` has to list nothing unless something newer is recorded.
         if self._last() < transaction:
-            replace_durably(self._last_path, transaction.encode())
+            replace_durably(self._last_path, transaction.encode(), mode=0o666)
         if existing is not None:
             existing.rename(published)
         sync_folder(self._directory)

@@ -26,7 +26,7 @@ from dataflow import limits
 from dataflow.errors import OutputLostError, SchemaError, SinkOwnedError, SinkWriteError
 from dataflow.sinks.base import other_owner
 from dos_protocol.errors import CorruptDataError
-from journal.durable_folders import make_durable_folders, sync_folder
+from dos_tls import make_durable_folders, replace_durably, sync_folder
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -133,7 +133,7 @@ class PartFile:
         return int(text)
 
     def set_incarnation(self, number: int) -> None:
-        replace_durably(self._fence, str(number).encode())
+        replace_durably(self._fence, str(number).encode(), mode=0o666)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -316,16 +316,3 @@ def own_directory(
     # Before any output, which without an owner would be another program's. A process that was killed may have
     # made the name.
     sync_folder(directory)
-
-
-def replace_durably(path: Path, content: bytes) -> None:
-    """Replace the content of a file atomically and durably. Only its single writer may call this. Raises
-    OSError.
-    """
-    fresh = path.with_suffix(".tmp")
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_folder(path.parent)

@@ -26,13 +26,13 @@ from dos_client.errors import MissingDataError
 from dos_client.live_store import Store
 from dos_client.writing.claim import Claim
 from dos_protocol.errors import FencedError, LocalProtocolError, NotFoundError
+from dos_tls import sync_folder
 from journal.chain import inspect_committed
 from journal.core.chain import SegmentSpan
 from journal.core.errors import HistoryTrimmedError, MirrorDiffersError
 from journal.core.segment import SegmentStart, parse_segment_name
 from journal.core.trimming import Floor, below
 from journal.core.walk_vocabulary import StartRead
-from journal.durable_folders import sync_folder
 from journal.files.history import stretch_below
 from journal.files.mirroring import Mirror, verify_copy
 from journal.limits import mirror_poll_s

@@ -16,12 +16,12 @@ import trio
 
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import ClosedError, LocalProtocolError
+from dos_tls import sync_folder
 from journal.core.decoder import RecordDecoder
 from journal.core.errors import LocalFilesError, TornRecordError
 from journal.core.position import Position
 from journal.core.record import Record, encode
 from journal.core.record_layout import VERSION_1
-from journal.durable_folders import sync_folder
 from journal.limits import scratch_read_bytes_max
 
 logger = logging.getLogger("dos.journal")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dos_server.disk import RealDisk, make_durable_folders
+from dos_server.disk import RealDisk
+from dos_tls import make_durable_folders
 from tests.contract.files import put
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from journal.durable_folders import sync_folder
+from dos_tls import sync_folder
 from tests.power import operations as op
 from tests.power.crash_states import plain_folder, write_down
 from tests.power.disk_state import DiskState, Image
