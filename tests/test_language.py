@@ -123,17 +123,3 @@ def test_docstrings_and_comments_name_errors_that_exist() -> None:
         named = set(re.findall(r"\b[A-Z]\w*Error\b", text)) - known - used
         unknown += [f"{path.relative_to(ROOT)} names {one}" for one in named]
     assert not unknown, "\n".join(sorted(unknown))
-
-
-def test_no_file_is_too_long_to_read() -> None:
-    """Product code has its own, stricter rules in test_architecture.py."""
-    lengths = {
-        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
-        for top in ("tests", "benchmarks", "examples")
-        for path in (ROOT / top).rglob("*.py")
-    }
-    too_long = {name: length for name, length in lengths.items() if length > FILE_LINES_MAX}
-    assert not too_long, f"divide by subject; at most {FILE_LINES_MAX} lines: {too_long}"
-
-
-FILE_LINES_MAX = 400
