@@ -74,13 +74,13 @@ async def state_of(
     from checkpoint.chains.state_blocks import StateFold  # needs the extra `dataflow`, for this page only
 
     view = await read_manifest(store, region)
-    cut = view.restorable(checkpoint) if checkpoint else view.last
-    if cut is None:
+    found = view.restorable(checkpoint) if checkpoint else view.last
+    if found is None:
         return {"checkpoint": 0, "tables": [], "columns": [], "rows": [], "more": False}
     tables = dict[str, int]()
     columns, rows = list[str](), list[list[str]]()
-    for worker in sorted(cut.workers):
-        fold = await _folded(store, region, worker, cut, StateFold())
+    for worker in sorted(found.workers):
+        fold = await _folded(store, region, worker, found, StateFold())
         for name in fold.operators():
             block = fold.take(name)
             tables[name] = tables.get(name, 0) + (0 if block is None else block.num_rows)
@@ -88,7 +88,7 @@ async def state_of(
                 columns = ["worker", *(one for one in block.schema.names if one not in _HIDDEN)]
                 rows += await trio.to_thread.run_sync(_matching, block, worker, search)
     return {
-        "checkpoint": cut.cut,
+        "checkpoint": found.cut,
         "tables": [{"table": name, "rows": count} for name, count in sorted(tables.items())],
         "columns": columns,
         "rows": rows[:ROWS_MAX],

@@ -99,12 +99,12 @@ def verify(
     async def work(store: Store) -> Cut:
         return checkpoint_of(await read_manifest(store, name), checkpoint)
 
-    cut = in_store(url, token_file, work)
-    parts = parts_of(cut, sink)
+    found = in_store(url, token_file, work)
+    parts = parts_of(found, sink)
     if not parts:
-        sinks = {one for part in cut.outputs().values() for one in part.sinks if parts_of(cut, one)}
+        sinks = {one for part in found.outputs().values() for one in part.sinks if parts_of(found, one)}
         known = ", ".join(sorted(sinks)) or "none"
-        text = f"checkpoint {cut.cut} of {name} has no files of a sink {sink!r}; sinks with files: {known}"
+        text = f"checkpoint {found.cut} of {name} has no files of a sink {sink!r}; sinks with files: {known}"
         fail(text, NEGATIVE)
     files = [
         {
@@ -115,15 +115,15 @@ def verify(
         }
         for worker, part in parts.items()
     ]
-    _report(cut, files, as_json=as_json)
+    _report(found, files, as_json=as_json)
 
 
-def _report(cut: Cut, files: list[dict[str, Any]], *, as_json: bool) -> None:
+def _report(found: Cut, files: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        print_json({"checkpoint": cut.cut, "files": files})
+        print_json({"checkpoint": found.cut, "files": files})
     else:
         rows = [(one["worker"], one["file"], one["bytes"], one["problem"] or "verified") for one in files]
         print_table(("#worker", "file", "#bytes", "result"), rows)
     wrong = sum(bool(one["problem"]) for one in files)
     if wrong:
-        fail(f"{wrong} of {len(files)} files are not as checkpoint {cut.cut} says", NEGATIVE)
+        fail(f"{wrong} of {len(files)} files are not as checkpoint {found.cut} says", NEGATIVE)

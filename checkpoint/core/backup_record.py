@@ -111,7 +111,7 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The store of the region, hexadecimal."""
     wall_time_ms: int
     """When everything was copied."""
-    checkpoint: tuple[int, tuple[int, int, int], str]
+    stored: tuple[int, tuple[int, int, int], str]
     """Flags, ints and JSON of the checkpoint, as its record in the manifest has them."""
     chains: tuple[SavedChain, ...]
     registers: tuple[SavedRegister, ...] = ()
@@ -126,7 +126,7 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cut(self) -> Cut:
         """The checkpoint. Raises ManifestError if this program cannot read it."""
-        flags, ints, text = self.checkpoint
+        flags, ints, text = self.stored
         return decode_cut(flags, ints, text.encode())
 
     @property
@@ -145,7 +145,7 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stored_checkpoint(cut: Cut) -> tuple[int, tuple[int, int, int], str]:
-    """Return a checkpoint as `BackupRecord.checkpoint` has it."""
+    """Return a checkpoint as `BackupRecord.stored` has it."""
     encoded = encode_cut(cut)
     return encoded.flags, encoded.ints, encoded.text.decode()
 

@@ -108,7 +108,7 @@ async def back_up(
             region=region,
             store=identity_of(store.record),
             wall_time_ms=wall_time_ms(),
-            checkpoint=stored_checkpoint(cut),
+            stored=stored_checkpoint(cut),
             chains=chains,
             registers=registers,
             reads_outputs=reads,

@@ -25,7 +25,7 @@ from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.testing.directories import TrialDirectories
 from dataflow.testing.ends import TrialSink, TrialWriter, stand_in
 from dataflow.testing.step_batches import Rows, batch_of, batches_of
-from dataflow.worker.checkpoint_part import Checkpoint
+from dataflow.worker.checkpoint_part import OwnPart
 from dataflow.worker.circuit import Circuit, Sends
 from dataflow.worker.circuit_time import ONE_SPLIT, StepTime
 
@@ -124,7 +124,7 @@ class Trial:
 
     def _run_step(self, *, checkpoint: bool, snapshot: bool, end: bool) -> None:
         taken = [
-            Checkpoint(self._checkpoints + 1, SnapshotSpool() if snapshot else None) for _ in self._circuits
+            OwnPart(self._checkpoints + 1, SnapshotSpool() if snapshot else None) for _ in self._circuits
         ]
         self._directories.request_snapshots(due=snapshot)
         self._run(checkpoint=checkpoint, taken=taken, end=end)
@@ -237,7 +237,7 @@ class Trial:
             self._go_back()
             raise
         self._directories.end_move(succeeded=True)
-        taken = [Checkpoint(self._checkpoints + 1) for _ in self._circuits]
+        taken = [OwnPart(self._checkpoints + 1) for _ in self._circuits]
         for circuit, into in zip(self._circuits, taken, strict=True):
             for stage in range(1, len(self._plan.plan.stages)):
                 circuit.take_checkpoint(stage, into)
@@ -316,7 +316,7 @@ class Trial:
             circuit.restored()
         return circuits
 
-    def _run(self, *, checkpoint: bool, taken: Sequence[Checkpoint], end: bool) -> None:
+    def _run(self, *, checkpoint: bool, taken: Sequence[OwnPart], end: bool) -> None:
         sends = [
             circuit.end_sources(self._step, self._time_of(worker, end=end))
             for worker, circuit in enumerate(self._circuits)
@@ -347,7 +347,7 @@ class Trial:
             now[name] = SourceTime(is_known=False)
         return StepTime(now, idle=frozenset(self._schemas))
 
-    def _commit(self, taken: Sequence[Checkpoint]) -> None:
+    def _commit(self, taken: Sequence[OwnPart]) -> None:
         self._checkpoints += 1
         self._checkpoint_operators = self._plan.operators
         self._checkpoint_step = self._step

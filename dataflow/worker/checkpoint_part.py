@@ -9,7 +9,7 @@ from dataflow.state.snapshot_spool import SnapshotSpool
 
 
 @dataclass(slots=True)
-class Checkpoint:
+class OwnPart:
     """What this worker contributes to checkpoint `cut` at the end of `step`: state changes and prepared
     output.
 

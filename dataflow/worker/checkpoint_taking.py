@@ -4,7 +4,7 @@ from checkpoint import SplitPosition
 from checkpoint.chains.state_blocks import encode_block
 from dataflow.core.schedule import Barrier
 from dataflow.state.snapshot_spool import SnapshotSpool
-from dataflow.worker.checkpoint_part import Checkpoint
+from dataflow.worker.checkpoint_part import OwnPart
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.identity import Clock
 from dataflow.worker.messages import CutTaken, Shared
@@ -21,7 +21,7 @@ class CheckpointTaking:
         self._clock = clock
         self._scratch = scratch
         self._incarnation = incarnation
-        self._under_way: dict[int, tuple[Checkpoint, dict[str, float]]] = {}
+        self._under_way: dict[int, tuple[OwnPart, dict[str, float]]] = {}
         """Step -> what is collected, and the seconds of each phase."""
 
     def collect(
@@ -31,7 +31,7 @@ class CheckpointTaking:
         if step not in self._under_way:
             due = self._shared.snapshot_due or self._circuit.wants_snapshot
             spool = SnapshotSpool(self._scratch) if due else None
-            self._under_way[step] = (Checkpoint(cut, spool, step=step), {})
+            self._under_way[step] = (OwnPart(cut, spool, step=step), {})
         taken, phases = self._under_way[step]
         begin = self._clock.seconds()
         self._circuit.take_checkpoint(stage, taken)

@@ -34,7 +34,7 @@ from dataflow.state.directory_handover import Handover
 from dataflow.state.directory_moving import begin_files, copy_of_one
 from dataflow.state.moving import Share
 from dataflow.state.operator_directory import ChangeLog, OperatorDirectory
-from dataflow.worker.checkpoint_part import Checkpoint
+from dataflow.worker.checkpoint_part import OwnPart
 from dataflow.worker.circuit_time import CircuitTime, StepTime
 from dataflow.worker.failures import ROW_FAULTS, naming, raise_with_row
 from dataflow.worker.identity import Clock
@@ -364,7 +364,7 @@ class Circuit:
             if isinstance(table, WatermarkTable) and name.partition("~")[0] in own_time:
                 table.restart()  # it follows from the watermarks of the splits, which move alone
 
-    def take_checkpoint(self, index: int, into: Checkpoint) -> None:
+    def take_checkpoint(self, index: int, into: OwnPart) -> None:
         """Collect the checkpoint data of this stage after a run with `cut=True`; stage 1 includes stage 0."""
         stages = self.graph.plan.stages
         for node in (*(stages[0].nodes if index == 1 else ()), *stages[index].nodes):

@@ -185,7 +185,7 @@ def test_rows_that_a_sink_cannot_take_back_come_again_only_if_that_is_wanted():
         async with opened() as (region, place), empty_store() as new:
             await region.back_up(place)
             record = await newest_backup(place)
-            flags, ints, text = record.checkpoint
+            flags, ints, text = record.stored
             stated = {**json.loads(text), "irrevocable": {"called": "a function is called"}}
             record = msgspec.structs.replace(record, checkpoint=(flags, ints, json.dumps(stated)))
             with pytest.raises(BackupRefusedError, match="come again: 'called': a function is called"):

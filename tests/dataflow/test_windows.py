@@ -29,7 +29,7 @@ from dataflow.schema import parse_schema
 from dataflow.sources.base import SourceBatch
 from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.testing import Trial
-from dataflow.worker.checkpoint_part import Checkpoint
+from dataflow.worker.checkpoint_part import OwnPart
 from tests.dataflow.trials import Row, Step, multiset, play, play_with_trouble, reordered, timely
 
 SCHEMA = "at timestamp, key string, x double"
@@ -285,7 +285,7 @@ def test_a_checkpoint_holds_the_time_of_its_own_step_though_sources_are_ahead() 
         received = {0: [(0, batch) for batch in sent[step][0][0]]}
         circuit.run_stage(1, step, received, cut=step == 2, watermarks={0: [circuit.time.to_send(step, 0)]})
     whole = SnapshotSpool()
-    taken = Checkpoint(snapshot=whole)
+    taken = OwnPart(snapshot=whole)
     circuit.take_checkpoint(1, taken)
     watermark = int(second(7).timestamp()) * 1_000_000 - 1
     assert taken.blocks["timed~time"].column("mark").to_pylist() == [watermark]
