@@ -44,9 +44,9 @@ from checkpoint import limits  # noqa: E402
 from checkpoint.chains.state_blocks import block_schema, encode_block, make_block  # noqa: E402
 from checkpoint.chains.state_store import StateStore  # noqa: E402
 from checkpoint.coordinator.manifest_host import StoreHost  # noqa: E402
-from checkpoint.core.coordinator_vocabulary import AppendCut  # noqa: E402
+from checkpoint.core.coordinator_vocabulary import AppendCheckpoint  # noqa: E402
 from checkpoint.core.layout import even_layout  # noqa: E402
-from checkpoint.core.manifest import Cut, WorkerCut, in_its_version  # noqa: E402
+from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint, in_its_version  # noqa: E402
 from checkpoint.core.region import worker_directory  # noqa: E402
 from checkpoint.key_hash import hash_keys  # noqa: E402
 from checkpoint.maintenance.backup import BackupDone, back_up  # noqa: E402
@@ -97,21 +97,21 @@ async def commit(
     at = await state.commit(number, [("counts", data) for piece in pieces for data in blocks_of(piece, rng)])
     async with hold_manifest(StoreHost(store), REGION) as held:
         kept = held.opened.kept
-        last = kept[-1].cut if kept else 0
-        cut = Cut(
-            cut=last + 1,
+        last = kept[-1].checkpoint if kept else 0
+        checkpoint = Checkpoint(
+            checkpoint=last + 1,
             step=number,
             incarnation=held.opened.incarnation,
             final=False,
             wall_time_ms=0,
-            workers={0: WorkerCut(state=at, steps=steps.end, floors={"state": state.floor})},
+            workers={0: WorkerCheckpoint(state=at, steps=steps.end, floors={"state": state.floor})},
             layout=even_layout(1),
             fingerprint="0" * 16,
             operators={"counts": "counts"},
             parent=last,
-            retained=(*(one.cut for one in kept), last + 1),
+            retained=(*(one.checkpoint for one in kept), last + 1),
         )
-        await held.log.append(AppendCut(in_its_version(cut)))
+        await held.log.append(AppendCheckpoint(in_its_version(checkpoint)))
 
 
 async def measure(url: str, keys: int, changed: float, pairs: int) -> dict[str, Any]:

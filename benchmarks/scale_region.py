@@ -42,7 +42,7 @@ from recovery_region import (  # noqa: E402
 from checkpoint.chains.manifest_reading import read_manifest  # noqa: E402
 from checkpoint.chains.state_blocks import HASH_COLUMN, StateFold, encode_block  # noqa: E402
 from checkpoint.chains.state_reading import blocks_at  # noqa: E402
-from checkpoint.core.manifest import Cut  # noqa: E402
+from checkpoint.core.manifest import Checkpoint  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import init_store, open_store  # noqa: E402
@@ -151,15 +151,15 @@ def change(region: RegionHandle, workers: int, folder: Path) -> dict[str, Any]:
     }
 
 
-async def checkpoint_of(url: str, number: int = 0) -> Cut:
+async def checkpoint_of(url: str, number: int = 0) -> Checkpoint:
     """Return a checkpoint of the region, 0 for the last one."""
     async with open_store(url) as store:
         view = await read_manifest(store, REGION)
         assert view.last is not None
-        return view.restorable(number or view.last.cut)
+        return view.restorable(number or view.last.checkpoint)
 
 
-async def moved(url: str, before: Cut, after: Cut) -> dict[str, int]:
+async def moved(url: str, before: Checkpoint, after: Checkpoint) -> dict[str, int]:
     """Return how many rows of the counts other workers have after a change, the bytes of these rows as
     blocks, and the rows of all workers.
     """

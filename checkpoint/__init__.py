@@ -64,13 +64,13 @@ if TYPE_CHECKING:
     from checkpoint.core.layout import even_layout as even_layout
     from checkpoint.core.lines import parting as parting
     from checkpoint.core.lines import taken_back as taken_back
-    from checkpoint.core.manifest import Cut as Cut
+    from checkpoint.core.manifest import Checkpoint as Checkpoint
     from checkpoint.core.manifest import Edit as Edit
     from checkpoint.core.manifest import OutputIdentity as OutputIdentity
     from checkpoint.core.manifest import RetiredWorker as RetiredWorker
     from checkpoint.core.manifest import Rewind as Rewind
     from checkpoint.core.manifest import SplitPosition as SplitPosition
-    from checkpoint.core.manifest import WorkerCut as WorkerCut
+    from checkpoint.core.manifest import WorkerCheckpoint as WorkerCheckpoint
     from checkpoint.core.messages import Committed as Committed
     from checkpoint.core.messages import CompanionReport as CompanionReport
     from checkpoint.core.messages import CopyAhead as CopyAhead
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from checkpoint.core.messages import Host as Host
     from checkpoint.core.messages import Pause as Pause
     from checkpoint.core.messages import Peer as Peer
-    from checkpoint.core.messages import RequestCut as RequestCut
+    from checkpoint.core.messages import RequestCheckpoint as RequestCheckpoint
     from checkpoint.core.messages import Restore as Restore
     from checkpoint.core.messages import Start as Start
     from checkpoint.core.messages import View as View

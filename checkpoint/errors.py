@@ -46,9 +46,9 @@ class ManifestError(DosError):
 
     remedy = "restore an earlier checkpoint"
 
-    def __init__(self, message: str, *, cut: int = 0, remedy: str = "") -> None:
-        super().__init__(message if not cut else f"checkpoint {cut}: {message}", remedy=remedy)
-        self.cut = cut
+    def __init__(self, message: str, *, checkpoint: int = 0, remedy: str = "") -> None:
+        super().__init__(message if not checkpoint else f"checkpoint {checkpoint}: {message}", remedy=remedy)
+        self.checkpoint = checkpoint
 
 
 class ManifestSupersededError(DosError):
@@ -121,10 +121,10 @@ class CheckpointReleasedError(DosError):
 
     remedy = "use one that is retained; run the region with a larger `retain` to keep more"
 
-    def __init__(self, region: str, cut: int, retained: tuple[int, ...]) -> None:
+    def __init__(self, region: str, checkpoint: int, retained: tuple[int, ...]) -> None:
         known = ", ".join(map(str, retained)) or "none"
-        super().__init__(f"checkpoint {cut} of region {region} was released; retained are {known}")
-        self.cut = cut
+        super().__init__(f"checkpoint {checkpoint} of region {region} was released; retained are {known}")
+        self.checkpoint = checkpoint
         self.retained = retained
 
 

@@ -34,11 +34,11 @@ manifest_segment_bytes_max: Final = 16 * 1024 * 1024
 """The manifest is rolled (snapshot of the retained checkpoints, new segment) after this many appended
 bytes.
 """
-cuts_retained: Final = 5
+checkpoints_retained: Final = 5
 """Default number of checkpoints that stay restorable: the latest ones."""
-cuts_retained_min: Final = 2
+checkpoints_retained_min: Final = 2
 """The latest checkpoint, and the one before in case a person must go back."""
-cuts_retained_max: Final = 1_000
+checkpoints_retained_max: Final = 1_000
 trim_wait_s: Final = 60.0
 """How long `dos region trim` waits for members to delete."""
 savepoints_max: Final = 64
@@ -241,7 +241,7 @@ no other host seems to be available.
 """
 placement_pause_s: Final = 30.0
 """How long workers stay where they are after no other host was found for one of them."""
-stop_cut_timeout_s: Final = 30.0
+stop_checkpoint_timeout_s: Final = 30.0
 """How long `stop` waits for its last checkpoint before it stops without one."""
 stop_grace_s: Final = 10.0
 """How long workers may take to end after the order to stop, before they are cancelled."""
@@ -277,5 +277,5 @@ assert handshake_bytes_max <= control_bytes_max <= data_bytes_max
 assert 2 * heartbeat_s < suspect_after_s < orphan_timeout_s
 assert workers_max < senders_max
 assert state_block_bytes_max < data_bytes_max
-assert 2 <= cuts_retained_min <= cuts_retained <= cuts_retained_max
+assert 2 <= checkpoints_retained_min <= checkpoints_retained <= checkpoints_retained_max
 assert request_bytes_max < queue_object_bytes_max

@@ -11,7 +11,8 @@
                 case Restore():                       # at any time: discard the earlier incarnation
                     # 1. stop the circuit thread; close exchange links, chain writers and the earlier claim
                     # 2. claim NAME.wNNNN with epoch = order.incarnation (`worker_directory`), await it
-                    # 3. store = await StateStore.open(claim, at=order.restore and its WorkerCut.state, ...)
+                    # 3. store = await StateStore.open(claim, at=order.restore and its
+                    # WorkerCheckpoint.state, ...)
                     #    steps = await StepsLog.open(claim, ...): rolled forward, never back
                     # 4. load the state into the operators; move sources and sinks to their positions
                     # 5. dial every peer of order.peers (order.peers[own] is this worker), role "exchange",
@@ -20,16 +21,17 @@
                 case Start():                         # all workers are restored
                     # run; steps <= order.replay_until_step use their recorded division, later ones are
                     # divided anew and recorded with steps.record(...) before they are ended
-                case RequestCut():                    # flag the next STEP_END with cut=order.cut (and FINAL)
-                    # send no reply now. At the end of the step at which the alignment says `cut`:
+                case RequestCheckpoint():
+                    # flag the next STEP_END with order.checkpoint (and FINAL);
+                    # send no reply now. At the end of the step at which the alignment says `checkpoint`:
                     #   drain, store.put(...) each operator's changes, note source and sink positions
-                    #   state = await store.commit(cut)     (synced on the quorum)
+                    #   state = await store.commit(checkpoint)     (synced on the quorum)
                     #   position = await steps.synced(step) (likewise)
-                    await control.prepared(cut=..., step=..., positions=WorkerCut(...), phases_s=...)
+                    await control.vote(checkpoint=..., step=..., positions=WorkerCheckpoint(...))
                     # the next step runs meanwhile
                 case Pause():                         # read no input; order.pause 0: continue
                     await control.paused(order.pause, step=...)
-                case Committed():                     # sinks publish cut order.cut
+                case Committed():                     # sinks publish checkpoint order.checkpoint
                     if order.final: await control.finished()     # then next_order() raises StoppedError
 
         # failures that may happen at any time:
@@ -60,7 +62,7 @@ from checkpoint import limits
 from checkpoint.core.channel_frames import ChannelFrame
 from checkpoint.core.control_frames import control_frame, decode_from_coordinator
 from checkpoint.core.handshake import LinkHello
-from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.manifest import WorkerCheckpoint
 from checkpoint.core.messages import (
     CopiedAhead,
     CopyAhead,
@@ -70,11 +72,11 @@ from checkpoint.core.messages import (
     Finished,
     Join,
     Paused,
-    Prepared,
     Restored,
     Suspects,
     ToCoordinator,
-    WantsCut,
+    Vote,
+    WantsCheckpoint,
 )
 from checkpoint.core.participant import (
     LinkGone,
@@ -206,16 +208,21 @@ class Participant:
             )
         )
 
-    async def prepared(
-        self, *, cut: int, step: int, positions: WorkerCut, phases_s: Mapping[str, float] | None = None
+    async def vote(
+        self,
+        *,
+        checkpoint: int,
+        step: int,
+        positions: WorkerCheckpoint,
+        phases_s: Mapping[str, float] | None = None,
     ) -> None:
         """Vote for a checkpoint. Everything that `positions` name must be synced on the quorum before."""
         counters = self._counters()
         await self._report(
-            Prepared(
+            Vote(
                 job=self._spec.job,
                 worker=self._spec.worker,
-                cut=cut,
+                checkpoint=checkpoint,
                 step=step,
                 positions=positions,
                 phases_s=dict(phases_s or {}),
@@ -269,7 +276,7 @@ class Participant:
 
     async def wants_checkpoint(self, step: int) -> None:
         """Report that a source waits for a checkpoint at the end of that step."""
-        await self._report(WantsCut(job=self._spec.job, worker=self._spec.worker, step=step))
+        await self._report(WantsCheckpoint(job=self._spec.job, worker=self._spec.worker, step=step))
 
     async def paused(self, pause: int, step: int) -> None:
         """Report that the order to pause with that number was carried out after that step."""

@@ -23,7 +23,7 @@ import pyarrow as pa
 import trio
 
 from checkpoint import (
-    Cut,
+    Checkpoint,
     Output,
     Publish,
     coordinator_directory,
@@ -35,7 +35,7 @@ from checkpoint import (
 from checkpoint.chains.manifest_reading import regions_of
 from checkpoint.chains.output_following import PublishedOutput, begin_in
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
-from checkpoint.coordinator.manifest_log import cuts_in
+from checkpoint.coordinator.manifest_log import checkpoints_in
 from checkpoint.errors import OutputRewoundError
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
@@ -90,23 +90,25 @@ async def read_output(
     CorruptDataError and read errors. Steps yielded before an error remain valid: logs are checked segment by
     segment, so a step counts when the next one was yielded or the iteration has ended.
     """
-    cuts = await _checkpoints(store, region)
-    cut = cuts[-1] if cuts else None
-    present_line = 0 if cut is None else cut.line
+    checkpoints = await _checkpoints(store, region)
+    checkpoint = checkpoints[-1] if checkpoints else None
+    present_line = 0 if checkpoint is None else checkpoint.line
     if line is not None and after_step:
         if line > present_line:
             return  # the record of that line cannot be proved committed now, so nothing after it can be
-        _refuse_taken_back(cut, region, sink, after_step, line)
-    workers = await _workers(store, region, sink, cut)
+        _refuse_taken_back(checkpoint, region, sink, after_step, line)
+    workers = await _workers(store, region, sink, checkpoint)
     if not workers:
-        raise NoOutputError(region, sink, await _why_none(store, region, sink, cut))
-    begin, published = _begin(cuts, after_step), PublishedOutput(store, region, sink)
+        raise NoOutputError(region, sink, await _why_none(store, region, sink, checkpoint))
+    begin, published = _begin(checkpoints, after_step), PublishedOutput(store, region, sink)
     begun = False
     async with AsyncExitStack() as stack:
-        logs = _Logs(stack, lambda worker: _WorkerLog(store, region, worker, sink, cut, begin, after_step))
+        logs = _Logs(
+            stack, lambda worker: _WorkerLog(store, region, worker, sink, checkpoint, begin, after_step)
+        )
         await logs.open(workers)
         if not any(log.exists for log in logs.by_worker.values()):
-            raise NoOutputError(region, sink, await _why_none(store, region, sink, cut))
+            raise NoOutputError(region, sink, await _why_none(store, region, sink, checkpoint))
         while (step := logs.next_step) is not None:
             whole, visible = await logs.parts(step)
             if not visible:
@@ -121,19 +123,23 @@ async def read_output(
             await logs.pass_step(step)
 
 
-async def _why_none(store: Store, region: str, sink: str, cut: Cut | None) -> str:
+async def _why_none(store: Store, region: str, sink: str, checkpoint: Checkpoint | None) -> str:
     """Return why there is no log: a name that is not there, or a region that has made no output yet."""
-    if cut is None and region not in (regions := await regions_of(store)):
+    if checkpoint is None and region not in (regions := await regions_of(store)):
         return f"there is no such region; the store has {', '.join(map(repr, sorted(regions))) or 'none'}"
-    sinks = [name for name, text in cut.operators.items() if text.startswith("sink ")] if cut else [sink]
+    sinks = (
+        [name for name, text in checkpoint.operators.items() if text.startswith("sink ")]
+        if checkpoint
+        else [sink]
+    )
     if sink in sinks:
         return "the region has just begun and has shown nothing yet; try again"
     return f"its sinks are {', '.join(map(repr, sorted(sinks))) or 'none'}"
 
 
-def _refuse_taken_back(cut: Cut | None, region: str, sink: str, step: int, line: int) -> None:
-    rewind = None if cut is None else taken_back(cut, line, step)
-    if cut is None or rewind is None:
+def _refuse_taken_back(checkpoint: Checkpoint | None, region: str, sink: str, step: int, line: int) -> None:
+    rewind = None if checkpoint is None else taken_back(checkpoint, line, step)
+    if checkpoint is None or rewind is None:
         return
     raise OutputRewoundError(
         region,
@@ -143,7 +149,7 @@ def _refuse_taken_back(cut: Cut | None, region: str, sink: str, step: int, line:
         step=rewind.step + 1,
         read=step,
         remedy=f"discard the steps from {rewind.step + 1} on, and read on with"
-        f" after_step={rewind.step}, line={cut.line}",
+        f" after_step={rewind.step}, line={checkpoint.line}",
     )
 
 
@@ -165,28 +171,31 @@ def collect_output(url: str, region: str, sink: str, *, token: bytes = b"") -> p
     return pa.concat_tables(tables) if tables else None
 
 
-async def _checkpoints(store: Store, region: str) -> list[Cut]:
+async def _checkpoints(store: Store, region: str) -> list[Checkpoint]:
     """Return the committed checkpoints, oldest first, from the newest snapshot of the manifest on."""
     directory = coordinator_directory(region)
     chain = await inspect_chain(store, directory, MANIFEST_CHAIN)
     report_unproved(directory, chain)
-    async with aclosing(cuts_in(read_records(store, chain, directory=directory))) as cuts:
-        return [cut async for cut in cuts]
+    async with aclosing(checkpoints_in(read_records(store, chain, directory=directory))) as checkpoints:
+        return [checkpoint async for checkpoint in checkpoints]
 
 
-def _begin(cuts: Sequence[Cut], after_step: int) -> Cut | None:
+def _begin(checkpoints: Sequence[Checkpoint], after_step: int) -> Checkpoint | None:
     """Return the newest checkpoint of this line of history that is not after a step: its logs are read from
     there on.
     """
-    for cut in reversed(cuts):
-        if cut.step <= after_step and taken_back(cuts[-1], cut.line, cut.step) is None:
-            return cut
+    for checkpoint in reversed(checkpoints):
+        if (
+            checkpoint.step <= after_step
+            and taken_back(checkpoints[-1], checkpoint.line, checkpoint.step) is None
+        ):
+            return checkpoint
     return None
 
 
-async def _workers(store: Store, region: str, sink: str, cut: Cut | None) -> list[int]:
-    if cut is not None:
-        return sorted(worker for worker, part in cut.outputs().items() if sink in part.sinks)
+async def _workers(store: Store, region: str, sink: str, checkpoint: Checkpoint | None) -> list[int]:
+    if checkpoint is not None:
+        return sorted(worker for worker, part in checkpoint.outputs().items() if sink in part.sinks)
     prefix = worker_directory(region, 0)[:-4]
     names = [name.removeprefix(prefix) for name in await store.list_directories(prefix)]
     return sorted(int(name) for name in names if len(name) == 4 and name.isdigit())
@@ -235,7 +244,7 @@ class _Logs:
 class _WorkerLog:
     """The committed output of one worker above a step, in order. Call `advance` first.
 
-    cut: the last checkpoint. begin: an earlier one, from whose position on the log is read.
+    checkpoint: the last checkpoint. begin: an earlier one, from whose position on the log is read.
     """
 
     def __init__(
@@ -244,14 +253,14 @@ class _WorkerLog:
         region: str,
         worker: int,
         sink: str,
-        cut: Cut | None,
-        begin: Cut | None,
+        checkpoint: Checkpoint | None,
+        begin: Checkpoint | None,
         after_step: int,
     ) -> None:
         self.head: Output | None = None
         """The next step, None at the end of what is visible."""
         self.exists = False
-        self._begin = 0 if cut is None else begin_in(cut, worker, sink)
+        self._begin = 0 if checkpoint is None else begin_in(checkpoint, worker, sink)
         """The offset below which it is trimmed."""
         self._from = _end_in(begin, worker, sink)
         self._store, self._directory, self._chain = (
@@ -259,8 +268,8 @@ class _WorkerLog:
             worker_directory(region, worker),
             output_chain(sink),
         )
-        self._in_cut = _end_in(cut, worker, sink)
-        self._line = 0 if cut is None else cut.line
+        self._in_checkpoint = _end_in(checkpoint, worker, sink)
+        self._line = 0 if checkpoint is None else checkpoint.line
         self._after_step = after_step
         self._outputs = self._read()
 
@@ -280,11 +289,11 @@ class _WorkerLog:
         # The segment of the byte before the position: a chain that begins after it does not hold it.
         floor = max(self._begin, 0 if self._from is None else self._from.size - 1)
         chain = await inspect_chain(
-            self._store, self._directory, self._chain, proved=self._in_cut, floor=floor
+            self._store, self._directory, self._chain, proved=self._in_checkpoint, floor=floor
         )
         self.exists = chain.seen > 0
-        visible = await _visible(self._store, self._directory, chain, self._in_cut)
-        covered = 0 if self._in_cut is None else self._in_cut.size
+        visible = await _visible(self._store, self._directory, chain, self._in_checkpoint)
+        covered = 0 if self._in_checkpoint is None else self._in_checkpoint.size
         async with aclosing(self._records(visible)) as records:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
@@ -312,13 +321,15 @@ class _WorkerLog:
                     yield found
 
 
-def _end_in(cut: Cut | None, worker: int, sink: str) -> Position | None:
-    part = None if cut is None else cut.outputs().get(worker)
+def _end_in(checkpoint: Checkpoint | None, worker: int, sink: str) -> Position | None:
+    part = None if checkpoint is None else checkpoint.outputs().get(worker)
     prepared = None if part is None else part.sinks.get(sink)
     return None if prepared is None else msgspec.convert(prepared, Position)
 
 
-async def _visible(store: Store, directory: str, chain: ChainState, in_cut: Position | None) -> ChainState:
+async def _visible(
+    store: Store, directory: str, chain: ChainState, in_checkpoint: Position | None
+) -> ChainState:
     """Return the visible part of the chain, according to the publish mode in its first record."""
     async with aclosing(read_records(store, chain, directory=directory)) as records:
         async for end, record in records:
@@ -327,9 +338,9 @@ async def _visible(store: Store, directory: str, chain: ChainState, in_cut: Posi
                 if output.head.publish is Publish.STEP:
                     return chain
                 break
-    if in_cut is None:
+    if in_checkpoint is None:
         return ChainState(chain.chain)
-    return chain.up_to(in_cut)
+    return chain.up_to(in_checkpoint)
 
 
 def _step_of(outputs: dict[int, Output], line: int) -> StepRows:

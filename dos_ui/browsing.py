@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import trio
 
-from checkpoint import Cut
+from checkpoint import Checkpoint
 from checkpoint.chains.manifest_reading import read_manifest
 from dos_client import Store
 from dos_client.cli.objects import object_rows
@@ -88,7 +88,7 @@ async def state_of(
                 columns = ["worker", *(one for one in block.schema.names if one not in _HIDDEN)]
                 rows += await trio.to_thread.run_sync(_matching, block, worker, search)
     return {
-        "checkpoint": found.cut,
+        "checkpoint": found.number,
         "tables": [{"table": name, "rows": count} for name, count in sorted(tables.items())],
         "columns": columns,
         "rows": rows[:ROWS_MAX],
@@ -99,10 +99,10 @@ async def state_of(
 _HIDDEN: Final = ("_hash", "_deleted")
 
 
-async def _folded(store: Store, region: str, worker: int, cut: Cut, fold: Any) -> Any:
+async def _folded(store: Store, region: str, worker: int, checkpoint: Checkpoint, fold: Any) -> Any:
     from checkpoint.chains.state_reading import blocks_at
 
-    async with aclosing(blocks_at(store, region, worker, cut.workers[worker].state)) as blocks:
+    async with aclosing(blocks_at(store, region, worker, checkpoint.workers[worker].state)) as blocks:
         async for block in blocks:
             fold.add(block.operator, await trio.to_thread.run_sync(block.decoded))
     return fold

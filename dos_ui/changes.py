@@ -21,7 +21,7 @@ class _Change:
 
 CHANGES: Final = {
     "checkpoint": _Change("checkpoint", {}, limits.drain_timeout_s),
-    "savepoint": _Change("pin", {"name": str, "why": str}, limits.drain_timeout_s),
+    "savepoint": _Change("savepoint", {"name": str, "why": str}, limits.drain_timeout_s),
     "restore": _Change("restore", {"name": str, "allow_republish": bool}, limits.reset_timeout_s),
     "scale": _Change("scale", {"workers": int}, limits.start_timeout_s + limits.reset_timeout_s),
     "pause": _Change("pause", {}, limits.drain_timeout_s),

@@ -183,7 +183,7 @@ class Readings:
             "timeMs": wall_time_ms(),
             "slow": slow(status),
             "graph": [] if view.last is None else graph_of(view.last.operators),
-            "timeline": timeline(view.cuts),
+            "timeline": timeline(view.checkpoints),
             "retained": list(view.retained),
             "savepoints": {} if view.last is None else dict(view.last.savepoints),
             "rates": now,

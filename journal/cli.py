@@ -144,7 +144,7 @@ def grep(
     op: Annotated[
         str | None,
         typer.Option(
-            help="Show only records of this operation: WRITE, CUT, ...",
+            help="Show only records of this operation: WRITE, CHECKPOINT, ...",
             show_default=False,
             autocompletion=complete_operation,
         ),
@@ -161,7 +161,7 @@ def grep(
 
         dos journal grep tcp-control my_app-worker3.journal
 
-        dos journal grep --op CUT '"step":4[0-9]' dos://h1,h2,h3/wordcount.coord/manifest
+        dos journal grep --op CHECKPOINT '"step":4[0-9]' dos://h1,h2,h3/wordcount.coord/manifest
 
         dos journal grep --op SEGMENT_START '' dos://h1,h2,h3/ledger/files
 

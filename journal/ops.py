@@ -16,7 +16,7 @@ class Op(IntEnum):
     REMOVE = 2
     SEGMENT_START = 3
     MARK = 4
-    CUT = 5
+    CHECKPOINT = 5
     STATE_BLOCK = 6
     SNAPSHOT_BEGIN = 7
     SNAPSHOT_END = 8
@@ -46,8 +46,11 @@ ARGUMENTS: dict[Op, str] = {
     Op.REMOVE: "ints=[] strings=[path]",
     Op.SEGMENT_START: "ints=[] strings=[JSON SegmentStart]",
     Op.MARK: "ints=[wall clock, ms since 1970] strings=[]",
-    Op.CUT: "ints=[cut, step, incarnation] strings=[JSON Cut]; of files ints=[cut, step] strings=[]",
-    Op.STATE_BLOCK: "ints=[cut] strings=[operator, Arrow IPC stream]",
+    Op.CHECKPOINT: (
+        "ints=[checkpoint, step, incarnation] strings=[JSON Checkpoint]; of files"
+        " ints=[checkpoint, step] strings=[]"
+    ),
+    Op.STATE_BLOCK: "ints=[checkpoint] strings=[operator, Arrow IPC stream]",
     Op.SNAPSHOT_BEGIN: "ints=[] strings=[]",
     Op.SNAPSHOT_END: "ints=[records between begin and end] strings=[]",
     Op.DIVISION: "ints=[step, time ms, possibly a checkpoint] strings=[JSON division, possibly workers]",

@@ -125,7 +125,8 @@ async def read_start(
 ) -> StartRead:
     """Read the start record of a segment, and whether a snapshot follows. `start` is None if it is cut off.
 
-    Raises CorruptRecordError, UnknownRecordError, ChainError for bytes that a cut-off write cannot explain.
+    Raises CorruptRecordError, UnknownRecordError, ChainError for bytes that a cut-off write cannot
+    explain.
     """
     decoder, head = RecordDecoder(where=name), b""
     window = min(length, start_read_bytes_max)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from checkpoint import Cut
+from checkpoint import Checkpoint
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.errors import NoRegionError
 from checkpoint.maintenance.region_copying import copy_region
@@ -42,9 +42,9 @@ async def prepare(
     answers is copied. begins_with_copy: copy one too if this replica has no checkpoint. Raises
     CannotBeginError if none can be copied; then the replica is as it was, or has nothing.
     """
-    cut = await _last_checkpoint(store, context.name)
-    gone = await _what_is_gone(store, context, sources, cut, token)
-    if gone is None and (cut is not None or not begins_with_copy):
+    checkpoint = await _last_checkpoint(store, context.name)
+    gone = await _what_is_gone(store, context, sources, checkpoint, token)
+    if gone is None and (checkpoint is not None or not begins_with_copy):
         return
     why = gone or "it has no checkpoint"
     reasons = []
@@ -62,7 +62,7 @@ async def prepare(
     )
 
 
-async def _last_checkpoint(store: Store, region: str) -> Cut | None:
+async def _last_checkpoint(store: Store, region: str) -> Checkpoint | None:
     try:
         return (await read_manifest(store, region)).last
     except NoRegionError:
@@ -70,13 +70,17 @@ async def _last_checkpoint(store: Store, region: str) -> Cut | None:
 
 
 async def _what_is_gone(
-    store: Store, context: ReplicaContext, sources: Mapping[str, object], cut: Cut | None, token: bytes
+    store: Store,
+    context: ReplicaContext,
+    sources: Mapping[str, object],
+    checkpoint: Checkpoint | None,
+    token: bytes,
 ) -> str | None:
     """Return which rows the replica needs that are not retained; None if there are none."""
     for name, source in sources.items():
         found = None
         if isinstance(source, InputSource):
-            found = await _input_that_is_gone(name, source, context, cut, token)
+            found = await _input_that_is_gone(name, source, context, checkpoint, token)
         elif isinstance(source, MergedLogSource):
             found = await _rows_that_are_gone(store, name, source, context, token)
         if found is not None:
@@ -85,14 +89,14 @@ async def _what_is_gone(
 
 
 async def _input_that_is_gone(
-    name: str, source: InputSource, context: ReplicaContext, cut: Cut | None, token: bytes
+    name: str, source: InputSource, context: ReplicaContext, checkpoint: Checkpoint | None, token: bytes
 ) -> str | None:
     application = source.application or context.name
     url = source.store_url or context.store
     try:
         async with open_store(url, token=token, client="dos sites") as entry:
             rows = InputRows(entry, application, source.name)
-            for one in await Retention(entry, rows).trimmed_of(name, cut):
+            for one in await Retention(entry, rows).trimmed_of(name, checkpoint):
                 where = f"producer {one.split!r} of input {source.name!r}"
                 return f"{where} is retained from {one.begin} on, and needed from {one.needs} on"
     except DosError as error:  # the region waits for it

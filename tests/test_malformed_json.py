@@ -52,7 +52,7 @@ DECODERS: Final[dict[str, tuple[type[DosError], Callable[[bytes], Any]]]] = {
         lambda data: decode_from_worker(frame(CONTROL, data)),
     ),
     "entry message": (ControlMessageError, lambda data: decode_message(frame(CONTROL, data))),
-    "checkpoint": (ManifestError, lambda data: manifest.decode_cut(0, [1, 1, 0], data)),
+    "checkpoint": (ManifestError, lambda data: manifest.decode_checkpoint(0, [1, 1, 0], data)),
     "division": (ManifestError, lambda data: decode_division([1, 1], [data])),
     "register": (CorruptDataError, lambda data: decode_register([data], where="x", at=0)),
     "closed input": (CorruptDataError, lambda data: decode_ends([data], where="x", at=0)),

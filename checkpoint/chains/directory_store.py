@@ -5,7 +5,7 @@
 | `open` | move to the position of the files in a checkpoint, regardless of longer or newer data (R13) |
 | `rebuild` | create the files of that position |
 | `append` | record a change |
-| `cut` | record the position of a checkpoint |
+| `checkpoint` | record the position of a checkpoint |
 | `synced` | wait until that position is durable on the quorum, as a vote requires |
 
 The records are those of any journaled directory, so `dos journal files` and `restore` read the chain.
@@ -107,13 +107,15 @@ class DirectoryStore(ChainStore):
         for record in records:
             self._writer.append(record)
 
-    def cut(self, cut: int, step: int, live_bytes: int) -> FilesAt:
-        """Record that checkpoint `cut` lies here, at the end of `step`, after everything appended so far. The
-        record lets users find it (`cut:7`, `step:41`). live_bytes: the present size of the files. Raises
+    def checkpoint(self, checkpoint: int, step: int, live_bytes: int) -> FilesAt:
+        """Record that checkpoint `checkpoint` lies here, at the end of `step`, after everything appended so
+        far. The
+        record lets users find it (`checkpoint:7`, `step:41`). live_bytes: the present size of the files.
+        Raises
         FencedError.
         """
         self._live_bytes = live_bytes
-        self._writer.append(Record(Op.CUT, ints=(cut, step)))
+        self._writer.append(Record(Op.CHECKPOINT, ints=(checkpoint, step)))
         return FilesAt(self._writer.end, self._writer.floor)
 
     async def synced(self, at: FilesAt) -> FilesAt:

@@ -10,8 +10,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from checkpoint import limits
-from checkpoint.coordinator.manifest_log import CHAIN, cuts_in
-from checkpoint.core.manifest import Cut
+from checkpoint.coordinator.manifest_log import CHAIN, checkpoints_in
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import coordinator_directory
 from checkpoint.core.retention import keep
 from checkpoint.errors import CheckpointReleasedError, ManifestError, NoRegionError
@@ -33,7 +33,7 @@ class ManifestView:
     """The highest epoch with which it was claimed, as reported by F or more members: no older incarnation can
     commit.
     """
-    cuts: list[Cut] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     """Committed checkpoints, oldest first. Those before the newest snapshot of the chain are no longer
     included.
     """
@@ -41,32 +41,32 @@ class ManifestView:
     """Why there may be a checkpoint later than the last one here; "" if there is none (decision 0216)."""
 
     @property
-    def last(self) -> Cut | None:
-        return self.cuts[-1] if self.cuts else None
+    def last(self) -> Checkpoint | None:
+        return self.checkpoints[-1] if self.checkpoints else None
 
     @property
     def retained(self) -> tuple[int, ...]:
         """Numbers of the checkpoints that can be restored, in increasing order. All others are released
         (R14).
         """
-        return tuple(cut.cut for cut in self.kept)
+        return tuple(checkpoint.number for checkpoint in self.kept)
 
     @property
-    def kept(self) -> tuple[Cut, ...]:
+    def kept(self) -> tuple[Checkpoint, ...]:
         """The retained checkpoints, including those of savepoints, oldest first."""
-        return _kept(self.cuts)
+        return _kept(self.checkpoints)
 
-    def restorable(self, number: int) -> Cut:
+    def restorable(self, number: int) -> Checkpoint:
         """Return the checkpoint of that number. Raises CheckpointReleasedError, or ManifestError if it never
         existed.
         """
-        for cut in self.cuts:
-            if cut.cut == number and number in self.retained:
-                return cut
-        last = self.last.cut if self.last is not None else 0
+        for checkpoint in self.checkpoints:
+            if checkpoint.number == number and number in self.retained:
+                return checkpoint
+        last = self.last.number if self.last is not None else 0
         if 0 < number < last:
             raise CheckpointReleasedError(self.region, number, self.retained)
-        raise ManifestError(f"the last one of region {self.region} is {last}", cut=number)
+        raise ManifestError(f"the last one of region {self.region} is {last}", checkpoint=number)
 
 
 async def regions_of(store: Store) -> list[str]:
@@ -93,20 +93,20 @@ async def read_manifest(store: Store, region: str) -> ManifestView:
     return await _read(store, region, view.epoch_seen)
 
 
-async def retained_checkpoints(store: StorePort, region: str) -> tuple[Cut, ...]:
+async def retained_checkpoints(store: StorePort, region: str) -> tuple[Checkpoint, ...]:
     """Return the retained checkpoints of a region, in increasing order, as its committed manifest states
     them; none if it has committed none.
 
     The manifest may be newer when this returns. Then other checkpoints are retained, and no older ones.
     Raises ManifestError, and what reading a chain raises.
     """
-    return _kept((await _read(store, region, 0)).cuts)
+    return _kept((await _read(store, region, 0)).checkpoints)
 
 
-def _kept(cuts: list[Cut]) -> tuple[Cut, ...]:
-    kept: tuple[Cut, ...] = ()
-    for cut in cuts:
-        kept = keep(kept, cut)
+def _kept(checkpoints: list[Checkpoint]) -> tuple[Checkpoint, ...]:
+    kept: tuple[Checkpoint, ...] = ()
+    for checkpoint in checkpoints:
+        kept = keep(kept, checkpoint)
     return kept
 
 
@@ -128,8 +128,10 @@ async def _read_once(store: StorePort, region: str, epoch: int) -> ManifestView:
     """
     directory = coordinator_directory(region)
     state = await inspect_chain(store, directory, CHAIN)
-    async with aclosing(cuts_in(read_records(store, state, directory=directory))) as cuts:
-        return ManifestView(region, epoch, [cut async for cut in cuts], _unproved_text(state))
+    async with aclosing(checkpoints_in(read_records(store, state, directory=directory))) as checkpoints:
+        return ManifestView(
+            region, epoch, [checkpoint async for checkpoint in checkpoints], _unproved_text(state)
+        )
 
 
 def _unproved_text(state: ChainState) -> str:

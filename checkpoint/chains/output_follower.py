@@ -13,7 +13,7 @@ import trio
 
 from checkpoint.core.inputs import InputPiece
 from checkpoint.core.lines import parting, taken_back
-from checkpoint.core.manifest import Cut, SplitPosition
+from checkpoint.core.manifest import Checkpoint, SplitPosition
 from checkpoint.core.outputs import Output, Publish, decode_output, output_chain
 from checkpoint.errors import InputTrimmedError, OutputRewoundError
 from dos_client import Store
@@ -49,7 +49,7 @@ class VisibleOutput(Protocol):
     sink: str
     on_rewind: OnRewind
 
-    async def last_checkpoint(self, *, fresh: bool = False) -> Cut | None:
+    async def last_checkpoint(self, *, fresh: bool = False) -> Checkpoint | None:
         """Return the last committed checkpoint."""
         ...
 
@@ -134,8 +134,8 @@ class OutputFollower:
             upto = await self._output.position(self._split)
             size = 0 if upto is None else upto.size
         self._go_to(size)
-        cut = await self._output.last_checkpoint()
-        self._line = 0 if cut is None else cut.line
+        checkpoint = await self._output.last_checkpoint()
+        self._line = 0 if checkpoint is None else checkpoint.line
         self._skipped = await size_seen(self._store, self._directory, output_chain(self._output.sink))
 
     def begin_at(self, position: int) -> None:
@@ -175,19 +175,22 @@ class OutputFollower:
             self._publish = await self._publish_mode()
         if self._publish is None:
             return
-        cut, in_cut = await self._output.last_checkpoint(), await self._output.position(self._split)
+        checkpoint, in_checkpoint = (
+            await self._output.last_checkpoint(),
+            await self._output.position(self._split),
+        )
         # Before the first checkpoint of a line, a log may be opened again and again at the same place.
-        by_cut = self._publish is Publish.CUT or (cut is not None and cut.rewound)
-        if by_cut and in_cut is None:
+        by_checkpoint = self._publish is Publish.CHECKPOINT or (checkpoint is not None and checkpoint.rewound)
+        if by_checkpoint and in_checkpoint is None:
             return
         if self._may_move:
             self._may_move = False
             if (base := await self._output.begin(self._split)) > 0:
                 self._go_to(base)
-        if self._proved is None and cut is not None and in_cut is not None:
-            self._proved = cut.line, in_cut.size
+        if self._proved is None and checkpoint is not None and in_checkpoint is not None:
+            self._proved = checkpoint.line, in_checkpoint.size
         try:
-            async with aclosing(self._poll(in_cut, by_cut=by_cut)) as outputs:
+            async with aclosing(self._poll(in_checkpoint, by_checkpoint=by_checkpoint)) as outputs:
                 async for followed in outputs:
                     yield followed
         except (LostBytesError, CorruptDataError) as error:
@@ -207,9 +210,11 @@ class OutputFollower:
         if isinstance(error, LostBytesError) and base > self._chain.at:
             raise await self._output.trimmed(self._split, self._chain.at, base) from error
 
-    async def _poll(self, in_cut: Position | None, *, by_cut: bool) -> AsyncGenerator[FollowedOutput]:
+    async def _poll(
+        self, in_checkpoint: Position | None, *, by_checkpoint: bool
+    ) -> AsyncGenerator[FollowedOutput]:
         begin = self._chain.at
-        polled = self._chain.poll(in_cut) if by_cut else self._chain.poll(proved=in_cut)
+        polled = self._chain.poll(in_checkpoint) if by_checkpoint else self._chain.poll(proved=in_checkpoint)
         async with aclosing(polled) as records:
             async for end, record in records:
                 if record.op is Op.OUTPUT:
@@ -225,11 +230,11 @@ class OutputFollower:
         """Return whether an output that was read up to `end` belongs to the present line of history, as far
         as it is known. If not, it is read again, or what replaces it, by a later poll.
         """
-        cut = await self._output.last_checkpoint(fresh=output.head.of_line > self._line)
-        if await self._notice_restore(cut):
+        checkpoint = await self._output.last_checkpoint(fresh=output.head.of_line > self._line)
+        if await self._notice_restore(checkpoint):
             return False
-        line, of_line = 0 if cut is None else cut.line, output.head.of_line
-        back = taken_back(cut, of_line, output.step) if cut and of_line <= line else None
+        line, of_line = 0 if checkpoint is None else checkpoint.line, output.head.of_line
+        back = taken_back(checkpoint, of_line, output.step) if checkpoint and of_line <= line else None
         proved_line, proved_size = self._proved or (0, 0)
         if back is not None and not back.to and proved_line == line and end <= proved_size:
             # The checkpoint states too few restores to know of this one. But it covers what was read.
@@ -242,13 +247,17 @@ class OutputFollower:
         self._line = of_line
         return True
 
-    async def _goes_back(self, cut: Cut | None) -> bool:
+    async def _goes_back(self, checkpoint: Checkpoint | None) -> bool:
         """Return whether a restore explains that the log does not continue what was read; then this reader is
         where it does. Raises as `_notice_restore`.
         """
-        if await self._notice_restore(cut):
+        if await self._notice_restore(checkpoint):
             return True
-        if cut is None or cut.line <= self._line or (parted := parting(cut, self._line)) is None:
+        if (
+            checkpoint is None
+            or checkpoint.line <= self._line
+            or (parted := parting(checkpoint, self._line)) is None
+        ):
             return False
         # What lies between the last output and here may be of an opening that is void.
         at = min(self._size_in(parted.outputs, self._read_to), self._read_to)
@@ -260,19 +269,19 @@ class OutputFollower:
     def _size_in(self, outputs: dict[int, dict[str, int]], default: int) -> int:
         return outputs.get(int(self._split[1:]), {}).get(self._output.sink, default)
 
-    async def _notice_restore(self, cut: Cut | None) -> bool:
+    async def _notice_restore(self, checkpoint: Checkpoint | None) -> bool:
         """Return whether output that was read was taken back; then this reader is where the new line of
         history begins. Raises OutputRewoundError if it must not follow.
         """
-        if cut is None or cut.line < self._line:
+        if checkpoint is None or checkpoint.line < self._line:
             return False
-        if (back := taken_back(cut, self._line, self._step)) is None:
+        if (back := taken_back(checkpoint, self._line, self._step)) is None:
             return False
         region, sink = self._output.region, self._output.sink
         if self._output.on_rewind == "fail" or not back.to:
             first, read, remedy = back.step + 1, self._step, _REWIND_REMEDY
             raise OutputRewoundError(
-                region, sink, line=cut.line, checkpoint=back.to, step=first, read=read, remedy=remedy
+                region, sink, line=checkpoint.line, checkpoint=back.to, step=first, read=read, remedy=remedy
             )
         logger.warning(
             "%s: output %r of region %r was taken back from step %d on, and had been read up to step %d here;"
@@ -285,7 +294,7 @@ class OutputFollower:
             back.to,
         )
         self._go_to(self._size_in(back.outputs, 0))
-        self._step, self._line, self._chain_begun = back.step, cut.line, self._chain.at > 0
+        self._step, self._line, self._chain_begun = back.step, checkpoint.line, self._chain.at > 0
         self._skipped = 0
         return True
 
@@ -301,8 +310,8 @@ class OutputFollower:
 
     async def rests(self) -> bool:
         """Return whether the region does not have this worker now, and all of its log was read."""
-        cut, worker = await self._output.last_checkpoint(), int(self._split[1:])
-        if cut is None or worker in cut.workers:
+        checkpoint, worker = await self._output.last_checkpoint(), int(self._split[1:])
+        if checkpoint is None or worker in checkpoint.workers:
             return False
         end = await self._output.position(self._split)
         return end is None or self._chain.at >= end.size

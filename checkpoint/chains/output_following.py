@@ -21,7 +21,7 @@ from checkpoint.chains.consumer_register import register_consumer, why_trimmed
 from checkpoint.chains.output_follower import OnRewind, OutputFollower
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.core.consumers import output_register
-from checkpoint.core.manifest import Cut, SplitPosition, decode_cut
+from checkpoint.core.manifest import Checkpoint, SplitPosition, decode_checkpoint
 from checkpoint.core.outputs import output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.errors import InputTrimmedError
@@ -58,8 +58,8 @@ class PublishedOutput:
         self.sink = sink
         directory = coordinator_directory(region)
         self._manifest = ChainFollower(store, directory, MANIFEST_CHAIN, skip_lost=True)
-        self._newest: Cut | None = None
-        self._cut: Cut | None = None
+        self._newest: Checkpoint | None = None
+        self._checkpoint: Checkpoint | None = None
         self._listed: set[str] | None = None
         self._polled_at = -limits.output_poll_s
         self._lock = trio.Lock()
@@ -68,7 +68,7 @@ class PublishedOutput:
         """Register a source of a region as a consumer, as `register_consumer` does."""
         await register_consumer(self._store, output_register(self.region, self.sink), region, source)
 
-    async def last_checkpoint(self, *, fresh: bool = False) -> Cut | None:
+    async def last_checkpoint(self, *, fresh: bool = False) -> Checkpoint | None:
         """Return the last committed checkpoint, cached for `output_poll_s` unless it must be fresh. Raises as
         reading does.
 
@@ -79,14 +79,14 @@ class PublishedOutput:
             if fresh or trio.current_time() >= self._polled_at + limits.output_poll_s:
                 async with aclosing(self._manifest.poll()) as records:
                     async for _, record in records:
-                        if record.op is Op.CUT:
-                            self._newest = decode_cut(record.flags, record.ints, record.strings[0])
+                        if record.op is Op.CHECKPOINT:
+                            self._newest = decode_checkpoint(record.flags, record.ints, record.strings[0])
                 if self._newest is not None and (
                     self._listed is None or self._listed.issuperset(map(split_of, self._newest.workers))
                 ):
-                    self._cut = self._newest
+                    self._checkpoint = self._newest
                 self._polled_at = trio.current_time()
-            return self._cut
+            return self._checkpoint
 
     async def splits(self) -> list[str]:
         """Return one split per worker: the last part of its directory's name. Raises
@@ -100,22 +100,22 @@ class PublishedOutput:
 
     async def ends(self) -> dict[str, int] | None:
         """Return the end of each log if the region has processed all of its input, otherwise None."""
-        cut = await self.last_checkpoint()
-        if cut is None or not cut.final:
+        checkpoint = await self.last_checkpoint()
+        if checkpoint is None or not checkpoint.final:
             return None
-        return {split_of(worker): at.size for worker, at in self._positions(cut).items()}
+        return {split_of(worker): at.size for worker, at in self._positions(checkpoint).items()}
 
     async def position(self, split: str) -> Position | None:
         """Return the position of a worker's log in the last checkpoint."""
-        cut = await self.last_checkpoint()
-        return None if cut is None else self._positions(cut).get(int(split[1:]))
+        checkpoint = await self.last_checkpoint()
+        return None if checkpoint is None else self._positions(checkpoint).get(int(split[1:]))
 
     async def begin(self, split: str) -> int:
         """Return the offset from which on a worker's log is retained, according to the last checkpoint: 0 if
         it was never trimmed. What is below may be deleted.
         """
-        cut = await self.last_checkpoint()
-        return 0 if cut is None else begin_in(cut, int(split[1:]), self.sink)
+        checkpoint = await self.last_checkpoint()
+        return 0 if checkpoint is None else begin_in(checkpoint, int(split[1:]), self.sink)
 
     async def trimmed(self, split: str, begin: int, end: int) -> InputTrimmedError:
         """Return the error of a reader that needs what was trimmed."""
@@ -129,8 +129,8 @@ class PublishedOutput:
         where = f"output {self.sink!r} of region {self.region!r}"
         return InputTrimmedError(where, first, last, because, source="LogSource", unit="steps")
 
-    def _positions(self, cut: Cut) -> dict[int, Position]:
-        prepared = {worker: part.sinks.get(self.sink) for worker, part in cut.outputs().items()}
+    def _positions(self, checkpoint: Checkpoint) -> dict[int, Position]:
+        prepared = {worker: part.sinks.get(self.sink) for worker, part in checkpoint.outputs().items()}
         return {worker: msgspec.convert(at, Position) for worker, at in prepared.items() if at is not None}
 
     async def present(self) -> dict[str, OutputFollower]:
@@ -147,9 +147,9 @@ class PublishedOutput:
         return OutputFollower(self._store, self, split, at=at, from_retained=self._from_retained)
 
 
-def begin_in(cut: Cut, worker: int, sink: str) -> int:
+def begin_in(checkpoint: Checkpoint, worker: int, sink: str) -> int:
     """Return the offset from which on a checkpoint retains a worker's log."""
-    part = cut.outputs().get(worker)
+    part = checkpoint.outputs().get(worker)
     return NO_FLOOR[1] if part is None else part.floors.get(output_chain(sink), NO_FLOOR)[1]
 
 

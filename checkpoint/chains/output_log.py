@@ -93,7 +93,7 @@ class OutputLog(ChainStore):
 
         Raises what `journal.take_over` and `ChainWriter.open` raise, CorruptDataError.
         """
-        back = rewound or publish is Publish.CUT
+        back = rewound or publish is Publish.CHECKPOINT
         chain_name = output_chain(sink)
         ordered = (ORIGIN if at is None else at) if back else None
         # A log has no snapshots: without `proved` the walk would visit every segment that is retained.

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.chains.state_reading import StoredStateBlock, blocks_between
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.errors import StateNotRecordedError
 from checkpoint.key_hash import HASH_COLUMN
 from checkpoint.runtime import runtime
@@ -39,7 +39,7 @@ class _Changes:
         return int(pc.count_distinct(pa.chunked_array(self.hashes)).as_py()) if self.hashes else 0
 
 
-async def changed_state(store: Store, region: str, before: Cut, after: Cut) -> dict[str, Any]:
+async def changed_state(store: Store, region: str, before: Checkpoint, after: Checkpoint) -> dict[str, Any]:
     """Return {operators: [{name, blocks, bytes, rows, keys}], unknown: [why the changes of a worker are
     unknown]}.
     """
@@ -47,10 +47,12 @@ async def changed_state(store: Store, region: str, before: Cut, after: Cut) -> d
     unknown: list[str] = []
     for worker in sorted(after.workers):
         if before.layout != after.layout:  # its blocks contain keys that moved and did not change
-            unknown.append(f"worker {worker}: its keys were on other workers in checkpoint {before.cut}")
+            unknown.append(f"worker {worker}: its keys were on other workers in checkpoint {before.number}")
             continue
         if before.in_origin != after.in_origin:
-            unknown.append(f"worker {worker}: checkpoint {before.cut} is in the journals of another region")
+            unknown.append(
+                f"worker {worker}: checkpoint {before.number} is in the journals of another region"
+            )
             continue
         start, end = before.workers[worker].state, after.workers[worker].state
         try:

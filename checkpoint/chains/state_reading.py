@@ -1,7 +1,7 @@
 """Reads the state blocks of a region's workers from any client of the store: those of the state at a
 committed checkpoint, and those written between two checkpoints. Claims nothing.
 
-    async with aclosing(blocks_at(store, "wordcount", 0, cut.workers[0].state)) as blocks:
+    async with aclosing(blocks_at(store, "wordcount", 0, checkpoint.workers[0].state)) as blocks:
         async for block in blocks:
             fold.add(block.operator, block.decoded())
 
@@ -36,7 +36,7 @@ STATE_CHAIN = "state"
 class StoredStateBlock(NamedTuple):
     """The changes of one table of an operator in a checkpoint; `data` is the Arrow stream."""
 
-    cut: int
+    checkpoint: int
     operator: str
     data: bytes
 
@@ -45,7 +45,7 @@ class StoredStateBlock(NamedTuple):
         CorruptDataError.
         """
         return decode_block(
-            self.data, where=f"the block of operator {self.operator!r} in checkpoint {self.cut}"
+            self.data, where=f"the block of operator {self.operator!r} in checkpoint {self.checkpoint}"
         )
 
 

@@ -82,43 +82,43 @@ class StateStore(ChainStore):
                 await runtime().in_thread(_add, fold, block)
         return {operator: await runtime().in_thread(fold.take, operator) for operator in fold.operators()}
 
-    async def commit(self, cut: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
-        """Append (operator, encoded block) pairs of checkpoint `cut`, wait until all are synced on the
+    async def commit(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
+        """Append (operator, encoded block) pairs of checkpoint `checkpoint`, wait until all are synced on the
         quorum, and become that version.
 
-        Returns the position for the vote. Raises LocalProtocolError if `cut` is not above `version`,
+        Returns the position for the vote. Raises LocalProtocolError if `checkpoint` is not above `version`,
         FencedError. If it is cancelled or fails, the version has not changed, and the chain must be opened
         again.
         """
-        self._check_above(cut)
-        for record in _records(cut, blocks):
+        self._check_above(checkpoint)
+        for record in _records(checkpoint, blocks):
             self._writer.append(record)
             await self._writer.wait_room()
         end = self._writer.end
         # Before the vote: a committed checkpoint may name only positions that the quorum has.
         await self._writer.wait_synced(end)
-        self.version = cut
+        self.version = checkpoint
         return end
 
-    async def commit_whole(self, cut: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
-        """Commit the whole state of checkpoint `cut` as a snapshot, which refers to nothing before it.
+    async def commit_whole(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
+        """Commit the whole state of checkpoint `checkpoint` as a snapshot, which refers to nothing before it.
         Returns and raises as `commit`.
         """
-        self._check_above(cut)
-        await self._roll(cut, blocks)
+        self._check_above(checkpoint)
+        await self._roll(checkpoint, blocks)
         end = self._writer.end
         await self._writer.wait_synced(end)
-        self.version = cut
+        self.version = checkpoint
         return end
 
-    def _check_above(self, cut: int) -> None:
-        if cut <= self.version:
-            raise LocalProtocolError(f"checkpoint {cut} is not above version {self.version}")
+    def _check_above(self, checkpoint: int) -> None:
+        if checkpoint <= self.version:
+            raise LocalProtocolError(f"checkpoint {checkpoint} is not above version {self.version}")
 
-    async def _roll(self, cut: int, blocks: Iterable[tuple[str, bytes]]) -> None:
-        """Begin a new segment with these blocks, which are the whole state of checkpoint `cut`."""
+    async def _roll(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> None:
+        """Begin a new segment with these blocks, which are the whole state of checkpoint `checkpoint`."""
         before = self._writer.end.size
-        await self._writer.roll(_records(cut, blocks))
+        await self._writer.roll(_records(checkpoint, blocks))
         self._snapshot_bytes = self._writer.end.size - before
 
     @property
@@ -135,9 +135,9 @@ class StateStore(ChainStore):
         await self._roll(self.version, blocks)
 
 
-def _records(cut: int, blocks: Iterable[tuple[str, bytes]]) -> Iterable[Record]:
+def _records(checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Iterable[Record]:
     for operator, data in blocks:
-        yield Record(Op.STATE_BLOCK, ints=(cut,), strings=(operator.encode(), data))
+        yield Record(Op.STATE_BLOCK, ints=(checkpoint,), strings=(operator.encode(), data))
 
 
 def _add(fold: StateFold, block: StoredStateBlock) -> None:

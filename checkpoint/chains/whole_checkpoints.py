@@ -19,7 +19,7 @@ import msgspec
 from checkpoint.chains.steps_log import STEPS_CHAIN
 from checkpoint.core.damaged import ChainDamage, CheckpointDamage, Examination
 from checkpoint.core.lines import taken_back
-from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
 from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import CheckpointDamagedError
@@ -96,7 +96,7 @@ class PartReading(NamedTuple):
     disregarded: frozenset[str]
 
 
-def chains_of(part: WorkerCut) -> dict[str, Position]:
+def chains_of(part: WorkerCheckpoint) -> dict[str, Position]:
     """Return chain -> its position in a worker's part of a checkpoint, without those that are empty."""
     chains = part.chains()
     for sink, prepared in part.sinks.items():
@@ -106,7 +106,7 @@ def chains_of(part: WorkerCut) -> dict[str, Position]:
 
 
 async def read_part(
-    store: Store, region: str, worker: int, part: WorkerCut, *, rewound: bool, records: bool
+    store: Store, region: str, worker: int, part: WorkerCheckpoint, *, rewound: bool, records: bool
 ) -> PartReading:
     """Read what a restore of a worker's part reads. rewound: every chain continues at its position, also
     those of steps and output, which otherwise continue at their heads. records: read everything; False: only
@@ -127,7 +127,7 @@ class _PartReader:
     """One reading of a worker's part."""
 
     def __init__(
-        self, store: SoundStore, region: str, worker: int, part: WorkerCut, *, rewound: bool
+        self, store: SoundStore, region: str, worker: int, part: WorkerCheckpoint, *, rewound: bool
     ) -> None:
         self._store = store
         self._directory = worker_directory(region, worker)
@@ -223,18 +223,20 @@ def _with_segments(damage: ChainDamage, damaged: frozenset[str]) -> ChainDamage:
     return replace(damage, why=f"{damage.why} (damaged copies: {', '.join(names)})")
 
 
-async def damage_of(store: Store, region: str, cut: Cut, *, rewound: bool) -> CheckpointDamage | None:
+async def damage_of(
+    store: Store, region: str, checkpoint: Checkpoint, *, rewound: bool
+) -> CheckpointDamage | None:
     """Read everything that a restore of a checkpoint reads, except the rows of output logs. Return what is
     damaged, None if it reads whole. rewound: as for `read_part`. Raises as `read_part`.
     """
-    name = cut.chains_of(region)
+    name = checkpoint.chains_of(region)
     found: list[ChainDamage] = []
-    for worker, part in sorted(cut.workers.items()):
+    for worker, part in sorted(checkpoint.workers.items()):
         found += (await read_part(store, name, worker, part, rewound=rewound, records=True)).damage
-    return CheckpointDamage(cut.cut, tuple(found)) if found else None
+    return CheckpointDamage(checkpoint.number, tuple(found)) if found else None
 
 
-async def examine(store: Store, region: str, kept: Sequence[Cut]) -> Examination:
+async def examine(store: Store, region: str, kept: Sequence[Checkpoint]) -> Examination:
     """Read the last checkpoint, and if it does not read whole, older retained ones until one does.
 
     kept: all retained checkpoints, oldest first. Those whose output was taken back are left out. Raises as
@@ -243,13 +245,13 @@ async def examine(store: Store, region: str, kept: Sequence[Cut]) -> Examination
     last = kept[-1]
     damage = await damage_of(store, region, last, rewound=last.rewound)
     if damage is None:
-        return Examination((), last.cut)
-    found = {last.cut: damage}
-    for cut in reversed(kept):
-        if taken_back(last, cut.line, cut.step) is not None:
+        return Examination((), last.number)
+    found = {last.number: damage}
+    for checkpoint in reversed(kept):
+        if taken_back(last, checkpoint.line, checkpoint.step) is not None:
             continue
-        damage = await damage_of(store, region, cut, rewound=True)
+        damage = await damage_of(store, region, checkpoint, rewound=True)
         if damage is None:
-            return Examination(tuple(found.values()), cut.cut)
-        found[cut.cut] = damage
+            return Examination(tuple(found.values()), checkpoint.number)
+        found[checkpoint.number] = damage
     return Examination(tuple(found.values()), 0)

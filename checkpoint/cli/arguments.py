@@ -14,7 +14,7 @@ import typer
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest, regions_of
 from checkpoint.core.inputs import check_input_name
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.errors import (
     CheckpointReleasedError,
     ConsumerRefusedError,
@@ -74,7 +74,10 @@ def complete_checkpoint(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return numbers of the region's checkpoints."""
 
     async def numbers(store: Store) -> list[str]:
-        return [str(cut.cut) for cut in (await read_manifest(store, str(ctx.params.get("name")))).cuts]
+        return [
+            str(checkpoint.number)
+            for checkpoint in (await read_manifest(store, str(ctx.params.get("name")))).checkpoints
+        ]
 
     return _completed(ctx, numbers, incomplete)
 
@@ -172,12 +175,12 @@ def check_input_names(application: str, handle: str, producer: str = "") -> None
         fail(str(error), REFUSED)
 
 
-def checkpoint_of(view: ManifestView, number: int | None, *, back: int = 0) -> Cut:
+def checkpoint_of(view: ManifestView, number: int | None, *, back: int = 0) -> Checkpoint:
     """Return the checkpoint of that number, or the newest but `back`. End the command if there is none.
 
     Raises CheckpointReleasedError for a checkpoint that the manifest no longer lists.
     """
-    numbers = [cut.cut for cut in view.cuts]
+    numbers = [checkpoint.number for checkpoint in view.checkpoints]
     if number is None:
         if len(numbers) <= back:
             fail(
@@ -185,13 +188,13 @@ def checkpoint_of(view: ManifestView, number: int | None, *, back: int = 0) -> C
                 " needed",
                 NEGATIVE,
             )
-        return view.cuts[-1 - back]
-    if view.last is not None and 0 < number < view.last.cut and number not in numbers:
+        return view.checkpoints[-1 - back]
+    if view.last is not None and 0 < number < view.last.number and number not in numbers:
         return view.restorable(number)  # raises: a number below the last one was released and forgotten
     if number not in numbers:
         known = f"it shows {_range_text(numbers)}" if numbers else "it shows none"
         fail(f"the manifest of region {view.region} has no checkpoint {number}: {known}", NEGATIVE)
-    return view.cuts[numbers.index(number)]
+    return view.checkpoints[numbers.index(number)]
 
 
 def _range_text(numbers: list[int]) -> str:

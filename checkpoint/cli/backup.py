@@ -245,14 +245,14 @@ def run_backup(work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def backup_row(record: BackupRecord) -> dict[str, Any]:
-    cut = record.cut
+    checkpoint = record.checkpoint
     return {
         "region": record.region,
         "store": record.store,
         "backup": record.number,
-        "checkpoint": cut.cut,
-        "step": cut.step,
-        "checkpointMs": cut.wall_time_ms,
+        "checkpoint": checkpoint.number,
+        "step": checkpoint.step,
+        "checkpointMs": checkpoint.wall_time_ms,
         "timeMs": record.wall_time_ms,
         "bytes": record.bytes,
         "copiedBytes": record.copied_bytes,

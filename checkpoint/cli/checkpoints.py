@@ -12,7 +12,7 @@ from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.cli.arguments import RegionName, checkpoint_of, complete_checkpoint, in_store
 from checkpoint.cli.verify_output import verify
 from checkpoint.core.checkpoint_views import checkpoint_diff, checkpoint_full, checkpoint_row
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from dos_client import Store
 from dos_client.cli.kit import (
     AsJson,
@@ -67,7 +67,7 @@ def ls(url: StoreUrl, name: RegionName, as_json: AsJson = False, token_file: Tok
         view = await read_manifest(store, name)
         retained = view.retained
         savepoints = view.last.savepoints if view.last is not None else {}
-        rows = [checkpoint_row(cut, retained, savepoints) for cut in view.cuts]
+        rows = [checkpoint_row(checkpoint, retained, savepoints) for checkpoint in view.checkpoints]
         return {
             "name": name,
             "epoch": view.epoch,
@@ -123,7 +123,7 @@ def _note(row: dict[str, Any]) -> str:
 def show(
     url: StoreUrl,
     name: RegionName,
-    cut: CheckpointNumber = None,
+    checkpoint: CheckpointNumber = None,
     as_json: AsJson = False,
     token_file: TokenFile = None,
 ) -> None:
@@ -137,8 +137,8 @@ def show(
     Exit codes: 0 shown, 1 no such region or checkpoint, 2 usage, 3 the store cannot be reached.
     """
 
-    async def work(store: Store) -> Cut:
-        return checkpoint_of(await read_manifest(store, name), cut)
+    async def work(store: Store) -> Checkpoint:
+        return checkpoint_of(await read_manifest(store, name), checkpoint)
 
     found = checkpoint_full(in_store(url, token_file, work))
     if as_json:
@@ -245,14 +245,14 @@ def diff(
         found = checkpoint_diff(before, after)
         changed = _state_reader() if keys else None
         if changed is not None:  # the blocks of a released checkpoint may be deleted
-            for cut in (before, after):
-                view.restorable(cut.cut)
+            for checkpoint in (before, after):
+                view.restorable(checkpoint.number)
         try:
             found["state"] = await changed(store, name, before, after) if changed is not None else None
         except DosError:  # a checkpoint may have been released meanwhile: then report that
             view = await read_manifest(store, name)
-            for cut in (before, after):
-                view.restorable(cut.cut)
+            for checkpoint in (before, after):
+                view.restorable(checkpoint.number)
             raise
         return found
 
@@ -282,7 +282,7 @@ def _split_note(row: dict[str, Any]) -> str:
     return "done" if row["done"] else ""
 
 
-def _state_reader() -> Callable[[Store, str, Cut, Cut], Awaitable[dict[str, Any]]] | None:
+def _state_reader() -> Callable[[Store, str, Checkpoint, Checkpoint], Awaitable[dict[str, Any]]] | None:
     """Return the function that counts changed keys, or None if pyarrow is not installed."""
     try:
         from checkpoint.chains.state_diff import changed_state

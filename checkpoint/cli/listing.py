@@ -56,7 +56,7 @@ def _region_row(view: ManifestView) -> dict[str, Any]:
     if last is None:
         return {"problem": view.unproved or ""}
     return {
-        "checkpoint": last.cut,
+        "checkpoint": last.number,
         "timeMs": last.wall_time_ms,
         "step": last.step,
         "final": last.final,

@@ -133,7 +133,7 @@ def _print_last_checkpoint(view: ManifestView) -> None:
         return
     by = f" by {last.driver}" if last.driver else ""
     print_text(
-        f"region {view.region}: last checkpoint {last.cut}{' (final)' if last.final else ''} at step"
+        f"region {view.region}: last checkpoint {last.number}{' (final)' if last.final else ''} at step"
         f" {last.step},"
         f" {ago_text(last.wall_time_ms, wall_time_ms())} ({clock_text(last.wall_time_ms)}){by},"
         f" incarnation {last.incarnation}; claimed with epoch {view.epoch}"

@@ -89,7 +89,7 @@ REQUESTS: Final = (
         "Stop the region: it commits a last checkpoint, then its workers end. The next `run` of that name"
         " continues from the checkpoint.",
         "stopped",
-        limits.stop_cut_timeout_s + 2 * limits.stop_grace_s + limits.last_answers_s,
+        limits.stop_checkpoint_timeout_s + 2 * limits.stop_grace_s + limits.last_answers_s,
         lambda done: (
             f"{done.get('state')}: {done.get('reason')}; the last checkpoint is {done.get('lastCheckpoint')}"
         ),
@@ -120,7 +120,7 @@ def _command_of(row: RequestCommand) -> Callable[..., None]:
             if not row.in_manifest:
                 return reply, True
             last = (await read_manifest(store, name)).last
-            return reply, last is not None and last.cut >= reply.answer.result.get("checkpoint", 0)
+            return reply, last is not None and last.number >= reply.answer.result.get("checkpoint", 0)
 
         reply, in_manifest = in_store(url, token_file, work)
         end(reply, as_json, row.text)

@@ -125,5 +125,5 @@ async def _restore_stopped(
     store: Store, name: str, to: str, *, allow_republish: bool, wait_s: float
 ) -> dict[str, Any]:
     with as_driver_of_stopped(wait_s, "`dos checkpoint ls` shows it"):
-        cut = await restore_stopped(StoreHost(store), name, to, allow_republish=allow_republish)
-    return {"name": name, "checkpoint": cut.rolled_back_to, "step": cut.step, "stopped": True}
+        checkpoint = await restore_stopped(StoreHost(store), name, to, allow_republish=allow_republish)
+    return {"name": name, "checkpoint": checkpoint.rolled_back_to, "step": checkpoint.step, "stopped": True}

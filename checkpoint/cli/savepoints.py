@@ -116,12 +116,12 @@ def savepoint(
         await read_manifest(store, name)  # raises NoRegionError before anything is written
         return await send_to_running(
             RequestClient(store, name),
-            "unpin" if drop else "pin",  # the names in stored requests
+            "drop_savepoint" if drop else "savepoint",
             timeout=timeout,
             wait=wait,
             as_json=as_json,
             name=savepoint_name,
-            cut=checkpoint,
+            checkpoint=checkpoint,
             why=why,
         )
 
@@ -174,11 +174,11 @@ def list_savepoints(
         held = await held_by_savepoints(store, view)
         notes = view.last.notes if view.last is not None else {}
         savepoints = view.last.savepoints if view.last is not None else {}
-        cuts = {cut.cut: cut for cut in view.cuts}
+        checkpoints = {checkpoint.number: checkpoint for checkpoint in view.checkpoints}
         rows = [
             savepoint_row(
                 one,
-                cuts[number],
+                checkpoints[number],
                 note,
                 sum(found.bytes for found in held[one]),
                 await fork_needs(store, name, one, note) if note.fork else None,

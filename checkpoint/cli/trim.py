@@ -125,9 +125,9 @@ def _json(
 
 def _print(view: ManifestView, garbage: list[UnneededObject], left: list[UnneededObject] | None) -> None:
     kept = view.kept
-    numbers = ", ".join(str(cut.cut) for cut in kept) or "none"
+    numbers = ", ".join(str(checkpoint.number) for checkpoint in kept) or "none"
     savepoints = view.last.savepoints if view.last is not None else {}
-    named = ", ".join(f"{name} (checkpoint {cut})" for name, cut in sorted(savepoints.items()))
+    named = ", ".join(f"{name} (checkpoint {checkpoint})" for name, checkpoint in sorted(savepoints.items()))
     print(f"region {view.region} retains checkpoints {numbers}" + (f"; savepoints: {named}" if named else ""))
     print_table(
         ("directory", "object", "#bytes", "#copies"),

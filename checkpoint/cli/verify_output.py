@@ -12,7 +12,7 @@ import typer
 
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.cli.arguments import RegionName, checkpoint_of, complete_checkpoint, in_store
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
@@ -37,10 +37,10 @@ class OutputFileEntry(msgspec.Struct, frozen=True):
     digest: int
 
 
-def parts_of(cut: Cut, sink: str) -> dict[int, OutputFileEntry]:
+def parts_of(checkpoint: Checkpoint, sink: str) -> dict[int, OutputFileEntry]:
     """Return worker -> the file of a sink in a checkpoint; none for a sink that writes no such files."""
     found = {}
-    for worker, part in sorted(cut.outputs().items()):
+    for worker, part in sorted(checkpoint.outputs().items()):
         try:
             found[worker] = msgspec.convert(part.sinks.get(sink), OutputFileEntry)
         except msgspec.ValidationError:
@@ -96,7 +96,7 @@ def verify(
     region, checkpoint or sink, 2 usage, 3 the store cannot be reached.
     """
 
-    async def work(store: Store) -> Cut:
+    async def work(store: Store) -> Checkpoint:
         return checkpoint_of(await read_manifest(store, name), checkpoint)
 
     found = in_store(url, token_file, work)
@@ -104,7 +104,9 @@ def verify(
     if not parts:
         sinks = {one for part in found.outputs().values() for one in part.sinks if parts_of(found, one)}
         known = ", ".join(sorted(sinks)) or "none"
-        text = f"checkpoint {found.cut} of {name} has no files of a sink {sink!r}; sinks with files: {known}"
+        text = (
+            f"checkpoint {found.number} of {name} has no files of a sink {sink!r}; sinks with files: {known}"
+        )
         fail(text, NEGATIVE)
     files = [
         {
@@ -118,12 +120,12 @@ def verify(
     _report(found, files, as_json=as_json)
 
 
-def _report(found: Cut, files: list[dict[str, Any]], *, as_json: bool) -> None:
+def _report(found: Checkpoint, files: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        print_json({"checkpoint": found.cut, "files": files})
+        print_json({"checkpoint": found.number, "files": files})
     else:
         rows = [(one["worker"], one["file"], one["bytes"], one["problem"] or "verified") for one in files]
         print_table(("#worker", "file", "#bytes", "result"), rows)
     wrong = sum(bool(one["problem"]) for one in files)
     if wrong:
-        fail(f"{wrong} of {len(files)} files are not as checkpoint {found.cut} says", NEGATIVE)
+        fail(f"{wrong} of {len(files)} files are not as checkpoint {found.number} says", NEGATIVE)

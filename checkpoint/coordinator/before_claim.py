@@ -12,7 +12,7 @@ import trio
 
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest, regions_of
 from checkpoint.core.continuing import belongs_to, check_begins, check_continues
-from checkpoint.core.manifest import Cut, OutputIdentity
+from checkpoint.core.manifest import Checkpoint, OutputIdentity
 from checkpoint.core.region import RegionSpec
 from checkpoint.errors import NoRegionError
 from checkpoint.maintenance.stopped_region import find_restored
@@ -41,7 +41,7 @@ async def check_places(
         await trio.to_thread.run_sync(check, store.record.store_id, last.identity)
 
 
-async def before_claim(store: Store, spec: RegionSpec) -> Cut | None:
+async def before_claim(store: Store, spec: RegionSpec) -> Checkpoint | None:
     """Read the manifest before it is claimed, and return its last checkpoint; None if there is none, or it
     cannot be read now: then the claim decides.
 

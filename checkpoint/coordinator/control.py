@@ -69,7 +69,9 @@ class RegionControl:
         observer: Observer | None = None,
         check: Callable[[bytes, OutputIdentity | None], None] | None = None,
     ) -> None:
-        """`check(store_id, Cut.identity)` runs in a thread before workers; if it raises, the region FAILS."""
+        """`check(store_id, Checkpoint.identity)` runs in a thread before workers; if it raises, the region
+        FAILS.
+        """
         self.spec = spec
         self._check = check
         self._observer = observer
@@ -81,7 +83,7 @@ class RegionControl:
         self._launcher: Launcher | None = None
         self._go: trio.Event | None = None
         self._address: tuple[str, int] | None = None
-        self._cut = 0
+        self._checkpoint = 0
         self._outcomes = Outcomes(spec.name, self._lock, self._post, self._end_text)
         self._over = False
         self._error: Exception | None = None
@@ -155,11 +157,11 @@ class RegionControl:
         self._post(CheckpointWanted())
         return number
 
-    def wait_checkpoint(self, cut: int, timeout: float | None = None) -> bool:
+    def wait_checkpoint(self, checkpoint: int, timeout: float | None = None) -> bool:
         """Wait until a checkpoint of at least that number is committed. False on timeout or at the end."""
         with self._lock:
-            self._lock.wait_for(lambda: self._cut >= cut or self._over, timeout)
-            return self._cut >= cut
+            self._lock.wait_for(lambda: self._checkpoint >= checkpoint or self._over, timeout)
+            return self._checkpoint >= checkpoint
 
     def reset(self) -> None:
         """Reset the region to the last committed checkpoint now. Does not count as a failed attempt."""
@@ -185,7 +187,7 @@ class RegionControl:
 
     def _last_checkpoint(self) -> int:
         """Return the newest committed checkpoint. Hold the lock: a commit is reported before its status."""
-        return max(self._cut, self._status.last_checkpoint)
+        return max(self._checkpoint, self._status.last_checkpoint)
 
     def resume(self) -> None:
         """Continue after `pause`. Returns immediately."""
@@ -260,7 +262,7 @@ class RegionControl:
                 f" (it is {self.status()})"
             )
         with self._lock:
-            return self._cut
+            return self._checkpoint
 
     def _next_number(self, timeout: float | None) -> int:
         """Return the lowest number of a checkpoint that is requested from now on."""
@@ -276,7 +278,7 @@ class RegionControl:
         with self._lock:
             if self._shell is not None:
                 self._lock.wait_for(lambda: found or self._over, timeout)
-            return found[0] if found else self._cut + 1
+            return found[0] if found else self._checkpoint + 1
 
     def restore(self, to: str, timeout: float | None = None, *, republish: bool = False) -> RestoreSettled:
         """Go back to an older checkpoint, as `lines.find_target` names it; returns once that is committed.
@@ -387,7 +389,7 @@ class RegionControl:
     def _observe(self, event: RegionEvent) -> None:
         with self._lock:
             if isinstance(event, CheckpointCommitted):
-                self._cut = max(self._cut, event.checkpoint)
+                self._checkpoint = max(self._checkpoint, event.checkpoint)
                 self._lock.notify_all()
             elif isinstance(event, Settled):
                 self._outcomes.note(event)

@@ -12,7 +12,7 @@ import trio
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
 from checkpoint.core.forking import made_for_forks
-from checkpoint.core.manifest import Cut, SavepointNote
+from checkpoint.core.manifest import Checkpoint, SavepointNote
 from checkpoint.maintenance.forking import fork_needs
 from dos_client import Store
 from dos_protocol.errors import DosError
@@ -21,7 +21,7 @@ logger = logging.getLogger("dos.checkpoint")
 
 
 async def watch_forks(
-    store: Store, region: str, last: Callable[[], Cut | None], post: Callable[[SavepointWanted], None]
+    store: Store, region: str, last: Callable[[], Checkpoint | None], post: Callable[[SavepointWanted], None]
 ) -> None:
     """Post the end of each savepoint that its fork needs no more. Runs until it is cancelled.
 

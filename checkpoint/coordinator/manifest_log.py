@@ -1,4 +1,5 @@
-"""The manifest of a region on its store: taken over, read, appended to. Performs OpenManifest and AppendCut.
+"""The manifest of a region on its store: taken over, read, appended to. Performs OpenManifest and
+AppendCheckpoint.
 
 One `ManifestLog` holds at most one claim. It reports by events of `core/coordinator_vocabulary.py`; the
 coordinator core decides what follows from them. `manifest_host.py` provides the store, time and randomness,
@@ -25,8 +26,8 @@ from checkpoint import limits
 from checkpoint.chains.chain_store import TakenChain
 from checkpoint.coordinator.manifest_host import ManifestClaimPort, ManifestHost
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
-    CutAppended,
+    AppendCheckpoint,
+    CheckpointAppended,
     Event,
     ManifestLost,
     ManifestOpened,
@@ -36,8 +37,8 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
     StoreWaiting,
 )
-from checkpoint.core.manifest import Cut, decode_cut, encode_cut
-from checkpoint.core.manifest_checks import check_cut
+from checkpoint.core.manifest import Checkpoint, decode_checkpoint, encode_checkpoint
+from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.region import coordinator_directory
 from checkpoint.core.retention import Rolling, keep
 from dos_client.errors import QuorumUnavailableError
@@ -83,7 +84,7 @@ class ManifestLog:
         self._emit = emit
         self._claim: ManifestClaimPort | None = None
         self._writer: ChainWriter | None = None
-        self._kept: tuple[Cut, ...] = ()
+        self._kept: tuple[Checkpoint, ...] = ()
         self._waiting = ""
         self._waited_for = 0
         self._tried_at = 0.0
@@ -157,17 +158,17 @@ class ManifestLog:
         self._emit(ManifestOpened(epoch, last, self._kept))
         return True
 
-    async def _take_over(self, claim: ClaimPort) -> Cut | None:
+    async def _take_over(self, claim: ClaimPort) -> Checkpoint | None:
         taken = await TakenChain.take(claim, CHAIN, generation=self._host.record.generation)
         self._kept = ()
-        async with aclosing(cuts_in(taken.records())) as cuts:
-            async for cut in cuts:
-                self._kept = keep(self._kept, cut)
+        async with aclosing(checkpoints_in(taken.records())) as checkpoints:
+            async for checkpoint in checkpoints:
+                self._kept = keep(self._kept, checkpoint)
         long = (
             taken.state.bytes > self._rolling.manifest_replay_bytes_max
             or len(taken.state.segments) >= self._rolling.segments_max
         )
-        snapshot = [cut_record(cut) for cut in self._kept] if long else None
+        snapshot = [checkpoint_record(checkpoint) for checkpoint in self._kept] if long else None
         self._writer = await taken.open(snapshot, pipelined=False)
         self._collect(claim, self._writer)
         return self._kept[-1] if self._kept else None
@@ -187,22 +188,22 @@ class ManifestLog:
 
     # --- Committing -----------------------------------------------------------------------------------
 
-    async def append(self, order: AppendCut) -> None:
-        """Append a checkpoint and wait until it is synced on the quorum. Emits CutAppended or
+    async def append(self, order: AppendCheckpoint) -> None:
+        """Append a checkpoint and wait until it is synced on the quorum. Emits CheckpointAppended or
         ManifestLost.
         """
         writer = self._writer
         if writer is None:
             return  # released in the meantime: the next opening finds out what was committed
         now_ms = self._host.wall_time_ms()
-        cut = msgspec.structs.replace(order.cut, wall_time_ms=now_ms, driver=self._driver)
+        checkpoint = msgspec.structs.replace(order.checkpoint, wall_time_ms=now_ms, driver=self._driver)
         try:
-            # This is the commit. No CutAppended before the quorum has synced the record.
-            await writer.wait_synced(writer.append(cut_record(cut)))
-            self._kept = keep(self._kept, cut)
-            self._emit(CutAppended(cut))
+            # This is the commit. No CheckpointAppended before the quorum has synced the record.
+            await writer.wait_synced(writer.append(checkpoint_record(checkpoint)))
+            self._kept = keep(self._kept, checkpoint)
+            self._emit(CheckpointAppended(checkpoint))
             if writer.bytes_since_snapshot > self._rolling.manifest_segment_bytes_max:
-                await writer.roll([cut_record(cut) for cut in self._kept])
+                await writer.roll([checkpoint_record(checkpoint) for checkpoint in self._kept])
                 if self._writer is writer and self._claim is not None:
                     self._collect(self._claim, writer)
         except FencedError as error:
@@ -259,28 +260,28 @@ class ManifestLog:
             await claim.aclose()
 
 
-def cut_record(cut: Cut) -> Record:
+def checkpoint_record(checkpoint: Checkpoint) -> Record:
     """Return the journal record of a checkpoint."""
-    encoded = encode_cut(cut)
-    return Record(Op.CUT, ints=encoded.ints, strings=(encoded.text,), flags=encoded.flags)
+    encoded = encode_checkpoint(checkpoint)
+    return Record(Op.CHECKPOINT, ints=encoded.ints, strings=(encoded.text,), flags=encoded.flags)
 
 
-async def cuts_in(records: AsyncGenerator[tuple[Position, Record]]) -> AsyncGenerator[Cut]:
+async def checkpoints_in(records: AsyncGenerator[tuple[Position, Record]]) -> AsyncGenerator[Checkpoint]:
     """Yield the checkpoints among a manifest's records in order, each verified against its predecessor.
     Closes `records`. Raises ManifestError.
     """
-    before: Cut | None = None
+    before: Checkpoint | None = None
     in_snapshot = False
     async with aclosing(records) as found:
         async for _, record in found:
             if record.op in (Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END):
                 in_snapshot = record.op is Op.SNAPSHOT_BEGIN
-            if record.op is not Op.CUT:
+            if record.op is not Op.CHECKPOINT:
                 continue
-            cut = decode_cut(record.flags, record.ints, record.strings[0])
-            check_cut(cut, before=before, gap=in_snapshot)
-            before = cut
-            yield cut
+            checkpoint = decode_checkpoint(record.flags, record.ints, record.strings[0])
+            check_checkpoint(checkpoint, before=before, gap=in_snapshot)
+            before = checkpoint
+            yield checkpoint
 
 
 def _newest_segment(answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> int:

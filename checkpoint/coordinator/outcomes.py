@@ -57,7 +57,7 @@ class Outcomes:
         """
         if wanted.on and (problem := savepoint_name_problem(wanted.name)) != "":
             raise LocalProtocolError(f"region {self._region}: {problem}")
-        self._check_numbers("a checkpoint", wanted.cut)
+        self._check_numbers("a checkpoint", wanted.checkpoint)
         outcome = self._wait(wanted, ("savepoint", wanted.name), timeout)
         if not isinstance(outcome, SavepointSettled):
             raise RegionFailedError(

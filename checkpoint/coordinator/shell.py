@@ -26,7 +26,7 @@ from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.control_frames import control_frame, decode_from_worker
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
     Begin,
     CancelWorker,
     CheckpointsExamined,
@@ -47,7 +47,7 @@ from checkpoint.core.coordinator_vocabulary import (
     WorkerHosted,
 )
 from checkpoint.core.damaged import Examination
-from checkpoint.core.manifest import Cut, OutputIdentity
+from checkpoint.core.manifest import Checkpoint, OutputIdentity
 from checkpoint.core.messages import CompanionReport, Host, ToWorker
 from checkpoint.core.progress import ProgressMeter
 from checkpoint.core.region import Launcher, RegionSpec, RegionStatus
@@ -66,7 +66,7 @@ Observer = Callable[[RegionEvent], None]
 """Called on the coordinator's thread for each event; must not block."""
 
 
-Examine = Callable[[Sequence[Cut]], Awaitable[Examination]]
+Examine = Callable[[Sequence[Checkpoint]], Awaitable[Examination]]
 
 
 class RegionShell:
@@ -84,9 +84,9 @@ class RegionShell:
         self._links: dict[int, trio.MemorySendChannel[ToWorker | None]] = {}
         self._next_link = 1
         self._manifest: ManifestLog | None = None
-        self._manifest_sender, self._manifest_receiver = trio.open_memory_channel[OpenManifest | AppendCut](
-            math.inf
-        )
+        self._manifest_sender, self._manifest_receiver = trio.open_memory_channel[
+            OpenManifest | AppendCheckpoint
+        ](math.inf)
         self._opening: trio.CancelScope | None = None
         self.examine: Examine | None = None
         """Reads retained checkpoints."""
@@ -114,7 +114,7 @@ class RegionShell:
         self,
         launcher: Launcher,
         manifest: ManifestLog,
-        seen: Cut | None = None,
+        seen: Checkpoint | None = None,
         *,
         beside: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> End:
@@ -152,7 +152,7 @@ class RegionShell:
             self._send(effect.link, effect.message)
         elif isinstance(effect, NotifyObservers):
             self._notify(effect.event)
-        elif isinstance(effect, OpenManifest | AppendCut):
+        elif isinstance(effect, OpenManifest | AppendCheckpoint):
             if isinstance(effect, OpenManifest) and self._opening is not None:
                 self._opening.cancel()  # the older incarnation's pending opening is void
             self._manifest_sender.send_nowait(effect)
@@ -204,7 +204,7 @@ class RegionShell:
         """Return the incarnation in which the manifest is held, 0 for none."""
         return self._manifest.held if self._manifest is not None else 0
 
-    def last_checkpoint(self) -> Cut | None:
+    def last_checkpoint(self) -> Checkpoint | None:
         """Return the last committed checkpoint."""
         return self.core.state.last_checkpoint
 

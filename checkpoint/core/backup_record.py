@@ -25,7 +25,7 @@ import msgspec
 
 from checkpoint import limits
 from checkpoint.core.consumers import Register
-from checkpoint.core.manifest import Cut, decode_cut, encode_cut
+from checkpoint.core.manifest import Checkpoint, decode_checkpoint, encode_checkpoint
 from checkpoint.errors import BackupDamagedError
 from dos_protocol.digests import ResumePoint
 from dos_protocol.errors import MALFORMED_JSON
@@ -124,10 +124,10 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
     copied_bytes: int = 0
 
     @property
-    def cut(self) -> Cut:
+    def checkpoint(self) -> Checkpoint:
         """The checkpoint. Raises ManifestError if this program cannot read it."""
         flags, ints, text = self.stored
-        return decode_cut(flags, ints, text.encode())
+        return decode_checkpoint(flags, ints, text.encode())
 
     @property
     def bytes(self) -> int:
@@ -144,9 +144,9 @@ class BackupRecord(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def stored_checkpoint(cut: Cut) -> tuple[int, tuple[int, int, int], str]:
+def stored_checkpoint(checkpoint: Checkpoint) -> tuple[int, tuple[int, int, int], str]:
     """Return a checkpoint as `BackupRecord.stored` has it."""
-    encoded = encode_cut(cut)
+    encoded = encode_checkpoint(checkpoint)
     return encoded.flags, encoded.ints, encoded.text.decode()
 
 

@@ -23,7 +23,7 @@ from checkpoint.core.backup_record import BackupRecord, SavedSegment, number_of,
 from checkpoint.core.consumers import INPUT_REGISTERS, OUTPUT_REGISTERS, Register
 from checkpoint.core.inputs import input_directory
 from checkpoint.core.lines import log_sizes
-from checkpoint.core.manifest import Cut, OutputIdentity, Rewind, in_its_version
+from checkpoint.core.manifest import Checkpoint, OutputIdentity, Rewind, in_its_version
 from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX, output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupRefusedError
@@ -43,19 +43,19 @@ class NeededChain(NamedTuple):
     floor: int
 
 
-def needed_chains(cut: Cut, region: str) -> list[NeededChain]:
+def needed_chains(checkpoint: Checkpoint, region: str) -> list[NeededChain]:
     """Return the chains of the region's workers that a restore of the checkpoint reads.
 
     Raises BackupRefusedError if they are in the directories of another region.
     """
-    if cut.in_origin:
+    if checkpoint.in_origin:
         raise BackupRefusedError(
             f"region {region!r} is a fork without chains of its own: run it until it commits a checkpoint"
         )
     found = []
-    for worker, part in cut.workers.items():
+    for worker, part in checkpoint.workers.items():
         found += _chains_of(region, worker, part.chains(), part.floors)
-    for worker, output in cut.outputs().items():
+    for worker, output in checkpoint.outputs().items():
         logs = {
             output_chain(name): msgspec.convert(at, Position)
             for name, at in output.sinks.items()
@@ -79,7 +79,7 @@ def foreign_directories(record: BackupRecord) -> list[str]:
             inputs.append(input_directory(application, handle))
         elif saved.directory != f"{region}{OUTPUT_REGISTERS}" or set(saved.register.consumers) - {region}:
             foreign.append(saved.directory)
-    workers = {one.directory for one in needed_chains(record.cut, region)}
+    workers = {one.directory for one in needed_chains(record.checkpoint, region)}
     for directory in sorted({chain.directory for chain in record.chains} - workers):
         if not any(directory == one or directory.startswith(f"{one}.") for one in inputs):
             foreign.append(directory)
@@ -192,80 +192,86 @@ def left_out_text(left_out: Sequence[str]) -> str:
     )
 
 
-def restored_from(record: BackupRecord, incarnation: int, *, old_is_gone: bool) -> Cut:
+def restored_from(record: BackupRecord, incarnation: int, *, old_is_gone: bool) -> Checkpoint:
     """Return the first checkpoint of the region that is restored from a backup.
 
     It begins a line of history, so that readers notice that what followed the backup is gone. With
     `old_is_gone` the region is the owner of the output that the original had outside of the store; otherwise
     such output begins anew, because the original may still write its own.
     """
-    cut = record.cut
-    rewind = Rewind(line=cut.line + 1, to=cut.voted_as, step=cut.step, of=cut.line, outputs=log_sizes(cut))
+    checkpoint = record.checkpoint
+    rewind = Rewind(
+        line=checkpoint.line + 1,
+        to=checkpoint.voted_as,
+        step=checkpoint.step,
+        of=checkpoint.line,
+        outputs=log_sizes(checkpoint),
+    )
     restored = msgspec.structs.replace(
-        cut,
-        cut=cut.cut + 1,
-        parent=cut.cut,
+        checkpoint,
+        number=checkpoint.number + 1,
+        parent=checkpoint.number,
         incarnation=incarnation,
-        rolled_back_to=cut.voted_as,
-        retained=(cut.cut + 1,),
+        rolled_back_to=checkpoint.voted_as,
+        retained=(checkpoint.number + 1,),
         savepoints={},
         notes={},
         phases_s={},
         line=rewind.line,
-        rewinds=(*cut.rewinds, rewind)[-limits.rewinds_kept_max :],
+        rewinds=(*checkpoint.rewinds, rewind)[-limits.rewinds_kept_max :],
         rewound=True,
         edit=None,
-        identity=(cut.identity or OutputIdentity(region=record.region, store=record.store))
+        identity=(checkpoint.identity or OutputIdentity(region=record.region, store=record.store))
         if old_is_gone
         else None,
     )
     return in_its_version(restored if old_is_gone else without_outside_output(restored))
 
 
-def outside_sinks(cut: Cut) -> list[str]:
+def outside_sinks(checkpoint: Checkpoint) -> list[str]:
     """Return the sinks whose output is outside of the store."""
-    inside = {name for part in cut.workers.values() for name in part.directories}
+    inside = {name for part in checkpoint.workers.values() for name in part.directories}
     return sorted(
         {
             name
-            for part in cut.outputs().values()
+            for part in checkpoint.outputs().values()
             for name, at in part.sinks.items()
             if name not in inside and not _is_log(name, at, part.floors)
         }
     )
 
 
-def without_outside_output(cut: Cut) -> Cut:
+def without_outside_output(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint in which sinks outside of the store have written nothing yet."""
-    outside = set(outside_sinks(cut))
+    outside = set(outside_sinks(checkpoint))
 
     def kept(sinks: Mapping[str, object]) -> dict[str, object]:
         return {name: at for name, at in sinks.items() if name not in outside}
 
     return msgspec.structs.replace(
-        cut,
+        checkpoint,
         workers={
             worker: msgspec.structs.replace(part, sinks=kept(part.sinks))
-            for worker, part in cut.workers.items()
+            for worker, part in checkpoint.workers.items()
         },
         retired={
             worker: msgspec.structs.replace(part, sinks=kept(part.sinks))
-            for worker, part in cut.retired.items()
+            for worker, part in checkpoint.retired.items()
         },
     )
 
 
-def highest_epoch(cut: Cut) -> int:
+def highest_epoch(checkpoint: Checkpoint) -> int:
     """Return the highest epoch that anything of a checkpoint has."""
-    epochs = {epoch for part in cut.workers.values() for epoch in part.epochs()}
-    floors = {floor[0] for part in cut.outputs().values() for floor in part.floors.values()}
-    return max({cut.incarnation} | epochs | floors)
+    epochs = {epoch for part in checkpoint.workers.values() for epoch in part.epochs()}
+    floors = {floor[0] for part in checkpoint.outputs().values() for floor in part.floors.values()}
+    return max({checkpoint.incarnation} | epochs | floors)
 
 
-def first_incarnation(cut: Cut, now_ms: int) -> int:
+def first_incarnation(checkpoint: Checkpoint, now_ms: int) -> int:
     """Return a number above which the incarnation of a restored region is: above everything in the backup,
     and above what the original and earlier restores of the same backup have probably reached since, because
     sinks outside of the store refuse earlier incarnations.
     """
-    seconds = max(now_ms - cut.wall_time_ms, 0) // 1000
-    return highest_epoch(cut) + limits.backup_epochs_ahead + seconds
+    seconds = max(now_ms - checkpoint.wall_time_ms, 0) // 1000
+    return highest_epoch(checkpoint) + limits.backup_epochs_ahead + seconds

@@ -2,17 +2,18 @@
 
 Pure. One `Alignment` serves one consumer, one channel (exchange) and all its senders. It keeps batches that
 arrive early and returns whole steps. It knows no bytes, sockets or operators. A circuit with several
-exchanges has one `Alignment` for each, and merges their cuts with `cut_of_step`.
+exchanges has one `Alignment` for each, and merges their checkpoints with `checkpoint_of_step`.
 
 Theory:
 
 1. Every sender ends step n on a channel with STEP_END(n).
 2. The consumer processes step n only after STEP_END(n) of *all* senders has arrived, in the order (sender,
    seq), whatever the order of arrival. Therefore a replay does what the first run did.
-3. A cut happens at the end of step n if and only if *any* sender's STEP_END(n) requests a number above the
-   last cut. All consumers receive the same STEP_ENDs, so all decide alike without a round trip.
+3. A checkpoint happens at the end of step n if and only if *any* sender's STEP_END(n) requests a number
+   above the
+   last checkpoint. All consumers receive the same STEP_ENDs, so all decide alike without a round trip.
 4. A worker that receives the request late may request the same number in a later step. That has no effect,
-   because the number is then no longer above the last cut.
+   because the number is then no longer above the last checkpoint.
 """
 
 from collections.abc import Iterable
@@ -29,8 +30,8 @@ class CompleteStep(NamedTuple, Generic[T]):
     """Everything that the senders sent for one step on one channel."""
 
     step: int
-    cut: int
-    """The cut at the end of this step as far as this channel knows, 0 for none."""
+    checkpoint: int
+    """The checkpoint at the end of this step as far as this channel knows, 0 for none."""
     final: bool
     items: tuple[T, ...]
     """In the order (sender, seq)."""
@@ -41,7 +42,7 @@ class _SenderStep(Generic[T]):
     items: list[T] = field(default_factory=list)
     seq_next: int = 0
     ended: bool = False
-    cut: int = 0
+    checkpoint: int = 0
     final: bool = False
 
 
@@ -77,11 +78,11 @@ class Alignment(Generic[T]):
         entry = self._next_of(sender, step, seq)
         entry.items.append(item)
 
-    def step_end(self, sender: int, step: int, seq: int, *, cut: int = 0, final: bool = False) -> None:
+    def step_end(self, sender: int, step: int, seq: int, *, checkpoint: int = 0, final: bool = False) -> None:
         """Take the sender's barrier. `seq` counts its batches too, so a lost batch is detected."""
         entry = self._next_of(sender, step, seq)
         entry.ended = True
-        entry.cut = cut
+        entry.checkpoint = checkpoint
         entry.final = final
 
     def restart(self, sender: int) -> int:
@@ -112,14 +113,14 @@ class Alignment(Generic[T]):
         if self.missing():
             return None
         entries = self._steps.pop(self.step)
-        cut = cut_of_step((entry.cut for entry in entries), self.last_checkpoint)
+        checkpoint = checkpoint_of_step((entry.checkpoint for entry in entries), self.last_checkpoint)
         done = CompleteStep(
             self.step,
-            cut,
-            bool(cut) and any(entry.final for entry in entries if entry.cut == cut),
+            checkpoint,
+            bool(checkpoint) and any(entry.final for entry in entries if entry.checkpoint == checkpoint),
             tuple(item for entry in entries for item in entry.items),
         )
-        self.last_checkpoint = max(self.last_checkpoint, cut)
+        self.last_checkpoint = max(self.last_checkpoint, checkpoint)
         self.step += 1
         return done
 
@@ -153,10 +154,12 @@ class Alignment(Generic[T]):
         return self._steps[step][sender]
 
 
-def cut_of_step(requested: Iterable[int], last_checkpoint: int) -> int:
-    """Return the cut at the end of a step: the highest of `requested` if above the last cut, otherwise 0.
+def checkpoint_of_step(requested: Iterable[int], last_checkpoint: int) -> int:
+    """Return the checkpoint at the end of a step: the highest of `requested` if above the last checkpoint,
+    otherwise 0.
 
-    Use it to merge the requests of the senders on one channel, and the cuts of the channels of one step.
+    Use it to merge the requests of the senders on one channel, and the checkpoints of the channels of one
+    step.
     """
     highest = max(requested, default=0)
     return highest if highest > last_checkpoint else 0

@@ -13,7 +13,7 @@ Layout, 64 bytes, big-endian, then the payload:
             8  job            8  xxh3-64 of the region's name: detects a stray link of another region
            16  sender_epoch   8  the incarnation the sender is in
            24  step           8
-           32  cut            8  the requested cut number, 0 for none
+           32  checkpoint            8  the requested checkpoint number, 0 for none
            40  seq            4  counts the frames of one (sender, channel, step), from 0
            44  channel        4  index of the exchange; 0 on a control link
            48  payload_bytes  4
@@ -64,7 +64,9 @@ class FrameType(IntEnum):
     PUNCTUATION = 2
     """Event time has reached a point on this channel."""
     STEP_END = 3
-    """The barrier: the sender sends nothing more of this step here. `cut` > 0 requests a cut at its end."""
+    """The barrier: the sender sends nothing more of this step here. `checkpoint` > 0 requests a checkpoint
+    at its end.
+    """
     DURABLE = 4
     """The sender's input division of this step is durable."""
     EOF = 5
@@ -90,7 +92,7 @@ class FrameFlag(IntFlag):
     """Bits of `flags`. Frames with other bits are rejected."""
 
     FINAL = 1
-    """On STEP_END with a cut: all sources are exhausted, and this is the region's last cut."""
+    """On STEP_END with a checkpoint: all sources are exhausted, and this is the region's last checkpoint."""
 
 
 _FLAGS_KNOWN: Final = 1
@@ -118,7 +120,7 @@ class ChannelFrame(NamedTuple):
     job: int = 0
     sender_epoch: int = 0
     step: int = 0
-    cut: int = 0
+    checkpoint: int = 0
     seq: int = 0
     channel: int = 0
     flags: int = 0
@@ -145,7 +147,7 @@ def encode_header(frame: ChannelFrame) -> bytes:
         frame.job,
         frame.sender_epoch,
         frame.step,
-        frame.cut,
+        frame.checkpoint,
         frame.seq,
         frame.channel,
         size,
@@ -273,5 +275,5 @@ class ChannelFrameDecoder:
                 code=ErrorCode.BAD_DIGEST,
             )
         self._start, self._header = end, None
-        flags, sender, job, epoch, step, cut, seq, channel = header.fields
-        return ChannelFrame(header.kind, sender, job, epoch, step, cut, seq, channel, flags, payload)
+        flags, sender, job, epoch, step, checkpoint, seq, channel = header.fields
+        return ChannelFrame(header.kind, sender, job, epoch, step, checkpoint, seq, channel, flags, payload)

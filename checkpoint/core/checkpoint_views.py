@@ -7,36 +7,40 @@ caller.
 from collections.abc import Container, Mapping
 from typing import Any
 
-from checkpoint.core.manifest import Cut, Edit, SavepointNote, SplitPosition, WorkerCut
+from checkpoint.core.manifest import Checkpoint, Edit, SavepointNote, SplitPosition, WorkerCheckpoint
 from checkpoint.core.voting import slowest
 from journal import Position
 
 
 def checkpoint_row(
-    cut: Cut, retained: Container[int] | None = None, savepoints: Mapping[str, int] | None = None
+    checkpoint: Checkpoint,
+    retained: Container[int] | None = None,
+    savepoints: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return one row of a list of checkpoints.
 
     - `retained`: the checkpoints that can be restored; None leaves the column out.
     - `savepoints`: the savepoints in force now, name -> checkpoint; None leaves the column out.
     """
-    known: dict[str, Any] = {} if retained is None else {"retained": cut.cut in retained}
+    known: dict[str, Any] = {} if retained is None else {"retained": checkpoint.number in retained}
     if savepoints is not None:
-        known["savepoints"] = sorted(name for name, held in savepoints.items() if held == cut.cut)
+        known["savepoints"] = sorted(name for name, held in savepoints.items() if held == checkpoint.number)
     return known | {
-        "checkpoint": cut.cut,
-        "step": cut.step,
-        "incarnation": cut.incarnation,
-        "timeMs": cut.wall_time_ms,
-        "driver": cut.driver,
-        "final": cut.final,
-        "rolledBackTo": cut.rolled_back_to,
-        "line": cut.line,
-        "edit": _edit(cut.edit),
-        "stateBytes": sum(part.state.size for part in cut.workers.values()),
-        "workerStateBytes": [cut.workers[index].state.size for index in sorted(cut.workers)],
-        "splits": sum(len(splits) for part in cut.workers.values() for splits in part.sources.values()),
-        "phaseSeconds": _rounded(slowest(cut.phases_s.values())),
+        "checkpoint": checkpoint.number,
+        "step": checkpoint.step,
+        "incarnation": checkpoint.incarnation,
+        "timeMs": checkpoint.wall_time_ms,
+        "driver": checkpoint.driver,
+        "final": checkpoint.final,
+        "rolledBackTo": checkpoint.rolled_back_to,
+        "line": checkpoint.line,
+        "edit": _edit(checkpoint.edit),
+        "stateBytes": sum(part.state.size for part in checkpoint.workers.values()),
+        "workerStateBytes": [checkpoint.workers[index].state.size for index in sorted(checkpoint.workers)],
+        "splits": sum(
+            len(splits) for part in checkpoint.workers.values() for splits in part.sources.values()
+        ),
+        "phaseSeconds": _rounded(slowest(checkpoint.phases_s.values())),
     }
 
 
@@ -47,25 +51,25 @@ def _edit(edit: Edit | None) -> dict[str, Any] | None:
 
 
 def savepoint_row(
-    name: str, cut: Cut, note: SavepointNote, held_bytes: int, needs: bool | None = None
+    name: str, checkpoint: Checkpoint, note: SavepointNote, held_bytes: int, needs: bool | None = None
 ) -> dict[str, Any]:
     """Return one row of a list of savepoints.
 
-    - `cut`: the checkpoint that it holds.
+    - `checkpoint`: the checkpoint that it holds.
     - `note`: `NO_NOTE` if its maker is unknown, because an older version made it.
     - `held_bytes`: of the objects that only this savepoint keeps, on each member.
     - `needs`: whether the fork that it was made for still needs it; None: there is no such fork.
     """
     return {
         "savepoint": name,
-        "checkpoint": cut.cut,
-        "step": cut.step,
-        "timeMs": cut.wall_time_ms,
+        "checkpoint": checkpoint.number,
+        "step": checkpoint.step,
+        "timeMs": checkpoint.wall_time_ms,
         "madeBy": note.by or None,
         "madeMs": note.wall_time_ms or None,
         "why": note.why,
-        "stateBytes": checkpoint_row(cut)["stateBytes"],
-        "restoreBytes": sum(part.restore_bytes for part in cut.workers.values()),
+        "stateBytes": checkpoint_row(checkpoint)["stateBytes"],
+        "restoreBytes": sum(part.restore_bytes for part in checkpoint.workers.values()),
         "heldBytes": held_bytes,
         "fork": note.fork or None,
         "forkState": _fork_state(needs) if note.fork else None,
@@ -77,15 +81,15 @@ def _fork_state(needs: bool | None) -> str:
     return "missing" if needs is None else "needed" if needs else "unneeded"
 
 
-def checkpoint_full(cut: Cut) -> dict[str, Any]:
+def checkpoint_full(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return everything that the manifest stores of a checkpoint."""
-    return checkpoint_row(cut) | {
-        "parent": cut.parent,
-        "version": cut.version,
-        "fingerprint": cut.fingerprint,
-        "operators": cut.operators,
+    return checkpoint_row(checkpoint) | {
+        "parent": checkpoint.parent,
+        "version": checkpoint.version,
+        "fingerprint": checkpoint.fingerprint,
+        "operators": checkpoint.operators,
         "layout": {
-            "shardBits": cut.layout.shard_bits,
+            "shardBits": checkpoint.layout.shard_bits,
             "ranges": [
                 {
                     "begin": one.begin,
@@ -94,22 +98,23 @@ def checkpoint_full(cut: Cut) -> dict[str, Any]:
                     "operator": one.operator,
                     "replica": one.replica,
                 }
-                for one in cut.layout.ranges
+                for one in checkpoint.layout.ranges
             ],
-            "splits": cut.layout.splits,
+            "splits": checkpoint.layout.splits,
         },
         "workers": [
-            _worker(index, part, cut.phases_s.get(index, {})) for index, part in sorted(cut.workers.items())
+            _worker(index, part, checkpoint.phases_s.get(index, {}))
+            for index, part in sorted(checkpoint.workers.items())
         ],
     }
 
 
-def checkpoint_diff(before: Cut, after: Cut) -> dict[str, Any]:
+def checkpoint_diff(before: Checkpoint, after: Checkpoint) -> dict[str, Any]:
     """Return by how much `after` is ahead of `before`. Negative if the region went back between."""
     workers = sorted(before.workers.keys() & after.workers.keys())
     return {
-        "from": before.cut,
-        "to": after.cut,
+        "from": before.number,
+        "to": after.number,
         "steps": after.step - before.step,
         "seconds": round((after.wall_time_ms - before.wall_time_ms) / 1000, 3),
         "incarnations": [before.incarnation, after.incarnation],
@@ -136,7 +141,7 @@ def checkpoint_diff(before: Cut, after: Cut) -> dict[str, Any]:
     }
 
 
-def _splits_between(before: Cut, after: Cut) -> list[dict[str, Any]]:
+def _splits_between(before: Checkpoint, after: Checkpoint) -> list[dict[str, Any]]:
     """Return the splits whose position changed, in the unit of their source."""
     old, new = _splits(before), _splits(after)
     rows = []
@@ -156,20 +161,20 @@ def _splits_between(before: Cut, after: Cut) -> list[dict[str, Any]]:
     return rows
 
 
-def _splits(cut: Cut) -> dict[tuple[str, str], SplitPosition]:
+def _splits(checkpoint: Checkpoint) -> dict[tuple[str, str], SplitPosition]:
     """Return (source, split) -> position.
 
     A source stores on each worker, under an empty name, how many splits are done: one row for each worker.
     """
     found: dict[tuple[str, str], SplitPosition] = {}
-    for index, part in sorted(cut.workers.items()):
+    for index, part in sorted(checkpoint.workers.items()):
         for source, splits in part.sources.items():
             for split, at in splits.items():
                 found[source, split or f"(splits done by worker {index})"] = at
     return found
 
 
-def _sinks_between(before: Cut, after: Cut) -> list[dict[str, Any]]:
+def _sinks_between(before: Checkpoint, after: Checkpoint) -> list[dict[str, Any]]:
     rows = []
     for index, part in sorted(after.workers.items()):
         was = before.workers[index].sinks if index in before.workers else {}
@@ -183,7 +188,7 @@ def _rounded(phases: Mapping[str, float]) -> dict[str, float]:
     return {phase: round(seconds, 6) for phase, seconds in phases.items()}
 
 
-def _worker(index: int, part: WorkerCut, phases: dict[str, float]) -> dict[str, Any]:
+def _worker(index: int, part: WorkerCheckpoint, phases: dict[str, float]) -> dict[str, Any]:
     return {
         "worker": index,
         "state": _position(part.state),

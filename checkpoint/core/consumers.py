@@ -36,7 +36,7 @@ import msgspec
 from checkpoint.core.entry import EntryOrigins
 from checkpoint.core.inputs import check_input_name
 from checkpoint.core.lines import parting
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX, output_chain
 from checkpoint.core.registered_queries import RegisteredQuery
 from checkpoint.errors import ConsumerRefusedError
@@ -230,7 +230,7 @@ class OutputOf(NamedTuple):
     """Whose output log it is that consumers read. last: the last checkpoint of its region."""
 
     sink: str
-    last: Cut | None
+    last: Checkpoint | None
 
 
 def output_of(place: RegisterPlace) -> tuple[str, str] | None:
@@ -255,17 +255,21 @@ def on_line(position: int, line: int, split: str, output: OutputOf | None) -> in
     return min(position, parted.outputs.get(int(split[1:]), {}).get(output.sink, 0))
 
 
-def need_of(kept: Sequence[Cut], sources: Sequence[str], split: str, output: OutputOf | None = None) -> int:
+def need_of(
+    kept: Sequence[Checkpoint], sources: Sequence[str], split: str, output: OutputOf | None = None
+) -> int:
     """Return the position from which on a region needs a split: the lowest one of its retained checkpoints.
 
     0 if there is no checkpoint, or one that has not read the split: a restore of it begins at 0. output: of
     an output log; `on_line` has the reason.
     """
-    return min((_position(cut, source, split, output) for cut in kept for source in sources), default=0)
+    return min(
+        (_position(checkpoint, source, split, output) for checkpoint in kept for source in sources), default=0
+    )
 
 
-def _position(cut: Cut, source: str, split: str, output: OutputOf | None) -> int:
-    found = [part.sources.get(source, {}).get(split) for part in cut.workers.values()]
+def _position(checkpoint: Checkpoint, source: str, split: str, output: OutputOf | None) -> int:
+    found = [part.sources.get(source, {}).get(split) for part in checkpoint.workers.values()]
     return min((on_line(at.position, at.of_line, split, output) for at in found if at is not None), default=0)
 
 

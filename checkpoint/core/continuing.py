@@ -9,35 +9,35 @@ from collections.abc import Mapping
 
 from checkpoint.core.forking import check_graph, check_places
 from checkpoint.core.layout import workers_text
-from checkpoint.core.manifest import Cut
-from checkpoint.core.manifest_checks import check_cut
+from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.region import RegionSpec
 from checkpoint.errors import FingerprintMismatchError, ManifestError
 
 
-def workers_wanted(spec: RegionSpec, cut: Cut) -> int:
+def workers_wanted(spec: RegionSpec, checkpoint: Checkpoint) -> int:
     """Return the number of workers after a checkpoint: its own, unless the program asks for another one.
 
     A program that asks for the same number as before does not undo that the region was scaled since.
     """
     asked = spec.workers
-    return len(cut.workers) if asked is None or asked == cut.workers_declared else asked
+    return len(checkpoint.workers) if asked is None or asked == checkpoint.workers_declared else asked
 
 
-def check_continues(spec: RegionSpec, cut: Cut) -> None:
+def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
     """Raise ManifestError or FingerprintMismatchError unless this region can continue from a checkpoint: with
     its graph, its sinks and its number of workers.
     """
-    check_cut(cut)
-    if spec.keeps_workers and (wanted := workers_wanted(spec, cut)) != len(cut.workers):
+    check_checkpoint(checkpoint)
+    if spec.keeps_workers and (wanted := workers_wanted(spec, checkpoint)) != len(checkpoint.workers):
         raise ManifestError(
-            f"it was made by {workers_text(len(cut.workers))}, the region has {workers_text(wanted)}:"
+            f"it was made by {workers_text(len(checkpoint.workers))}, the region has {workers_text(wanted)}:"
             f" {spec.keeps_workers}",
-            cut=cut.cut,
+            checkpoint=checkpoint.number,
             remedy="run the region with as many workers as made the checkpoint",
         )
-    check_places(cut, spec.unchecked_places)
-    check_graph(cut, spec.operators, region=spec.name, older=spec.older_operators)
+    check_places(checkpoint, spec.unchecked_places)
+    check_graph(checkpoint, spec.operators, region=spec.name, older=spec.older_operators)
 
 
 def belongs_to(application: str, region: str) -> bool:
@@ -45,7 +45,7 @@ def belongs_to(application: str, region: str) -> bool:
     return bool(application) and (region == application or region.startswith(f"{application}."))
 
 
-def check_begins(spec: RegionSpec, regions: Mapping[str, Cut]) -> None:
+def check_begins(spec: RegionSpec, regions: Mapping[str, Checkpoint]) -> None:
     """Raise FingerprintMismatchError if a region of an application would begin empty, although another region
     has its operators: a part of several is named by its first operator, so another name is another region.
 

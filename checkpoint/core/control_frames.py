@@ -41,7 +41,7 @@ def control_frame(message: ToCoordinator | ToWorker) -> ChannelFrame:
         sender=sender,
         job=job_digest(message.job),
         sender_epoch=message.incarnation,
-        cut=message.cut,
+        checkpoint=message.checkpoint,
         payload=payload,
     )
 
@@ -76,9 +76,9 @@ def _decode(decoder: "msgspec.json.Decoder[Any]", frame: ChannelFrame) -> Any:
         message = decoder.decode(frame.payload)
     except MALFORMED_JSON as error:
         raise ControlMessageError(f"control message does not decode: {error}") from error
-    stated = (frame.job, frame.sender_epoch, frame.cut)
-    if stated != (job_digest(message.job), message.incarnation, message.cut):
+    stated = (frame.job, frame.sender_epoch, frame.checkpoint)
+    if stated != (job_digest(message.job), message.incarnation, message.checkpoint):
         raise ControlMessageError(
-            f"header and JSON of a {type(message).__name__} differ in job, incarnation or cut"
+            f"header and JSON of a {type(message).__name__} differ in job, incarnation or checkpoint"
         )
     return message

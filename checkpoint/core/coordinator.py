@@ -12,8 +12,9 @@ The order that keeps checkpoints safe (decision 0003, R8-R13):
 2. Restore to all workers once all have joined. Each worker claims its directory with the incarnation as
    epoch.
 3. Start to all workers once all have restored the checkpoint.
-4. RequestCut. Only votes of this incarnation count. When all are in and agree: AppendCut. Nothing else is
-   appended before CutAppended. That acknowledgement is the commit: Committed is sent only after it.
+4. RequestCheckpoint. Only votes of this incarnation count. When all are in and agree: AppendCheckpoint.
+   Nothing else is
+   appended before CheckpointAppended. That acknowledgement is the commit: Committed is sent only after it.
 5. Any loss leads back to 1 with a higher epoch, unless the region has local recovery (`take_overs.py`). A
    checkpoint in doubt is found in the manifest, or can never be there.
 
@@ -110,7 +111,7 @@ class Coordinator:
             v.ManifestUnreadable: manifest.on_manifest_unreadable,
             v.StoreWaiting: manifest.on_store_waiting,
             **falling_back.on_event,
-            v.CutAppended: self._on_cut_appended,
+            v.CheckpointAppended: self._on_checkpoint_appended,
             v.ControlReceived: self._on_received,
             v.LinkDown: losses.on_link_down,
             v.WorkerHosted: take_overs.on_hosted,
@@ -130,8 +131,8 @@ class Coordinator:
             m.Failed: losses.on_failed,
             m.Suspects: losses.on_suspects,
             m.Restored: gathering.on_restored,
-            m.Prepared: checkpointing.on_prepared,
-            m.WantsCut: checkpointing.on_wants_cut,
+            m.Vote: checkpointing.on_vote,
+            m.WantsCheckpoint: checkpointing.on_wants_checkpoint,
             m.Paused: pausing.on_paused,
             m.CopiedAhead: rescaling.on_copied,
             m.Finished: checkpointing.on_finished,
@@ -143,7 +144,7 @@ class Coordinator:
             "restore": losses.restore_timed_out,
             "take over": take_overs.timed_out,
             "drain": losses.drain_timed_out,
-            "cut": checkpointing.cut_timer_expired,
+            "checkpoint": checkpointing.checkpoint_timer_expired,
             "scale": rescaling.timed_out,
             "leave": ending.leave_expired,
             "autoscale": autoscaling.timer_expired,
@@ -190,11 +191,11 @@ class Coordinator:
             self._recovery.start(now)
             self._autoscaling.start(now)
 
-    def _on_cut_appended(self, event: v.CutAppended, now: float) -> None:
-        if self._rewinding.on_cut_appended(event, now):
+    def _on_checkpoint_appended(self, event: v.CheckpointAppended, now: float) -> None:
+        if self._rewinding.on_checkpoint_appended(event, now):
             return
         layout_changed = self.state.layout_changes
-        self._checkpointing.on_cut_appended(event, now)
+        self._checkpointing.on_checkpoint_appended(event, now)
         if layout_changed and not self.state.layout_changes:
             self._rescaling.committed(now)
             self._gathering.start_all(now)

@@ -11,7 +11,7 @@ from typing import Final
 from checkpoint.core.coordinator_vocabulary import Effect, End, NotifyObservers, SendControl
 from checkpoint.core.dropped import dropped_rows
 from checkpoint.core.layout import Layout, even_layout
-from checkpoint.core.manifest import Cut, SavepointNote
+from checkpoint.core.manifest import Checkpoint, SavepointNote
 from checkpoint.core.messages import CopiedAhead, Restore, ToWorker
 from checkpoint.core.placement import Placement
 from checkpoint.core.recovery_estimate import RecoveryHistory
@@ -21,7 +21,7 @@ from checkpoint.core.region_states import PHASES, STARTED, CoordinatorPhase, Pha
 from checkpoint.core.retention import floors_of, gaps_of, steps_kept_after
 from checkpoint.core.roster import Roster, Worker
 from checkpoint.core.timers import Timers
-from checkpoint.core.voting import PendingCut
+from checkpoint.core.voting import PendingCheckpoint
 
 RESETS_KEPT_MAX: Final = 100
 
@@ -103,21 +103,21 @@ class CoordinatorState:
         self.store_waiting = ""
         """What the manifest waits for at the store, empty if it does not wait."""
 
-        self.last_checkpoint: Cut | None = None
-        self.kept: tuple[Cut, ...] = ()
+        self.last_checkpoint: Checkpoint | None = None
+        self.kept: tuple[Checkpoint, ...] = ()
         """The checkpoints that `last_checkpoint` retains, oldest first."""
-        self.pending: PendingCut | None = None
+        self.pending: PendingCheckpoint | None = None
         """The checkpoint that is requested and not committed."""
-        self.appending: Cut | None = None
+        self.appending: Checkpoint | None = None
         """The checkpoint on its way to the manifest: it releases the checkpoints that it does not retain."""
-        self.in_doubt: PendingCut | None = None
+        self.in_doubt: PendingCheckpoint | None = None
         """A checkpoint that was appended in an earlier incarnation and not acknowledged there."""
-        self.cut_overdue = False
+        self.checkpoint_overdue = False
         """The timer of the periodic checkpoint has expired, and no checkpoint could be requested yet."""
         self.number_wanted = 0
         """A checkpoint of at least this number was requested from outside, 0 for none. A reset keeps it."""
         self.declared = len(self.roster)
-        """The number of workers that a program asked for last (`Cut.declared`)."""
+        """The number of workers that a program asked for last (`Checkpoint.declared`)."""
         self.checkpoints_committed = 0
         self.final_committed = False
 
@@ -125,7 +125,7 @@ class CoordinatorState:
         """Savepoint changes that no checkpoint has carried yet: name -> checkpoint, 0 to drop it."""
         self.savepoint_notes: dict[str, SavepointNote] = {}
         """Savepoint -> the note of its request."""
-        self.restoring: Cut | None = None
+        self.restoring: Checkpoint | None = None
         """The checkpoint whose restore is to be recorded: no other is requested (`rewinding.py`)."""
         self.suspected = ""
         """The report of a worker that the last checkpoint seems damaged, empty if there is none."""
@@ -182,7 +182,7 @@ class CoordinatorState:
             job=self.spec.name,
             incarnation=self.incarnation,
             epoch=terms[worker.index],
-            cut=self.last_number,
+            checkpoint=self.last_number,
             worker=worker.index,
             restore=self.last_checkpoint,
             peers=self.roster.peers(),
@@ -221,7 +221,7 @@ class CoordinatorState:
     @property
     def last_number(self) -> int:
         """The number of the last committed checkpoint, 0 for none."""
-        return self.last_checkpoint.cut if self.last_checkpoint else 0
+        return self.last_checkpoint.number if self.last_checkpoint else 0
 
     @property
     def last_step(self) -> int:
@@ -244,7 +244,7 @@ class CoordinatorState:
     def savepoints(self) -> dict[str, int]:
         """The savepoints in force: those of the last checkpoint, as changed by the next one."""
         changed = {**self.held_savepoints, **self.savepoint_changes}
-        return {name: cut for name, cut in changed.items() if cut}
+        return {name: checkpoint for name, checkpoint in changed.items() if checkpoint}
 
     @property
     def notes(self) -> dict[str, SavepointNote]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from checkpoint.core.damaged import Examination
-from checkpoint.core.manifest import NO_NOTE, Cut, SavepointNote
+from checkpoint.core.manifest import NO_NOTE, Checkpoint, SavepointNote
 from checkpoint.core.messages import Refusal, ToCoordinator, ToWorker
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import RegionEvent
@@ -17,7 +17,7 @@ from dos_protocol.errors import DosError
 class Begin:
     """Start the region. Once, first."""
 
-    seen: Cut | None = None
+    seen: Checkpoint | None = None
     """The last checkpoint that another driver has committed, as read without a claim; None if there is none,
     or it could not be read."""
 
@@ -27,9 +27,9 @@ class ManifestOpened:
     """The start of a new manifest segment of epoch `incarnation` is acknowledged on the quorum."""
 
     incarnation: int
-    last_checkpoint: Cut | None
+    last_checkpoint: Checkpoint | None
     """The last checkpoint of the chain: the one to restore."""
-    kept: tuple[Cut, ...] = ()
+    kept: tuple[Checkpoint, ...] = ()
     """The retained checkpoints, oldest first; `last_checkpoint` is the last one."""
 
 
@@ -67,10 +67,10 @@ class ManifestUnreadable:
 
 
 @dataclass(frozen=True, slots=True)
-class CutAppended:
+class CheckpointAppended:
     """The record of this checkpoint is synced on the quorum: the checkpoint is committed."""
 
-    cut: Cut
+    checkpoint: Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class SavepointWanted:
     """A user requests a savepoint: a checkpoint retained by name. With `on` False, that it is dropped."""
 
     name: str
-    cut: int = 0
+    checkpoint: int = 0
     """The checkpoint; 0 for the last one."""
     on: bool = True
     note: SavepointNote = NO_NOTE
@@ -215,7 +215,7 @@ Event: TypeAlias = (
     | ManifestTaken
     | ManifestLost
     | ManifestUnreadable
-    | CutAppended
+    | CheckpointAppended
     | StoreWaiting
     | ExaminationWaits
     | CheckpointsExamined
@@ -246,10 +246,12 @@ class OpenManifest:
 
 
 @dataclass(frozen=True, slots=True)
-class AppendCut:
-    """Append this checkpoint to the manifest of its incarnation. Answer: CutAppended or ManifestLost."""
+class AppendCheckpoint:
+    """Append this checkpoint to the manifest of its incarnation. Answer: CheckpointAppended or
+    ManifestLost.
+    """
 
-    cut: Cut
+    checkpoint: Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +261,7 @@ class ExamineCheckpoints:
     """
 
     incarnation: int
-    kept: tuple[Cut, ...]
+    kept: tuple[Checkpoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +326,7 @@ class End:
 
 Effect: TypeAlias = (
     OpenManifest
-    | AppendCut
+    | AppendCheckpoint
     | ExamineCheckpoints
     | LaunchWorker
     | CancelWorker

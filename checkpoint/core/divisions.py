@@ -37,7 +37,7 @@ class Mark(NamedTuple):
     after a reset, the steps are replayed without it.
     """
 
-    cut: int = 0
+    checkpoint: int = 0
     """0 for none."""
     final: bool = False
     incarnation: int = 0
@@ -73,7 +73,7 @@ def encode_division(division: Division) -> DivisionRecord:
     """Return the record of a division."""
     text = msgspec.json.encode(division.sources)
     workers = (str(division.workers).encode(),) if division.workers else ()
-    mark = tuple(map(int, division.mark)) if division.mark.cut else ()
+    mark = tuple(map(int, division.mark)) if division.mark.checkpoint else ()
     return DivisionRecord((division.step, division.time_ms, *mark), (text, *workers))
 
 

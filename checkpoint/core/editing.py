@@ -15,10 +15,10 @@ import msgspec
 from checkpoint.core.layout import Layout
 from checkpoint.core.lines import find_target, restored
 from checkpoint.core.manifest import (
-    Cut,
+    Checkpoint,
     Edit,
     SavepointNote,
-    WorkerCut,
+    WorkerCheckpoint,
     in_its_version,
     savepoint_why_problem,
 )
@@ -26,7 +26,7 @@ from checkpoint.core.savepoints import savepoint_problem
 from checkpoint.errors import EditRefusedError, SavepointRefusedError
 
 
-def edit_target(kept: Sequence[Cut], to: str, *, region: str) -> Cut:
+def edit_target(kept: Sequence[Checkpoint], to: str, *, region: str) -> Checkpoint:
     """Return the retained checkpoint whose state is edited: as `find_target` names it, "" for the last one.
 
     Raises RestoreRefusedError, and EditRefusedError for a fork that has no state of its own yet.
@@ -34,7 +34,7 @@ def edit_target(kept: Sequence[Cut], to: str, *, region: str) -> Cut:
     target = kept[-1] if kept and not to else find_target(kept, to, region=region)
     if target.in_origin and target.origin is not None:
         raise EditRefusedError(
-            f"the state of checkpoint {target.cut} is still in the chains of region"
+            f"the state of checkpoint {target.number} is still in the chains of region"
             f" {target.origin.region!r}, of which {region!r} is a fork",
             remedy=f"run {region!r} until its first checkpoint of its own, stop it, and edit it then",
         )
@@ -42,14 +42,14 @@ def edit_target(kept: Sequence[Cut], to: str, *, region: str) -> Cut:
 
 
 def edited(
-    kept: Sequence[Cut],
-    target: Cut,
+    kept: Sequence[Checkpoint],
+    target: Checkpoint,
     incarnation: int,
-    parts: Mapping[int, WorkerCut],
+    parts: Mapping[int, WorkerCheckpoint],
     edit: Edit,
     *,
     savepoint: str = "",
-) -> Cut:
+) -> Checkpoint:
     """Return the record of an edit of `target`, one of the retained checkpoints `kept`, oldest first.
 
     parts: the parts of the workers that got rows. savepoint: the name of a savepoint of `target` that the
@@ -67,26 +67,28 @@ def edited(
         edit=edit,
     )
     if savepoint:
-        record = _with_savepoint(record, savepoint, target, [cut.cut for cut in kept], edit)
+        record = _with_savepoint(record, savepoint, target, [checkpoint.number for checkpoint in kept], edit)
     return in_its_version(record)
 
 
-def _with_savepoint(record: Cut, name: str, target: Cut, retained: Sequence[int], edit: Edit) -> Cut:
+def _with_savepoint(
+    record: Checkpoint, name: str, target: Checkpoint, retained: Sequence[int], edit: Edit
+) -> Checkpoint:
     problem = savepoint_why_problem(edit.why) or savepoint_problem(
-        name, target.cut, record.savepoints, retained
+        name, target.number, record.savepoints, retained
     )
     if problem:
         raise SavepointRefusedError(problem)
     note = SavepointNote(by=edit.by, wall_time_ms=edit.wall_time_ms, why=edit.why or "before an edit")
     return msgspec.structs.replace(
         record,
-        savepoints={**record.savepoints, name: target.cut},
+        savepoints={**record.savepoints, name: target.number},
         notes={name: note, **record.notes},
     )
 
 
 def first_record(
-    parts: Mapping[int, WorkerCut],
+    parts: Mapping[int, WorkerCheckpoint],
     incarnation: int,
     *,
     layout: Layout,
@@ -94,10 +96,10 @@ def first_record(
     fingerprint: str,
     irrevocable: Mapping[str, str],
     edit: Edit,
-) -> Cut:
+) -> Checkpoint:
     """Return checkpoint 1 of a region that begins with a given state, at step 0."""
-    cut = Cut(
-        cut=1,
+    checkpoint = Checkpoint(
+        number=1,
         step=0,
         incarnation=incarnation,
         final=False,
@@ -110,4 +112,4 @@ def first_record(
         irrevocable=dict(irrevocable),
         edit=edit,
     )
-    return in_its_version(cut)
+    return in_its_version(checkpoint)

@@ -27,7 +27,7 @@ from checkpoint.core.damaged import Examination
 from checkpoint.core.ending import Ending
 from checkpoint.core.gathering import Gathering
 from checkpoint.core.lines import refuse_republishing
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import FellBack
 from checkpoint.core.region_states import CoordinatorPhase
@@ -81,27 +81,27 @@ class FallingBack:
         state.examining, suspected, state.suspected = False, state.suspected, ""
         last = state.kept[-1]
         if not found.damaged:
-            state.reason = f"checkpoint {last.cut} reads whole, although {suspected}"
+            state.reason = f"checkpoint {last.number} reads whole, although {suspected}"
             state.disproved = True
             self._gathering.order_if_gathered(now)
             return
-        target = next((cut for cut in state.kept if cut.cut == found.whole), None)
+        target = next((checkpoint for checkpoint in state.kept if checkpoint.number == found.whole), None)
         if state.spec.on_damaged == "fail" or target is None:
             self._fail(CheckpointDamagedError(found.text, remedy=self._remedy(found)), now)
             return
         try:
             check_continues(state.spec, target)
         except (ManifestError, FingerprintMismatchError) as error:
-            text = f"{found.text}; checkpoint {target.cut} is whole, but {error.args[0]}"
-            remedy = f"run the program that made it, after {self._command(target.cut)}"
+            text = f"{found.text}; checkpoint {target.number} is whole, but {error.args[0]}"
+            remedy = f"run the program that made it, after {self._command(target.number)}"
             self._fail(CheckpointDamagedError(text, remedy=remedy), now)
             return
         try:
             if not state.spec.allow_republish:
                 refuse_republishing(last, target)
         except RestoreRefusedError as error:
-            text = f"{found.text}; checkpoint {target.cut} is whole, but {error.args[0]}"
-            command = self._command(target.cut, " --allow-republish")
+            text = f"{found.text}; checkpoint {target.number} is whole, but {error.args[0]}"
+            command = self._command(target.number, " --allow-republish")
             remedy = f"confirm that these rows may come again: allow_republish=True, or {command}"
             self._fail(CheckpointDamagedError(text, remedy=remedy), now)
             return
@@ -130,6 +130,6 @@ class FallingBack:
         return f"`dos region restore URL {self._state.spec.name} {to}`"
 
     @staticmethod
-    def _report(last: Cut, target: Cut, found: Examination) -> FellBack:
+    def _report(last: Checkpoint, target: Checkpoint, found: Examination) -> FellBack:
         lost = tuple(report_text(rewind_report(last, target)))
-        return FellBack(last.cut, target.voted_as, last.step, target.step, found, lost)
+        return FellBack(last.number, target.voted_as, last.step, target.step, found, lost)

@@ -91,7 +91,7 @@ def check_fingerprint(
     present: Mapping[str, str],
     *,
     region: str,
-    cut: int,
+    checkpoint: int,
     older: "Mapping[str, Sequence[str]] | None" = None,
 ) -> None:
     """Raise FingerprintMismatchError, which names each operator that differs; nothing was started."""
@@ -100,6 +100,6 @@ def check_fingerprint(
         return
     lines = "; ".join(f"operator {name!r} {reason}" for name, reason in reasons)
     raise FingerprintMismatchError(
-        f"checkpoint {cut} of region {region!r} was made by another graph: {lines}",
+        f"checkpoint {checkpoint} of region {region!r} was made by another graph: {lines}",
         operators=tuple(name for name, _ in reasons),
     )

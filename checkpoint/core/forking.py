@@ -5,7 +5,7 @@ A fork takes two records, and copies nothing:
 1. A savepoint of the original, named `fork-` and random digits, holds the checkpoint. Its note names the new
    region.
 2. The first record in the manifest of the new region has the positions of that checkpoint, which are in the
-   chains of the original (`Cut.in_origin`). **Its acknowledgement is the commit.**
+   chains of the original (`Checkpoint.in_origin`). **Its acknowledgement is the commit.**
 
 The first incarnation of the new region restores from the chains of the original, and opens its own at their
 beginning. Before any step runs, all workers vote for the next checkpoint, which contains the state
@@ -22,11 +22,11 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from checkpoint.core.fingerprint import check_fingerprint
-from checkpoint.core.manifest import Cut, ForkOrigin, SavepointNote, in_its_version
+from checkpoint.core.manifest import Checkpoint, ForkOrigin, SavepointNote, in_its_version
 from checkpoint.errors import ForkRefusedError, ManifestError
 
 
-def forked(source: Cut, origin: ForkOrigin, incarnation: int) -> Cut:
+def forked(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoint:
     """Return the first record of the region that begins with this checkpoint of the original.
 
     Raises ForkRefusedError if the chains of the original do not have the checkpoint.
@@ -34,7 +34,7 @@ def forked(source: Cut, origin: ForkOrigin, incarnation: int) -> Cut:
     if source.in_origin:
         assert source.origin is not None
         raise ForkRefusedError(
-            f"checkpoint {source.cut} of region {origin.region!r} is still in the chains of region"
+            f"checkpoint {source.number} of region {origin.region!r} is still in the chains of region"
             f" {source.origin.region!r}, of which it is a fork",
             remedy=f"run {origin.region!r} until its next checkpoint, or fork {source.origin.region!r}",
         )
@@ -50,8 +50,8 @@ def forked(source: Cut, origin: ForkOrigin, incarnation: int) -> Cut:
     workers = {
         worker: msgspec.structs.replace(part, sinks={}, floors={}) for worker, part in source.workers.items()
     }
-    first = Cut(
-        cut=1,
+    first = Checkpoint(
+        number=1,
         step=source.step,
         incarnation=incarnation,
         final=source.final,
@@ -68,17 +68,21 @@ def forked(source: Cut, origin: ForkOrigin, incarnation: int) -> Cut:
 
 
 def check_graph(
-    cut: Cut, present: Mapping[str, str], *, region: str, older: Mapping[str, Sequence[str]] | None = None
+    checkpoint: Checkpoint,
+    present: Mapping[str, str],
+    *,
+    region: str,
+    older: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Raise FingerprintMismatchError unless a graph with these operators can continue from a checkpoint.
     The first graph of a fork may also lack operators of the original, or have others: those that were named.
     Its sinks begin anew, so their place and settings may differ.
     """
-    stored = cut.operators
-    if cut.in_origin and cut.origin is not None:
-        stored = _in_fork(stored, cut.origin.dropped)
-        present = _in_fork(present, cut.origin.added)
-    check_fingerprint(stored, present, region=region, cut=cut.cut, older=older)
+    stored = checkpoint.operators
+    if checkpoint.in_origin and checkpoint.origin is not None:
+        stored = _in_fork(stored, checkpoint.origin.dropped)
+        present = _in_fork(present, checkpoint.origin.added)
+    check_fingerprint(stored, present, region=region, checkpoint=checkpoint.number, older=older)
 
 
 def _in_fork(operators: Mapping[str, str], named: Collection[str]) -> dict[str, str]:
@@ -90,50 +94,60 @@ def _in_fork(operators: Mapping[str, str], named: Collection[str]) -> dict[str, 
     }
 
 
-def check_places(cut: Cut, unchecked: Mapping[str, str]) -> None:
+def check_places(checkpoint: Checkpoint, unchecked: Mapping[str, str]) -> None:
     """Raise ManifestError if a sink of a fork that begins may write where the original writes.
 
     unchecked: sink -> why that is not noticed. All other sinks refuse the place of another region.
     """
-    if not cut.in_origin or cut.origin is None:
+    if not checkpoint.in_origin or checkpoint.origin is None:
         return
-    if doubtful := {sink: why for sink, why in unchecked.items() if sink not in cut.origin.same_place}:
+    if doubtful := {sink: why for sink, why in unchecked.items() if sink not in checkpoint.origin.same_place}:
         listed = "; ".join(f"{sink!r}: {why}" for sink, why in doubtful.items())
         raise ManifestError(
-            f"the region is a fork of {cut.origin.region!r}, and these sinks may write to the same place"
+            f"the region is a fork of {checkpoint.origin.region!r}, and these sinks may write to the same"
+            f" place"
             f" unnoticed: {listed}",
-            cut=cut.cut,
+            checkpoint=checkpoint.number,
             remedy="delete the fork, and fork again with --same-place SINK for each, if that is right",
         )
 
 
-def check_log(cut: Cut | None, source: str, reads: str) -> None:
+def check_log(checkpoint: Checkpoint | None, source: str, reads: str) -> None:
     """Raise ManifestError if a source of a fork reads the output of another region than in the original:
     its positions are in the logs of that one. reads: the region whose output it reads.
     """
-    if cut is None or cut.origin is None:
+    if checkpoint is None or checkpoint.origin is None:
         return
-    expected = cut.origin.logs.get(source, reads)
+    expected = checkpoint.origin.logs.get(source, reads)
     if expected != reads:
         raise ManifestError(
-            f"the region is a fork of {cut.origin.region!r}, whose source {source!r} reads the output of"
+            f"the region is a fork of {checkpoint.origin.region!r}, whose source {source!r} reads the"
+            f" output of"
             f" region {expected!r}; here it reads that of {reads!r}, in which its position means nothing",
-            cut=cut.cut,
+            checkpoint=checkpoint.number,
             remedy=f"read LogSource(..., region={expected!r}), in an application of its own",
         )
 
 
-def made_for_forks(cut: Cut | None) -> dict[str, SavepointNote]:
+def made_for_forks(checkpoint: Checkpoint | None) -> dict[str, SavepointNote]:
     """Return the savepoints in the last checkpoint of a region that were made for forks, with their notes."""
-    notes = {} if cut is None else cut.notes
-    return {name: note for name, note in notes.items() if note.fork and cut and name in cut.savepoints}
+    notes = {} if checkpoint is None else checkpoint.notes
+    return {
+        name: note
+        for name, note in notes.items()
+        if note.fork and checkpoint and name in checkpoint.savepoints
+    }
 
 
-def needs_original(kept: Collection[Cut], original: str, savepoint: str) -> bool | None:
+def needs_original(kept: Collection[Checkpoint], original: str, savepoint: str) -> bool | None:
     """Return whether a region still needs the savepoint of the region of which it is a fork. None: it is no
     such fork, or has no checkpoint. kept: its retained checkpoints.
     """
-    origins = [(cut.origin.region, cut.origin.savepoint) for cut in kept if cut.origin is not None]
+    origins = [
+        (checkpoint.origin.region, checkpoint.origin.savepoint)
+        for checkpoint in kept
+        if checkpoint.origin is not None
+    ]
     if (original, savepoint) not in origins:
         return None
-    return any(cut.in_origin for cut in kept)
+    return any(checkpoint.in_origin for checkpoint in kept)

@@ -27,7 +27,7 @@ from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerEv
 from checkpoint.core.roster import Worker
 from checkpoint.core.take_overs import TakeOvers
 from checkpoint.core.versions import LOCAL_RECOVERY, overlap, versions_text
-from checkpoint.core.voting import PendingCut
+from checkpoint.core.voting import PendingCheckpoint
 from checkpoint.errors import RegionFailedError
 
 
@@ -139,7 +139,7 @@ class Gathering:
         state.timers.set("restore", now + state.spec.reset_timeout_s)
         if state.layout_changes:
             # Nothing of the new layout counts before this checkpoint of it is committed.
-            state.pending = PendingCut(
+            state.pending = PendingCheckpoint(
                 state.last_number + 1, state.incarnation, len(state.roster), final=False, requested_at=now
             )
         for worker, link in state.roster.linked():
@@ -190,7 +190,7 @@ class Gathering:
             worker.move(WorkerEvent.START)
             worker.step, worker.wants_checkpoint = step, 0
         state.timers.clear("restore")
-        self._checkpointing.set_cut_time(now)
+        self._checkpointing.set_checkpoint_time(now)
         state.send_all(
             Start(
                 job=state.spec.name,

@@ -80,37 +80,42 @@ def even_layout(workers: int) -> Layout:
     return Layout(tuple(ShardRange(bounds[i], bounds[i + 1], i) for i in range(workers)))
 
 
-def check_layout(layout: Layout, workers: int, *, cut: int = 0) -> None:
+def check_layout(layout: Layout, workers: int, *, checkpoint: int = 0) -> None:
     """Raise ManifestError unless each operator's ranges cover the hash space once, on existing workers."""
     if not 0 < layout.shard_bits <= 32:
-        raise ManifestError(f"its layout has {layout.shard_bits} shard bits, allowed are 1 to 32", cut=cut)
+        raise ManifestError(
+            f"its layout has {layout.shard_bits} shard bits, allowed are 1 to 32", checkpoint=checkpoint
+        )
     for operator, replica in sorted({(r.operator, r.replica) for r in layout.ranges}) or [("", 0)]:
-        _check_cover(layout, operator, replica, workers, cut)
+        _check_cover(layout, operator, replica, workers, checkpoint)
     for source, splits in layout.splits.items():
         for split, worker in splits.items():
             if not 0 <= worker < workers:
                 raise ManifestError(
                     f"split {split!r} of {source!r} belongs to worker {worker}, but there are {workers}",
-                    cut=cut,
+                    checkpoint=checkpoint,
                 )
 
 
-def _check_cover(layout: Layout, operator: str, replica: int, workers: int, cut: int) -> None:
+def _check_cover(layout: Layout, operator: str, replica: int, workers: int, checkpoint: int) -> None:
     name = operator or "every operator"
     expected = 0
     for shard in layout.of_operator(operator, replica):
         if shard.begin != expected or shard.end <= shard.begin:
             raise ManifestError(
-                f"shards of {name}: expected a range from {expected}, got {shard.begin}..{shard.end}", cut=cut
+                f"shards of {name}: expected a range from {expected}, got {shard.begin}..{shard.end}",
+                checkpoint=checkpoint,
             )
         if not 0 <= shard.worker < workers:
             raise ManifestError(
-                f"shards of {name} belong to worker {shard.worker}, but there are {workers}", cut=cut
+                f"shards of {name} belong to worker {shard.worker}, but there are {workers}",
+                checkpoint=checkpoint,
             )
         expected = shard.end
     if expected != 1 << layout.shard_bits:
         raise ManifestError(
-            f"shards of {name} end at {expected}, the hash space ends at {1 << layout.shard_bits}", cut=cut
+            f"shards of {name} end at {expected}, the hash space ends at {1 << layout.shard_bits}",
+            checkpoint=checkpoint,
         )
 
 

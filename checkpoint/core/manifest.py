@@ -6,7 +6,8 @@ A checkpoint is a consistent cut, stored as a vector of positions: for each work
 chain and of its steps chain, the position of every input split, and what each sink needs to truncate its
 output. Its append to the manifest, synced on the quorum, *is* the commit. One record:
 
-    op CUT, flags see CutFlag, ints = [cut, step, incarnation], strings = [JSON of Cut]
+    op CHECKPOINT, flags see CheckpointFlag, ints = [checkpoint, step, incarnation], strings = [JSON of
+    Checkpoint]
 
 - The ints repeat fields of the JSON, so that a dump and a scan need no JSON. A record in which the two differ
   is refused.
@@ -34,7 +35,7 @@ from dos_protocol.digests import ResumePoint
 from dos_protocol.errors import MALFORMED_JSON
 from journal import Floor, Position
 
-CUT_VERSION: Final = 2
+CHECKPOINT_VERSION: Final = 2
 SAVEPOINTS_VERSION: Final = 3
 DIRECTORIES_VERSION: Final = 4
 LAYOUTS_VERSION: Final = 5
@@ -64,7 +65,7 @@ DIRECTORY_CHAIN_PREFIX: Final = "files-"
 """The chain of the files of an operator is named by this and the operator."""
 
 
-class CutFlag(IntFlag):
+class CheckpointFlag(IntFlag):
     """Bits of the flags of a checkpoint's record."""
 
     FINAL = 1
@@ -94,7 +95,7 @@ class SplitPosition(msgspec.Struct, frozen=True):
         return 0 if self.line is msgspec.UNSET else self.line
 
 
-class WorkerCut(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's part of a checkpoint. Its positions were synced on the quorum before it voted."""
 
     state: Position
@@ -132,7 +133,7 @@ class RetiredWorker(msgspec.Struct, frozen=True, kw_only=True):
     sinks: dict[str, Any] = {}
     """As in the last checkpoint of that worker. It continues there if it comes back."""
     floors: dict[str, Floor] = {}
-    """As in `WorkerCut`, of its output logs."""
+    """As in `WorkerCheckpoint`, of its output logs."""
 
 
 class Rewind(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,16 +186,16 @@ class OutputIdentity(msgspec.Struct, frozen=True, kw_only=True):
     store: str
 
 
-class Cut(msgspec.Struct, frozen=True, kw_only=True):
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint: a consistent state of the whole region, everything up to the end of `step`."""
 
-    cut: int
+    number: int
     step: int
     incarnation: int
     final: bool
     wall_time_ms: int
     """For people, and for 'as of' queries by the clock; it orders nothing."""
-    workers: dict[int, WorkerCut]
+    workers: dict[int, WorkerCheckpoint]
     layout: Layout
     fingerprint: str
     operators: dict[str, str]
@@ -206,7 +207,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     Once it is acknowledged, all others are released permanently (R14). Empty in version 1, which does not
     state it.
     """
-    savepoints: dict[str, int] = msgspec.field(default_factory=dict, name="pins")
+    savepoints: dict[str, int] = msgspec.field(default_factory=dict)
     """Savepoints: name -> the checkpoint retained until the savepoint is dropped. From version 3 on."""
     notes: dict[str, SavepointNote] = {}
     """Savepoint -> who made it, when, and why."""
@@ -216,7 +217,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """Worker -> phase (align, drain, write, sync) -> seconds. For people."""
     driver: str = ""
     """host:pid of the driver that committed it. For people."""
-    version: int = CUT_VERSION
+    version: int = CHECKPOINT_VERSION
     retired: dict[int, RetiredWorker] = {}
     """Workers that the region had before, with the output that they made. From version 5 on."""
     declared: int = 0
@@ -252,7 +253,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     edit: Edit | None = None
     """Only in the record of an edit, and in the first checkpoint of a region whose state was given."""
 
-    def outputs(self) -> "dict[int, WorkerCut | RetiredWorker]":
+    def outputs(self) -> "dict[int, WorkerCheckpoint | RetiredWorker]":
         """Return worker -> `sinks` and `floors` of its output, of present and former workers."""
         return {**self.retired, **self.workers}
 
@@ -271,7 +272,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def voted_as(self) -> int:
         """The number of the checkpoint that has its positions, also if this one only records them again."""
-        return self.cut if self.edit is not None else self.rolled_back_to or self.cut
+        return self.number if self.edit is not None else self.rolled_back_to or self.number
 
     @property
     def workers_declared(self) -> int:
@@ -279,26 +280,26 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
         return self.declared or len(self.workers)
 
 
-def in_its_version(cut: Cut) -> Cut:
+def in_its_version(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint in the lowest version that can store it.
 
     If possible that is version 2, so that programs that know no later version can continue.
     """
-    return msgspec.structs.replace(cut, version=_least_version(cut))
+    return msgspec.structs.replace(checkpoint, version=_least_version(checkpoint))
 
 
-def _least_version(cut: Cut) -> int:
-    if cut.origin is not None or cut.identity is not None:
+def _least_version(checkpoint: Checkpoint) -> int:
+    if checkpoint.origin is not None or checkpoint.identity is not None:
         return ORIGINS_VERSION
-    if cut.line:
+    if checkpoint.line:
         return LINES_VERSION
-    if any(epoch > cut.incarnation for part in cut.workers.values() for epoch in part.epochs()):
+    if any(epoch > checkpoint.incarnation for part in checkpoint.workers.values() for epoch in part.epochs()):
         return TERMS_VERSION
-    if cut.retired or cut.declared:
+    if checkpoint.retired or checkpoint.declared:
         return LAYOUTS_VERSION
-    if any(part.directories for part in cut.workers.values()):
+    if any(part.directories for part in checkpoint.workers.values()):
         return DIRECTORIES_VERSION
-    return SAVEPOINTS_VERSION if cut.savepoints else CUT_VERSION
+    return SAVEPOINTS_VERSION if checkpoint.savepoints else CHECKPOINT_VERSION
 
 
 def savepoint_name_problem(name: str, *, reserved: bool = False) -> str:
@@ -331,70 +332,76 @@ def savepoint_why_problem(why: str) -> str:
     return ""
 
 
-class CutRecord(NamedTuple):
-    """The arguments of the journal record of a checkpoint, whose op is CUT."""
+class CheckpointRecord(NamedTuple):
+    """The arguments of the journal record of a checkpoint, whose op is CHECKPOINT."""
 
     flags: int
     ints: tuple[int, int, int]
     text: bytes
 
 
-def encode_cut(cut: Cut) -> CutRecord:
+def encode_checkpoint(checkpoint: Checkpoint) -> CheckpointRecord:
     """Return the record of a checkpoint. Raises ManifestError above `manifest_record_bytes_max`."""
-    text = msgspec.json.encode(cut)
+    text = msgspec.json.encode(checkpoint)
     if len(text) > limits.manifest_record_bytes_max:
         raise ManifestError(
             f"its record has {len(text)} bytes, the limit is {limits.manifest_record_bytes_max}",
-            cut=cut.cut,
+            checkpoint=checkpoint.number,
             remedy="use fewer or larger input splits",
         )
-    flags = (CutFlag.FINAL if cut.final else 0) | (CutFlag.ROLLBACK if cut.rolled_back_to else 0)
-    return CutRecord(flags, (cut.cut, cut.step, cut.incarnation), text)
+    flags = (CheckpointFlag.FINAL if checkpoint.final else 0) | (
+        CheckpointFlag.ROLLBACK if checkpoint.rolled_back_to else 0
+    )
+    return CheckpointRecord(flags, (checkpoint.number, checkpoint.step, checkpoint.incarnation), text)
 
 
-def decode_cut(flags: int, ints: Iterable[int], text: bytes) -> Cut:
-    """Return the checkpoint in a record. `check_cut` then checks it against the region.
+def decode_checkpoint(flags: int, ints: Iterable[int], text: bytes) -> Checkpoint:
+    """Return the checkpoint in a record. `check_checkpoint` then checks it against the region.
 
     Raises ManifestError if its fields are invalid or contradict each other.
     """
     numbers = tuple(ints)
-    cut_number = numbers[0] if numbers else 0
+    checkpoint_number = numbers[0] if numbers else 0
     if len(text) > limits.manifest_record_bytes_max:
         raise ManifestError(
             f"its record has {len(text)} bytes, the limit is {limits.manifest_record_bytes_max}",
-            cut=cut_number,
+            checkpoint=checkpoint_number,
         )
-    _refuse_duplicates(text, cut_number)
+    _refuse_duplicates(text, checkpoint_number)
     try:
-        cut = msgspec.json.decode(text, type=Cut)
+        checkpoint = msgspec.json.decode(text, type=Checkpoint)
     except MALFORMED_JSON as error:
-        raise ManifestError(f"its record does not decode: {error}", cut=cut_number) from error
-    if cut.version not in _READABLE:
+        raise ManifestError(f"its record does not decode: {error}", checkpoint=checkpoint_number) from error
+    if checkpoint.version not in _READABLE:
         raise ManifestError(
-            f"its record has version {cut.version}, this program reads versions up to {max(_READABLE)}",
-            cut=cut.cut,
+            f"its record has version {checkpoint.version}, this program reads versions up to"
+            f" {max(_READABLE)}",
+            checkpoint=checkpoint.number,
         )
-    if numbers != (cut.cut, cut.step, cut.incarnation):
+    if numbers != (checkpoint.number, checkpoint.step, checkpoint.incarnation):
         raise ManifestError(
-            f"its record has ints {list(numbers)}, but JSON {[cut.cut, cut.step, cut.incarnation]}",
-            cut=cut.cut,
+            f"its record has ints {list(numbers)}, but JSON"
+            f" {[checkpoint.number, checkpoint.step, checkpoint.incarnation]}",
+            checkpoint=checkpoint.number,
         )
-    if flags != encode_cut(cut).flags:
-        raise ManifestError(f"the flags {flags:#x} of its record contradict its JSON", cut=cut.cut)
-    return cut
+    if flags != encode_checkpoint(checkpoint).flags:
+        raise ManifestError(
+            f"the flags {flags:#x} of its record contradict its JSON", checkpoint=checkpoint.number
+        )
+    return checkpoint
 
 
-def _refuse_duplicates(text: bytes, cut: int) -> None:
+def _refuse_duplicates(text: bytes, checkpoint: int) -> None:
     """Raise ManifestError if a JSON object has a key twice: decoding would drop a worker or a split."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in items]
         if len(set(keys)) != len(keys):
             twice = sorted(key for key in set(keys) if keys.count(key) > 1)
-            raise ManifestError(f"duplicate keys in its record: {', '.join(twice)}", cut=cut)
+            raise ManifestError(f"duplicate keys in its record: {', '.join(twice)}", checkpoint=checkpoint)
         return dict(items)
 
     try:
         json.loads(text, object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
-        raise ManifestError(f"its record is not JSON: {error}", cut=cut) from error
+        raise ManifestError(f"its record is not JSON: {error}", checkpoint=checkpoint) from error

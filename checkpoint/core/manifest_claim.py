@@ -17,7 +17,7 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.ending import Ending
 from checkpoint.core.falling_back import FallingBack
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerState
@@ -52,7 +52,7 @@ class ManifestClaim:
         self._superseded = 0
         """Attempts to open the manifest that were superseded in a row."""
 
-    def may_begin(self, seen: Cut | None, now: float) -> bool:
+    def may_begin(self, seen: Checkpoint | None, now: float) -> bool:
         """Return whether this region can continue from the checkpoint that was read before the claim. If not,
         it fails now, and no driver that runs it is fenced off.
         """
@@ -62,9 +62,9 @@ class ManifestClaim:
             self._rescaling.expect_workers(seen)
         return True
 
-    def _restorable(self, cut: Cut | None, now: float) -> bool:
+    def _restorable(self, checkpoint: Checkpoint | None, now: float) -> bool:
         try:
-            self._check_restorable(cut)
+            self._check_restorable(checkpoint)
         except (ManifestError, FingerprintMismatchError) as error:
             self._ending.decide(RegionState.FAILED, str(error), now, kind="failed", error=error)
             return False
@@ -97,24 +97,27 @@ class ManifestClaim:
                 self._recovery.relaunch(worker, now)
         self._falling_back.examine_or_order(now)
 
-    def _check_restorable(self, cut: Cut | None) -> None:
-        """Raise ManifestError or FingerprintMismatchError if this region cannot be restored to `cut`."""
+    def _check_restorable(self, checkpoint: Checkpoint | None) -> None:
+        """Raise ManifestError or FingerprintMismatchError if this region cannot be restored to
+        `checkpoint`.
+        """
         state = self._state
-        if cut is None:
+        if checkpoint is None:
             return
-        if state.last_checkpoint is not None and cut.cut < state.last_checkpoint.cut:
+        if state.last_checkpoint is not None and checkpoint.number < state.last_checkpoint.number:
             raise ManifestError(
-                f"it is the last in the manifest, but checkpoint {state.last_checkpoint.cut} was committed",
-                cut=cut.cut,
+                f"it is the last in the manifest, but checkpoint {state.last_checkpoint.number} was"
+                f" committed",
+                checkpoint=checkpoint.number,
             )
-        check_continues(state.spec, cut)
+        check_continues(state.spec, checkpoint)
 
     def _settle_doubt(self, now: float) -> None:
         """Count the checkpoint in doubt if it is the last of the chain; otherwise it can never be in it."""
         state = self._state
         doubt, state.in_doubt = state.in_doubt, None
         last = state.last_checkpoint
-        if doubt and last and (doubt.number, doubt.incarnation) == (last.cut, last.incarnation):
+        if doubt and last and (doubt.number, doubt.incarnation) == (last.number, last.incarnation):
             self._checkpointing.note_commit(doubt, now)
 
     def on_manifest_superseded(self, event: ManifestSuperseded, now: float) -> None:

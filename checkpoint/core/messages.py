@@ -10,7 +10,7 @@ Every message carries its address:
 | `job` | the region's name |
 | `incarnation` | the manifest epoch in which the sender acts, 0 before it has one |
 | `epoch` | the sender's directory epoch: a worker's claim (0 before it has one), or the manifest's |
-| `cut` | the number of a checkpoint, 0 where none is meant |
+| `checkpoint` | the number of a checkpoint, 0 where none is meant |
 
 A message of another job or another incarnation is refused by name. Otherwise a vote of an earlier incarnation
 could complete a checkpoint of the current one (V11).
@@ -21,7 +21,7 @@ from typing import ClassVar, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from checkpoint.core.layout import Layout
-from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
 from checkpoint.core.versions import Versions
 from journal import Floor, Gap
 
@@ -53,7 +53,7 @@ class ControlMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
     job: str
     incarnation: int = 0
     epoch: int = 0
-    cut: int = 0
+    checkpoint: int = 0
 
 
 # --- worker to coordinator ------------------------------------------------------------------------
@@ -141,11 +141,13 @@ class Progress(FromWorker, frozen=True, kw_only=True):
     counters: Counters
 
 
-class Prepared(FromWorker, frozen=True, kw_only=True):
-    """The vote: everything of `cut` is synced on the quorum, at these positions. Never sent earlier."""
+class Vote(FromWorker, frozen=True, kw_only=True):
+    """The vote: everything of `checkpoint` is synced on the quorum, at these positions. Never sent
+    earlier.
+    """
 
     step: int
-    positions: WorkerCut
+    positions: WorkerCheckpoint
     phases_s: dict[str, float] = {}
     """Seconds of each phase: align, drain, write, sync."""
     produced: int = 0
@@ -171,7 +173,7 @@ class Failed(FromWorker, frozen=True, kw_only=True):
     """For kind store: stored bytes seem to be damaged or lost. The driver finds out (`falling_back.py`)."""
 
 
-class WantsCut(FromWorker, frozen=True, kw_only=True):
+class WantsCheckpoint(FromWorker, frozen=True, kw_only=True):
     """A start operator requests a checkpoint at the end of `step`.
 
     It emits nothing more until one is taken there or later. The request counts only where operators trigger
@@ -205,7 +207,7 @@ class Finished(FromWorker, frozen=True, kw_only=True):
     """The final checkpoint is committed and this worker has published all of it. It ends upon STOP."""
 
     operators: dict[str, dict[str, int]] = {}
-    """The operators' counters, as in `Prepared`."""
+    """The operators' counters, as in `Vote`."""
 
 
 class CopiedAhead(FromWorker, frozen=True, kw_only=True):
@@ -263,7 +265,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Restore(Releasing, frozen=True, kw_only=True):
-    """Go to this checkpoint (`restore` None and `cut` 0: to the beginning).
+    """Go to this checkpoint (`restore` None and `checkpoint` 0: to the beginning).
 
     Sent only after the start of the manifest's segment is acknowledged (R8, R11). The worker claims its
     directory with epoch = incarnation and opens its state chain at the position in the checkpoint, even if
@@ -271,7 +273,7 @@ class Restore(Releasing, frozen=True, kw_only=True):
     """
 
     worker: int
-    restore: Cut | None
+    restore: Checkpoint | None
     peers: tuple[Peer, ...]
     layout: Layout
     terms: tuple[int, ...] = ()
@@ -293,7 +295,8 @@ class Restore(Releasing, frozen=True, kw_only=True):
 
     @property
     def moves(self) -> bool:
-        """Whether the region begins anew with the checkpoint (`Cut.begins`), or with another layout: then
+        """Whether the region begins anew with the checkpoint (`Checkpoint.begins`), or with another layout:
+        then
         the answer is Restored, and at once the vote for the next checkpoint, at the same step. Start follows
         when that one is committed.
         """
@@ -317,13 +320,14 @@ class View(ControlMessage, frozen=True, kw_only=True):
 
 
 class CopyAhead(ControlMessage, frozen=True, kw_only=True):
-    """Prepare for another layout while the region runs: create journals, copy state of checkpoint `cut`.
+    """Prepare for another layout while the region runs: create journals, copy state of checkpoint
+    `checkpoint`.
 
     A worker of the present layout, or one that has only joined, answers with CopiedAhead, again and again.
     """
 
     worker: int
-    restore: Cut
+    restore: Checkpoint
     layout: Layout
     creates: bool = True
     """Whether a worker that joins claims its directory and creates its journals. Once in an incarnation: one
@@ -342,14 +346,16 @@ class Start(ControlMessage, frozen=True, kw_only=True):
     replay_until_step: int
 
 
-class RequestCut(ControlMessage, frozen=True, kw_only=True):
-    """Request cut `cut` with the next STEP_END. A worker that already took that cut ignores it."""
+class RequestCheckpoint(ControlMessage, frozen=True, kw_only=True):
+    """Request checkpoint `checkpoint` with the next STEP_END. A worker that already took that checkpoint
+    ignores it.
+    """
 
     final: bool = False
 
 
 class Committed(Releasing, frozen=True, kw_only=True):
-    """Checkpoint `cut` is in the manifest on the quorum: sinks publish.
+    """Checkpoint `checkpoint` is in the manifest on the quorum: sinks publish.
 
     After a final one the worker answers FINISHED.
     """
@@ -382,8 +388,8 @@ ToCoordinator: TypeAlias = (
     Join
     | Restored
     | Progress
-    | WantsCut
-    | Prepared
+    | WantsCheckpoint
+    | Vote
     | Failed
     | Paused
     | Suspects
@@ -392,7 +398,7 @@ ToCoordinator: TypeAlias = (
     | CompanionReport
 )
 ToWorker: TypeAlias = (
-    Restore | View | Host | CopyAhead | Start | RequestCut | Committed | Pause | Heartbeat | Stop
+    Restore | View | Host | CopyAhead | Start | RequestCheckpoint | Committed | Pause | Heartbeat | Stop
 )
 
 
@@ -405,7 +411,7 @@ class Refusal(NamedTuple):
         "STALE_INCARNATION",
         "FUTURE_INCARNATION",
         "STALE_ATTEMPT",
-        "STALE_CUT",
+        "STALE_CHECKPOINT",
         "UNEXPECTED",
     ]
     text: str

@@ -40,7 +40,7 @@ class Publish(StrEnum):
     """When the output of a step becomes visible. The texts are in records and never change."""
 
     STEP = "step"
-    CUT = "cut"
+    CHECKPOINT = "checkpoint"
 
 
 def output_chain(sink: str) -> str:

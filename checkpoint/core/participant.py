@@ -32,10 +32,9 @@ from checkpoint.core.messages import (
     Join,
     Pause,
     Paused,
-    Prepared,
     Progress,
     Refusal,
-    RequestCut,
+    RequestCheckpoint,
     Restore,
     Restored,
     Start,
@@ -44,14 +43,15 @@ from checkpoint.core.messages import (
     ToCoordinator,
     ToWorker,
     View,
-    WantsCut,
+    Vote,
+    WantsCheckpoint,
 )
 from checkpoint.core.region_states import follow
 from checkpoint.core.timers import Timers
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from dos_protocol.errors import DosError, LocalProtocolError
 
-Order: TypeAlias = Restore | View | Host | CopyAhead | Start | RequestCut | Committed | Pause
+Order: TypeAlias = Restore | View | Host | CopyAhead | Start | RequestCheckpoint | Committed | Pause
 
 
 class ParticipantState(Enum):
@@ -175,7 +175,7 @@ class ParticipantCore:
         self.incarnation = 0
         self.term = 0
         """The epoch of this worker's claim: the incarnation, or above it if it was taken over."""
-        self.cut_seen = 0
+        self.checkpoint_seen = 0
         """The highest checkpoint requested, restored or committed."""
         self.voted = 0
         """The last checkpoint voted for in this incarnation, or restored."""
@@ -258,7 +258,7 @@ class ParticipantCore:
             return
         self._move(ParticipantEvent.RESTORE)
         self.incarnation, self.term = order.incarnation, order.epoch
-        self.cut_seen, self.voted = order.cut, order.cut
+        self.checkpoint_seen, self.voted = order.checkpoint, order.checkpoint
         self._moves = order.moves
         self.orders.clear()
         self.orders.append(order)
@@ -272,7 +272,7 @@ class ParticipantCore:
         else:
             self.orders.append(order)
 
-    def _order(self, order: View | Host | Start | RequestCut | Committed | Pause) -> None:
+    def _order(self, order: View | Host | Start | RequestCheckpoint | Committed | Pause) -> None:
         kind = type(order).__name__
         if order.incarnation != self.incarnation:
             name = "STALE_INCARNATION" if order.incarnation < self.incarnation else "FUTURE_INCARNATION"
@@ -289,18 +289,22 @@ class ParticipantCore:
             isinstance(order, Committed) and self._votes_restored
         ):
             self._refuse(
-                "UNEXPECTED", f"received {kind} of checkpoint {order.cut} in state {self.state.name}"
+                "UNEXPECTED", f"received {kind} of checkpoint {order.checkpoint} in state {self.state.name}"
             )
         elif isinstance(order, Pause | View | Host):
             self.orders.append(order)
-        elif order.cut < self.cut_seen or (isinstance(order, Committed) and order.cut != self.voted):
+        elif order.checkpoint < self.checkpoint_seen or (
+            isinstance(order, Committed) and order.checkpoint != self.voted
+        ):
             self._refuse(
-                "STALE_CUT", f"{kind} of checkpoint {order.cut}; {self.cut_seen} is known, voted {self.voted}"
+                "STALE_CHECKPOINT",
+                f"{kind} of checkpoint {order.checkpoint}; {self.checkpoint_seen} is known, voted"
+                f" {self.voted}",
             )
         else:
-            self.cut_seen = order.cut
+            self.checkpoint_seen = order.checkpoint
             if (
-                isinstance(order, Committed) or order.cut > self.voted
+                isinstance(order, Committed) or order.checkpoint > self.voted
             ):  # otherwise already done: a peer's STEP_END requested it
                 self.orders.append(order)
 
@@ -325,13 +329,13 @@ class ParticipantCore:
             self._may(ParticipantEvent.JOIN, message)
         elif isinstance(message, Restored):
             self._may(ParticipantEvent.RESTORED, message)
-        elif isinstance(message, Prepared):
+        elif isinstance(message, Vote):
             self._check_vote(message)
-            self.voted = self.cut_seen = message.cut
+            self.voted = self.checkpoint_seen = message.checkpoint
         elif isinstance(message, Suspects):
             if self.state not in (ParticipantState.RESTORED, ParticipantState.RUNNING):
                 return  # its links are about to be replaced
-        elif isinstance(message, WantsCut | Paused):
+        elif isinstance(message, WantsCheckpoint | Paused):
             if self.state is not ParticipantState.RUNNING:
                 raise LocalProtocolError(f"cannot report {type(message).__name__} in state {self.state.name}")
         elif isinstance(message, Failed):
@@ -345,15 +349,15 @@ class ParticipantCore:
             raise LocalProtocolError(f"cannot report {type(message).__name__} in state {self.state.name}")
         self._move(event)
 
-    def _check_vote(self, vote: Prepared) -> None:
+    def _check_vote(self, vote: Vote) -> None:
         epochs = vote.positions.epochs()
         if epochs != {self.term}:
             raise StaleIncarnationError(f"vote with positions of epochs {epochs} in term {self.term}")
         if self.state is not ParticipantState.RUNNING and not self._votes_restored:
-            raise LocalProtocolError(f"vote for checkpoint {vote.cut} in state {self.state.name}")
-        if vote.cut <= self.voted or vote.cut < self.cut_seen:
+            raise LocalProtocolError(f"vote for checkpoint {vote.checkpoint} in state {self.state.name}")
+        if vote.checkpoint <= self.voted or vote.checkpoint < self.checkpoint_seen:
             raise LocalProtocolError(
-                f"vote for checkpoint {vote.cut}; {self.cut_seen} is known, voted {self.voted}"
+                f"vote for checkpoint {vote.checkpoint}; {self.checkpoint_seen} is known, voted {self.voted}"
             )
 
     def _addressed(self, message: ToCoordinator) -> ToCoordinator:

@@ -76,7 +76,7 @@ class Pausing:
         worker.paused = message.pause
         worker.step = max(worker.step, message.step)
         worker.counters = message.counters
-        self._checkpointing.cut_if_overdue(now)
+        self._checkpointing.checkpoint_if_overdue(now)
         self.note_paused()
         return None
 

@@ -178,8 +178,8 @@ def _freed(runs: Sequence[_Run], surplus: Mapping[int, int], lacking: Mapping[in
         neighbour = place + side
         if not 0 <= neighbour < len(runs):
             return 0
-        cut = after[neighbour] if side < 0 else before[neighbour]
-        return 2 if owners[neighbour] in lacking else 1 if owners[neighbour] == _FREE or cut else 0
+        checkpoint = after[neighbour] if side < 0 else before[neighbour]
+        return 2 if owners[neighbour] in lacking else 1 if owners[neighbour] == _FREE or checkpoint else 0
 
     for owner, own in places.items():
         rest = surplus[owner]

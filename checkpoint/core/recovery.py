@@ -68,10 +68,10 @@ class Recovery:
             # Its append may still reach the quorum: only the reopened manifest decides (`ManifestClaim`).
             state.in_doubt = state.pending
         # A final checkpoint counts only in its incarnation: restored workers end with another final one.
-        state.pending, state.cut_overdue, state.final_committed = None, False, False
+        state.pending, state.checkpoint_overdue, state.final_committed = None, False, False
         state.is_paused = False
         state.terms.clear()
-        state.timers.clear("restore", "drain", "cut", "take over")
+        state.timers.clear("restore", "drain", "checkpoint", "take over")
         state.roster.release()
         self.launch_unhosted(now)
         for finished in state.roster:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, NamedTuple
 
-from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
 
 ROUNDS_KEPT: Final = 5
 """Older rounds say little: the state has changed since, and perhaps the machine."""
@@ -105,12 +105,12 @@ def restore_seconds(measured: Sequence[RestoreSample], size: int) -> float:
     return max(0.0, constant_s + size * s_per_byte)
 
 
-def bytes_to_restore(cut: Cut | None) -> int:
+def bytes_to_restore(checkpoint: Checkpoint | None) -> int:
     """Return how many bytes the worker with the largest state reads to restore a checkpoint."""
-    return 0 if cut is None else max(map(_bytes_of, cut.workers.values()), default=0)
+    return 0 if checkpoint is None else max(map(_bytes_of, checkpoint.workers.values()), default=0)
 
 
-def _bytes_of(part: WorkerCut) -> int:
+def _bytes_of(part: WorkerCheckpoint) -> int:
     """Return the bytes of a worker's chains from the lowest segment that a restore reads."""
     sizes = {"state": part.state.size, "steps": part.steps.size}
     sizes |= {f"files-{name}": at.size for name, at in part.directories.items()}
@@ -167,14 +167,16 @@ class RecoveryHistory:
         # `start` is what the round took beyond its other phases, so clocks that differ can make it negative.
         self.claims_s.append(max(0.0, phases_s.get("claim", 0.0) + phases_s.get("start", 0.0)))
 
-    def inputs(self, cut: Cut | None, step: int, meters: Iterable[StepMeter]) -> RecoveryInputs:
-        """Return the inputs of an estimate. cut: the last checkpoint; step: the last step of the region."""
+    def inputs(self, checkpoint: Checkpoint | None, step: int, meters: Iterable[StepMeter]) -> RecoveryInputs:
+        """Return the inputs of an estimate. checkpoint: the last checkpoint; step: the last step of the
+        region.
+        """
         return RecoveryInputs(
             launch_s=self.launch_s,
             manifests_s=tuple(self.manifests_s),
             claims_s=tuple(self.claims_s),
             restores=tuple(self.restores),
-            state_bytes=bytes_to_restore(cut),
-            steps=max(0, step - (cut.step if cut else 0)),
+            state_bytes=bytes_to_restore(checkpoint),
+            steps=max(0, step - (checkpoint.step if checkpoint else 0)),
             step_s=max((meter.step_s for meter in meters), default=0.0),
         )

@@ -107,7 +107,7 @@ class RegionSpec:
     listen_host: str = "127.0.0.1"
     port_range: tuple[int, int] | None = None
     """The first and last port to try; None: any free port."""
-    retain: int = limits.cuts_retained
+    retain: int = limits.checkpoints_retained
     """How many checkpoints stay restorable, at least 2. Data that only older ones need is deleted."""
     keeps_workers: str = ""
     """Why the number of workers cannot change, with the operator and the remedy; empty if it can."""
@@ -143,9 +143,10 @@ class RegionSpec:
         for name in ("checkpoint_interval_s", "drain_timeout_s", "reset_timeout_s", "start_timeout_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be finite and above 0 s, got {getattr(self, name)}")
-        if not limits.cuts_retained_min <= self.retain <= limits.cuts_retained_max:
+        if not limits.checkpoints_retained_min <= self.retain <= limits.checkpoints_retained_max:
             raise ValueError(
-                f"retain must be {limits.cuts_retained_min} to {limits.cuts_retained_max} checkpoints,"
+                f"retain must be {limits.checkpoints_retained_min} to {limits.checkpoints_retained_max}"
+                f" checkpoints,"
                 f" got {self.retain}"
             )
         if self.restore and self.hand_over:

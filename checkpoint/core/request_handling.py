@@ -15,8 +15,8 @@ ran when it was written; `checkpoint/requests/server.py` does not read older one
 | reset | accepted | done, with the report of the first reset that completes after the request arrived |
 | pause | accepted | done, once the region is PAUSED |
 | resume | accepted | done, once the region is not PAUSED |
-| pin | accepted | done, with the checkpoint that the savepoint holds; failed, with the reason |
-| unpin | accepted | as for pin |
+| savepoint | accepted | done, with the checkpoint that the savepoint holds; failed, with the reason |
+| drop_savepoint | accepted | as for savepoint |
 | restore | accepted | done, with the checkpoint, once its record is committed; failed, with the reason |
 | scale | accepted | done, with the number of workers and the time it took; failed, with the reason |
 | unscale | accepted | done, once the change is given up; failed, with the reason |
@@ -119,8 +119,8 @@ _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
     },
     "pause": {RegionState.STOPPING: "the region is being stopped"},
     "resume": {RegionState.STOPPING: "the region is being stopped"},
-    "pin": {RegionState.STOPPING: "the region is being stopped"},
-    "unpin": {RegionState.STOPPING: "the region is being stopped"},
+    "savepoint": {RegionState.STOPPING: "the region is being stopped"},
+    "drop_savepoint": {RegionState.STOPPING: "the region is being stopped"},
     "restore": {RegionState.STOPPING: "the region is being stopped"},
     "scale": {RegionState.STOPPING: "the region is being stopped"},
     "unscale": {},
@@ -130,8 +130,16 @@ _REFUSED: Final[dict[str, dict[RegionState, str]]] = {
 """Request -> state -> why it is refused. It is accepted in all other states but the final ones."""
 _CLOCK_STEP_S: Final = 1e-6
 """Differences of clock readings are rounded."""
-_CUT_REQUESTS: Final = ("checkpoint", "pin", "unpin")
-_REFUSED_WITHOUT_CUTS: Final = (*_CUT_REQUESTS, "pause", "resume", "restore", "scale", "unscale", "replace")
+_CHECKPOINT_REQUESTS: Final = ("checkpoint", "savepoint", "drop_savepoint")
+_REFUSED_WITHOUT_CHECKPOINTS: Final = (
+    *_CHECKPOINT_REQUESTS,
+    "pause",
+    "resume",
+    "restore",
+    "scale",
+    "unscale",
+    "replace",
+)
 
 
 @dataclass(slots=True)
@@ -222,7 +230,7 @@ class RequestHandler:
             return (
                 f"the request is dated {-old_ms / 1000:.0f} s in the future: set the clocks of both machines"
             )
-        if self._without_checkpoints and request.what in _REFUSED_WITHOUT_CUTS:
+        if self._without_checkpoints and request.what in _REFUSED_WITHOUT_CHECKPOINTS:
             return NO_CHECKPOINTS.format(self._region)
         if status.state.is_end:
             return f"{_ENDED_TEXT}: {status.state.value}"
@@ -244,11 +252,13 @@ class RequestHandler:
             self._out.append(CommandRegion(ScaleWanted(request.workers if what == "scale" else None)))
         elif what == "replace":
             self._out.append(CommandRegion(ReplaceWanted(request.replaces, request.id)))
-        elif what in ("pin", "unpin"):
+        elif what in ("savepoint", "drop_savepoint"):
             note = SavepointNote(
                 by=request.asked_by, wall_time_ms=request.wall_time_ms, why=request.why, fork=request.fork
             )
-            self._out.append(CommandRegion(SavepointWanted(request.name, request.cut, what == "pin", note)))
+            self._out.append(
+                CommandRegion(SavepointWanted(request.name, request.checkpoint, what == "savepoint", note))
+            )
         else:
             self._out.append(CommandRegion(CheckpointWanted()))
 
@@ -302,7 +312,11 @@ class RequestHandler:
 
     def _savepoint_settled(self, event: SavepointSettled) -> None:
         """Answer all requests about this savepoint. Of two opposite ones, both receive the outcome."""
-        done = [one for one in self._open if one.what in ("pin", "unpin") and one.name == event.name]
+        done = [
+            one
+            for one in self._open
+            if one.what in ("savepoint", "drop_savepoint") and one.name == event.name
+        ]
         result = {} if event.error else {"name": event.name, "checkpoint": event.checkpoint}
         self._answer(done, event.error, result)
 

@@ -76,7 +76,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """32 random hexadecimal digits. Two records with one id are one request."""
     region: str
     what: str
-    """status, checkpoint, reset, pause, resume, pin, unpin, restore, scale, unscale, replace or stop."""
+    """status, checkpoint, reset, pause, resume, savepoint, drop_savepoint, restore, scale, unscale, replace
+    or stop.
+    """
     wall_time_ms: int
     patience_ms: int
     """How long after `wall_time_ms` the request may still be begun."""
@@ -90,7 +92,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a person says of a savepoint."""
     fork: str = ""
     """The region that begins as a fork of the checkpoint of a savepoint."""
-    cut: int = 0
+    checkpoint: int = 0
     """The checkpoint of a savepoint, 0 for the last one."""
     workers: int = 0
     """The number of workers to go to."""

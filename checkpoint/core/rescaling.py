@@ -23,7 +23,7 @@ this way after a start: with its former workers, it replays first what may have 
 first record of a fork or of a restore, above which no step counts.
 
 Workers are numbered from 0 without gaps, so the highest numbers leave. A worker that comes back gets its
-directory and its output again, and continues there (`Cut.retired`).
+directory and its output again, and continues there (`Checkpoint.retired`).
 
 **Another process of a worker** takes the same way without another layout: its *successor* is launched and
 joins, the region pauses, and all restore the checkpoint, the successor in place of its predecessor. So
@@ -40,7 +40,7 @@ from checkpoint.core.coordinator_state import CoordinatorState, Scaling
 from checkpoint.core.coordinator_vocabulary import ReplaceWanted, ScaleWanted
 from checkpoint.core.ending import Ending
 from checkpoint.core.layout import even_layout, workers_text
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.messages import CopiedAhead, CopyAhead, Refusal
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.rebalancing import rebalanced
@@ -95,7 +95,9 @@ class Rescaling:
         settles = False
         if last is None:
             state.layout = even_layout(state.spec.first_workers)
-        elif change is not None and change.switches and not change.opened and last.cut == change.checkpoint:
+        elif (
+            change is not None and change.switches and not change.opened and last.number == change.checkpoint
+        ):
             change.opened = True
             if change.replaces is None:
                 state.layout = rebalanced(last.layout, range(change.workers))
@@ -122,17 +124,17 @@ class Rescaling:
         if wanted != workers and state.scaling is None:
             self._begin(wanted, now)
 
-    def expect_workers(self, cut: Cut) -> None:
+    def expect_workers(self, checkpoint: Checkpoint) -> None:
         """Have as many workers as an incarnation will have that begins with this checkpoint."""
-        self._state.roster.resize(self._first(cut))
+        self._state.roster.resize(self._first(checkpoint))
 
-    def _first(self, cut: Cut) -> int:
+    def _first(self, checkpoint: Checkpoint) -> int:
         """Return the number of workers with which an incarnation begins: those that may have shown steps
         after the checkpoint replay them before it has others. After the first record of a fork or of a line
         of history there are no such steps.
         """
-        replays = self._state.spec.shows_steps and not cut.begins(cut.layout)
-        return len(cut.workers) if replays else workers_wanted(self._state.spec, cut)
+        replays = self._state.spec.shows_steps and not checkpoint.begins(checkpoint.layout)
+        return len(checkpoint.workers) if replays else workers_wanted(self._state.spec, checkpoint)
 
     # --- while the region runs ------------------------------------------------------------------------
 
@@ -211,7 +213,7 @@ class Rescaling:
         state.timers.set("scale", now + state.spec.start_timeout_s)
         if state.last_checkpoint is None:  # a layout changes from a checkpoint to the next
             state.number_wanted = max(state.number_wanted, 1)
-            self._checkpointing.cut_if_overdue(now)
+            self._checkpointing.checkpoint_if_overdue(now)
 
     def advance(self, now: float) -> None:
         """Take the next step of the change, if it is due. Call after each event."""
@@ -256,7 +258,7 @@ class Rescaling:
             if not state.pause:
                 self._pausing.order(on=True)
 
-    def _copy_ahead(self, change: Scaling, last: Cut, now: float) -> None:
+    def _copy_ahead(self, change: Scaling, last: Checkpoint, now: float) -> None:
         """Order all workers of the new layout to prepare."""
         state = self._state
         layout = rebalanced(last.layout, range(change.workers))
@@ -271,7 +273,7 @@ class Rescaling:
                         job=state.spec.name,
                         incarnation=state.incarnation,
                         epoch=state.incarnation,
-                        cut=last.cut,
+                        checkpoint=last.number,
                         worker=worker.index,
                         restore=last,
                         layout=layout,

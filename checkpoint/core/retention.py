@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from checkpoint import limits
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
 from journal import ORIGIN, Floor, Gap, below_or_within, gaps_between, lowest
 
@@ -29,35 +29,39 @@ class Rolling:
 
 
 def retained_with(
-    kept: Sequence[Cut], number: int, retain: int, pinned: Collection[int] = ()
+    kept: Sequence[Checkpoint], number: int, retain: int, pinned: Collection[int] = ()
 ) -> tuple[int, ...]:
     """Return the checkpoints that are retained when `number` is committed after `kept`.
 
     These are the last `retain` numbers, including `number`, and those that savepoints hold (`pinned`).
     """
-    numbers = (*(cut.cut for cut in kept), number)
+    numbers = (*(checkpoint.number for checkpoint in kept), number)
     return tuple(one for one in numbers if one > number - retain or one in pinned)
 
 
-def keep(kept: Sequence[Cut], cut: Cut) -> tuple[Cut, ...]:
-    """Return the checkpoints that are retained once `cut` is acknowledged after `kept`.
+def keep(kept: Sequence[Checkpoint], checkpoint: Checkpoint) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints that are retained once `checkpoint` is acknowledged after `kept`.
 
-    A record of version 1 does not state them. Then the newest `cuts_retained_min` are retained; such a record
-    releases nothing of its chains, because it has no floors.
+    A record of version 1 does not state them. Then the newest `checkpoints_retained_min` are retained; such
+    a record releases nothing of its chains, because it has no floors.
     """
-    if not cut.retained:
-        return (*kept, cut)[-limits.cuts_retained_min :]
-    return (*(one for one in kept if one.cut in cut.retained), cut)
+    if not checkpoint.retained:
+        return (*kept, checkpoint)[-limits.checkpoints_retained_min :]
+    return (*(one for one in kept if one.number in checkpoint.retained), checkpoint)
 
 
-def floors_of(kept: Sequence[Cut], worker: int) -> dict[str, Floor]:
+def floors_of(kept: Sequence[Checkpoint], worker: int) -> dict[str, Floor]:
     """Return chain -> the lowest segment of this worker that a retained checkpoint needs.
 
     Of a worker in none of them that is a segment which cannot exist yet: if it was there before, nothing of
     its state and its files is needed. (Its steps chain and its output continue at their heads if it comes
     back.)
     """
-    parts = [cut.workers[worker] for cut in kept if worker in cut.workers and not cut.in_origin]
+    parts = [
+        checkpoint.workers[worker]
+        for checkpoint in kept
+        if worker in checkpoint.workers and not checkpoint.in_origin
+    ]
     if kept and not parts:
         chains = {"state"}.union(*(part.floors for part in kept[-1].workers.values()))
         begin_anew = [one for one in chains if one != "steps" and not one.startswith(OUTPUT_CHAIN_PREFIX)]
@@ -65,13 +69,17 @@ def floors_of(kept: Sequence[Cut], worker: int) -> dict[str, Floor]:
     return lowest(part.floors for part in parts)
 
 
-def gaps_of(kept: Sequence[Cut], worker: int) -> dict[str, tuple[Gap, ...]]:
+def gaps_of(kept: Sequence[Checkpoint], worker: int) -> dict[str, tuple[Gap, ...]]:
     """Return chain -> the gaps above its floor, which no retained checkpoint needs (decision 0245).
 
     A checkpoint needs a chain from its floor up to its position, and only the last one needs what follows. So
     a savepoint does not hold what was written after it. Output logs have no gaps: they have other readers.
     """
-    parts = [cut.workers[worker] for cut in kept if worker in cut.workers and not cut.in_origin]
+    parts = [
+        checkpoint.workers[worker]
+        for checkpoint in kept
+        if worker in checkpoint.workers and not checkpoint.in_origin
+    ]
     found = {}
     for chain in floors_of(kept, worker) if parts else ():
         positions = [(part.floors[chain], part.chains().get(chain, ORIGIN)) for part in parts]
@@ -81,7 +89,7 @@ def gaps_of(kept: Sequence[Cut], worker: int) -> dict[str, tuple[Gap, ...]]:
     return {chain: gaps for chain, gaps in found.items() if gaps}
 
 
-def unneeded_of(kept: Sequence[Cut], worker: int) -> Callable[[str], bool]:
+def unneeded_of(kept: Sequence[Checkpoint], worker: int) -> Callable[[str], bool]:
     """Return a test of object names: whether it is a segment of this worker's chains, without output logs,
     that no retained checkpoint needs.
     """
@@ -93,7 +101,7 @@ def unneeded_of(kept: Sequence[Cut], worker: int) -> Callable[[str], bool]:
     return below_or_within(floors, gaps_of(kept, worker))
 
 
-def steps_kept_after(kept: Sequence[Cut]) -> int:
+def steps_kept_after(kept: Sequence[Checkpoint]) -> int:
     """Return the step up to which no input division is needed again. A restore to an older checkpoint than
     the last one voids the steps that were recorded after it.
     """

@@ -7,12 +7,12 @@ from typing import Any
 from checkpoint.core.checkpoint_views import checkpoint_diff
 from checkpoint.core.damaged import ChainDamage
 from checkpoint.core.lines import republished
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 
 
 def rewind_report(
-    last: Cut,
-    target: Cut,
+    last: Checkpoint,
+    target: Checkpoint,
     *,
     trimmed: Sequence[dict[str, Any]] = (),
     damaged: Sequence[ChainDamage] | None = None,
@@ -34,7 +34,7 @@ def rewind_report(
         "checkpoint": target.voted_as,
         "step": target.step,
         "timeMs": target.wall_time_ms,
-        "last": last.cut,
+        "last": last.number,
         "lastStep": last.step,
         "steps": difference["steps"],
         "seconds": difference["seconds"],

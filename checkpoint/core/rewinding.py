@@ -8,9 +8,9 @@ manifest is lost before that, the reopened manifest decides whether the region w
 
 from checkpoint.core.continuing import check_continues
 from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, RestoreWanted
+from checkpoint.core.coordinator_vocabulary import AppendCheckpoint, CheckpointAppended, RestoreWanted
 from checkpoint.core.lines import find_target, refuse_republishing, restored
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region_events import FellBack, RestoreSettled
 from checkpoint.core.region_states import CoordinatorPhase
@@ -44,11 +44,11 @@ class Rewinding:
         del now
         self._begin(target, event.to, None)
 
-    def fall_back(self, target: Cut, because: FellBack) -> None:
+    def fall_back(self, target: Checkpoint, because: FellBack) -> None:
         """Restore a checkpoint because the last one is damaged, while no worker is ordered."""
         self._begin(target, "", because)
 
-    def _begin(self, target: Cut, requested: str, because: FellBack | None) -> None:
+    def _begin(self, target: Checkpoint, requested: str, because: FellBack | None) -> None:
         state = self._state
         state.restoring, self._requested, self._fell_back = target, requested, because
         if state.pending is not None and not state.pending.appended:
@@ -72,27 +72,33 @@ class Rewinding:
         state, target = self._state, self._state.restoring
         if target is None or state.appending is not None or state.pending is not None:
             return
-        if target.cut not in [cut.cut for cut in state.kept]:
-            self._settle(f"checkpoint {target.cut} was released meanwhile")
+        if target.number not in [checkpoint.number for checkpoint in state.kept]:
+            self._settle(f"checkpoint {target.number} was released meanwhile")
             return
         # After a fall back, the request of a program that was carried out before stays so (`Rewind.by`).
         rewinds = state.kept[-1].rewinds if self._fell_back is not None else ()
         by = rewinds[-1].by if rewinds else ""
-        cut = restored(state.kept, target, state.incarnation, by=by)
-        state.appending = cut
-        state.emit(AppendCut(cut))
+        checkpoint = restored(state.kept, target, state.incarnation, by=by)
+        state.appending = checkpoint
+        state.emit(AppendCheckpoint(checkpoint))
 
-    def on_cut_appended(self, event: CutAppended, now: float) -> bool:
+    def on_checkpoint_appended(self, event: CheckpointAppended, now: float) -> bool:
         """Take the acknowledgement of a restore's record. Return whether it was one."""
         state = self._state
-        if not event.cut.rewound or event.cut.incarnation != state.incarnation or state.restoring is None:
+        if (
+            not event.checkpoint.rewound
+            or event.checkpoint.incarnation != state.incarnation
+            or state.restoring is None
+        ):
             return False
         if state.phase not in (CoordinatorPhase.RUNNING, CoordinatorPhase.GATHERING):
             return True  # a reset came first: the manifest that it opens has this record
-        state.appending, state.last_checkpoint = None, event.cut
-        state.kept = keep(state.kept, event.cut)
+        state.appending, state.last_checkpoint = None, event.checkpoint
+        state.kept = keep(state.kept, event.checkpoint)
         self._settle("")
-        self._recovery.reset(f"it was restored to checkpoint {event.cut.rolled_back_to}", now, spend=False)
+        self._recovery.reset(
+            f"it was restored to checkpoint {event.checkpoint.rolled_back_to}", now, spend=False
+        )
         return True
 
     def settle_after_opening(self) -> None:

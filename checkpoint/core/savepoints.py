@@ -2,13 +2,14 @@
 
 A part of the coordinator, and two functions for savepoints of a region that no driver runs.
 
-- A savepoint is stored in the record of a checkpoint (`Cut.savepoints`) and nowhere else. Once that record is
+- A savepoint is stored in the record of a checkpoint (`Checkpoint.savepoints`) and nowhere else. Once that
+  record is
   acknowledged, the savepoint holds, whichever driver runs the region later. It is dropped by the record of a
   checkpoint without it, which releases what only the savepoint needed (R14).
 - So a request for a savepoint is a request for a checkpoint. It is in force as soon as it is accepted: every
   checkpoint built after that retains the one it names. A checkpoint that an append under way releases can no
   longer be kept.
-- The note of a savepoint (`Cut.notes`: who made it, when and why) is recorded and dropped with it.
+- The note of a savepoint (`Checkpoint.notes`: who made it, when and why) is recorded and dropped with it.
 - A request that no checkpoint has carried yet is known to this driver only. If the driver dies, the
   requester receives no reply.
 - If no driver runs the region, its last checkpoint is recorded again under the next number with the
@@ -26,7 +27,7 @@ from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
 from checkpoint.core.manifest import (
-    Cut,
+    Checkpoint,
     SavepointNote,
     in_its_version,
     savepoint_name_problem,
@@ -44,14 +45,14 @@ class Savepoints:
 
     def on_savepoint_wanted(self, event: SavepointWanted, now: float) -> None:
         """Make or drop a savepoint. An invalid request is answered at once and changes nothing."""
-        cut = self._cut_of(event)
-        problem = self._problem(event, cut)
+        checkpoint = self._checkpoint_of(event)
+        problem = self._problem(event, checkpoint)
         if problem:
             self._state.report(SavepointSettled(event.name, 0, problem))
             return
         if event.on and event.name not in self._state.savepoints:
             self._state.savepoint_notes[event.name] = event.note
-        self._state.savepoint_changes[event.name] = cut
+        self._state.savepoint_changes[event.name] = checkpoint
         self.settle_or_request(now)
 
     def settle_or_request(self, now: float) -> None:
@@ -60,7 +61,7 @@ class Savepoints:
         state = self._state
         if state.savepoint_changes:
             state.number_wanted = max(state.number_wanted, state.last_number + 1)
-            self._checkpointing.cut_if_overdue(now)
+            self._checkpointing.checkpoint_if_overdue(now)
 
     def settle_after_opening(self) -> None:
         """Answer requests by the reopened manifest.
@@ -70,26 +71,30 @@ class Savepoints:
         self._state.appending = None
         self._settle()
 
-    def _cut_of(self, event: SavepointWanted) -> int:
+    def _checkpoint_of(self, event: SavepointWanted) -> int:
         if not event.on:
             return 0
-        return event.cut or self._state.last_number
+        return event.checkpoint or self._state.last_number
 
-    def _problem(self, event: SavepointWanted, cut: int) -> str:
+    def _problem(self, event: SavepointWanted, checkpoint: int) -> str:
         """Return why the request cannot be carried out, empty if it can."""
         if self._state.spec.without_checkpoints or self._state.over:
             return "the region commits no more checkpoints"
         if event.on and (problem := savepoint_why_problem(event.note.why)) != "":
             return problem
         return savepoint_problem(
-            event.name, cut if event.on else None, self._state.savepoints, self._retained()
+            event.name, checkpoint if event.on else None, self._state.savepoints, self._retained()
         )
 
     def _retained(self) -> list[int]:
         """Return the retained checkpoints, without those that an append under way releases."""
-        kept = [cut.cut for cut in self._state.kept]
+        kept = [checkpoint.number for checkpoint in self._state.kept]
         appending = self._state.appending
-        return kept if appending is None else [cut for cut in kept if cut in appending.retained]
+        return (
+            kept
+            if appending is None
+            else [checkpoint for checkpoint in kept if checkpoint in appending.retained]
+        )
 
     def _settle(self) -> None:
         """Answer each request that is carried out, or that can no longer be.
@@ -98,13 +103,13 @@ class Savepoints:
         """
         state = self._state
         held, appending = state.held_savepoints, state.appending
-        kept = {cut.cut for cut in state.kept}
-        for name, cut in list(state.savepoint_changes.items()):
-            undone = appending is not None and appending.savepoints.get(name, 0) != cut
-            if held.get(name, 0) == cut and not undone:
-                state.report(SavepointSettled(name, cut or _held_before(state.kept, name)))
-            elif cut and cut not in kept:
-                state.report(SavepointSettled(name, 0, f"checkpoint {cut} was released meanwhile"))
+        kept = {checkpoint.number for checkpoint in state.kept}
+        for name, checkpoint in list(state.savepoint_changes.items()):
+            undone = appending is not None and appending.savepoints.get(name, 0) != checkpoint
+            if held.get(name, 0) == checkpoint and not undone:
+                state.report(SavepointSettled(name, checkpoint or _held_before(state.kept, name)))
+            elif checkpoint and checkpoint not in kept:
+                state.report(SavepointSettled(name, 0, f"checkpoint {checkpoint} was released meanwhile"))
             else:
                 continue
             del state.savepoint_changes[name]
@@ -112,13 +117,13 @@ class Savepoints:
 
 
 def savepoint_problem(
-    name: str, cut: int | None, savepoints: Mapping[str, int], retained: Collection[int]
+    name: str, checkpoint: int | None, savepoints: Mapping[str, int], retained: Collection[int]
 ) -> str:
-    """Return why the savepoint cannot be made, empty if it can. `cut` None: why it cannot be dropped.
+    """Return why the savepoint cannot be made, empty if it can. `checkpoint` None: why it cannot be dropped.
 
     `savepoints` are the savepoints in force, `retained` the checkpoints that can still be kept.
     """
-    if cut is None:
+    if checkpoint is None:
         return (
             ""
             if name in savepoints
@@ -127,22 +132,22 @@ def savepoint_problem(
     # Reserved names are refused where a person names a savepoint: the project's own come here, too.
     if (problem := savepoint_name_problem(name, reserved=True)) != "":
         return problem
-    if savepoints.get(name, cut) != cut:
+    if savepoints.get(name, checkpoint) != checkpoint:
         return f"savepoint {name!r} holds checkpoint {savepoints[name]}: drop it first, or use another name"
     if name not in savepoints and len(savepoints) >= limits.savepoints_max:
         return f"there are already {limits.savepoints_max} savepoints: drop one first"
-    if cut not in retained:
+    if checkpoint not in retained:
         kept = ", ".join(map(str, retained)) or "none"
-        return f"checkpoint {cut} is not retained; retained: {kept}"
+        return f"checkpoint {checkpoint} is not retained; retained: {kept}"
     return ""
 
 
 def recorded_again(
-    kept: tuple[Cut, ...],
+    kept: tuple[Checkpoint, ...],
     incarnation: int,
     savepoints: dict[str, int],
     notes: Mapping[str, SavepointNote] = MappingProxyType({}),
-) -> Cut:
+) -> Checkpoint:
     """Return the last of these checkpoints again, under the next number and with other savepoints.
 
     Restoring it restores the positions of the last one. Everything that is retained stays retained.
@@ -150,11 +155,11 @@ def recorded_again(
     last = kept[-1]
     again = msgspec.structs.replace(
         last,
-        cut=last.cut + 1,
-        parent=last.cut,
+        number=last.number + 1,
+        parent=last.number,
         incarnation=incarnation,
         rolled_back_to=last.voted_as,
-        retained=(*(cut.cut for cut in kept), last.cut + 1),
+        retained=(*(checkpoint.number for checkpoint in kept), last.number + 1),
         savepoints=savepoints,
         notes={name: note for name, note in {**last.notes, **notes}.items() if name in savepoints},
         phases_s={},
@@ -163,10 +168,15 @@ def recorded_again(
     return in_its_version(again)
 
 
-def _held_before(kept: tuple[Cut, ...], name: str) -> int:
+def _held_before(kept: tuple[Checkpoint, ...], name: str) -> int:
     """Return the checkpoint that a dropped savepoint held, 0 if no retained checkpoint states it."""
-    return next((cut.savepoints[name] for cut in reversed(kept) if name in cut.savepoints), 0)
+    return next(
+        (checkpoint.savepoints[name] for checkpoint in reversed(kept) if name in checkpoint.savepoints), 0
+    )
 
 
 def _listed(savepoints: Mapping[str, int]) -> str:
-    return ", ".join(f"{name!r} (checkpoint {cut})" for name, cut in sorted(savepoints.items())) or "none"
+    return (
+        ", ".join(f"{name!r} (checkpoint {checkpoint})" for name, checkpoint in sorted(savepoints.items()))
+        or "none"
+    )

@@ -33,7 +33,7 @@ class Stopping:
             if not state.pause:
                 self._pausing.order(on=True)
             state.move(PhaseEvent.STOP)
-            state.timers.set("stop", now + min(limits.stop_cut_timeout_s, state.spec.drain_timeout_s))
+            state.timers.set("stop", now + min(limits.stop_checkpoint_timeout_s, state.spec.drain_timeout_s))
             return
         self._ending.decide(RegionState.STOPPED, "stopped", now, kind="stopped")
 

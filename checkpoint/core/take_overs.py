@@ -23,7 +23,7 @@ from checkpoint import limits
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import WorkerHosted
 from checkpoint.core.ending import Ending
-from checkpoint.core.messages import Pause, RequestCut, Restored, Start, View
+from checkpoint.core.messages import Pause, RequestCheckpoint, Restored, Start, View
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import ResetReport
 from checkpoint.core.region_states import CoordinatorPhase, WorkerEvent, WorkerState
@@ -192,8 +192,8 @@ class TakeOvers:
         if state.pause:
             state.send(worker.link, Pause(pause=state.pause, **address))
         if state.pending is not None:
-            cut, final = state.pending.number, state.pending.final
-            state.send(worker.link, RequestCut(cut=cut, final=final, **address))
+            checkpoint, final = state.pending.number, state.pending.final
+            state.send(worker.link, RequestCheckpoint(checkpoint=checkpoint, final=final, **address))
             state.timers.set("drain", now + state.spec.drain_timeout_s)
         self._end(under_way, now)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from checkpoint.core.layout import Layout
-from checkpoint.core.manifest import Cut, RetiredWorker, SavepointNote, in_its_version
-from checkpoint.core.messages import Prepared, Refusal
+from checkpoint.core.manifest import Checkpoint, RetiredWorker, SavepointNote, in_its_version
+from checkpoint.core.messages import Refusal, Vote
 from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
 
 
 @dataclass(slots=True)
-class PendingCut:
+class PendingCheckpoint:
     """A checkpoint that is requested and not committed.
 
     Invariants: every vote belongs to `incarnation`, to the present term of its worker and to `number`;
@@ -28,13 +28,13 @@ class PendingCut:
     requested_at: float
     terms: dict[int, int] = field(default_factory=dict)
     """Worker -> its term, if it was taken over in this incarnation."""
-    votes: dict[int, Prepared] = field(default_factory=dict)
+    votes: dict[int, Vote] = field(default_factory=dict)
     voted_at: dict[int, float] = field(default_factory=dict)
     """Worker -> when its vote arrived."""
     appended: bool = False
     """The record was passed to the manifest and is not acknowledged yet."""
 
-    def vote(self, vote: Prepared, now: float = 0.0) -> Refusal | None:
+    def vote(self, vote: Vote, now: float = 0.0) -> Refusal | None:
         """Count a vote that arrived `now`, or return why it is refused. Each worker votes once."""
         term = self.terms.get(vote.worker, self.incarnation)
         epochs = (vote.epoch, *sorted(vote.positions.epochs()))
@@ -44,11 +44,13 @@ class PendingCut:
                 f"vote of incarnation {vote.incarnation} with epochs {epochs}, current incarnation is"
                 f" {self.incarnation}, in which the epoch of the worker is {term}",
             )
-        if vote.cut != self.number:
-            return Refusal("STALE_CUT", f"vote for checkpoint {vote.cut} while {self.number} is under way")
+        if vote.checkpoint != self.number:
+            return Refusal(
+                "STALE_CHECKPOINT", f"vote for checkpoint {vote.checkpoint} while {self.number} is under way"
+            )
         first = self.votes.get(vote.worker)
         if first is not None:
-            return Refusal("UNEXPECTED", f"worker {vote.worker} voted twice for checkpoint {vote.cut}")
+            return Refusal("UNEXPECTED", f"worker {vote.worker} voted twice for checkpoint {vote.checkpoint}")
         self.votes[vote.worker] = vote
         self.voted_at[vote.worker] = now
         return None
@@ -63,7 +65,7 @@ class PendingCut:
         return [worker for worker in range(self.workers) if worker not in self.votes]
 
     def disagreement(self) -> str:
-        """Return in words how the votes differ about the step of the cut, empty if they agree.
+        """Return in words how the votes differ about the step of the checkpoint, empty if they agree.
 
         Votes for different steps form no consistent cut.
         """
@@ -74,7 +76,7 @@ class PendingCut:
 
     def build(
         self,
-        parent: Cut | None,
+        parent: Checkpoint | None,
         layout: Layout,
         fingerprint: str,
         operators: dict[str, str],
@@ -83,7 +85,7 @@ class PendingCut:
         declared: int = 0,
         notes: dict[str, SavepointNote] | None = None,
         irrevocable: Mapping[str, str] = MappingProxyType({}),
-    ) -> Cut:
+    ) -> Checkpoint:
         """Return the checkpoint of all votes. Call it when no vote is missing and they agree.
 
         The wall time is filled in when the record is written.
@@ -91,8 +93,8 @@ class PendingCut:
         assert not self.missing()
         assert not self.disagreement()
         workers = {worker: self.votes[worker].positions for worker in range(self.workers)}
-        cut = Cut(
-            cut=self.number,
+        checkpoint = Checkpoint(
+            number=self.number,
             step=self.votes[0].step,
             incarnation=self.incarnation,
             final=self.final,
@@ -101,7 +103,7 @@ class PendingCut:
             layout=layout,
             fingerprint=fingerprint,
             operators=operators,
-            parent=parent.cut if parent else 0,
+            parent=parent.number if parent else 0,
             retained=retained,
             savepoints=savepoints or {},
             phases_s={worker: vote.phases_s for worker, vote in sorted(self.votes.items())},
@@ -114,7 +116,7 @@ class PendingCut:
             origin=None if parent is None else parent.origin,
             identity=None if parent is None else parent.identity,
         )
-        return in_its_version(cut)
+        return in_its_version(checkpoint)
 
     def phases_s(self) -> Mapping[str, float]:
         """Return phase -> seconds of the slowest worker."""
@@ -130,7 +132,7 @@ def slowest(phases_s: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
     return max(phases_s, key=lambda one: sum(one.values()), default={})
 
 
-def _retired(parent: Cut, workers: Collection[int]) -> dict[int, RetiredWorker]:
+def _retired(parent: Checkpoint, workers: Collection[int]) -> dict[int, RetiredWorker]:
     """Return the former workers with output, of a checkpoint of these workers."""
     leaving = {
         worker: RetiredWorker(

@@ -36,7 +36,7 @@ from checkpoint.core.backup_record import (
     stored_checkpoint,
 )
 from checkpoint.core.backups import known_objects, released_records, retained_after, unneeded_pieces
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.errors import BackupDamagedError, BackupRefusedError, NoAnswerError, SavepointRefusedError
 from checkpoint.maintenance.backup_copying import Copier, saved_chains, saved_registers
 from checkpoint.maintenance.backup_target import BackupPlace, content
@@ -91,7 +91,7 @@ async def back_up(
     began = trio.current_time()
     await read_manifest(store, region)  # raises NoRegionError before anything is written
     run, newest = await _begin(place)
-    async with _savepoint(store, region, savepoints) as cut:
+    async with _savepoint(store, region, savepoints) as checkpoint:
         if newest is not None and (newest.region, newest.store) != (region, identity_of(store.record)):
             raise BackupRefusedError(
                 f"{place.where(record_name(newest.number))} is of region {newest.region!r} of store"
@@ -100,7 +100,7 @@ async def back_up(
             )
         known = known_objects(newest, await place.sizes(PIECE_PREFIX))
         copier = Copier(store, place, run, known, progress)
-        chains, reads = await saved_chains(store, region, cut, copier)
+        chains, reads = await saved_chains(store, region, checkpoint, copier)
         registers, left_out = await saved_registers(store, region)
         record = BackupRecord(
             number=run + 1,
@@ -108,7 +108,7 @@ async def back_up(
             region=region,
             store=identity_of(store.record),
             wall_time_ms=wall_time_ms(),
-            stored=stored_checkpoint(cut),
+            stored=stored_checkpoint(checkpoint),
             chains=chains,
             registers=registers,
             reads_outputs=reads,
@@ -121,9 +121,9 @@ async def back_up(
     before = newest.retained if newest is not None else ()
     return BackupDone(
         number=record.number,
-        checkpoint=cut.cut,
-        step=cut.step,
-        checkpoint_ms=cut.wall_time_ms,
+        checkpoint=checkpoint.number,
+        step=checkpoint.step,
+        checkpoint_ms=checkpoint.wall_time_ms,
         wall_time_ms=record.wall_time_ms,
         seconds=trio.current_time() - began,
         copied_bytes=copier.copied_bytes,
@@ -232,7 +232,7 @@ async def _delete_old(place: BackupPlace, record: BackupRecord) -> None:
 
 
 @asynccontextmanager
-async def _savepoint(store: Store, region: str, savepoints: SavepointMaker) -> AsyncIterator[Cut]:
+async def _savepoint(store: Store, region: str, savepoints: SavepointMaker) -> AsyncIterator[Checkpoint]:
     """Hold the last checkpoint by a savepoint in the context. Yields the checkpoint."""
     name = f"backup-{randomness.fresh_id().hex()[:8]}"
     try:

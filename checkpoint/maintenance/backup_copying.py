@@ -21,7 +21,7 @@ from checkpoint.core.backup_record import Piece, SavedChain, SavedRegister, Save
 from checkpoint.core.backups import Known, NeededChain, continued, needed_chains, only_region
 from checkpoint.core.consumers import names_of, need_of
 from checkpoint.core.inputs import CLOSED_CHAIN, input_directory
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.errors import BackupRefusedError
 from checkpoint.maintenance.backup_target import BackupPlace
 from checkpoint.maintenance.retained_rows import InputRows, OutputRows, all_rows, read_by
@@ -135,9 +135,9 @@ class Copier:
             async for chunk in chunks:
                 new = self._unsaved(digest, chunk, saved, where=f"{directory}/{span.name}")
                 while end + len(new) >= begin + most:
-                    cut = begin + most - end
-                    await self._write([*waiting, new[:cut]], begin, pieces)
-                    waiting, new = [], new[cut:]
+                    checkpoint = begin + most - end
+                    await self._write([*waiting, new[:checkpoint]], begin, pieces)
+                    waiting, new = [], new[checkpoint:]
                     begin = end = begin + most
                 if new:
                     waiting.append(new)
@@ -200,29 +200,30 @@ class Copier:
 
 
 async def saved_chains(
-    store: Store, region: str, cut: Cut, copier: Copier
+    store: Store, region: str, checkpoint: Checkpoint, copier: Copier
 ) -> tuple[tuple[SavedChain, ...], tuple[str, ...]]:
     """Copy everything that a restore of the checkpoint reads. Return the chains, and the regions whose output
     logs the region reads: these are not copied.
 
     Raises BackupRefusedError if input that the checkpoint needs is deleted already.
     """
-    if gone := await trimmed_since(store, region, cut):
+    if gone := await trimmed_since(store, region, checkpoint):
         raise BackupRefusedError(
-            f"checkpoint {cut.cut} of region {region!r} needs input that is deleted: {gone[0].split} of"
+            f"checkpoint {checkpoint.number} of region {region!r} needs input that is deleted:"
+            f" {gone[0].split} of"
             f" {gone[0].source!r} from {gone[0].needs}, there from {gone[0].begin} on",
             remedy="let the region read its input before its limit deletes it",
         )
     reads = []
     async with copier.writing():
-        for one in needed_chains(cut, region):
+        for one in needed_chains(checkpoint, region):
             await _copy_chain(store, one, copier)
         for rows, consumer in await read_by(store, region):
             if isinstance(rows, OutputRows):
                 reads.append(rows.region)
             else:
                 for split in await rows.splits():
-                    floor = need_of([cut], consumer.sources, split)
+                    floor = need_of([checkpoint], consumer.sources, split)
                     await _copy_input(store, rows, split, floor, copier)
                 await _copy_end(store, rows, copier)
     return copier.chains(), tuple(sorted(set(reads)))

@@ -29,7 +29,7 @@ from checkpoint.core.backups import (
     restored_from,
 )
 from checkpoint.core.consumers import Register, RegisterPlace
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import coordinator_directory
 from checkpoint.errors import BackupDamagedError, BackupRefusedError
 from checkpoint.maintenance.backup_target import BackupPlace
@@ -89,8 +89,8 @@ async def restore_backup(
     of the store and of the target. If it fails or is cancelled, there is no region; the same call continues.
     Only if the record of the manifest is not acknowledged in time, the region may be there.
     """
-    cut = record.cut
-    irrevocable = {} if cut.irrevocable is msgspec.UNSET or not old_is_gone else cut.irrevocable
+    checkpoint = record.checkpoint
+    irrevocable = {} if checkpoint.irrevocable is msgspec.UNSET or not old_is_gone else checkpoint.irrevocable
     if irrevocable and not allow_republish:
         listed = "; ".join(f"{sink!r}: {why}" for sink, why in sorted(irrevocable.items()))
         raise BackupRefusedError(
@@ -120,13 +120,13 @@ async def restore_backup(
     for register in record.registers:
         await _restore_register(store, register)
     first = await _commit(store, record, old_is_gone=old_is_gone)
-    outside = outside_sinks(cut)
+    outside = outside_sinks(checkpoint)
     return RestoredBackup(
         region=record.region,
         backup=record.number,
-        checkpoint=first.cut,
+        checkpoint=first.number,
         step=first.step,
-        checkpoint_ms=cut.wall_time_ms,
+        checkpoint_ms=checkpoint.wall_time_ms,
         bytes=record.bytes,
         directories=len(directories),
         begins_anew=() if old_is_gone else tuple(outside),
@@ -286,11 +286,11 @@ async def _restore_register(store: Store, saved: SavedRegister) -> None:
     await change_register(StoreHost(store), RegisterPlace(saved.directory, saved.chain), merged)
 
 
-async def _commit(store: Store, record: BackupRecord, *, old_is_gone: bool) -> Cut:
+async def _commit(store: Store, record: BackupRecord, *, old_is_gone: bool) -> Checkpoint:
     """Append the checkpoint to the manifest, if it is not there already. Return it."""
-    above = first_incarnation(record.cut, wall_time_ms())
+    above = first_incarnation(record.checkpoint, wall_time_ms())
 
-    def make(incarnation: int) -> Cut:
+    def make(incarnation: int) -> Checkpoint:
         return restored_from(record, incarnation, old_is_gone=old_is_gone)
 
     first = await append_first(StoreHost(store), record.region, make, above=above)

@@ -22,7 +22,7 @@ from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.consumers import OUTPUT_REGISTERS, names_of, without_consumer
 from checkpoint.core.forking import made_for_forks
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import (
     answers_directory,
     coordinator_directory,
@@ -137,7 +137,7 @@ async def _refuse_unavailable(store: Store, region: str) -> None:
         )
 
 
-async def _forks(store: Store, region: str, kept: Sequence[Cut]) -> list[Dependent]:
+async def _forks(store: Store, region: str, kept: Sequence[Checkpoint]) -> list[Dependent]:
     """Return the forks that need a checkpoint of the region, or may be about to be made."""
     found = []
     for last in kept[-1:]:
@@ -161,9 +161,14 @@ async def _readers(store: Store, region: str) -> list[Dependent]:
     return found
 
 
-def _held_in_original(kept: Sequence[Cut]) -> tuple[str, str] | None:
+def _held_in_original(kept: Sequence[Checkpoint]) -> tuple[str, str] | None:
     return next(
-        ((cut.origin.region, cut.origin.savepoint) for cut in kept if cut.in_origin and cut.origin), None
+        (
+            (checkpoint.origin.region, checkpoint.origin.savepoint)
+            for checkpoint in kept
+            if checkpoint.in_origin and checkpoint.origin
+        ),
+        None,
     )
 
 

@@ -26,8 +26,8 @@ from checkpoint.coordinator.manifest_host import ManifestClaimPort, ManifestHost
 from checkpoint.core.editing import edit_target, edited, first_record
 from checkpoint.core.layout import Layout
 from checkpoint.core.lines import refuse_republishing
-from checkpoint.core.manifest import Cut, Edit, SplitPosition, WorkerCut
-from checkpoint.core.manifest_checks import check_cut
+from checkpoint.core.manifest import Checkpoint, Edit, SplitPosition, WorkerCheckpoint
+from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import EditRefusedError, RegionFencedError
 from checkpoint.maintenance.stopped_region import append_record, hold_manifest
@@ -42,12 +42,12 @@ EncodedRows: TypeAlias = Mapping[int, Sequence[tuple[str, bytes]]]
 async def edit_stopped(
     host: ManifestHost,
     region: str,
-    rows_for: Callable[[Cut], Awaitable[tuple[EncodedRows, Edit]]],
+    rows_for: Callable[[Checkpoint], Awaitable[tuple[EncodedRows, Edit]]],
     *,
     to: str = "",
     savepoint: str = "",
     allow_republish: bool = False,
-) -> Cut:
+) -> Checkpoint:
     """Write rows into the state of a region that no driver runs, at the checkpoint that `to` names ("": the
     last one). Return the record; the next driver begins with it.
 
@@ -66,13 +66,13 @@ async def edit_stopped(
             refuse_republishing(kept[-1], target)
         rows, edit = await rows_for(target)
         edited(kept, target, incarnation, {}, edit, savepoint=savepoint)  # refuses the savepoint's name
-        number = kept[-1].cut + 1
+        number = kept[-1].number + 1
         parts = {
             worker: await _with_rows(host, region, worker, target, incarnation, number, of_worker)
             for worker, of_worker in sorted(rows.items())
         }
         record = edited(kept, target, incarnation, parts, edit, savepoint=savepoint)
-        check_cut(record, before=kept[-1])
+        check_checkpoint(record, before=kept[-1])
         await append_record(held, region, record)
         return record
 
@@ -81,16 +81,16 @@ async def _with_rows(
     host: ManifestHost,
     region: str,
     worker: int,
-    target: Cut,
+    target: Checkpoint,
     incarnation: int,
     number: int,
     rows: Sequence[tuple[str, bytes]],
-) -> WorkerCut:
+) -> WorkerCheckpoint:
     """Append the rows of one worker to its state chain, and return its part with the new position."""
     part = target.workers[worker]
     async with _claimed(host, region, worker, incarnation) as claim:
         state = await StateStore.open(
-            claim, version=target.cut, at=part.state, generation=host.record.generation
+            claim, version=target.number, at=part.state, generation=host.record.generation
         )
         try:
             at = await state.commit(number, rows)
@@ -116,7 +116,7 @@ async def begin_region(
     fingerprint: str,
     irrevocable: Mapping[str, str],
     edit: Edit,
-) -> Cut:
+) -> Checkpoint:
     """Create a region whose checkpoint 1 has a given state and given positions of its input. Return the
     record; the first driver begins with it.
 
@@ -126,14 +126,14 @@ async def begin_region(
     """
     async with hold_manifest(host, region) as held:
         if held.opened.kept:
-            raise region_exists(region, f"it has committed checkpoint {held.opened.kept[-1].cut}")
+            raise region_exists(region, f"it has committed checkpoint {held.opened.kept[-1].number}")
         incarnation = held.opened.incarnation
-        cuts = {
+        checkpoints = {
             worker: await _first(host, region, worker, incarnation, part, len(parts))
             for worker, part in sorted(parts.items())
         }
         record = first_record(
-            cuts,
+            checkpoints,
             incarnation,
             layout=layout,
             operators=operators,
@@ -141,7 +141,7 @@ async def begin_region(
             irrevocable=irrevocable,
             edit=edit,
         )
-        check_cut(record)
+        check_checkpoint(record)
         await append_record(held, region, record)
         return record
 
@@ -166,7 +166,7 @@ async def has_steps(store: StorePort, directory: str) -> bool:
 
 async def _first(
     host: ManifestHost, region: str, worker: int, incarnation: int, part: FirstPart, workers: int
-) -> WorkerCut:
+) -> WorkerCheckpoint:
     """Begin the chains of one worker, with its rows."""
     async with _claimed(host, region, worker, incarnation) as claim:
         generation = host.record.generation
@@ -176,7 +176,7 @@ async def _first(
                 raise region_exists(region, f"its worker {worker} has recorded steps")
             state = await StateStore.open(claim, version=0, at=None, generation=generation)
             try:
-                return WorkerCut(
+                return WorkerCheckpoint(
                     state=await state.commit(1, part.rows),
                     steps=await steps.synced(0),
                     sources=part.sources,

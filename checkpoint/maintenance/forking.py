@@ -18,8 +18,8 @@ from checkpoint.chains.manifest_reading import read_manifest, retained_checkpoin
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.forking import forked, needs_original
 from checkpoint.core.lines import find_target
-from checkpoint.core.manifest import Cut, ForkOrigin, SavepointNote
-from checkpoint.core.manifest_checks import check_cut
+from checkpoint.core.manifest import Checkpoint, ForkOrigin, SavepointNote
+from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.region import coordinator_directory, region_of_worker, worker_directory
 from checkpoint.errors import (
     ForkRefusedError,
@@ -89,18 +89,22 @@ async def fork_region(store: Store, wanted: Forking) -> Forked:
     savepoints = maker_of(store, wanted.region, stopped=wanted.stopped, patience_s=wanted.patience_s)
     why = wanted.why or f"region {wanted.new} began as a fork here"
     with _as_refusal():
-        cut = origin.checkpoint if wanted.at else 0  # the last one: what was read may be released meanwhile
-        held_cut = await savepoints.make(origin.savepoint, why=why, cut=cut, fork=wanted.new)
+        checkpoint = (
+            origin.checkpoint if wanted.at else 0
+        )  # the last one: what was read may be released meanwhile
+        held_checkpoint = await savepoints.make(
+            origin.savepoint, why=why, checkpoint=checkpoint, fork=wanted.new
+        )
     try:
-        if held_cut != origin.checkpoint:
-            here = replace(wanted, at=f"checkpoint:{held_cut}")
+        if held_checkpoint != origin.checkpoint:
+            here = replace(wanted, at=f"checkpoint:{held_checkpoint}")
             target, plan = await _planned(store, here, savepoint=origin.savepoint)
             origin = plan.origin
         async with hold_manifest(StoreHost(store), wanted.new) as held:
             if held.opened.last_checkpoint is not None:
                 raise ForkRefusedError(f"region {wanted.new!r} was created by another process meanwhile")
             record = forked(target, origin, held.opened.incarnation)
-            check_cut(record)
+            check_checkpoint(record)
             await append_record(held, wanted.new, record)
     except ForkRefusedError:
         await savepoints.drop(origin.savepoint)
@@ -115,7 +119,7 @@ async def fork_region(store: Store, wanted: Forking) -> Forked:
     return plan
 
 
-async def _planned(store: Store, wanted: Forking, *, savepoint: str) -> tuple[Cut, Forked]:
+async def _planned(store: Store, wanted: Forking, *, savepoint: str) -> tuple[Checkpoint, Forked]:
     """Return the checkpoint to fork, and the fork. Raises ForkRefusedError if it is not possible."""
     target = await _target(store, wanted)
     origin = await _origin(store, wanted, target, savepoint=savepoint)
@@ -124,7 +128,7 @@ async def _planned(store: Store, wanted: Forking, *, savepoint: str) -> tuple[Cu
     return target, Forked(wanted.new, origin, len(target.workers), state_bytes)
 
 
-async def _target(store: Store, wanted: Forking) -> Cut:
+async def _target(store: Store, wanted: Forking) -> Checkpoint:
     """Return the checkpoint to fork. Raises ForkRefusedError if that, or the new name, is not possible."""
     check_name(worker_directory(wanted.new, limits.workers_max))
     view = await read_manifest(store, wanted.region)
@@ -154,7 +158,7 @@ async def _refuse_existing(store: Store, name: str) -> None:
             )
 
 
-async def _origin(store: Store, wanted: Forking, target: Cut, *, savepoint: str) -> ForkOrigin:
+async def _origin(store: Store, wanted: Forking, target: Checkpoint, *, savepoint: str) -> ForkOrigin:
     """Return the origin of the fork, with what the registers say that the original reads."""
     application = ""
     logs: dict[str, str] = {}
@@ -165,7 +169,7 @@ async def _origin(store: Store, wanted: Forking, target: Cut, *, savepoint: str)
             logs |= dict.fromkeys(consumer.sources, rows.region)
     return ForkOrigin(
         region=wanted.region,
-        checkpoint=target.cut,
+        checkpoint=target.number,
         step=target.step,
         savepoint=savepoint,
         application=application or (target.origin.application if target.origin else ""),

@@ -132,7 +132,10 @@ class OutputRows:
     async def splits(self) -> list[str]:
         last = (await retained_checkpoints(self._store, self.region))[-1:]
         return [
-            split_of(one) for cut in last for one, part in cut.outputs().items() if self.sink in part.sinks
+            split_of(one)
+            for checkpoint in last
+            for one, part in checkpoint.outputs().items()
+            if self.sink in part.sinks
         ]
 
     async def refuse_unknown(self) -> None:
@@ -195,7 +198,7 @@ async def all_rows(store: Store) -> list[InputRows | OutputRows]:
         elif name.endswith(OUTPUT_REGISTERS):
             region = name.removesuffix(OUTPUT_REGISTERS)
             last = (await retained_checkpoints(store, region))[-1:]
-            sinks = {sink for cut in last for logs in log_sizes(cut).values() for sink in logs}
+            sinks = {sink for checkpoint in last for logs in log_sizes(checkpoint).values() for sink in logs}
             found += [OutputRows(store, region, sink) for sink in sorted(sinks)]
     return found
 

@@ -23,7 +23,7 @@ from checkpoint.core.consumers import (
     with_rule,
     without_consumer,
 )
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.registered_queries import RegisteredQuery
 from checkpoint.errors import ConsumerRefusedError
 from checkpoint.maintenance.retained_rows import RetainedRows, all_rows
@@ -136,7 +136,7 @@ class Retention:
             await self._rows.refuse_unknown()
         return names
 
-    async def trimmed(self, region: str, cut: Cut) -> list[TrimmedInput]:
+    async def trimmed(self, region: str, checkpoint: Checkpoint) -> list[TrimmedInput]:
         """Return what a restore of a region to this checkpoint would read here and that is deleted; nothing
         if the region is no consumer. Raises as `status`.
         """
@@ -144,15 +144,15 @@ class Retention:
         consumer = register.consumers.get(region)
         if consumer is None:
             return []
-        return [one for source in consumer.sources for one in await self.trimmed_of(source, cut)]
+        return [one for source in consumer.sources for one in await self.trimmed_of(source, checkpoint)]
 
-    async def trimmed_of(self, source: str, cut: Cut | None) -> list[TrimmedInput]:
+    async def trimmed_of(self, source: str, checkpoint: Checkpoint | None) -> list[TrimmedInput]:
         """Return what a source of a region would read here and that is deleted, if the region continued at a
         checkpoint; None: if it began. Raises as `status`.
         """
         found, output = [], await read_output_of(self._store, self._rows.place)
         for split in [await self._split(name) for name in await self._splits(await self._register())]:
-            needs = 0 if cut is None else need_of([cut], [source], split.split, output)
+            needs = 0 if checkpoint is None else need_of([checkpoint], [source], split.split, output)
             if needs < split.begin:
                 found.append(TrimmedInput(source, split.split, needs, split.begin))
         return found
@@ -172,8 +172,8 @@ class Retention:
             region,
             consumer.sources,
             consumer.since_ms,
-            kept[0].cut if kept else 0,
-            kept[-1].cut if kept else 0,
+            kept[0].number if kept else 0,
+            kept[-1].number if kept else 0,
             {name: need_of(kept[-1:], consumer.sources, name) for name in splits},
             {name: need_of(kept, consumer.sources, name, output) for name in splits},
         )
@@ -240,7 +240,7 @@ class Retention:
         return await self._rows.trim_stopped(splits, wait_s)
 
 
-async def trimmed_since(store: Store, region: str, cut: Cut) -> list[TrimmedInput]:
+async def trimmed_since(store: Store, region: str, checkpoint: Checkpoint) -> list[TrimmedInput]:
     """Return the input in the store that a restore of this checkpoint would read and that is deleted. A limit
     deletes it (`RetentionRule`), in spite of the checkpoints that are retained. Claims nothing.
 
@@ -248,7 +248,9 @@ async def trimmed_since(store: Store, region: str, cut: Cut) -> list[TrimmedInpu
     reading raises.
     """
     return [
-        one for rows in await all_rows(store) for one in await Retention(store, rows).trimmed(region, cut)
+        one
+        for rows in await all_rows(store)
+        for one in await Retention(store, rows).trimmed(region, checkpoint)
     ]
 
 

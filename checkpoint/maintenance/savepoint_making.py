@@ -18,7 +18,7 @@ from dos_client import Store
 class SavepointMaker(Protocol):
     """Makes and drops savepoints of one region."""
 
-    async def make(self, name: str, *, why: str, cut: int = 0, fork: str = "") -> int:
+    async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
         """Make a savepoint of a checkpoint (0: the last one), and return its number. why, fork: for its note.
 
         Raises SavepointRefusedError, with nothing changed, and NoAnswerError.
@@ -37,12 +37,12 @@ class RunningRegion:
         self._client = RequestClient(store, region)
         self._patience_s = patience_s
 
-    async def make(self, name: str, *, why: str, cut: int = 0, fork: str = "") -> int:
-        result = await self._ask("pin", name, cut=cut, why=why, fork=fork)
+    async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
+        result = await self._ask("savepoint", name, checkpoint=checkpoint, why=why, fork=fork)
         return int(result["checkpoint"])
 
     async def drop(self, name: str) -> None:
-        await self._ask("unpin", name)
+        await self._ask("drop_savepoint", name)
 
     async def _ask(self, what: str, name: str, **fields: Any) -> dict[str, Any]:
         try:
@@ -69,9 +69,9 @@ class StoppedRegion:
         self._host = StoreHost(store)
         self._region = region
 
-    async def make(self, name: str, *, why: str, cut: int = 0, fork: str = "") -> int:
+    async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
         note = SavepointNote(by=requester(), wall_time_ms=wall_time_ms(), why=why, fork=fork)
-        return await savepoint_stopped(self._host, self._region, name, cut, on=True, note=note)
+        return await savepoint_stopped(self._host, self._region, name, checkpoint, on=True, note=note)
 
     async def drop(self, name: str) -> None:
         await savepoint_stopped(self._host, self._region, name, 0, on=False)

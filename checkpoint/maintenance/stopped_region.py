@@ -17,8 +17,8 @@ from checkpoint import limits
 from checkpoint.coordinator.manifest_host import ManifestHost
 from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
-    CutAppended,
+    AppendCheckpoint,
+    CheckpointAppended,
     Event,
     ManifestOpened,
     ManifestSuperseded,
@@ -27,8 +27,8 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
 )
 from checkpoint.core.lines import find_target, refuse_republishing, restored
-from checkpoint.core.manifest import NO_NOTE, Cut, SavepointNote, savepoint_why_problem
-from checkpoint.core.manifest_checks import check_cut
+from checkpoint.core.manifest import NO_NOTE, Checkpoint, SavepointNote, savepoint_why_problem
+from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.savepoints import recorded_again, savepoint_problem
 from checkpoint.errors import RegionFencedError, SavepointRefusedError
 from checkpoint.runtime import this_driver
@@ -79,8 +79,8 @@ async def hold_manifest(
 
 
 def find_restored(
-    kept: Sequence[Cut], to: str, *, region: str, allow_republish: bool, by_program: bool
-) -> Cut | None:
+    kept: Sequence[Checkpoint], to: str, *, region: str, allow_republish: bool, by_program: bool
+) -> Checkpoint | None:
     """Return the checkpoint that `restore_stopped` restores; None if a program requested it before. Raises
     RestoreRefusedError.
     """
@@ -94,7 +94,7 @@ def find_restored(
 
 async def restore_stopped(
     host: ManifestHost, region: str, to: str, *, allow_republish: bool = False, by_program: bool = False
-) -> Cut:
+) -> Checkpoint:
     """Restore a region that no driver runs: record that it continues from an older checkpoint, as
     `lines.find_target` names it. Return the record. The next driver begins with it.
 
@@ -114,14 +114,14 @@ async def restore_stopped(
         if target is None:
             return kept[-1]
         record = restored(kept, target, held.opened.incarnation, by=to if by_program else "")
-        check_cut(record, before=kept[-1])
+        check_checkpoint(record, before=kept[-1])
         await append_record(held, region, record)
         return record
 
 
 async def append_first(
-    host: ManifestHost, region: str, make: Callable[[int], Cut], *, above: int
-) -> Cut | None:
+    host: ManifestHost, region: str, make: Callable[[int], Checkpoint], *, above: int
+) -> Checkpoint | None:
     """Append the first checkpoint of a region, in an incarnation above `above`, and return it. make: returns
     the checkpoint for an incarnation.
 
@@ -135,17 +135,17 @@ async def append_first(
                 first, incarnation=last.incarnation, wall_time_ms=last.wall_time_ms, driver=last.driver
             )
             return last if last == again else None
-        check_cut(first)
+        check_checkpoint(first)
         await append_record(held, region, first)
         return first
 
 
-async def append_record(held: HeldManifest, region: str, record: Cut) -> None:
+async def append_record(held: HeldManifest, region: str, record: Checkpoint) -> None:
     """Append a record to a held manifest, and wait until the quorum has it. Raises RegionFencedError if a
     driver took the region over before: it may count or not.
     """
-    await held.log.append(AppendCut(record))
-    if not any(isinstance(event, CutAppended) for event in held.events):
+    await held.log.append(AppendCheckpoint(record))
+    if not any(isinstance(event, CheckpointAppended) for event in held.events):
         raise RegionFencedError(
             f"a driver took region {region!r} over before the record was acknowledged; it may count or"
             " not, see `dos checkpoint ls`"
@@ -153,9 +153,10 @@ async def append_record(held: HeldManifest, region: str, record: Cut) -> None:
 
 
 async def savepoint_stopped(
-    host: ManifestHost, region: str, name: str, cut: int, *, on: bool, note: SavepointNote = NO_NOTE
+    host: ManifestHost, region: str, name: str, checkpoint: int, *, on: bool, note: SavepointNote = NO_NOTE
 ) -> int:
-    """Create a savepoint of checkpoint `cut` (0: the last one) of a region that no driver runs, or drop a
+    """Create a savepoint of checkpoint `checkpoint` (0: the last one) of a region that no driver runs, or
+    drop a
     savepoint. `note`: who creates it, when and why. Return the number of its checkpoint. Done when the record
     is on the quorum: every later driver retains the checkpoints that it names.
 
@@ -168,8 +169,8 @@ async def savepoint_stopped(
         if last is None:
             raise SavepointRefusedError(f"region {region!r} has committed no checkpoint")
         savepoints = dict(last.savepoints)
-        numbers = [one.cut for one in kept]
-        wanted = (cut or _voted(last, numbers)) if on else None
+        numbers = [one.number for one in kept]
+        wanted = (checkpoint or _voted(last, numbers)) if on else None
         why = savepoint_why_problem(note.why) if on else ""
         if problem := why or savepoint_problem(name, wanted, savepoints, numbers):
             raise SavepointRefusedError(problem)
@@ -179,13 +180,13 @@ async def savepoint_stopped(
         if wanted is not None:
             savepoints[name] = wanted
         record = recorded_again(kept, held.opened.incarnation, savepoints, {name: note})
-        check_cut(record, before=last)
+        check_checkpoint(record, before=last)
         await append_record(held, region, record)
         return wanted or was
 
 
-def _voted(last: Cut, retained: Collection[int]) -> int:
+def _voted(last: Checkpoint, retained: Collection[int]) -> int:
     """Return the checkpoint whose positions the last one has: if the last one only recorded it once more,
     that one.
     """
-    return last.voted_as if last.voted_as in retained else last.cut
+    return last.voted_as if last.voted_as in retained else last.number

@@ -44,7 +44,7 @@ async def garbage_of(store: StorePort, view: ManifestView) -> list[UnneededObjec
     coordinator = coordinator_directory(view.region)
     found = await objects_below(store, coordinator, await _manifest_floor(store, coordinator))
     kept = view.kept
-    for worker in sorted({worker for cut in kept for worker in cut.outputs()}):
+    for worker in sorted({worker for checkpoint in kept for worker in checkpoint.outputs()}):
         directory = worker_directory(view.region, worker)
         found += objects_that(directory, await store.inspect(directory), unneeded_of(kept, worker))
     return found
@@ -70,15 +70,15 @@ async def held_by_savepoints(store: StorePort, view: ManifestView) -> dict[str, 
     savepoints = kept[-1].savepoints if kept else {}
     held: dict[str, list[UnneededObject]] = {name: [] for name in savepoints}
     rest = {
-        name: tuple(cut for cut in kept if cut.cut != number)
+        name: tuple(checkpoint for checkpoint in kept if checkpoint.number != number)
         for name, number in savepoints.items()
         if list(savepoints.values()).count(number) == 1
     }
-    for worker in sorted({worker for cut in kept for worker in cut.outputs()}):
+    for worker in sorted({worker for checkpoint in kept for worker in checkpoint.outputs()}):
         directory = worker_directory(view.region, worker)
         found, is_garbage = await store.inspect(directory), unneeded_of(kept, worker)
         for name, others in rest.items():
-            if any(worker in cut.outputs() for cut in others):
+            if any(worker in checkpoint.outputs() for checkpoint in others):
                 unneeded = unneeded_of(others, worker)
                 held[name] += [
                     one for one in objects_that(directory, found, unneeded) if not is_garbage(one.name)
@@ -115,7 +115,7 @@ async def collect_stopped(host: ManifestHost, region: str, *, wait_s: float = li
     # First the manifest: holding it proves the last checkpoint, whose floors decide what is deleted (R14).
     async with hold_manifest(host, region) as (log, opened, _):
         clean = await log.wait_collected(wait_s)
-        for worker in sorted({worker for cut in opened.kept for worker in cut.outputs()}):
+        for worker in sorted({worker for checkpoint in opened.kept for worker in checkpoint.outputs()}):
             directory = worker_directory(region, worker)
             claim = await host.claim(directory, opened.incarnation, limits.claim_patience_s)
             if claim is None:

@@ -46,7 +46,7 @@ class RegionReading:
             else {"timeMs": last.wall_time_ms, "driver": last.driver, "status": last.result},
             "manifest": {
                 "epoch": view.epoch,
-                "checkpoints": len(view.cuts),
+                "checkpoints": len(view.checkpoints),
                 "lastCheckpoint": None if view.last is None else checkpoint_row(view.last),
                 "unproved": view.unproved,
             },

@@ -50,11 +50,11 @@ Action: TypeAlias = Produce | RunStage | Wait
 class Barrier(NamedTuple):
     """The checkpoint request that a STEP_END carries; 0 for none."""
 
-    cut: int = 0
+    checkpoint: int = 0
     final: bool = False
 
 
-NO_CUT = Barrier()
+NO_CHECKPOINT = Barrier()
 
 
 @dataclass(slots=True)
@@ -72,13 +72,13 @@ class Schedule:
     produced: int = field(init=False)
     done: list[int] = field(init=False)
     """done[k] is the last step that stage k has run, for k >= 1; done[0] equals `produced`."""
-    wanted: Barrier = NO_CUT
+    wanted: Barrier = NO_CHECKPOINT
     """Requested by the coordinator and not yet sent with a STEP_END of this worker."""
     paused: bool = False
     """No step is begun for input, only for a peer, for a checkpoint or to replay."""
     ended: bool = False
     """The final checkpoint has been taken: nothing follows."""
-    cuts: dict[int, Barrier] = field(default_factory=dict)
+    checkpoints: dict[int, Barrier] = field(default_factory=dict)
     """Step -> its checkpoint, from stage 1 until the last stage has run it."""
 
     def __post_init__(self) -> None:
@@ -93,10 +93,10 @@ class Schedule:
         """
         return self.done[-1]
 
-    def request_checkpoint(self, cut: int, *, final: bool) -> None:
+    def request_checkpoint(self, checkpoint: int, *, final: bool) -> None:
         """Take a request of the coordinator. A number not above the last checkpoint is obsolete."""
-        if cut > self.last_checkpoint and cut > self.wanted.cut:
-            self.wanted = Barrier(cut, final)
+        if checkpoint > self.last_checkpoint and checkpoint > self.wanted.checkpoint:
+            self.wanted = Barrier(checkpoint, final)
 
     def next_action(
         self, is_complete: Callable[[int, int], bool], *, input_waits: bool, room: bool, peers_at: int
@@ -126,7 +126,7 @@ class Schedule:
             return Wait(f"step {self.consumed + 1} is not complete")
         if self.replaying:
             return Produce(step, replay=True)
-        if (input_waits and room and not self.paused) or peers_at >= step or self.wanted.cut:
+        if (input_waits and room and not self.paused) or peers_at >= step or self.wanted.checkpoint:
             return Produce(step, replay=False)
         if self.paused:
             return Wait("the region is paused")
@@ -139,24 +139,24 @@ class Schedule:
         self.produced += 1
         self.done[0] = self.produced
         if recorded is not None:
-            if self.wanted.cut <= recorded.cut:
-                self.wanted = NO_CUT  # the checkpoint was attached before this process began
+            if self.wanted.checkpoint <= recorded.checkpoint:
+                self.wanted = NO_CHECKPOINT  # the checkpoint was attached before this process began
             return recorded
-        barrier, self.wanted = self.wanted, NO_CUT
+        barrier, self.wanted = self.wanted, NO_CHECKPOINT
         return barrier
 
     def step_aligned(self, step: int, barrier: Barrier) -> None:
         """Note that stage 1 is about to run the step, with the checkpoint request of its channels."""
-        if barrier.cut:
-            self.cuts[step] = barrier
-            self.last_checkpoint = max(self.last_checkpoint, barrier.cut)
-            if self.wanted.cut <= barrier.cut:
-                self.wanted = NO_CUT  # a peer's request came first: the checkpoint is here
+        if barrier.checkpoint:
+            self.checkpoints[step] = barrier
+            self.last_checkpoint = max(self.last_checkpoint, barrier.checkpoint)
+            if self.wanted.checkpoint <= barrier.checkpoint:
+                self.wanted = NO_CHECKPOINT  # a peer's request came first: the checkpoint is here
             self.ended = self.ended or barrier.final
 
-    def cut_at(self, step: int) -> Barrier:
+    def checkpoint_at(self, step: int) -> Barrier:
         """Return the checkpoint at the end of a step that stage 1 has aligned."""
-        return self.cuts.get(step, NO_CUT)
+        return self.checkpoints.get(step, NO_CHECKPOINT)
 
     def stage_done(self, stage: int, step: int) -> bool:
         """Note that a later stage has run the step. Return True if it was the last stage."""
@@ -166,4 +166,4 @@ class Schedule:
 
     def forget(self, step: int) -> Barrier:
         """Forget a step that has ended; return its checkpoint, to vote for."""
-        return self.cuts.pop(step, NO_CUT)
+        return self.checkpoints.pop(step, NO_CHECKPOINT)

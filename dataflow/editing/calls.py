@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from checkpoint import Cut, Edit, edit_target, even_layout
+from checkpoint import Checkpoint, Edit, edit_target, even_layout
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.errors import EditRefusedError, NoRegionError, RestoreRefusedError
@@ -129,8 +129,8 @@ async def edit_state(
     plan, region = part.graph.plan(), part.name
     named = checkpoint_named(to) if to else ""
 
-    async def plan_for(cut: Cut) -> PlannedEdit:
-        return await plan_edit(store, region, cut, plan, given)
+    async def plan_for(checkpoint: Checkpoint) -> PlannedEdit:
+        return await plan_edit(store, region, checkpoint, plan, given)
 
     view = await read_manifest(store, region)
     kept = view.kept
@@ -139,19 +139,19 @@ async def edit_state(
     target = edit_target(kept, named, region=region)
     first = await plan_for(target)  # what is refused leaves a driver that runs alone
     if dry_run or not first.rows:
-        return _edit_of(region, target.cut, None, first)
-    done: list[tuple[Cut, PlannedEdit]] = []
+        return _edit_of(region, target.number, None, first)
+    done: list[tuple[Checkpoint, PlannedEdit]] = []
 
-    async def rows_for(cut: Cut) -> tuple[EncodedRows, Edit]:
-        final = first if cut == target else await plan_for(cut)
-        done.append((cut, final))
+    async def rows_for(checkpoint: Checkpoint) -> tuple[EncodedRows, Edit]:
+        final = first if checkpoint == target else await plan_for(checkpoint)
+        done.append((checkpoint, final))
         return final.rows, _note(final, why)
 
     record = await edit_stopped(
         StoreHost(store), region, rows_for, to=named, savepoint=savepoint, allow_republish=allow_republish
     )
     ((base, final),) = done
-    return _edit_of(region, base.cut, record.cut, final)
+    return _edit_of(region, base.number, record.number, final)
 
 
 def _note(plan: PlannedEdit, why: str) -> Edit:
@@ -236,7 +236,7 @@ async def bootstrap_state(
         irrevocable=stored["irrevocable"],
         edit=_note(first, why),
     )
-    return _edit_of(region, 0, record.cut, first)
+    return _edit_of(region, 0, record.number, first)
 
 
 async def _check_new(store: Store, region: str) -> None:
@@ -249,7 +249,7 @@ async def _check_new(store: Store, region: str) -> None:
     except NoRegionError:
         view = None
     if view is not None and view.last is not None:
-        raise region_exists(region, f"it has committed checkpoint {view.last.cut}")
+        raise region_exists(region, f"it has committed checkpoint {view.last.number}")
     if view is not None and view.unproved:
         raise region_exists(region, view.unproved)
     for directory in await store.list_directories(f"{region}.w"):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 import trio
 
-from checkpoint import Cut, Layout, check_fingerprint
+from checkpoint import Checkpoint, Layout, check_fingerprint
 from checkpoint.chains.state_blocks import StateFold, encode_block, state_version_of
 from checkpoint.chains.state_reading import blocks_at
 from dataflow.core.event_time import UNKNOWN, Watermark
@@ -76,7 +76,9 @@ def rules_for(plan: GraphPlan, region: str, tables: Mapping[str, GivenTable]) ->
     return {name: rules_of(plan, name, region) for name in tables}
 
 
-async def stored_state(store: Store, region: str, cut: Cut, rules: Mapping[str, EditRules]) -> StoredState:
+async def stored_state(
+    store: Store, region: str, checkpoint: Checkpoint, rules: Mapping[str, EditRules]
+) -> StoredState:
     """Read the state of these operators in a checkpoint.
 
     Raises EditRefusedError if it is of another version than the graph's, and what reading a state chain
@@ -84,7 +86,7 @@ async def stored_state(store: Store, region: str, cut: Cut, rules: Mapping[str, 
     """
     watermarks: dict[str, Watermark] = {}
     blocks: dict[str, list[pa.RecordBatch]] = {}
-    for worker, part in sorted(cut.workers.items()):
+    for worker, part in sorted(checkpoint.workers.items()):
         fold, wanted = StateFold(), {*rules, *(f"{name}~time" for name in rules)}
         async with aclosing(blocks_at(store, region, worker, part.state)) as stored:
             async for block in stored:
@@ -141,7 +143,7 @@ def planned(
 
 
 async def plan_edit(
-    store: Store, region: str, cut: Cut, plan: GraphPlan, tables: Mapping[str, GivenTable]
+    store: Store, region: str, checkpoint: Checkpoint, plan: GraphPlan, tables: Mapping[str, GivenTable]
 ) -> PlannedEdit:
     """Return what an edit of a checkpoint changes.
 
@@ -149,8 +151,12 @@ async def plan_edit(
     """
     stored = plan.stored()
     check_fingerprint(
-        cut.operators, stored["operators"], region=region, cut=cut.cut, older=stored["older_operators"]
+        checkpoint.operators,
+        stored["operators"],
+        region=region,
+        checkpoint=checkpoint.number,
+        older=stored["older_operators"],
     )
     rules = rules_for(plan, region, tables)
-    state = await stored_state(store, region, cut, rules)
-    return await trio.to_thread.run_sync(planned, rules, tables, state, cut.layout)
+    state = await stored_state(store, region, checkpoint, rules)
+    return await trio.to_thread.run_sync(planned, rules, tables, state, checkpoint.layout)

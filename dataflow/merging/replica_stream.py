@@ -159,8 +159,8 @@ class ReplicaStream:
     async def _join_and_read(self, store: Store) -> None:
         published = PublishedOutput(store, self._place.region, self._place.sink)
         splits = await self._wait_for_logs(published)
-        cut = await published.last_checkpoint(fresh=True)
-        self._line = 0 if cut is None else cut.line
+        checkpoint = await published.last_checkpoint(fresh=True)
+        self._line = 0 if checkpoint is None else checkpoint.line
         self._logs, base = {}, self._merge.mark
         for split in splits:
             begin = await published.begin(split)
@@ -173,8 +173,8 @@ class ReplicaStream:
                 base = max(base, _time_of(first, self._place).high)
         self._rested = {}
         self._merge.join(self._place.site, splits, base)
-        if cut is not None:
-            self._merge.set_graph(self._place.site, cut.operators)
+        if checkpoint is not None:
+            self._merge.set_graph(self._place.site, checkpoint.operators)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_workers, published)
             for split, log in self._logs.items():
@@ -209,11 +209,11 @@ class ReplicaStream:
                         await self._take(split, log, followed)
                         quiet = False
                 self._merge.reached_end(self._place.site, split)
-                cut = await published.last_checkpoint()
-                if cut is not None:
-                    self._merge.set_graph(self._place.site, cut.operators)
-                if cut is not None and split not in self._rested and await log.follower.rests():
-                    self._rested[split] = cut.step
+                checkpoint = await published.last_checkpoint()
+                if checkpoint is not None:
+                    self._merge.set_graph(self._place.site, checkpoint.operators)
+                if checkpoint is not None and split not in self._rested and await log.follower.rests():
+                    self._rested[split] = checkpoint.step
                     self._merge.set_mark(self._place.site, split, IDLE)
                 pause_s = min(2 * pause_s, limits.input_poll_max_s) if quiet else limits.input_poll_s
                 await log.follower.wait(pause_s)

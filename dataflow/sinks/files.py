@@ -239,7 +239,7 @@ class FileWriter(SinkWriter):
         keep = to.size if self._truncate else self._end_of_rows(to.size, size)
         self._digest = self._verified(to)
         self._digest.read_to(keep, part.read)
-        part.cut(keep)
+        part.checkpoint(keep)
 
     def _verified(self, to: _Prepared) -> FileDigest:
         """Return the digest of the part at the size in the checkpoint. Raises OutputLostError if the bytes

@@ -24,8 +24,8 @@ from dataflow.operators.event_time import latest_times
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dos_protocol.digests import digest64
 
-_PUBLISH: Final = {"step": Publish.STEP, "checkpoint": Publish.CUT}
-"""The values of the parameter `publish`. Stored records keep the name "cut"."""
+_PUBLISH: Final = {"step": Publish.STEP, "checkpoint": Publish.CHECKPOINT}
+"""The values of the parameter `publish`. Stored records keep the name "checkpoint"."""
 _RETAIN: Final = ("all", "unread")
 
 

@@ -67,7 +67,7 @@ class PartPort(Protocol):
         """Write at least one byte of `data`. Return the number of bytes written."""
         ...
 
-    def cut(self, size: int) -> None:
+    def checkpoint(self, size: int) -> None:
         """Truncate the file to `size`, durably."""
         ...
 
@@ -144,14 +144,14 @@ class PartFile:
     def write(self, position: int, data: memoryview) -> int:
         return os.pwrite(self._fd, data, position)
 
-    def cut(self, size: int) -> None:
+    def checkpoint(self, size: int) -> None:
         os.ftruncate(self._fd, size)
         os.fsync(self._fd)
 
     def set_aside(self, checkpoint: int) -> None:
         aside = self._directory / f"_{self._path.stem}.before-{checkpoint}"
         if aside.exists():
-            self.cut(0)
+            self.checkpoint(0)
             return
         self._path.rename(aside)
         fresh = self._locked()

@@ -51,7 +51,7 @@ class ChangeLog(Protocol):
         """
         ...
 
-    def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
+    def checkpoint(self, checkpoint: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
         """Note the checkpoint at the end of that step.
 
         `sizes`: the current files. copy: a copy that the log deletes.
@@ -120,7 +120,7 @@ class OperatorDirectory:
         for change in self._files.renaming(old, new):
             self._change(change)
 
-    def cut(self, cut: int, step: int) -> None:
+    def checkpoint(self, checkpoint: int, step: int) -> None:
         """Take the current files into the checkpoint at the end of that step.
 
         Raises UserFault if the disk failed.
@@ -130,10 +130,10 @@ class OperatorDirectory:
         sizes = self._files.sizes()
         copy = None
         if self._log.snapshot_due:
-            copy = self.path.with_name(f".{self.path.name}.{cut}")
+            copy = self.path.with_name(f".{self.path.name}.{checkpoint}")
             with of_scratch(self._scratch, "the files of a directory could not be copied"):
                 copy_files(self.path, copy, sizes)
-        self._log.cut(cut, step, sizes, copy)
+        self._log.checkpoint(checkpoint, step, sizes, copy)
 
     def method_over(self) -> None:
         """Note that the operator's method has returned. Raises ClosedError."""

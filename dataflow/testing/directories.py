@@ -25,7 +25,7 @@ class KeptChanges:
     """The chain of one directory (`dataflow.state.operator_directory.ChangeLog`)."""
 
     records: list[Record] = field(default_factory=list)
-    cut_at: int = 0
+    checkpoint_at: int = 0
     """The number of records in the checkpoint that was taken last."""
     committed: int = 0
     """The number of records in the committed checkpoint."""
@@ -41,12 +41,12 @@ class KeptChanges:
         self.records[:] = snapshot_of(copy, sizes)
         shutil.rmtree(copy)
 
-    def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
-        del cut, step
+    def checkpoint(self, checkpoint: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
+        del checkpoint, step
         if copy is not None:
             self.records[:] = snapshot_of(copy, sizes)
             shutil.rmtree(copy)
-        self.cut_at = len(self.records)
+        self.checkpoint_at = len(self.records)
 
     def crash(self) -> None:
         """Discard what no committed checkpoint holds."""
@@ -114,7 +114,7 @@ class TrialDirectories:
     def commit(self) -> None:
         """Commit the checkpoint that was taken last."""
         for log in self._logs.values():
-            log.committed = log.cut_at
+            log.committed = log.checkpoint_at
 
     def operators(self) -> list[str]:
         """Return the operators with files."""

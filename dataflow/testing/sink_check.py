@@ -134,7 +134,7 @@ def _opened_and_closed(sink: SinkSpec, context: OperatorContext, prepared: Any =
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _Checkpoint:
     """A checkpoint in the coordinator: for each worker its number of rows and its prepared data."""
 
     number: int
@@ -165,10 +165,10 @@ class _Story:
     incarnation: int = 0
     writers: list[_Writer] = field(default_factory=list)
     left_over: list[tuple[SinkWriter, int]] = field(default_factory=list)
-    began: _Cut | None = None
+    began: _Checkpoint | None = None
     """The checkpoint from which the current incarnation started."""
-    committed: _Cut | None = None
-    requested: _Cut | None = None
+    committed: _Checkpoint | None = None
+    requested: _Checkpoint | None = None
     synced: bool = False
     published: int = 0
     """The rows of this checkpoint must be visible."""
@@ -222,8 +222,8 @@ class _Story:
             self._end()
             self._open(sink)
         elif act == "kill":
-            cut = self.committed.number if self.committed else 0
-            self.left_over += [(one.writer, cut) for one in self.writers]
+            checkpoint = self.committed.number if self.committed else 0
+            self.left_over += [(one.writer, checkpoint) for one in self.writers]
             self._restart(sink)
         elif act == "zombies":
             self._zombies()
@@ -247,25 +247,25 @@ class _Story:
         rows = tuple(one.row_count for one in self.writers)
         for worker, one in enumerate(self.writers):
             one.writer.drain()
-            self.directories.cut(worker, number)
+            self.directories.checkpoint(worker, number)
         prepared = tuple(_through_json(one.writer.prepare(number)) for one in self.writers)
-        self.requested = _Cut(number, rows, prepared)
+        self.requested = _Checkpoint(number, rows, prepared)
 
-    def _sync(self, cut: _Cut) -> None:
+    def _sync(self, checkpoint: _Checkpoint) -> None:
         for one in self.writers:
             _in_thread(one.writer.sync)
-        voted = zip(self.writers, cut.prepared, strict=True)
+        voted = zip(self.writers, checkpoint.prepared, strict=True)
         stored = tuple(_through_json(one.writer.voted(prepared)) for one, prepared in voted)
-        self.requested, self.synced = replace(cut, prepared=stored), True
+        self.requested, self.synced = replace(checkpoint, prepared=stored), True
 
     def _publish(self, *, all_workers: bool) -> None:
-        cut = self.committed
-        if cut is None:
+        checkpoint = self.committed
+        if checkpoint is None:
             return
         for one in self.writers if all_workers else self.writers[:1]:
-            one.writer.publish(cut.number)
+            one.writer.publish(checkpoint.number)
         if all_workers:
-            self.published, self.published_rows = cut.number, cut.rows
+            self.published, self.published_rows = checkpoint.number, checkpoint.rows
 
     def _end(self) -> None:
         for one in self.writers:
@@ -280,15 +280,17 @@ class _Story:
             self.writers.append(self._open_writer(sink, worker, self.incarnation))
 
     def _open_writer(self, sink: SinkSpec, worker: int, incarnation: int) -> _Writer:
-        cut = self.began
+        checkpoint = self.began
         context = OperatorContext(
             self.name, "sink", worker, self.workers, self.store, (self.schema,), None, incarnation
         )
-        one = _Writer(sink.open(context), cut.rows[worker] if cut else 0)
+        one = _Writer(sink.open(context), checkpoint.rows[worker] if checkpoint else 0)
         try:
-            one.writer.reset_to(cut.prepared[worker] if cut else None)
+            one.writer.reset_to(checkpoint.prepared[worker] if checkpoint else None)
             if sink.keeps_files:
-                self.directories.hand_to(one.writer, worker, incarnation, cut.number if cut else 0)
+                self.directories.hand_to(
+                    one.writer, worker, incarnation, checkpoint.number if checkpoint else 0
+                )
         except BaseException:
             one.writer.close()
             raise
@@ -300,11 +302,11 @@ class _Story:
 
     def _zombies(self) -> None:
         """Let writers of superseded incarnations finish what they had decided to do. They may fail."""
-        for writer, cut in self.left_over:
+        for writer, checkpoint in self.left_over:
             with suppress(DosError):
                 _in_thread(writer.sync)
-                if cut:
-                    writer.publish(cut)
+                if checkpoint:
+                    writer.publish(checkpoint)
 
     def _stale(self, sink: SinkSpec) -> None:
         """Open workers of a superseded incarnation late, at the checkpoint where the current one began."""

@@ -21,30 +21,30 @@ class SinkDirectories:
     def __init__(self) -> None:
         self._open: dict[int, tuple[int, OperatorDirectory, KeptChanges]] = {}
         """Worker -> newest incarnation, its directory and its changes."""
-        self._cuts: dict[tuple[int, int], list[Record]] = {}
+        self._checkpoints: dict[tuple[int, int], list[Record]] = {}
         """(worker, checkpoint) -> the changes up to there."""
         self._root: Path | None = None
         self._built = 0
 
-    def hand_to(self, writer: SinkWriter, worker: int, incarnation: int, cut: int) -> None:
+    def hand_to(self, writer: SinkWriter, worker: int, incarnation: int, checkpoint: int) -> None:
         """Rebuild the files of a checkpoint, 0: of the beginning, and hand them to a writer."""
-        log = KeptChanges(list(self._cuts.get((worker, cut), ())))
+        log = KeptChanges(list(self._checkpoints.get((worker, checkpoint), ())))
         directory = OperatorDirectory(self._rebuilt(log.records), log)
         writer.take_directory(directory)
         if incarnation >= self._open.get(worker, (0,))[0]:
             self._open[worker] = (incarnation, directory, log)
 
-    def cut(self, worker: int, number: int) -> None:
+    def checkpoint(self, worker: int, number: int) -> None:
         """Take the files of a worker into a checkpoint. No effect for a sink that keeps none."""
         if worker in self._open:
             _, directory, log = self._open[worker]
             log.snapshot_due = number % 2 == 0
-            directory.cut(number, number)
-            self._cuts[worker, number] = list(log.records)
+            directory.checkpoint(number, number)
+            self._checkpoints[worker, number] = list(log.records)
 
-    def at(self, workers: int, cut: int) -> list[Path]:
+    def at(self, workers: int, checkpoint: int) -> list[Path]:
         """Return the files of each worker as of a committed checkpoint, as a reader restores them."""
-        return [self._rebuilt(self._cuts.get((worker, cut), [])) for worker in range(workers)]
+        return [self._rebuilt(self._checkpoints.get((worker, checkpoint), [])) for worker in range(workers)]
 
     def _rebuilt(self, records: list[Record]) -> Path:
         if self._root is None:

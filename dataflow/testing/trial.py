@@ -167,7 +167,9 @@ class Trial:
         plan = graph.plan()
         stored, older = self._checkpoint_operators, plan.older_operators
         if self._checkpoints:
-            check_fingerprint(stored, plan.operators, region="trial", cut=self._checkpoints, older=older)
+            check_fingerprint(
+                stored, plan.operators, region="trial", checkpoint=self._checkpoints, older=older
+            )
         self._use_plan(plan)
         return self.crash()
 
@@ -330,7 +332,7 @@ class Trial:
                 for channel in self._plan.plan.stages[stage].receives
             }
             sends = [
-                circuit.run_stage(stage, self._step, batches, cut=checkpoint, watermarks=times)
+                circuit.run_stage(stage, self._step, batches, checkpoint=checkpoint, watermarks=times)
                 for circuit, batches in zip(self._circuits, received, strict=True)
             ]
             if checkpoint:

@@ -10,13 +10,13 @@ from dataflow.state.snapshot_spool import SnapshotSpool
 
 @dataclass(slots=True)
 class OwnPart:
-    """What this worker contributes to checkpoint `cut` at the end of `step`: state changes and prepared
-    output.
+    """What this worker contributes to checkpoint `checkpoint` at the end of `step`: state changes and
+    prepared output.
 
     `snapshot` receives the whole state as of this checkpoint, if a snapshot was requested.
     """
 
-    cut: int = 0
+    checkpoint: int = 0
     snapshot: SnapshotSpool | None = None
     blocks: dict[str, pa.RecordBatch] = field(default_factory=dict)
     sinks: dict[str, Any] = field(default_factory=dict)

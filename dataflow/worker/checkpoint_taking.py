@@ -7,7 +7,7 @@ from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.worker.checkpoint_part import OwnPart
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.identity import Clock
-from dataflow.worker.messages import CutTaken, Shared
+from dataflow.worker.messages import CheckpointTaken, Shared
 
 
 class CheckpointTaking:
@@ -25,13 +25,13 @@ class CheckpointTaking:
         """Step -> what is collected, and the seconds of each phase."""
 
     def collect(
-        self, stage: int, step: int, cut: int, *, aligned_s: float = 0.0, drained_s: float = 0.0
+        self, stage: int, step: int, checkpoint: int, *, aligned_s: float = 0.0, drained_s: float = 0.0
     ) -> None:
         """Collect what a stage contributes, after its run."""
         if step not in self._under_way:
             due = self._shared.snapshot_due or self._circuit.wants_snapshot
             spool = SnapshotSpool(self._scratch) if due else None
-            self._under_way[step] = (OwnPart(cut, spool, step=step), {})
+            self._under_way[step] = (OwnPart(checkpoint, spool, step=step), {})
         taken, phases = self._under_way[step]
         begin = self._clock.seconds()
         self._circuit.take_checkpoint(stage, taken)
@@ -39,7 +39,9 @@ class CheckpointTaking:
         phases["drain"] = phases.get("drain", 0.0) + drained_s
         phases["write"] = phases.get("write", 0.0) + self._clock.seconds() - begin
 
-    def finish(self, step: int, barrier: Barrier, sources: dict[str, dict[str, SplitPosition]]) -> CutTaken:
+    def finish(
+        self, step: int, barrier: Barrier, sources: dict[str, dict[str, SplitPosition]]
+    ) -> CheckpointTaken:
         """Return the contributions of all stages. sources: the positions at the end of the step."""
         taken, phases = self._under_way.pop(step)
         begin = self._clock.seconds()
@@ -48,8 +50,8 @@ class CheckpointTaking:
             with self._circuit.calling(name.partition("~")[0], f"the checkpoint after step {step}"):
                 blocks += [(name, data) for data in encode_block(block)]
         phases["write"] += self._clock.seconds() - begin
-        self._shared.cuts += 1
-        return CutTaken(
+        self._shared.checkpoints += 1
+        return CheckpointTaken(
             self._incarnation,
             step,
             barrier,

@@ -269,10 +269,10 @@ class Circuit:
         with self.calling(name, "its files"):
             self._operators[name].take_directory(directory)
 
-    def complete_output(self, worker: int, positions: Mapping[str, Any] | None, cut: int) -> None:
+    def complete_output(self, worker: int, positions: Mapping[str, Any] | None, checkpoint: int) -> None:
         """Publish what a worker that has left had prepared for the checkpoint, and discard what followed.
         `positions`: sink -> what the checkpoint stores of it for that worker; None: all of it is taken back.
-        `cut`: 0 for the beginning.
+        `checkpoint`: 0 for the beginning.
         """
         for name, context in self._sink_contexts.items():
             with self.calling(name, f"the output of worker {worker}"):
@@ -283,8 +283,8 @@ class Circuit:
                         operator.take_all_back()
                         continue
                     operator.reset_to(positions.get(name))
-                    if cut:
-                        operator.publish(cut)
+                    if checkpoint:
+                        operator.publish(checkpoint)
                 finally:
                     operator.close()
 
@@ -309,7 +309,7 @@ class Circuit:
     def end_sources(self, step: int, now: StepTime | None = None) -> Sends:
         """Stage 0: end the step after all its rows were fed. `now`: the event time of each source."""
         self.time.sources(step, StepTime({}) if now is None else now)
-        return self._finish(_Run(step, self.graph.plan.stages[0]), cut=False)
+        return self._finish(_Run(step, self.graph.plan.stages[0]), checkpoint=False)
 
     def run_stage(
         self,
@@ -317,12 +317,13 @@ class Circuit:
         step: int,
         received: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]],
         *,
-        cut: bool,
+        checkpoint: bool,
         watermarks: Mapping[int, Sequence[Watermark]] | None = None,
     ) -> Sends:
         """Run a later stage of a step and return what it sends.
 
-        `received`: channel -> (sender, batch), in the order (sender, seq). `cut`: also drain all operators.
+        `received`: channel -> (sender, batch), in the order (sender, seq). `checkpoint`: also drain all
+        operators.
         `watermarks`: channel -> the watermarks of all senders.
         """
         run = _Run(step, self.graph.plan.stages[index])
@@ -333,7 +334,7 @@ class Circuit:
         for channel in run.stage.receives:
             if channel in self._exchanges:
                 self._deliver(run, self._exchanges[channel], received.get(channel, ()))
-        output = self._finish(run, cut=cut)
+        output = self._finish(run, checkpoint=checkpoint)
         if index == len(self.graph.plan.stages) - 1:
             assert not any(self._later_inputs.pop(step, {}).values()), "rows were left over at the end"
             for broadcast in self._broadcast_tables.values():
@@ -345,9 +346,9 @@ class Circuit:
         """Whether an operator asks for a full snapshot with the next checkpoint."""
         return self._any(self._operators, lambda operator: operator.wants_snapshot)
 
-    def restore(self, table: str, block: pa.RecordBatch, cut: int) -> None:
+    def restore(self, table: str, block: pa.RecordBatch, checkpoint: int) -> None:
         """Restore one stored block of a table in `stateful`. Raises OperatorError."""
-        with self.calling(table.partition("~")[0], f"the state of checkpoint {cut}"):
+        with self.calling(table.partition("~")[0], f"the state of checkpoint {checkpoint}"):
             self.stateful[table].restore(block)
 
     def restore_part(self, table: str, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
@@ -365,7 +366,9 @@ class Circuit:
                 table.restart()  # it follows from the watermarks of the splits, which move alone
 
     def take_checkpoint(self, index: int, into: OwnPart) -> None:
-        """Collect the checkpoint data of this stage after a run with `cut=True`; stage 1 includes stage 0."""
+        """Collect the checkpoint data of this stage after a run with `checkpoint=True`; stage 1 includes
+        stage 0.
+        """
         stages = self.graph.plan.stages
         for node in (*(stages[0].nodes if index == 1 else ()), *stages[index].nodes):
             if node.name not in self._operators:
@@ -379,10 +382,10 @@ class Circuit:
                         into.snapshot.add(node.name + suffix, table.snapshot_pieces())
             if node.name in self._directories:
                 with self.working(node.name, "a checkpoint"):
-                    self._directories[node.name].cut(into.cut, into.step)
+                    self._directories[node.name].checkpoint(into.checkpoint, into.step)
             if node.name in self.sinks:
                 with self.working(node.name, "a checkpoint"):
-                    into.sinks[node.name] = self.sinks[node.name].prepare(into.cut)
+                    into.sinks[node.name] = self.sinks[node.name].prepare(into.checkpoint)
 
     def _deliver(self, run: "_Run", node: NodePlan, batches: Iterable[tuple[int, pa.RecordBatch]]) -> None:
         schema = self.graph.schemas[node.name]
@@ -446,7 +449,7 @@ class Circuit:
                 self._to_send[node.name].append(batch)
         self._emit_side_outputs(run, node.name, operator, given.origin)
 
-    def _finish(self, run: "_Run", *, cut: bool) -> Sends:
+    def _finish(self, run: "_Run", *, checkpoint: bool) -> Sends:
         sends: Sends = {}
         for node in run.stage.nodes:
             if node.exchange is not None:
@@ -454,14 +457,14 @@ class Circuit:
                 with self.working(node.name, f"the end of step {run.step}"):
                     sends[node.exchange] = self._partitioners[node.name].partition(rows)
             else:
-                self._end_step(run, node, cut=cut)
+                self._end_step(run, node, checkpoint=checkpoint)
             self.time.passed(run.step, node)
-        if cut:
-            self.time.cut_at(run.step)
+        if checkpoint:
+            self.time.checkpoint_at(run.step)
         self.time.stage_over(run.step, run.stage.index)
         return sends
 
-    def _end_step(self, run: "_Run", node: NodePlan, *, cut: bool) -> None:
+    def _end_step(self, run: "_Run", node: NodePlan, *, checkpoint: bool) -> None:
         operator = self._operators[node.name]
         origin = BatchOrigin(f"the end of step {run.step}")
         # In input order: the result must not depend on how the step was divided into batches.
@@ -472,7 +475,7 @@ class Circuit:
             if self.time.flows:
                 for index, watermark in enumerate(self.time.inputs(run.step, node)):
                     made += operator.on_punctuation(watermark, index)
-            if cut:
+            if checkpoint:
                 made += operator.drain()
         for batch in made:
             self._emit(run, node.name, batch, origin)

@@ -28,14 +28,14 @@ from dataflow.worker.circuit import Circuit
 from dataflow.worker.directories import PostedChanges
 from dataflow.worker.identity import Clock, Identity
 from dataflow.worker.messages import (
-    CutRequested,
+    CheckpointRequested,
     DivisionsDurable,
     LoadStateBlock,
     OutputMade,
     PausedAt,
     PauseRequested,
     Post,
-    PublishCut,
+    PublishCheckpoint,
     RestoreCircuit,
     Shared,
     SourceWaits,
@@ -75,10 +75,10 @@ class CircuitIncarnation:
         self._stages = graph.plan.stages
         self._change = order.change
         workers = len(order.layout.workers)
-        last_cut = order.cut if order.change is None else order.change.cut
+        last_checkpoint = order.checkpoint if order.change is None else order.change.checkpoint
         first = order.step + 1
         ahead = min(worker_limits.steps_ahead, graph.plan.steps_ahead_max)
-        self._schedule = Schedule(graph.plan, first, last_cut, order.step, ahead)
+        self._schedule = Schedule(graph.plan, first, last_checkpoint, order.step, ahead)
         self._divisions: dict[int, Division] = {}
         self._positions: dict[int, dict[str, dict[str, SplitPosition]]] = {}
         self._split_times: dict[int, dict[str, dict[str, SplitPosition]]] = {}
@@ -95,7 +95,7 @@ class CircuitIncarnation:
         self._waits_since: dict[int, float] = {}
         """Step -> when its last stage ended here. From then on it waits for the frames of its peers."""
         self._aligned = {
-            channel: Alignment[Item](workers, first_step=first, last_checkpoint=last_cut)
+            channel: Alignment[Item](workers, first_step=first, last_checkpoint=last_checkpoint)
             for channel in range(graph.plan.channels)
         }
         self._circuit = Circuit(
@@ -107,7 +107,7 @@ class CircuitIncarnation:
             layout=order.layout,
             incarnation=order.incarnation,
             scratch=identity.scratch,
-            checkpoint=order.cut,
+            checkpoint=order.checkpoint,
             owner=order.owner,
             running=shared.running,
             seconds=self._clock.seconds,
@@ -157,12 +157,12 @@ class CircuitIncarnation:
                 reader.attach(order.feeds[name])
         self._circuit.time.restore({} if part is None else part.sources)
         for name, writer in self._circuit.sinks.items():
-            with self._circuit.calling(name, f"checkpoint {order.cut}"):
+            with self._circuit.calling(name, f"checkpoint {order.checkpoint}"):
                 writer.reset_to(None if part is None else part.sinks.get(name))
-                if order.cut:
-                    writer.publish(order.cut)  # the worker may have died between commit and publish
+                if order.checkpoint:
+                    writer.publish(order.checkpoint)  # the worker may have died between commit and publish
         for worker, sinks in order.completes.items():
-            self._circuit.complete_output(worker, sinks, order.cut)
+            self._circuit.complete_output(worker, sinks, order.checkpoint)
         self._shared.step = order.step
         self._shared.exhausted = False
 
@@ -170,10 +170,10 @@ class CircuitIncarnation:
         """Restore one stored block. Raises CorruptDataError, and OperatorError if a migration fails."""
         if block.operator not in self._circuit.stateful:
             return  # the fingerprint agrees: an earlier version of this operator had state, this one has none
-        label = f"the state of operator {block.operator!r} in checkpoint {block.cut}"
+        label = f"the state of operator {block.operator!r} in checkpoint {block.checkpoint}"
         decoded = decode_block(block.data, where=label)
         if block.part is None:
-            self._circuit.restore(block.operator, decoded, block.cut)
+            self._circuit.restore(block.operator, decoded, block.checkpoint)
         else:
             assert self._change is not None
             self._circuit.restore_part(block.operator, decoded, block.part, self._change.share)
@@ -195,12 +195,12 @@ class CircuitIncarnation:
         """If the layout changes, or a line of history begins: take its first checkpoint, before any step."""
         if self._change is None:
             return
-        step, cut = self._schedule.produced, self._change.cut
+        step, checkpoint = self._schedule.produced, self._change.checkpoint
         for stage in range(1, len(self._stages)):
-            self._checkpoints.collect(stage, step, cut)
+            self._checkpoints.collect(stage, step, checkpoint)
         positions = self._circuit.ask_sources("a checkpoint", lambda reader: reader.positions())
         sources = positions | self._circuit.time.positions()
-        self._post(self._checkpoints.finish(step, Barrier(cut), sources))
+        self._post(self._checkpoints.finish(step, Barrier(checkpoint), sources))
 
     def start(self, order: Started) -> None:
         """Run steps: all workers are at the checkpoint. Recorded steps are replayed first."""
@@ -213,8 +213,8 @@ class CircuitIncarnation:
 
     # --- messages -----------------------------------------------------------------------------------------
 
-    def request_checkpoint(self, order: CutRequested) -> None:
-        self._schedule.request_checkpoint(order.cut, final=order.final)
+    def request_checkpoint(self, order: CheckpointRequested) -> None:
+        self._schedule.request_checkpoint(order.checkpoint, final=order.final)
 
     def pause(self, order: PauseRequested) -> None:
         """Stop taking input from the next step on, or resume if `order.pause` is 0."""
@@ -232,11 +232,11 @@ class CircuitIncarnation:
         """Note that the output of the steps up to `order.step` may become visible."""
         self._durable = max(self._durable, order.step)
 
-    def committed(self, order: PublishCut) -> None:
+    def committed(self, order: PublishCheckpoint) -> None:
         """Publish what the sinks prepared for the checkpoint."""
         for name, writer in self._circuit.sinks.items():
-            with self._circuit.calling(name, f"checkpoint {order.cut}"):
-                writer.publish(order.cut)
+            with self._circuit.calling(name, f"checkpoint {order.checkpoint}"):
+                writer.publish(order.checkpoint)
         self._used.purge(order.step)
 
     def peer_restarts(self, peer: int) -> Held:
@@ -257,7 +257,7 @@ class CircuitIncarnation:
             alignment.data(frame.sender, frame.step, frame.seq, (frame.sender, watermark_of(frame)))
         else:
             final = bool(frame.flags & FrameFlag.FINAL)
-            alignment.step_end(frame.sender, frame.step, frame.seq, cut=frame.cut, final=final)
+            alignment.step_end(frame.sender, frame.step, frame.seq, checkpoint=frame.checkpoint, final=final)
 
     # --- running ------------------------------------------------------------------------------------------
 
@@ -344,10 +344,10 @@ class CircuitIncarnation:
         )
         self._shared.step = step
         self._shared.rows_in += self._circuit.take_rows_in()
-        self._request_cuts(step)
+        self._request_checkpoints(step)
         self._report_paused()
 
-    def _request_cuts(self, step: int) -> None:
+    def _request_checkpoints(self, step: int) -> None:
         asked = self._circuit.ask_sources(f"the end of step {step}", lambda reader: reader.wants_checkpoint)
         waits = [name for name, wants in asked.items() if wants]
         if self._circuit.take_checkpoint_request() or any(name not in self._waiting for name in waits):
@@ -355,7 +355,7 @@ class CircuitIncarnation:
         for name in waits:
             self._waiting.setdefault(name, step)
 
-    def _cut_taken(self, step: int) -> None:
+    def _checkpoint_taken(self, step: int) -> None:
         """Resume the sources that waited for a checkpoint at the end of this step or of an earlier one."""
         for name in [name for name, waits in self._waiting.items() if waits <= step]:
             del self._waiting[name]
@@ -378,10 +378,10 @@ class CircuitIncarnation:
         stage, step = action
         complete = {channel: self._take_step(channel, step) for channel in self._stages[stage].receives}
         if stage == 1:
-            cut = max((done.cut for done in complete.values()), default=0)
-            final = any(done.final for done in complete.values() if done.cut == cut)
-            self._schedule.step_aligned(step, Barrier(cut, final))
-        barrier = self._schedule.cut_at(step)
+            checkpoint = max((done.checkpoint for done in complete.values()), default=0)
+            final = any(done.final for done in complete.values() if done.checkpoint == checkpoint)
+            self._schedule.step_aligned(step, Barrier(checkpoint, final))
+        barrier = self._schedule.checkpoint_at(step)
         received = {
             channel: decoded(done.items, partial(self._circuit.wire_schema, channel))
             for channel, done in complete.items()
@@ -394,12 +394,14 @@ class CircuitIncarnation:
         }
         begin = self._clock.seconds()
         aligned_s = begin - self._waits_since[step]
-        sends = self._circuit.run_stage(stage, step, received, cut=bool(barrier.cut), watermarks=watermarks)
-        if barrier.cut:
+        sends = self._circuit.run_stage(
+            stage, step, received, checkpoint=bool(barrier.checkpoint), watermarks=watermarks
+        )
+        if barrier.checkpoint:
             self._checkpoints.collect(
-                stage, step, barrier.cut, aligned_s=aligned_s, drained_s=self._clock.seconds() - begin
+                stage, step, barrier.checkpoint, aligned_s=aligned_s, drained_s=self._clock.seconds() - begin
             )
-        self._request_cuts(step)
+        self._request_checkpoints(step)
         self._waits_since[step] = self._clock.seconds()
         if self._stages[stage].sends:
             frames = self._sending.end_step(stage, step, sends, barrier)
@@ -424,6 +426,6 @@ class CircuitIncarnation:
         for name, writer in self._circuit.sinks.items():
             if isinstance(writer, LogWriter):
                 self._post(OutputMade(self.number, step, name, positions, *writer.take_step()))
-        if barrier.cut:
-            self._cut_taken(step)
+        if barrier.checkpoint:
+            self._checkpoint_taken(step)
             self._post(self._checkpoints.finish(step, barrier, positions | split_times))

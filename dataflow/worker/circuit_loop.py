@@ -28,8 +28,8 @@ from dataflow.worker.identity import Clock, Identity
 from dataflow.worker.messages import (
     Arrived,
     BlockLoaded,
+    CheckpointRequested,
     CircuitFailed,
-    CutRequested,
     DivisionsDurable,
     Inbox,
     LinksEnded,
@@ -37,7 +37,7 @@ from dataflow.worker.messages import (
     PauseRequested,
     PeerHeld,
     PeerRestarts,
-    PublishCut,
+    PublishCheckpoint,
     Published,
     RestoreCircuit,
     Shared,
@@ -202,13 +202,13 @@ class CircuitLoop:
             self._post(PeerHeld(run.number, message.peer, message.link, run.peer_restarts(message.peer)))
         elif isinstance(message, DivisionsDurable):
             run.divisions_durable(message)
-        elif isinstance(message, CutRequested):
+        elif isinstance(message, CheckpointRequested):
             run.request_checkpoint(message)
         elif isinstance(message, PauseRequested):
             run.pause(message)
-        elif isinstance(message, PublishCut):
+        elif isinstance(message, PublishCheckpoint):
             run.committed(message)
-            self._post(Published(run.number, message.cut, message.final))
+            self._post(Published(run.number, message.checkpoint, message.final))
 
 
 def _failure(incarnation: int, error: BaseException, operator: str, ran_last: str) -> CircuitFailed:

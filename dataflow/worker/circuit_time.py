@@ -277,7 +277,7 @@ class CircuitTime:
             self._watermarks.pop(step, None)
             self._at_end.pop(step, None)
 
-    def cut_at(self, step: int) -> None:
+    def checkpoint_at(self, step: int) -> None:
         """Prepare the state as of the end of this step for a checkpoint."""
         for _, operator in self._counting:
             operator.select_step(step)

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from checkpoint import Restore, Rolling, WorkerCut
+from checkpoint import Restore, Rolling, WorkerCheckpoint
 from checkpoint.chains.directory_store import DirectoryStore, FilesAt, directory_chain, rebuild_files
 from checkpoint.errors import ManifestError
 from checkpoint.runtime import runtime
@@ -32,7 +32,7 @@ from dataflow.graph.builder import GraphPlan
 from dataflow.sinks.base import SinkSpec
 from dataflow.state.directory_handover import Handover
 from dataflow.worker.layout_change import LayoutChange
-from dataflow.worker.messages import DirectoryBegun, DirectoryCut, FilesChanged, OfDirectories, Post
+from dataflow.worker.messages import DirectoryBegun, DirectoryCheckpoint, FilesChanged, OfDirectories, Post
 from journal import Floor, Position, Record, Scratch
 from journal.files.changing import snapshot_of
 from journal.ports import ClaimPort, StorePort
@@ -73,9 +73,11 @@ class PostedChanges:
     def begin(self, sizes: Mapping[str, int], copy: Path) -> None:
         self._post(DirectoryBegun(self._incarnation, self._operator, dict(sizes), copy))
 
-    def cut(self, cut: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
+    def checkpoint(self, checkpoint: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
         self.flush()
-        self._post(DirectoryCut(self._incarnation, self._operator, cut, step, dict(sizes), copy))
+        self._post(
+            DirectoryCheckpoint(self._incarnation, self._operator, checkpoint, step, dict(sizes), copy)
+        )
 
 
 _TEMPORARY: Final = "dos-directories-"
@@ -121,7 +123,7 @@ def _remove_unlocked(path: Path) -> None:
         os.close(held)
 
 
-class DirectoriesAtCut(NamedTuple):
+class DirectoriesAtCheckpoint(NamedTuple):
     """The positions and floors of all directories at a checkpoint, for the vote."""
 
     positions: dict[str, Position]
@@ -183,9 +185,9 @@ class Directories:
         self._scratch_dir = scratch_dir
         self._stores: dict[str, DirectoryStore] = {}
         self._handovers: dict[str, Handover] = {}
-        self._cuts: dict[int, dict[str, FilesAt]] = {}
+        self._checkpoints: dict[int, dict[str, FilesAt]] = {}
         self._to_record, self._changes = trio.open_memory_channel[OfDirectories](math.inf)
-        self._cut_arrived = trio.Event()
+        self._checkpoint_arrived = trio.Event()
 
     @property
     def replayed_bytes(self) -> int:
@@ -194,7 +196,7 @@ class Directories:
     async def open(
         self,
         claim: ClaimPort,
-        part: WorkerCut | None,
+        part: WorkerCheckpoint | None,
         *,
         generation: int,
         scratch: Scratch | None,
@@ -274,10 +276,10 @@ class Directories:
                 # What the chain has before stays for the checkpoints that need it.
                 await self._snapshot(store, message.copy, message.sizes)
                 continue
-            at = store.cut(message.cut, message.step, sum(message.sizes.values()))
-            self._cuts.setdefault(message.cut, {})[message.operator] = at
-            self._cut_arrived.set()
-            self._cut_arrived = trio.Event()
+            at = store.checkpoint(message.checkpoint, message.step, sum(message.sizes.values()))
+            self._checkpoints.setdefault(message.checkpoint, {})[message.operator] = at
+            self._checkpoint_arrived.set()
+            self._checkpoint_arrived = trio.Event()
             if message.copy is not None:
                 await self._snapshot(store, message.copy, message.sizes)
             handover.snapshot_due = store.snapshot_due
@@ -291,14 +293,14 @@ class Directories:
 
     # --- a vote -------------------------------------------------------------------------------------------
 
-    async def synced(self, cut: int) -> DirectoriesAtCut:
+    async def synced(self, checkpoint: int) -> DirectoriesAtCheckpoint:
         """Wait until all changes before the checkpoint are synced on the quorum. Raises FencedError."""
-        while len(self._cuts.get(cut, {})) < len(self._operators):
-            await self._cut_arrived.wait()
-        files = self._cuts.pop(cut, {})
+        while len(self._checkpoints.get(checkpoint, {})) < len(self._operators):
+            await self._checkpoint_arrived.wait()
+        files = self._checkpoints.pop(checkpoint, {})
         for name, at in files.items():
             await self._stores[name].synced(at)
-        return DirectoriesAtCut(
+        return DirectoriesAtCheckpoint(
             {name: at.position for name, at in files.items()},
             {directory_chain(name): at.floor for name, at in files.items()},
         )

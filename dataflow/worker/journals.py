@@ -11,13 +11,13 @@ This module defines which data must be durable before which; it has no trio, no 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Protocol
 
-from checkpoint import NO_MARK, Committed, Division, Mark, Restore, Rolling, WorkerCut
+from checkpoint import NO_MARK, Committed, Division, Mark, Restore, Rolling, WorkerCheckpoint
 from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
 from checkpoint.errors import ManifestError
 from dataflow.worker.collecting import FloorCollector
-from dataflow.worker.messages import CutTaken, StageEnded
+from dataflow.worker.messages import CheckpointTaken, StageEnded
 from journal import Scratch
 from journal.ports import ClaimPort
 
@@ -71,7 +71,7 @@ class Journals:
         another number of workers made before the first checkpoint.
         """
         own = None if order.restore is None or order.forks else order.restore.workers.get(order.worker)
-        at, version = (None, 0) if own is None else (own.state, order.cut)
+        at, version = (None, 0) if own is None else (own.state, order.checkpoint)
         rewound = order.restore is not None and order.restore.rewound
         opened: dict[str, StateStore | StepsLog] = {}
 
@@ -145,32 +145,34 @@ class Journals:
             self._steps.record(ended.step, ended.time_ms, ended.sources, self._mark_of(ended))
 
     def _mark_of(self, ended: StageEnded) -> Mark:
-        marked = self._local and ended.barrier.cut
+        marked = self._local and ended.barrier.checkpoint
         return Mark(*ended.barrier, self._region_incarnation) if marked else NO_MARK
 
     async def division_synced(self, step: int) -> None:
         """Wait until the divisions up to `step` are synced on the quorum. Raises FencedError."""
         await self._steps.synced(step)
 
-    async def prepare(self, taken: CutTaken) -> WorkerCut:
+    async def prepare(self, taken: CheckpointTaken) -> WorkerCheckpoint:
         """Make the data of a checkpoint durable and return the vote, which is valid once the sinks are synced
         too.
         """
         if self._is_whole(taken) and taken.snapshot is not None:
-            state = await self._state.commit_whole(taken.barrier.cut, taken.snapshot)
+            state = await self._state.commit_whole(taken.barrier.checkpoint, taken.snapshot)
         else:
-            state = await self._state.commit(taken.barrier.cut, taken.blocks)
+            state = await self._state.commit(taken.barrier.checkpoint, taken.blocks)
         if taken.step == self._after:
             self._steps.void(taken.step)  # the layout changes
         steps = await self._steps.synced(taken.step)
         floors = {STATE_CHAIN: self._state.floor, STEPS_CHAIN: self._steps.floor}
-        return WorkerCut(state=state, steps=steps, sources=taken.sources, sinks=taken.sinks, floors=floors)
+        return WorkerCheckpoint(
+            state=state, steps=steps, sources=taken.sources, sinks=taken.sinks, floors=floors
+        )
 
-    def _is_whole(self, taken: CutTaken) -> bool:
+    def _is_whole(self, taken: CheckpointTaken) -> bool:
         """Return whether it is the first checkpoint of a fork, whose chain has nothing before it."""
         return self._forks and taken.step == self._after
 
-    async def voted(self, taken: CutTaken) -> None:
+    async def voted(self, taken: CheckpointTaken) -> None:
         """Append the snapshot of the checkpoint, if any. It follows the vote so as not to delay it."""
         if taken.snapshot is not None and not self._is_whole(taken):
             await self._state.snapshot(taken.snapshot)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from checkpoint import CopyAhead, Restore, RetiredWorker, WorkerCut, region_of_worker, state_parts
+from checkpoint import CopyAhead, Restore, RetiredWorker, WorkerCheckpoint, region_of_worker, state_parts
 from dataflow.graph.builder import GraphPlan
 from dataflow.operators.apply import ApplySpec
 from dataflow.sources.base import Positions, SourceSpec, own_positions
@@ -23,10 +23,10 @@ from journal import ORIGIN
 class LayoutChange(NamedTuple):
     """The duties of one worker in the first incarnation of a layout, of a line of history or of a fork."""
 
-    cut: int
+    checkpoint: int
     """The checkpoint that it votes for before it starts."""
     share: Share
-    part: WorkerCut
+    part: WorkerCheckpoint
     """Where its sources and sinks continue. The positions of chains are those of its own former part."""
     completes: "dict[int, dict[str, Any] | None]"
     """Workers whose output it completes, as their heir, with what the checkpoint stores of their sinks; None:
@@ -50,32 +50,32 @@ class LayoutChange(NamedTuple):
         """
         if order.restore is None or not order.moves:
             return None
-        cut, worker = order.restore, order.worker
+        checkpoint, worker = order.restore, order.worker
         # The state of a user's operator is divided by a function of all of it.
         of_all = any(isinstance(spec, ApplySpec) for spec in plan.specs.values())
-        parts = state_parts(cut.layout, order.layout, of_all=of_all)[worker]
+        parts = state_parts(checkpoint.layout, order.layout, of_all=of_all)[worker]
         share = Share.of(order.layout, worker, parts)
         completes: dict[int, dict[str, Any] | None] = {
-            part.worker: cut.workers[part.worker].sinks
+            part.worker: checkpoint.workers[part.worker].sinks
             for part in share.parts
             if part.stays and part.worker not in order.layout.workers
         }
         if worker == order.layout.workers[0]:
-            completes |= {orphan: None for orphan in cut.orphans if orphan not in order.layout.workers}
-        before = RetiredWorker() if cut.in_origin else cut.retired.get(worker, RetiredWorker())
+            completes |= {orphan: None for orphan in checkpoint.orphans if orphan not in order.layout.workers}
+        before = RetiredWorker() if checkpoint.in_origin else checkpoint.retired.get(worker, RetiredWorker())
         files = {name: ORIGIN for name, spec in plan.specs.items() if spec.keeps_files}
-        new = WorkerCut(state=ORIGIN, steps=ORIGIN, sinks=before.sinks, directories=files)
-        own = cut.workers.get(worker, new)
-        if cut.in_origin:
+        new = WorkerCheckpoint(state=ORIGIN, steps=ORIGIN, sinks=before.sinks, directories=files)
+        own = checkpoint.workers.get(worker, new)
+        if checkpoint.in_origin:
             own = msgspec.structs.replace(new, sources=own.sources)
-        moves = cut.layout != order.layout
+        moves = checkpoint.layout != order.layout
         if moves:
-            of_workers = [cut.workers[one].sources for one in sorted(cut.workers)]
+            of_workers = [checkpoint.workers[one].sources for one in sorted(checkpoint.workers)]
             own = msgspec.structs.replace(own, sources=dealt_sources(plan, of_workers, share))
-        return cls(order.cut + 1, share, own, completes, moves, cut.in_origin)
+        return cls(order.checkpoint + 1, share, own, completes, moves, checkpoint.in_origin)
 
 
-def part_of(order: Restore, change: LayoutChange | None) -> WorkerCut | None:
+def part_of(order: Restore, change: LayoutChange | None) -> WorkerCheckpoint | None:
     """Return the part of the checkpoint from which the ordered worker continues, None for the beginning."""
     if change is not None:
         return change.part

@@ -19,7 +19,7 @@ from functools import partial
 
 import trio
 
-from checkpoint import Committed, FrameType, Restore, Rolling, Start, View, WorkerCut, worker_directory
+from checkpoint import Committed, FrameType, Restore, Rolling, Start, View, WorkerCheckpoint, worker_directory
 from checkpoint.chains.whole_checkpoints import SoundStore
 from checkpoint.errors import OutputDiffersError, StaleIncarnationError
 from checkpoint.link import Link
@@ -36,7 +36,7 @@ from dataflow.worker.layout_change import LayoutChange, left_before, part_of
 from dataflow.worker.making_durable import made_durable
 from dataflow.worker.messages import (
     BlockLoaded,
-    CutTaken,
+    CheckpointTaken,
     DivisionsDurable,
     Inbox,
     LoadStateBlock,
@@ -95,7 +95,7 @@ class LinkIncarnation:
         self._plan = spec.graph.plan()
         self._change: LayoutChange | None = None
         """What this worker does if the layout changes."""
-        self._part: WorkerCut | None = None
+        self._part: WorkerCheckpoint | None = None
         name = worker_directory(spec.region, spec.worker)
         self._directories = Directories(self._plan, name, self.number, spec.scratch_dir)
         self._scope = trio.CancelScope()
@@ -107,7 +107,7 @@ class LinkIncarnation:
         self._to_serve, self._from_circuit = trio.open_memory_channel[
             StageEnded | Published | SourceWaits | PausedAt | Committed | PeerSuspected
         ](math.inf)
-        self._to_vote, self._cuts = trio.open_memory_channel[CutTaken](math.inf)
+        self._to_vote, self._checkpoints = trio.open_memory_channel[CheckpointTaken](math.inf)
         self._exchange = make_exchange(
             spec,
             order,
@@ -143,7 +143,7 @@ class LinkIncarnation:
             self._outputs.take(message)
         elif isinstance(message, OfDirectories):
             self._directories.take(message)
-        elif isinstance(message, CutTaken):
+        elif isinstance(message, CheckpointTaken):
             self._to_vote.send_nowait(message)
         elif isinstance(message, PeerHeld):
             self._resumed.held(message)
@@ -229,7 +229,17 @@ class LinkIncarnation:
         completes = await left_before(self._store, order) if change is None else change.completes
         owner, local = None if order.restore is None else order.restore.identity, order.is_local
         restores = RestoreCircuit(
-            number, after, order.cut, part, order.layout, store_id, buffers, change, local, completes, owner
+            number,
+            after,
+            order.checkpoint,
+            part,
+            order.layout,
+            store_id,
+            buffers,
+            change,
+            local,
+            completes,
+            owner,
         )
         self._inbox.put(restores)
         self._circuit_ordered.set()
@@ -382,17 +392,17 @@ class LinkIncarnation:
             await self._control.finished()
 
     async def _vote_all(self, journals: Journals) -> None:
-        async for cut in self._cuts:
-            await self._vote(cut, journals)
+        async for checkpoint in self._checkpoints:
+            await self._vote(checkpoint, journals)
 
-    async def _vote(self, taken: CutTaken, journals: Journals) -> None:
+    async def _vote(self, taken: CheckpointTaken, journals: Journals) -> None:
         begin = trio.current_time()
         positions = await made_durable(
             taken, journals, self._outputs, self._directories, self._shared.running
         )
         phases = {**taken.phases_s, "sync": trio.current_time() - begin}
-        await self._control.prepared(
-            cut=taken.barrier.cut, step=taken.step, positions=positions, phases_s=phases
+        await self._control.vote(
+            checkpoint=taken.barrier.checkpoint, step=taken.step, positions=positions, phases_s=phases
         )
         self._exchange.announce(FrameType.DURABLE, taken.step)
         await journals.voted(taken)

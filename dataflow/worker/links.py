@@ -13,7 +13,7 @@ from functools import partial
 
 import trio
 
-from checkpoint import Committed, CopyAhead, Counters, Host, Pause, RequestCut, Restore, Start, View
+from checkpoint import Committed, CopyAhead, Counters, Host, Pause, RequestCheckpoint, Restore, Start, View
 from checkpoint.errors import StaleIncarnationError, StoppedError
 from checkpoint.limits import stop_grace_s
 from checkpoint.link import Link, serve_links
@@ -24,12 +24,12 @@ from dataflow.worker.copying import CopiedState, copy_ahead
 from dataflow.worker.failures import failure_of, first_error
 from dataflow.worker.link_incarnation import LinkIncarnation
 from dataflow.worker.messages import (
+    CheckpointRequested,
     CircuitFailed,
-    CutRequested,
     Inbox,
     LinksEnded,
     PauseRequested,
-    PublishCut,
+    PublishCheckpoint,
     Published,
     Shared,
     ToLinks,
@@ -81,7 +81,7 @@ class Links:
         if incarnation is None or nursery is None or message.incarnation != incarnation.number:
             return
         failed = isinstance(message, CircuitFailed)
-        if failed or (isinstance(message, Published) and message.cut == self._unpublished):
+        if failed or (isinstance(message, Published) and message.checkpoint == self._unpublished):
             self._unpublished = 0
             self._published.set()
         if not isinstance(message, CircuitFailed):
@@ -165,7 +165,7 @@ class Links:
                 self._take_order(order, self._incarnation)
 
     def _take_order(
-        self, order: View | Host | Start | RequestCut | Committed | Pause, incarnation: LinkIncarnation
+        self, order: View | Host | Start | RequestCheckpoint | Committed | Pause, incarnation: LinkIncarnation
     ) -> None:
         number = incarnation.number
         if isinstance(order, Start):
@@ -174,12 +174,12 @@ class Links:
             incarnation.view(order)
         elif isinstance(order, Host):
             self._host(order.hosted, order.attempt)
-        elif isinstance(order, RequestCut):
-            self._inbox.put(CutRequested(number, order.cut, order.final))
+        elif isinstance(order, RequestCheckpoint):
+            self._inbox.put(CheckpointRequested(number, order.checkpoint, order.final))
         elif isinstance(order, Committed):
             incarnation.committed(order)
-            self._unpublished, self._published = order.cut, trio.Event()
-            self._inbox.put(PublishCut(number, order.cut, order.final, order.step))
+            self._unpublished, self._published = order.checkpoint, trio.Event()
+            self._inbox.put(PublishCheckpoint(number, order.checkpoint, order.final, order.step))
         else:
             self._shared.pausing = order.pause > 0
             self._inbox.put(PauseRequested(number, order.pause))

@@ -3,20 +3,24 @@
 import msgspec
 import trio
 
-from checkpoint import WorkerCut
+from checkpoint import WorkerCheckpoint
 from checkpoint.runtime import runtime
 from dataflow.sinks.base import SinkWriter
 from dataflow.worker.directories import Directories
 from dataflow.worker.failures import naming
 from dataflow.worker.journals import Journals
-from dataflow.worker.messages import CutTaken
+from dataflow.worker.messages import CheckpointTaken
 from dataflow.worker.outputs import Outputs
 from dataflow.worker.pulse import RunningOperator
 
 
 async def made_durable(
-    taken: CutTaken, journals: Journals, outputs: Outputs, directories: Directories, running: RunningOperator
-) -> WorkerCut:
+    taken: CheckpointTaken,
+    journals: Journals,
+    outputs: Outputs,
+    directories: Directories,
+    running: RunningOperator,
+) -> WorkerCheckpoint:
     """Return the positions to vote, once all that they refer to is on stable storage or on the quorum.
     running: where the sinks are noted whose code runs.
 
@@ -27,7 +31,7 @@ async def made_durable(
             nursery.start_soon(synced, name, writer, running)
         positions = await journals.prepare(taken)
         shown = await outputs.synced(taken.step, taken.sinks)
-        files = await directories.synced(taken.barrier.cut)
+        files = await directories.synced(taken.barrier.checkpoint)
     return msgspec.structs.replace(
         positions,
         sinks={**taken.voted(running), **shown},

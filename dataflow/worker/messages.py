@@ -25,10 +25,10 @@ from checkpoint import (
     Sources,
     SplitPosition,
     TakenPart,
-    WorkerCut,
+    WorkerCheckpoint,
 )
 from dataflow.core.retained_steps import Held, Records
-from dataflow.core.schedule import NO_CUT, Barrier
+from dataflow.core.schedule import NO_CHECKPOINT, Barrier
 from dataflow.sinks.base import SinkWriter
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
 from dataflow.state.directory_handover import Handover
@@ -48,8 +48,8 @@ class RestoreCircuit:
     incarnation: int
     step: int
     """The step of the checkpoint, 0 for the beginning. The first step to run is the next one."""
-    cut: int
-    part: WorkerCut | None
+    checkpoint: int
+    part: WorkerCheckpoint | None
     layout: Layout
     store_id: bytes
     feeds: Mapping[str, PrefetchBuffer] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class LoadStateBlock:
     """One stored block of an operator's state. Blocks arrive oldest first."""
 
     incarnation: int
-    cut: int
+    checkpoint: int
     operator: str
     data: bytes
     part: TakenPart | None = None
@@ -92,20 +92,20 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class CutRequested:
+class CheckpointRequested:
     """Attach this checkpoint to the next STEP_END."""
 
     incarnation: int
-    cut: int
+    checkpoint: int
     final: bool
 
 
 @dataclass(frozen=True, slots=True)
-class PublishCut:
+class PublishCheckpoint:
     """A checkpoint is committed: sinks publish."""
 
     incarnation: int
-    cut: int
+    checkpoint: int
     final: bool
     step: int
 
@@ -164,8 +164,8 @@ ToCircuit: TypeAlias = (
     | LoadStateBlock
     | StateComplete
     | Started
-    | CutRequested
-    | PublishCut
+    | CheckpointRequested
+    | PublishCheckpoint
     | PauseRequested
     | Arrived
     | PeerRestarts
@@ -202,7 +202,7 @@ class StageEnded:
     sources: Sources | None = None
     """The input division, to record before the frames are sent. None for a later stage or a replayed step."""
     stage: int = 0
-    barrier: Barrier = NO_CUT
+    barrier: Barrier = NO_CHECKPOINT
     """The checkpoint that its STEP_ENDs request."""
     records: Records = field(default_factory=dict)
     """Local recovery: (peer, channel) -> the rows that it sends."""
@@ -239,7 +239,8 @@ class SourceWaits:
 class OutputMade:
     """The output of one step for one sink that writes to the store.
 
-    One for each such sink and step, in order, even without rows, and before the `CutTaken` of the step.
+    One for each such sink and step, in order, even without rows, and before the `CheckpointTaken` of the
+    step.
     inputs: the positions of the sources at its end. time: None if the sink does not name the time of rows.
     """
 
@@ -277,7 +278,7 @@ class DirectoryBegun:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryCut:
+class DirectoryCheckpoint:
     """A checkpoint, at the end of `step`, follows the changes sent so far.
 
     sizes: of all files. copy: where they are copied to, if a snapshot of them is due.
@@ -285,17 +286,17 @@ class DirectoryCut:
 
     incarnation: int
     operator: str
-    cut: int
+    checkpoint: int
     step: int
     sizes: Mapping[str, int]
     copy: Path | None
 
 
-OfDirectories: TypeAlias = FilesChanged | DirectoryBegun | DirectoryCut
+OfDirectories: TypeAlias = FilesChanged | DirectoryBegun | DirectoryCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
-class CutTaken:
+class CheckpointTaken:
     """A step with a checkpoint has ended: make its data durable, then vote."""
 
     incarnation: int
@@ -325,7 +326,7 @@ class Published:
     """The sinks have published a checkpoint."""
 
     incarnation: int
-    cut: int
+    checkpoint: int
     final: bool
 
 
@@ -350,7 +351,7 @@ ToLinks: TypeAlias = (
     | PausedAt
     | OutputMade
     | OfDirectories
-    | CutTaken
+    | CheckpointTaken
     | Published
     | CircuitFailed
 )
@@ -403,7 +404,7 @@ class Shared:
     busy_s: float = 0.0
     load_s: float = 0.0
     backlog_bytes: int = -1
-    cuts: int = 0
+    checkpoints: int = 0
     operators: dict[str, dict[str, int]] = field(default_factory=dict)
     event_times: dict[str, EventTime] = field(default_factory=dict)
     running: RunningOperator = field(default_factory=RunningOperator)

@@ -89,7 +89,7 @@ class WorkerFigures(Collector):
             ("rows_out", "Rows written by sinks", shared.rows_out),
             ("read_bytes", "Bytes read by sources", shared.bytes_in),
             ("busy_seconds", "Time in which the circuit worked rather than waited", shared.busy_s),
-            ("checkpoints", "Checkpoints that this worker took part in", shared.cuts),
+            ("checkpoints", "Checkpoints that this worker took part in", shared.checkpoints),
         ):
             yield _filled(CounterMetricFamily(f"dos_worker_{name}", text, labels=_LABELS), of, value)
         yield from _operators(of, shared.operators)

@@ -21,7 +21,7 @@ from checkpoint import (
     OutputDecision,
     Publish,
     SplitPosition,
-    WorkerCut,
+    WorkerCheckpoint,
     limits,
     output_chain,
     output_register,
@@ -79,7 +79,7 @@ class Outputs:
     async def open(
         self,
         claim: ClaimPort,
-        part: WorkerCut | None,
+        part: WorkerCheckpoint | None,
         *,
         after_step: int,
         generation: int,

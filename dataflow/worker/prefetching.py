@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import trio
 
-from checkpoint import Cut, InputPiece, SplitPosition, WorkerCut, check_log, limits
+from checkpoint import Checkpoint, InputPiece, SplitPosition, WorkerCheckpoint, check_log, limits
 from checkpoint.errors import InputTrimmedError
 from dataflow.errors import InputChangedError
 from dataflow.graph.builder import GraphPlan
@@ -217,25 +217,26 @@ def feeds_of(
     spec: WorkerSpec,
     plan: GraphPlan,
     store: Store,
-    part: WorkerCut | None,
-    cut: Cut | None,
+    part: WorkerCheckpoint | None,
+    checkpoint: Checkpoint | None,
     *,
     workers: int,
     again: bool,
     woken: Callable[[], None],
 ) -> dict[str, Prefetcher]:
     """Return a prefetcher of each source whose input is in the store, from the positions in `part`, which is
-    of the checkpoint `cut`. Raises ManifestError if a source of a fork reads another region's output than in
+    of the checkpoint `checkpoint`. Raises ManifestError if a source of a fork reads another region's output
+    than in
     the original.
 
     again: it is not the first incarnation. Outside of consistent regions, input is then read from its present
     end on.
     """
-    origin = None if cut is None else cut.origin
+    origin = None if checkpoint is None else checkpoint.origin
     sources = {name: one for name, one in plan.specs.items() if isinstance(one, PrefetchedSource)}
     for name, source in sources.items():
         if isinstance(source, LogSource):
-            check_log(cut, name, str(source.region))
+            check_log(checkpoint, name, str(source.region))
     return {
         name: Prefetcher(
             name,

@@ -77,7 +77,7 @@ def run_worker(spec: WorkerSpec, running: RunningOperator | None = None) -> Work
         rows_in=shared.rows_in,
         rows_out=shared.rows_out,
         bytes_in=shared.bytes_in,
-        cuts=shared.cuts,
+        checkpoints=shared.checkpoints,
     )
 
 

@@ -86,5 +86,5 @@ class WorkerSummary:
     rows_in: int
     rows_out: int
     bytes_in: int
-    cuts: int
+    checkpoints: int
     """Checkpoints that it took part in."""

@@ -23,7 +23,7 @@ _SCHEMA: Final = pa.schema(
         ("job", pa.uint64()),
         ("sender_epoch", pa.uint64()),
         ("step", pa.uint64()),
-        ("cut", pa.uint64()),
+        ("checkpoint", pa.uint64()),
         ("seq", pa.uint32()),
         ("channel", pa.uint32()),
         ("flags", pa.uint16()),

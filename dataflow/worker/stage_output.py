@@ -73,7 +73,7 @@ class StageOutput:
         me, alignment = self._me.worker, self._aligned[channel]
         for seq, item in enumerate(items):
             alignment.data(me, step, seq, (me, item))
-        alignment.step_end(me, step, len(items), cut=barrier.cut, final=barrier.final)
+        alignment.step_end(me, step, len(items), checkpoint=barrier.checkpoint, final=barrier.final)
 
     def _frames(
         self,
@@ -94,7 +94,15 @@ class StageOutput:
         seq = len(pieces)
         frames.append(
             ChannelFrame(
-                FrameType.STEP_END, me, job, number, step, barrier.cut, seq, channel=channel, flags=flags
+                FrameType.STEP_END,
+                me,
+                job,
+                number,
+                step,
+                barrier.checkpoint,
+                seq,
+                channel=channel,
+                flags=flags,
             )
         )
         return frames

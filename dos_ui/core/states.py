@@ -44,7 +44,7 @@ def shown_state(reading: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_now(reading: Mapping[str, Any]) -> dict[str, Any]:
-    status, last, cut = reading["status"], reading["lastReport"], reading["manifest"]["lastCheckpoint"]
+    status, last, checkpoint = reading["status"], reading["lastReport"], reading["manifest"]["lastCheckpoint"]
     if reading["answered"]:
         name = status["state"]
         if name == "RUNNING" and is_stuck(status):
@@ -53,9 +53,9 @@ def _of_now(reading: Mapping[str, Any]) -> dict[str, Any]:
     if reading["ended"]:
         name = last["status"]["state"]
         return _state(name, _KINDS.get(name, "warn"), last["status"]["reason"], "ended", last["timeMs"])
-    if cut is not None and cut["final"]:
-        return _state("FINISHED", "good", "all input is processed", "ended", cut["timeMs"])
-    sign_ms = max((one["timeMs"] for one in (last, cut) if one is not None), default=None)
+    if checkpoint is not None and checkpoint["final"]:
+        return _state("FINISHED", "good", "all input is processed", "ended", checkpoint["timeMs"])
+    sign_ms = max((one["timeMs"] for one in (last, checkpoint) if one is not None), default=None)
     recent = sign_ms is not None and reading["timeMs"] - sign_ms < _RECENT_MS
     since = "" if sign_ms is None else "last sign"
     return _state("no driver", "warn" if recent else "bad", reading["problem"], since, sign_ms)

@@ -21,7 +21,7 @@ from journal.core.archive_manifest import ArchiveManifest, encode_manifest, pars
 from journal.core.errors import HistoryMissingError, HistoryTrimmedError, StopNotFoundError
 from journal.core.file_ops import ReplayStop
 from journal.core.segment import parse_segment_name
-from journal.files.history import has_cut, has_locating_record, stretch_at
+from journal.files.history import has_checkpoint, has_locating_record, stretch_at
 from journal.files.trimming import TrimPlan
 from journal.limits import archive_tries_max
 
@@ -64,11 +64,11 @@ async def _plan(bucket: Bucket, manifest: ArchiveManifest, before: ReplayStop | 
     try:
         state = await stretch_at(archive, directory, chain, before)
     except (HistoryTrimmedError, HistoryMissingError):
-        if before.names_a_cut:
+        if before.names_a_checkpoint:
             raise
         floor = min(manifest.line())  # the moment is older than the archive: all of it stays
         return await _removing(bucket, manifest, floor)
-    if before.names_a_cut and not await has_cut(archive, directory, state, before):
+    if before.names_a_checkpoint and not await has_checkpoint(archive, directory, state, before):
         raise StopNotFoundError(f"the archive of {directory}/{chain} does not hold {before}")
     if not await has_locating_record(archive, directory, state, before):
         raise StopNotFoundError(

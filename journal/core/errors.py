@@ -20,8 +20,8 @@ class TornRecordError(CorruptDataError):
 
 
 class CorruptRecordError(CorruptDataError):
-    """Bytes that are not a record and that a cut-off write cannot explain. Everything before `offset` is
-    valid.
+    """Bytes that are not a record and that a cut-off write cannot explain. Everything before `offset`
+    is valid.
     """
 
 

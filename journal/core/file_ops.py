@@ -138,13 +138,13 @@ class ReplayStop:
     """The stop of a replay. At most one field is set; without any, the replay goes to the end.
 
     size: before the first record that ends above this logical offset. wall_ms: before the first MARK record
-    of a later time, so with a precision of one second. cut, step: after the CUT record of this number or
-    step.
+    of a later time, so with a precision of one second. checkpoint, step: after the CHECKPOINT record of this
+    number or step.
     """
 
     size: int | None = None
     wall_ms: int | None = None
-    cut: int | None = None
+    checkpoint: int | None = None
     step: int | None = None
 
     def lies_before(self, end: int, record: Record) -> bool:
@@ -153,27 +153,31 @@ class ReplayStop:
             return True
         if self.wall_ms is not None:
             return record.op is Op.MARK and record.ints[0] > self.wall_ms
-        return self.names_a_cut and record.op is Op.CUT and self._number(record) > self._wanted
+        return self.names_a_checkpoint and record.op is Op.CHECKPOINT and self._number(record) > self._wanted
 
     def ends_with(self, record: Record) -> bool:
-        """Return whether this record is the last one to replay: only for a stop at a CUT record."""
-        return self.names_a_cut and record.op is Op.CUT and self._number(record) == self._wanted
+        """Return whether this record is the last one to replay: only for a stop at a CHECKPOINT record."""
+        return self.names_a_checkpoint and record.op is Op.CHECKPOINT and self._number(record) == self._wanted
 
     def __str__(self) -> str:
         """Return the text for messages."""
-        if self.names_a_cut:
-            return f"checkpoint {self.cut}" if self.cut is not None else f"the checkpoint of step {self.step}"
+        if self.names_a_checkpoint:
+            return (
+                f"checkpoint {self.checkpoint}"
+                if self.checkpoint is not None
+                else f"the checkpoint of step {self.step}"
+            )
         return f"offset {self.size}" if self.size is not None else f"time {self.wall_ms} ms"
 
     @property
-    def names_a_cut(self) -> bool:
-        return self.cut is not None or self.step is not None
+    def names_a_checkpoint(self) -> bool:
+        return self.checkpoint is not None or self.step is not None
 
     @property
     def locating_op(self) -> Op | None:
         """The operation of the records that locate this stop; None if offsets locate it."""
-        if self.names_a_cut:
-            return Op.CUT
+        if self.names_a_checkpoint:
+            return Op.CHECKPOINT
         return Op.MARK if self.wall_ms is not None else None
 
     def begins_before(self, base: int, first: Record | None) -> bool:
@@ -183,15 +187,15 @@ class ReplayStop:
         """
         if self.size is not None:
             return self.size <= base
-        if self.names_a_cut:
+        if self.names_a_checkpoint:
             return first is None or self._number(first) > self._wanted
         return self.wall_ms is not None and first is not None and first.ints[0] > self.wall_ms
 
     @property
     def _wanted(self) -> int:
-        return (self.cut if self.cut is not None else self.step) or 0
+        return (self.checkpoint if self.checkpoint is not None else self.step) or 0
 
-    def _number(self, cut: Record) -> int:
-        """Return the number or the step of a CUT record, whichever this stop names."""
-        index = 0 if self.cut is not None else 1
-        return cut.ints[index] if index < len(cut.ints) else 0
+    def _number(self, checkpoint: Record) -> int:
+        """Return the number or the step of a CHECKPOINT record, whichever this stop names."""
+        index = 0 if self.checkpoint is not None else 1
+        return checkpoint.ints[index] if index < len(checkpoint.ints) else 0

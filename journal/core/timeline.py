@@ -31,7 +31,7 @@ _CHECKPOINT_CLOCK = re.compile(rb'"wall_time_ms":(\d{1,18})\b')
 """The wall clock in the JSON of a checkpoint record."""
 EVENTS = {
     Op.SEGMENT_START: "segments",
-    Op.CUT: "checkpoints",
+    Op.CHECKPOINT: "checkpoints",
     Op.DIVISION: "steps",
     Op.SNAPSHOT_END: "snapshots",
 }
@@ -146,7 +146,7 @@ class _Stretches:
 
 def wall_ms(record: Record) -> int | None:
     """Return the wall clock in a record, in ms since 1970, or None."""
-    if record.op is Op.CUT and record.strings:
+    if record.op is Op.CHECKPOINT and record.strings:
         found = _CHECKPOINT_CLOCK.search(record.strings[0])
         return int(found[1]) if found is not None else None
     index = CLOCKS.get(record.op)

@@ -163,7 +163,7 @@ class Directory:
         opened = cls(
             path, writer, recovery_bytes=recovery_bytes, segment_bytes=segment_bytes, clock_ms=clock_ms
         )
-        opened._checkpoint = rebuilding.replay.cut or 0, rebuilding.replay.step
+        opened._checkpoint = rebuilding.replay.checkpoint or 0, rebuilding.replay.step
         opened.damage = damage
         opened._trims = isinstance(claim, LocalClaim)
         return opened
@@ -269,7 +269,7 @@ class Directory:
                 )
             await self.writer.wait_room()
             self._checkpoint = number, step
-            return self.writer.append(Record(Op.CUT, ints=(number, step)))
+            return self.writer.append(Record(Op.CHECKPOINT, ints=(number, step)))
 
     async def trim(self, store: StorePort, name: str, before: Moment) -> TrimPlan:
         """Delete the history before a moment (`journal.files.trimming`). This cannot be undone.

@@ -104,7 +104,7 @@ async def _find(line: _Line, head: ChainState, stop: ReplayStop) -> ChainState:
     return state
 
 
-async def has_cut(store: StorePort, directory: str, stretch: ChainState, stop: ReplayStop) -> bool:
+async def has_checkpoint(store: StorePort, directory: str, stretch: ChainState, stop: ReplayStop) -> bool:
     """Return whether `stretch` holds the checkpoint that `stop` names. Raises the errors of reading
     a chain.
     """

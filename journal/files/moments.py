@@ -88,7 +88,7 @@ def stop_at(at: Position | Moment) -> ReplayStop:
             raise ValueError(f"{at.isoformat()} has no time zone; add +00:00 for UTC")
         return ReplayStop(wall_ms=int(at.timestamp() * 1000))
     if isinstance(at, AtCheckpoint):
-        return ReplayStop(cut=at.number)
+        return ReplayStop(checkpoint=at.number)
     if isinstance(at, AtStep):
         return ReplayStop(step=at.number)
     return ReplayStop(size=at)

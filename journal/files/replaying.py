@@ -62,9 +62,9 @@ class FilesReplay:
         self.records = 0
         self.wall_ms: int | None = None
         """The wall clock of the last replayed MARK record, in ms since 1970."""
-        self.cut: int | None = None
+        self.checkpoint: int | None = None
         self.step = 0
-        """`cut` and `step`: the number of the last replayed checkpoint and its step; the step is 0
+        """`checkpoint` and `step`: the number of the last replayed checkpoint and its step; the step is 0
         if unknown.
         """
         self._found = False
@@ -128,17 +128,17 @@ class FilesReplay:
             self._in_snapshot = record.op is Op.SNAPSHOT_BEGIN
         elif record.op is Op.MARK:
             self.wall_ms = record.ints[0]
-        elif record.op is Op.CUT and record.ints:
-            self.cut, self.step = record.ints[0], record.ints[1] if len(record.ints) > 1 else 0
+        elif record.op is Op.CHECKPOINT and record.ints:
+            self.checkpoint, self.step = record.ints[0], record.ints[1] if len(record.ints) > 1 else 0
             if self.stop.ends_with(record):
                 self.stopped = self._found = True
         return self.stopped
 
     def finish(self) -> None:
         """End the replay. Raises StopNotFoundError if the stop names a checkpoint that was not found."""
-        if self.stop.names_a_cut and not self._found:
-            below = "no checkpoint" if self.cut is None else f"checkpoint {self.cut}"
-            if self.cut is not None and self.stop.step is not None:
+        if self.stop.names_a_checkpoint and not self._found:
+            below = "no checkpoint" if self.checkpoint is None else f"checkpoint {self.checkpoint}"
+            if self.checkpoint is not None and self.stop.step is not None:
                 below += (
                     f" of step {self.step}" if self.step else ", which says no step: name it as checkpoint:N"
                 )

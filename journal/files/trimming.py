@@ -18,7 +18,7 @@ from journal.core.errors import StopNotFoundError
 from journal.core.file_ops import ReplayStop
 from journal.core.segment import parse_segment_name
 from journal.core.trimming import Floor
-from journal.files.history import has_cut, stretch_at
+from journal.files.history import has_checkpoint, stretch_at
 from journal.ports import ClaimPort, StorePort
 from journal.writer import ChainWriter
 
@@ -54,7 +54,7 @@ async def plan_trim(store: StorePort, directory: str, chain: str, before: Replay
     _refuse_others(directory, chain, [name for objects in view.answers.values() for name in objects])
     head = await inspect_committed(store, directory, chain)
     state = await stretch_at(store, directory, chain, before)
-    if before.names_a_cut and not await has_cut(store, directory, state, before):
+    if before.names_a_checkpoint and not await has_checkpoint(store, directory, state, before):
         raise StopNotFoundError(f"{directory} does not hold {before}; nothing was trimmed")
     floor, base = _lowest(state)
     seen = [one for one in segments_seen(chain, view.answers) if one.name.order < floor]

@@ -26,7 +26,7 @@ from spark_integration.errors import BadOptionError
 from spark_integration.limits import TASKS_PER_WORKER_MAX
 
 JOURNAL: Final = "dos-journal"
-CUTS: Final = "dos-checkpoints"
+CHECKPOINTS: Final = "dos-checkpoints"
 STATE: Final = "dos-state"
 
 
@@ -34,10 +34,10 @@ class JournalPoint(msgspec.Struct, frozen=True):
     """A position in a journal: a logical offset, or the position in a committed checkpoint."""
 
     number: int
-    is_cut: bool = False
+    is_checkpoint: bool = False
 
     def __str__(self) -> str:
-        return f"checkpoint:{self.number}" if self.is_cut else str(self.number)
+        return f"checkpoint:{self.number}" if self.is_checkpoint else str(self.number)
 
 
 class JournalOptions(ReadOptions, frozen=True, kw_only=True):
@@ -57,8 +57,8 @@ class CheckpointsOptions(ReadOptions, frozen=True, kw_only=True):
 
 
 class StateOptions(ReadOptions, frozen=True, kw_only=True):
-    """The state of `operator` at checkpoint `cut` (None: the latest); with `since`, only what was written
-    after that checkpoint.
+    """The state of `operator` at checkpoint `checkpoint` (None: the latest); with `since`, only what was
+    written after that checkpoint.
     """
 
     region: str
@@ -92,7 +92,7 @@ JOURNAL_OPTIONS: Final[dict[str, ReaderOption]] = {
     "to": ReaderOption("end", _point),
     "failOnFault": ReaderOption("fail_on_fault", truth),
 }
-CUTS_OPTIONS: Final[dict[str, ReaderOption]] = {**STORE, **READ}
+CHECKPOINTS_OPTIONS: Final[dict[str, ReaderOption]] = {**STORE, **READ}
 STATE_OPTIONS: Final[dict[str, ReaderOption]] = {
     **STORE,
     **READ,
@@ -113,14 +113,14 @@ def parse_journal(given: Mapping[str, str]) -> JournalOptions:
     if url.object is None:
         raise BadOptionError(f"{url} names a directory but no journal in it", remedy=remedy)
     begin, end = fields.get("begin"), fields.get("end")
-    if begin and end and begin.is_cut == end.is_cut and begin.number > end.number:
+    if begin and end and begin.is_checkpoint == end.is_checkpoint and begin.number > end.number:
         raise BadOptionError(f"option 'from' ({begin}) is after option 'to' ({end})")
     return JournalOptions(servers=servers_of(url), directory=str(url.directory), name=url.object, **fields)
 
 
-def parse_cuts(given: Mapping[str, str]) -> CheckpointsOptions:
+def parse_checkpoints(given: Mapping[str, str]) -> CheckpointsOptions:
     """Parse the options of `dos-checkpoints`. Raises as `parse_journal`."""
-    fields, url = _fields(given, CUTS_OPTIONS, CUTS, _REGION)
+    fields, url = _fields(given, CHECKPOINTS_OPTIONS, CHECKPOINTS, _REGION)
     return CheckpointsOptions(servers=servers_of(url), region=_region(url), **fields)
 
 

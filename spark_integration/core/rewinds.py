@@ -8,7 +8,7 @@ after that, they were taken back.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from checkpoint import Cut, Rewind, parting
+from checkpoint import Checkpoint, Rewind, parting
 from spark_integration.core.source_offsets import SplitPoint
 
 
@@ -35,20 +35,20 @@ class LinePoints(NamedTuple):
 
 
 def points_on_line(
-    cut: Cut | None, sink: str, points: Mapping[str, SplitPoint], line: int | None = None
+    checkpoint: Checkpoint | None, sink: str, points: Mapping[str, SplitPoint], line: int | None = None
 ) -> LinePoints:
     """Return where a reader of an output continues after `points`, split -> how far it was read.
 
-    cut: the last checkpoint. line: a later line than those of the points; None: that of the checkpoint.
-    Points are returned as they are if the checkpoint does not know one of the two lines yet.
+    checkpoint: the last checkpoint. line: a later line than those of the points; None: that of the
+    checkpoint. Points are returned as they are if the checkpoint does not know one of the two lines yet.
     """
     found, moved = dict(points), set()
     rewind, read = None, []
     for split, at in points.items():
-        if cut is None:
+        if checkpoint is None:
             break
-        to = cut.line if line is None else line
-        parted = parting(cut, at.line, to) if at.line < to <= cut.line else None
+        to = checkpoint.line if line is None else line
+        parted = parting(checkpoint, at.line, to) if at.line < to <= checkpoint.line else None
         if parted is None:
             continue
         size = parted.outputs.get(int(split[1:]), {}).get(sink, 0)
@@ -61,5 +61,9 @@ def points_on_line(
             read.append(at.step)
             if rewind is None or parted.step < rewind.step:
                 rewind = parted
-    present = [at.step for split, at in found.items() if cut is not None and int(split[1:]) in cut.workers]
+    present = [
+        at.step
+        for split, at in found.items()
+        if checkpoint is not None and int(split[1:]) in checkpoint.workers
+    ]
     return LinePoints(found, frozenset(moved), rewind, max(read, default=0), min(present, default=0))

@@ -1,7 +1,7 @@
 """`dos-checkpoints`: the committed checkpoints of a region, one row each, as in `dos checkpoint ls` and `dos
 checkpoint show`.
 
-This file has the columns; `checkpoint.core.cut_views` defines their values.
+This file has the columns; `checkpoint.core.checkpoint_views` defines their values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from checkpoint import Cut, checkpoint_full, checkpoint_row
+from checkpoint import Checkpoint, checkpoint_full, checkpoint_row
 from checkpoint.chains.manifest_reading import read_manifest
 from dos_client import Store
 from dos_client.blocking import BlockingStore
@@ -102,18 +102,22 @@ class CheckpointsTable:
     async def parts(self, store: Store) -> Sequence[int]:
         """Return the number of the last checkpoint: later ones are not read."""
         last = (await read_manifest(store, self.options.region)).last
-        return [last.cut] if last is not None else []
+        return [last.number] if last is not None else []
 
     def read(self, store: BlockingStore, part: int, names: frozenset[str]) -> Iterator[pa.RecordBatch]:
         view = store.portal.call(read_manifest, store.store, self.options.region)
         retained, savepoints = view.retained, view.last.savepoints if view.last is not None else {}
-        rows = [_row(cut, checkpoint_row(cut, retained, savepoints)) for cut in view.cuts if cut.cut <= part]
+        rows = [
+            _row(checkpoint, checkpoint_row(checkpoint, retained, savepoints))
+            for checkpoint in view.checkpoints
+            if checkpoint.number <= part
+        ]
         columns = pa.schema([field for field in (*_DEFAULT, *_EXTRA) if field.name in names] or [_DEFAULT[0]])
         yield from pa.Table.from_pylist(rows, columns).combine_chunks().to_batches()
 
 
-def _row(cut: Cut, listed: dict[str, Any]) -> dict[str, Any]:
-    row = checkpoint_full(cut) | listed
+def _row(checkpoint: Checkpoint, listed: dict[str, Any]) -> dict[str, Any]:
+    row = checkpoint_full(checkpoint) | listed
     row["time"] = row["timeMs"] * 1000
     row["shards"] = row["layout"]["ranges"]
     row["workers"] = [_worker(one) for one in row["workers"]]

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from checkpoint import Cut, output_chain, region_of_worker
+from checkpoint import Checkpoint, output_chain, region_of_worker
 from checkpoint.chains.directory_store import directory_chain
 from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.chains.state_reading import STATE_CHAIN
@@ -133,7 +133,7 @@ class JournalTable:
     def _numbers(self) -> tuple[int, int | None]:
         begin, end = self.options.begin, self.options.end
         for point in (begin, end):
-            if point is not None and point.is_cut:
+            if point is not None and point.is_checkpoint:
                 raise BadOptionError(f"{self.what} is an object, but {point} is a position in a chain")
         return begin.number if begin else 0, end.number if end else None
 
@@ -168,7 +168,7 @@ class JournalTable:
         return chain, first or 0, end.size if isinstance(end, Position) else end
 
     async def _position(self, store: Store, point: JournalPoint | None) -> Position | int | None:
-        if point is None or not point.is_cut:
+        if point is None or not point.is_checkpoint:
             return None if point is None else point.number
         options = self.options
         region_and_worker = region_of_worker(options.directory)
@@ -177,11 +177,11 @@ class JournalTable:
                 f"{point}: {options.directory} is no worker's directory and has no checkpoints"
             )
         region, worker = region_and_worker
-        cut = (await read_manifest(store, region)).restorable(point.number)
-        position = _position_in(cut, worker, options.name)
+        checkpoint = (await read_manifest(store, region)).restorable(point.number)
+        position = _position_in(checkpoint, worker, options.name)
         if position is None:
             raise BadOptionError(
-                f"{point}: checkpoint {cut.cut} lacks chain {options.name} of worker {worker}"
+                f"{point}: checkpoint {checkpoint.number} lacks chain {options.name} of worker {worker}"
             )
         return position
 
@@ -206,9 +206,9 @@ def _is_past_end(part: JournalPart, one: Located) -> bool:
     return part.end is not None and one.offset >= part.end
 
 
-def _position_in(cut: Cut, worker: int, chain: str) -> Position | None:
+def _position_in(checkpoint: Checkpoint, worker: int, chain: str) -> Position | None:
     """Return the position of a worker's chain in a checkpoint."""
-    part = cut.workers.get(worker)
+    part = checkpoint.workers.get(worker)
     if part is None:
         return None
     known = {STATE_CHAIN: part.state, STEPS_CHAIN: part.steps}

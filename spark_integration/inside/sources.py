@@ -9,7 +9,14 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
-from spark_integration.core.inside_options import CUTS, JOURNAL, STATE, parse_cuts, parse_journal, parse_state
+from spark_integration.core.inside_options import (
+    CHECKPOINTS,
+    JOURNAL,
+    STATE,
+    parse_checkpoints,
+    parse_journal,
+    parse_state,
+)
 from spark_integration.inside.checkpoints import CheckpointsTable
 from spark_integration.inside.journal import JournalTable
 from spark_integration.inside.state import OperatorStateTable
@@ -46,8 +53,8 @@ def _journal(given: Mapping[str, str]) -> Any:
     return JournalTable(with_token(parse_journal(given)))
 
 
-def _cuts(given: Mapping[str, str]) -> Any:
-    return CheckpointsTable(with_token(parse_cuts(given)))
+def _checkpoints(given: Mapping[str, str]) -> Any:
+    return CheckpointsTable(with_token(parse_checkpoints(given)))
 
 
 def _state(given: Mapping[str, str]) -> Any:
@@ -64,8 +71,8 @@ class JournalSource(_Source):
 class CheckpointsSource(_Source):
     """The committed checkpoints of a region. Raises as `JournalSource`."""
 
-    _name = CUTS
-    table_of = staticmethod(_cuts)
+    _name = CHECKPOINTS
+    table_of = staticmethod(_checkpoints)
 
 
 class StateSource(_Source):

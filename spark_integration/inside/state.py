@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from checkpoint import Cut, Layout
+from checkpoint import Checkpoint, Layout
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.chains.state_blocks import DELETED_COLUMN, StateFold, hash_range, slices, state_version_of
 from checkpoint.chains.state_reading import StoredStateBlock, blocks_at, blocks_between
@@ -59,8 +59,8 @@ class OperatorStateTable:
 
     @property
     def what(self) -> str:
-        cut = "" if self.options.checkpoint is None else f" at checkpoint {self.options.checkpoint}"
-        return f"state of operator {self.options.operator} of region {self.options.region}{cut}"
+        checkpoint = "" if self.options.checkpoint is None else f" at checkpoint {self.options.checkpoint}"
+        return f"state of operator {self.options.operator} of region {self.options.region}{checkpoint}"
 
     async def columns(self, store: Store) -> TableColumns:
         """Return the columns of the first block; if nothing was written since, those of the whole state."""
@@ -83,32 +83,34 @@ class OperatorStateTable:
     async def _parts(self, store: Store) -> list[StatePart]:
         options = self.options
         view = await read_manifest(store, options.region)
-        cut = _cut(view, options.checkpoint)
-        self._check_operator(cut)
+        checkpoint = _checkpoint(view, options.checkpoint)
+        self._check_operator(checkpoint)
         since = None if options.since is None else view.restorable(options.since)
         parts = []
-        is_everywhere = _is_broadcast_table(cut.operators.get(options.operator, ""))
-        for worker, part in sorted(cut.workers.items()):
-            if since is not None and since.layout != cut.layout and not is_everywhere:
-                reason = f"its keys were on other workers in checkpoint {since.cut}"
+        is_everywhere = _is_broadcast_table(checkpoint.operators.get(options.operator, ""))
+        for worker, part in sorted(checkpoint.workers.items()):
+            if since is not None and since.layout != checkpoint.layout and not is_everywhere:
+                reason = f"its keys were on other workers in checkpoint {since.number}"
                 raise StateNotRecordedError(worker, reason)
-            if since is not None and since.in_origin != cut.in_origin:
-                reason = f"checkpoint {since.cut} is in the journals of another region, as a fork begins"
+            if since is not None and since.in_origin != checkpoint.in_origin:
+                reason = f"checkpoint {since.number} is in the journals of another region, as a fork begins"
                 raise StateNotRecordedError(worker, reason)
-            for begin, end in _hash_ranges(cut.layout, worker, options.operator, options.tasks_per_worker):
+            for begin, end in _hash_ranges(
+                checkpoint.layout, worker, options.operator, options.tasks_per_worker
+            ):
                 before = None if since is None else since.workers[worker].state
-                region = cut.chains_of(options.region)
+                region = checkpoint.chains_of(options.region)
                 parts.append(StatePart(region, worker, part.state, before, begin, end))
             if is_everywhere:
                 break  # each worker has the whole table
         return parts
 
-    def _check_operator(self, cut: Cut) -> None:
+    def _check_operator(self, checkpoint: Checkpoint) -> None:
         operator = self.options.operator.partition("~")[0]  # an operator's tables are NAME, NAME~rows, ..
-        if cut.operators and operator not in cut.operators:
+        if checkpoint.operators and operator not in checkpoint.operators:
             raise NothingThereError(
-                f"region {self.options.region} has no operator {operator!r} in checkpoint {cut.cut}"
-                f"{nearest(operator, cut.operators)}; it has {', '.join(cut.operators)}"
+                f"region {self.options.region} has no operator {operator!r} in checkpoint {checkpoint.number}"
+                f"{nearest(operator, checkpoint.operators)}; it has {', '.join(checkpoint.operators)}"
             )
 
     def read(self, store: BlockingStore, part: StatePart, names: frozenset[str]) -> Iterator[pa.RecordBatch]:
@@ -150,7 +152,7 @@ class OperatorStateTable:
         ) from error
 
 
-def _cut(view: ManifestView, number: int | None) -> Cut:
+def _checkpoint(view: ManifestView, number: int | None) -> Checkpoint:
     if number is not None:
         return view.restorable(number)
     if view.last is None:

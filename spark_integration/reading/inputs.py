@@ -60,7 +60,7 @@ class InputOrigin(ChainOrigin):
         del split
         return ALL
 
-    async def cut(self, number: int) -> dict[str, SplitPoint]:
+    async def checkpoint(self, number: int) -> dict[str, SplitPoint]:
         raise MalformedOffsetError(
             f"startingOffset checkpoint:{number}: only the output of a region has checkpoints, not an"
             " input handle",

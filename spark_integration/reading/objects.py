@@ -154,7 +154,7 @@ class ObjectOrigin:
             return ObjectScan(self, split, BEGINNING)
         return ObjectScan(self, split, start)
 
-    async def cut(self, number: int) -> dict[str, SplitPoint]:
+    async def checkpoint(self, number: int) -> dict[str, SplitPoint]:
         raise MalformedOffsetError(
             f"startingOffset checkpoint:{number}: only the output of a region has checkpoints, not objects",
             remedy="write earliest or latest",

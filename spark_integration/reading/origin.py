@@ -75,7 +75,7 @@ class Origin(Protocol):
         """Scan from a point on. Raises DataLossError as `ranges`."""
         ...
 
-    async def cut(self, number: int) -> dict[str, SplitPoint]:
+    async def checkpoint(self, number: int) -> dict[str, SplitPoint]:
         """Return the splits' positions in a checkpoint. Raises MalformedOffsetError if there are none."""
         ...
 

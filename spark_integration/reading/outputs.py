@@ -17,7 +17,7 @@ from contextlib import aclosing
 import msgspec
 import pyarrow as pa
 
-from checkpoint import Cut, Publish, decode_output, output_chain, taken_back, worker_directory
+from checkpoint import Checkpoint, Publish, decode_output, output_chain, taken_back, worker_directory
 from checkpoint.chains.manifest_reading import read_manifest, regions_of
 from checkpoint.chains.output_following import PublishedOutput
 from checkpoint.errors import NoRegionError, OutputRewoundError
@@ -71,8 +71,8 @@ class OutputOrigin(ChainOrigin):
             except NoRegionError:
                 last = None
             return 0 if last is None else last.line
-        cut = await self._output.last_checkpoint()
-        line = 0 if cut is None else cut.line
+        checkpoint = await self._output.last_checkpoint()
+        line = 0 if checkpoint is None else checkpoint.line
         if line != self._line:
             await self.forget()
             self._line = line
@@ -107,10 +107,10 @@ class OutputOrigin(ChainOrigin):
         return found, warning
 
     async def planned(self, start: Vector, end: Vector) -> dict[str, SplitPoint]:
-        cut, found = await self._output.last_checkpoint(), dict(start)
+        checkpoint, found = await self._output.last_checkpoint(), dict(start)
         for split, to in end.items():
             if split in start:
-                here = points_on_line(cut, self._sink, {split: start[split]}, to.line)
+                here = points_on_line(checkpoint, self._sink, {split: start[split]}, to.line)
                 at, upto = here.points[split], Position(to.epoch, to.size, 0)
                 found[split] = await self._with_epoch(split, at, upto) if here.moved else at
         return found
@@ -140,10 +140,10 @@ class OutputOrigin(ChainOrigin):
             async with aclosing(follower.poll(covered)) as records:
                 async for found in records:
                     yield found
-        cut = await self._output.last_checkpoint()
+        checkpoint = await self._output.last_checkpoint()
         # After a restore, a checkpoint is committed before any step runs. Until then the workers may open
         # their logs several times, each time at the same place: nothing there may be read.
-        if visible_end is not ALL or (cut is not None and cut.rewound):
+        if visible_end is not ALL or (checkpoint is not None and checkpoint.rewound):
             return
         async with aclosing(follower.poll()) as records:
             async for end, record in records:
@@ -186,9 +186,9 @@ class OutputOrigin(ChainOrigin):
 
     async def _covered(self, split: str) -> SplitPoint:
         """Return the point up to which the last checkpoint covers a log, which it has."""
-        cut = await self._output.last_checkpoint()
-        assert cut is not None, "no checkpoint is older than one that has the log"
-        return self._points_in(cut)[split]
+        checkpoint = await self._output.last_checkpoint()
+        assert checkpoint is not None, "no checkpoint is older than one that has the log"
+        return self._points_in(checkpoint)[split]
 
     # --- the log --------------------------------------------------------------------------------------------
 
@@ -224,35 +224,36 @@ class OutputOrigin(ChainOrigin):
     async def retained_from(self, split: str) -> int:
         return await self._output.begin(split)
 
-    async def cut(self, number: int) -> dict[str, SplitPoint]:
+    async def checkpoint(self, number: int) -> dict[str, SplitPoint]:
         view = await read_manifest(self.store, self._region)
-        for cut in view.cuts:
-            if cut.cut == number:
+        for checkpoint in view.checkpoints:
+            if checkpoint.number == number:
                 break
         else:
-            have = ", ".join(str(cut.cut) for cut in view.cuts[-5:]) or "none"
+            have = ", ".join(str(checkpoint.number) for checkpoint in view.checkpoints[-5:]) or "none"
             raise MalformedOffsetError(
                 f"startingOffset checkpoint:{number}: region {self._region!r} has no such checkpoint in its"
                 f" manifest; the last are {have}",
                 remedy="`dos checkpoint ls` lists them",
             )
         assert view.last is not None, "the checkpoint was found"
-        if (rewind := taken_back(view.last, cut.line, cut.step)) is not None:
+        if (rewind := taken_back(view.last, checkpoint.line, checkpoint.step)) is not None:
             raise MalformedOffsetError(
                 f"startingOffset checkpoint:{number}: region {self._region!r} was restored to checkpoint"
-                f" {rewind.to} after it; the output of step {rewind.step + 1} to {cut.step}, which checkpoint"
+                f" {rewind.to} after it; the output of step {rewind.step + 1} to {checkpoint.step}, which"
+                f" checkpoint"
                 f" {number} covers, was taken back",
                 remedy=f"write checkpoint:{rewind.to} or step:{rewind.step}: other output follows after it",
             )
-        return self._points_in(cut)
+        return self._points_in(checkpoint)
 
-    def _points_in(self, cut: Cut) -> dict[str, SplitPoint]:
+    def _points_in(self, checkpoint: Checkpoint) -> dict[str, SplitPoint]:
         """Return how far a checkpoint covers each log."""
         points = {}
-        for worker, part in cut.outputs().items():
+        for worker, part in checkpoint.outputs().items():
             if (prepared := part.sinks.get(self._sink)) is not None:
                 at = msgspec.convert(prepared, Position)
-                points[f"w{worker:04d}"] = SplitPoint(at.epoch, at.size, cut.line, cut.step)
+                points[f"w{worker:04d}"] = SplitPoint(at.epoch, at.size, checkpoint.line, checkpoint.step)
         return points
 
     def data_of(self, record: Record) -> bytes:

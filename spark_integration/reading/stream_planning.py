@@ -69,7 +69,9 @@ class StreamPlanner:
 
     async def _first_points(self, starting: Starting, line: int) -> Points:
         await self._settle(line)
-        points = await self._origin.cut(starting.number) if starting.kind is StartingKind.CHECKPOINT else {}
+        points = (
+            await self._origin.checkpoint(starting.number) if starting.kind is StartingKind.CHECKPOINT else {}
+        )
         for split in await self._origin.splits():
             if split not in points:
                 points[split] = await self._begin(split, starting)

@@ -17,9 +17,9 @@ from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.backup_record import PIECE_PREFIX
 from checkpoint.core.consumers import input_register
-from checkpoint.core.coordinator_vocabulary import AppendCut
+from checkpoint.core.coordinator_vocabulary import AppendCheckpoint
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import SplitPosition, WorkerCut, in_its_version
+from checkpoint.core.manifest import SplitPosition, WorkerCheckpoint, in_its_version
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupDamagedError
 from checkpoint.maintenance.backup import back_up, backups_of
@@ -28,7 +28,7 @@ from checkpoint.maintenance.stopped_region import hold_manifest
 from dos_client import randomness
 from dos_protocol.digests import prefix_digest
 from journal import ChainWriter, Op, Record, inspect_chain_at, parse_segment_name, read_records
-from tests.checkpoint.manifest_samples import a_cut
+from tests.checkpoint.manifest_samples import a_checkpoint
 
 REGION = "orders"
 APPLICATION, HANDLE, PRODUCER = "shop", "numbers", "p"
@@ -128,11 +128,11 @@ class RememberedSavepoints:
         self._region = region
         self.held: set[str] = set()
 
-    async def make(self, name: str, *, why: str, cut: int = 0, fork: str = "") -> int:
-        del why, cut, fork
+    async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
+        del why, checkpoint, fork
         self.held.add(name)
         await trio.lowlevel.checkpoint()
-        return self._region.last.cut
+        return self._region.last.checkpoint
 
     async def drop(self, name: str) -> None:
         await trio.lowlevel.checkpoint()
@@ -191,7 +191,7 @@ class BackedUpRegion:
             await writer.wait_synced(writer.end)
             self._append(writer, 99)
         await self.send()
-        part = WorkerCut(
+        part = WorkerCheckpoint(
             state=ends["state"],
             steps=ends["steps"],
             directories={"kept": ends["files-kept"]},
@@ -204,21 +204,21 @@ class BackedUpRegion:
         async with hold_manifest(StoreHost(self.store), REGION) as held:
             kept = held.opened.kept
             last = kept[-1] if kept else None
-            number = last.cut + 1 if last else 1
+            number = last.number + 1 if last else 1
             pinned = last.savepoints if last else {}
-            retained = [one.cut for one in kept[-1:]] + [number]
-            cut = a_cut(
-                cut=number,
+            retained = [one.number for one in kept[-1:]] + [number]
+            checkpoint = a_checkpoint(
+                number=number,
                 step=self.step,
                 incarnation=held.opened.incarnation,
                 workers={0: part},
                 layout=even_layout(1),
-                parent=last.cut if last else 0,
+                parent=last.number if last else 0,
                 savepoints=pinned,
                 retained=tuple(sorted({*retained, *pinned.values()})),
             )
-            await held.log.append(AppendCut(in_its_version(cut)))
-        self.last = cut
+            await held.log.append(AppendCheckpoint(in_its_version(checkpoint)))
+        self.last = checkpoint
 
     def _append(self, writer: ChainWriter, size: int) -> None:
         self.number += 1
@@ -258,9 +258,9 @@ async def pieces_there(place) -> set[str]:
     return set(await place.sizes(PIECE_PREFIX))
 
 
-async def records_at(store, cut) -> dict[str, list[bytes]]:
+async def records_at(store, checkpoint) -> dict[str, list[bytes]]:
     """Chain -> what a restore of the checkpoint reads of it."""
-    part = cut.workers[0]
+    part = checkpoint.workers[0]
     positions = {"state": part.state, "steps": part.steps, "files-kept": part.directories["kept"]}
     positions["out-shown"] = msgspec.convert(part.sinks["shown"], type(part.state))
     found = {}

@@ -33,5 +33,5 @@ def region_name(request):
 def region(shared_store, tmp_path, region_name):
     """A region that has committed a checkpoint and does not finish on its own."""
     with ToyRegion(shared_store, tmp_path, name=region_name, numbers=ENDLESS) as running:
-        running.wait_cuts(1)
+        running.wait_checkpoints(1)
         yield running

@@ -2,25 +2,25 @@
 
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
     Begin,
     CancelWorker,
+    CheckpointAppended,
     CheckpointWanted,
     ControlReceived,
     CoordinatorTick,
-    CutAppended,
     LinkDown,
     ManifestOpened,
     SendControl,
     WorkerEnded,
 )
-from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.manifest import WorkerCheckpoint
 from checkpoint.core.messages import (
     Counters,
     Join,
-    Prepared,
     Progress,
     Restored,
+    Vote,
 )
 from checkpoint.core.region import RegionState
 from journal.core.position import Position
@@ -60,9 +60,9 @@ class CoordinatorHarness:
     def sent(self, *kinds):
         return [(e.link, e.message) for e in self.take(SendControl) if isinstance(e.message, kinds)]
 
-    def opened(self, cut=None, epoch=None):
+    def opened(self, checkpoint=None, epoch=None):
         self.epoch = epoch or self.epoch + 1
-        self.play(ManifestOpened(self.epoch, cut))
+        self.play(ManifestOpened(self.epoch, checkpoint))
 
     def join(self, worker, attempt=1, link=None, host="h", address=None, **fields):
         link = 100 * attempt + worker if link is None else link
@@ -90,14 +90,14 @@ class CoordinatorHarness:
     def progress(self, worker, **counters):
         self.receive(worker, Progress, counters=Counters(**counters))
 
-    def vote(self, worker, cut, step=5, epoch=None, **fields):
+    def vote(self, worker, checkpoint, step=5, epoch=None, **fields):
         epoch = epoch or self.epoch
-        at = Position(epoch, 100 + cut, worker + 1)
-        positions = WorkerCut(state=at, steps=at)
+        at = Position(epoch, 100 + checkpoint, worker + 1)
+        positions = WorkerCheckpoint(state=at, steps=at)
         self.receive(
             worker,
-            Prepared,
-            cut=cut,
+            Vote,
+            checkpoint=checkpoint,
             step=step,
             incarnation=epoch,
             epoch=epoch,
@@ -119,14 +119,14 @@ class CoordinatorHarness:
         self.take()
         return self
 
-    def commit(self, cut=1, step=5):
-        """A whole cut, acknowledged. Returns it."""
+    def commit(self, checkpoint=1, step=5):
+        """A whole checkpoint, acknowledged. Returns it."""
         self.play(CheckpointWanted())
         for worker in range(self.spec.workers):
-            self.vote(worker, cut, step)
-        (append,) = self.take(AppendCut)
-        self.play(CutAppended(append.cut))
-        return append.cut
+            self.vote(worker, checkpoint, step)
+        (append,) = self.take(AppendCheckpoint)
+        self.play(CheckpointAppended(append.checkpoint))
+        return append.checkpoint
 
     def tick(self, seconds, silent=()):
         """Seconds pass, each tick on time; linked workers but the silent ones are heard from."""

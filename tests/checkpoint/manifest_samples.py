@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import (
-    Cut,
-    WorkerCut,
+    Checkpoint,
+    WorkerCheckpoint,
 )
 from journal.core.position import Position
 
@@ -15,34 +15,34 @@ u64 = st.integers(0, 2**64 - 1)
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
 
 
-def worker_cut(epoch=3, size=100, **fields):
-    return WorkerCut(state=Position(epoch, size, 7), steps=Position(epoch, size + 1, 8), **fields)
+def worker_checkpoint(epoch=3, size=100, **fields):
+    return WorkerCheckpoint(state=Position(epoch, size, 7), steps=Position(epoch, size + 1, 8), **fields)
 
 
-def a_cut(**fields):
+def a_checkpoint(**fields):
     given_ = {
-        "cut": 5,
+        "number": 5,
         "step": 40,
         "incarnation": 3,
         "final": False,
         "wall_time_ms": 1,
-        "workers": {0: worker_cut(), 1: worker_cut()},
+        "workers": {0: worker_checkpoint(), 1: worker_checkpoint()},
         "layout": even_layout(2),
         "fingerprint": "0" * 16,
         "operators": {"count": "c"},
         "parent": 4,
         **fields,
     }
-    return Cut(**given_)
+    return Checkpoint(**given_)
 
 
 def part(size=100, **fields):
     """One worker's part of a checkpoint of incarnation 1."""
-    return worker_cut(1, size, **fields)
+    return worker_checkpoint(1, size, **fields)
 
 
-def numbered_cut(number=5, *, workers=None, **fields):
+def numbered_checkpoint(number=5, *, workers=None, **fields):
     """A checkpoint whose step, time and parent follow from its number."""
     parts = {0: part(), 1: part(200)} if workers is None else workers
-    numbered = {"cut": number, "step": 8 * number, "wall_time_ms": 1000 * number, "parent": number - 1}
-    return a_cut(**{"workers": parts, "layout": even_layout(len(parts)), **numbered, **fields})
+    numbered = {"number": number, "step": 8 * number, "wall_time_ms": 1000 * number, "parent": number - 1}
+    return a_checkpoint(**{"workers": parts, "layout": even_layout(len(parts)), **numbered, **fields})

@@ -51,7 +51,8 @@ def frame_vector() -> str:
     text = encode(frame).hex()
     lines = "\n".join(f"    {text[start : start + 64]}" for start in range(0, len(text), 64))
     return (
-        'STEP_END of sender 3, job "wordcount", sender epoch 7, step 42, cut 5, seq 9, channel 1, FINAL:\n\n'
+        'STEP_END of sender 3, job "wordcount", sender epoch 7, step 42, checkpoint 5, seq 9, channel 1,'
+        " FINAL:\n\n"
         f"{lines}"
     )
 
@@ -67,7 +68,7 @@ def key_vectors() -> str:
 
 def control_messages() -> str:
     lines = [
-        "| from | message | fields besides job, incarnation, epoch, cut | what it says |",
+        "| from | message | fields besides job, incarnation, epoch, checkpoint | what it says |",
         "|---|---|---|---|",
     ]
     for sender, union in (("worker", m.ToCoordinator), ("coordinator", m.ToWorker)):

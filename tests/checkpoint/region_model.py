@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
     Begin,
     CancelWorker,
+    CheckpointAppended,
     CloseLink,
     ControlReceived,
     CoordinatorTick,
-    CutAppended,
     End,
     LaunchWorker,
     LinkDown,
@@ -31,17 +31,17 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
     WorkerEnded,
 )
-from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
 from checkpoint.core.messages import (
     Committed,
     Counters,
     Failed,
     Finished,
     Join,
-    Prepared,
-    RequestCut,
+    RequestCheckpoint,
     Restore,
     Restored,
+    Vote,
 )
 from checkpoint.core.participant import (
     LinkGone,
@@ -73,11 +73,11 @@ class RegionModel:
         self.processes: list[Process] = []
         self.directories = [0] * workers
         """The epoch that each worker's directory is claimed with."""
-        self.votes: dict[tuple[int, int], dict[int, Prepared]] = {}
-        """(incarnation, cut) -> worker -> vote, as the workers made them."""
-        self.cut_steps: dict[tuple[int, int], int] = {}
+        self.votes: dict[tuple[int, int], dict[int, Vote]] = {}
+        """(incarnation, checkpoint) -> worker -> vote, as the workers made them."""
+        self.checkpoint_steps: dict[tuple[int, int], int] = {}
         self.restores: set[tuple[int, int]] = set()
-        self.stale: list[tuple[Driver, int, Prepared]] = []
+        self.stale: list[tuple[Driver, int, Vote]] = []
         self.input_steps = 10**9
 
     # --- running --------------------------------------------------------------------------------------
@@ -100,9 +100,9 @@ class RegionModel:
             self._put(driver, effect.link, effect.message)
         elif isinstance(effect, CloseLink):
             self._put(driver, effect.link, None)
-        elif isinstance(effect, OpenManifest | AppendCut):
-            if isinstance(effect, AppendCut):
-                check_append(self, driver, effect.cut)
+        elif isinstance(effect, OpenManifest | AppendCheckpoint):
+            if isinstance(effect, AppendCheckpoint):
+                check_append(self, driver, effect.checkpoint)
             driver.jobs.append(effect)
         elif isinstance(effect, LaunchWorker):
             self._launch(driver, effect)
@@ -171,7 +171,7 @@ class RegionModel:
         living = [process for process in self.processes if process.alive]
         found += [(f"kill {p.worker}.{p.attempt}", lambda p=p: self.kill(p)) for p in living]
         linked = [process for process in living if process.joined and process.driver.alive]
-        found += [(f"cut link {p.worker}.{p.attempt}", lambda p=p: self.cut_link(p)) for p in linked]
+        found += [(f"checkpoint link {p.worker}.{p.attempt}", lambda p=p: self.cut_link(p)) for p in linked]
         for driver in self.drivers:
             if driver.alive and driver.end is None:
                 found.append((f"kill driver {driver.number}", lambda d=driver: self.kill_driver(d)))
@@ -194,13 +194,13 @@ class RegionModel:
             self._open(driver, job)
             return
         driver.jobs.popleft()
-        if self.manifest.claimed != job.cut.incarnation:
-            self.feed(driver, ManifestLost(job.cut.incarnation, self.manifest.claimed))
+        if self.manifest.claimed != job.checkpoint.incarnation:
+            self.feed(driver, ManifestLost(job.checkpoint.incarnation, self.manifest.claimed))
             return
-        self.manifest.cuts.append(job.cut)
+        self.manifest.checkpoints.append(job.checkpoint)
         check_manifest(self.manifest)
-        driver.acknowledged.add((job.cut.incarnation, job.cut.cut))
-        self.feed(driver, CutAppended(job.cut))
+        driver.acknowledged.add((job.checkpoint.incarnation, job.checkpoint.checkpoint))
+        self.feed(driver, CheckpointAppended(job.checkpoint))
 
     def _open(self, driver: Driver, job: OpenManifest) -> None:
         """In two actions: the claim, then the start. Another claim may come between."""
@@ -221,16 +221,16 @@ class RegionModel:
             return
         self.manifest.opened.append(claim)
         driver.restored[claim] = self.manifest.last
-        kept: tuple[Cut, ...] = ()
-        for cut in self.manifest.cuts:
-            kept = keep(kept, cut)
+        kept: tuple[Checkpoint, ...] = ()
+        for checkpoint in self.manifest.checkpoints:
+            kept = keep(kept, checkpoint)
         self.feed(driver, ManifestOpened(claim, self.manifest.last, kept))
 
     def append_and_die(self, driver: Driver) -> None:
         """The driver dies while an append is in flight, which then gets into the log."""
         job = driver.jobs[0]
-        if isinstance(job, AppendCut) and self.manifest.claimed == job.cut.incarnation:
-            self.manifest.cuts.append(job.cut)
+        if isinstance(job, AppendCheckpoint) and self.manifest.claimed == job.checkpoint.incarnation:
+            self.manifest.checkpoints.append(job.checkpoint)
             check_manifest(self.manifest)
         self.kill_driver(driver)
 
@@ -313,24 +313,26 @@ class RegionModel:
             process.cutting = 0
             self.report(process, Restored(job="", worker=0, last_step=process.step), of=order.incarnation)
             if order.moves:  # it votes for the first checkpoint of the line before it runs
-                self.cut_steps[order.incarnation, order.cut + 1] = process.step
+                self.checkpoint_steps[order.incarnation, order.checkpoint + 1] = process.step
                 self._vote_if_due(process)
-        elif isinstance(order, RequestCut):
-            self._agree_on_cut(process, order.cut)
+        elif isinstance(order, RequestCheckpoint):
+            self._agree_on_checkpoint(process, order.checkpoint)
         elif isinstance(order, Committed) and order.final:
             self.report(process, Finished(job="", worker=0))
 
-    def _agree_on_cut(self, process: Process, cut: int) -> None:
+    def _agree_on_checkpoint(self, process: Process, checkpoint: int) -> None:
         """The alignment, in short: the first worker that hears of it puts it at the end of a step for all."""
-        key = (process.incarnation, cut)
-        if key not in self.cut_steps:
+        key = (process.incarnation, checkpoint)
+        if key not in self.checkpoint_steps:
             steps = [p.step for p in self.processes if p.alive and p.incarnation == process.incarnation]
-            self.cut_steps[key] = max(steps) + 1
+            self.checkpoint_steps[key] = max(steps) + 1
 
     def work(self, process: Process) -> None:
         """Execute one step. Vote at its end if it has a checkpoint and the worker owns its directory."""
         incarnation = process.incarnation
-        requested = {cut: step for (i, cut), step in self.cut_steps.items() if i == incarnation}
+        requested = {
+            checkpoint: step for (i, checkpoint), step in self.checkpoint_steps.items() if i == incarnation
+        }
         # an empty step may have a checkpoint, too
         if process.step < max(self.input_steps, *requested.values(), 0):
             process.step += 1
@@ -338,26 +340,28 @@ class RegionModel:
 
     def _vote_if_due(self, process: Process) -> None:
         incarnation = process.incarnation
-        requested = {cut: step for (i, cut), step in self.cut_steps.items() if i == incarnation}
-        cuts = [cut for cut, step in requested.items() if step <= process.step]
-        for cut in sorted(c for c in cuts if c > process.core.voted):
+        requested = {
+            checkpoint: step for (i, checkpoint), step in self.checkpoint_steps.items() if i == incarnation
+        }
+        checkpoints = [checkpoint for checkpoint, step in requested.items() if step <= process.step]
+        for checkpoint in sorted(c for c in checkpoints if c > process.core.voted):
             if self.directories[process.worker] != process.term:
                 held = self.directories[process.worker]
                 self.report(
                     process, Failed(job="", worker=0, kind="fenced", message="fenced", epoch_held=held)
                 )
                 return
-            at = Position(process.term, 100 * process.step + process.worker + 1, cut)
-            vote = Prepared(
+            at = Position(process.term, 100 * process.step + process.worker + 1, checkpoint)
+            vote = Vote(
                 job="",
                 worker=0,
-                cut=cut,
-                step=self.cut_steps[incarnation, cut],
-                positions=WorkerCut(state=at, steps=at),
+                checkpoint=checkpoint,
+                step=self.checkpoint_steps[incarnation, checkpoint],
+                positions=WorkerCheckpoint(state=at, steps=at),
             )
             self.report(process, vote, of=incarnation)
             sent = process.to_driver[-1]
-            self.votes.setdefault((incarnation, cut), {})[process.worker] = sent
+            self.votes.setdefault((incarnation, checkpoint), {})[process.worker] = sent
             self.stale.append((process.driver, process.link, sent))
 
     # --- time -----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
     End,
 )
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.participant import (
     ParticipantCore,
 )
@@ -26,11 +26,11 @@ class Manifest:
 
     claimed: int = 0
     opened: list[int] = field(default_factory=list)
-    cuts: list[Cut] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
 
     @property
-    def last(self) -> Cut | None:
-        return self.cuts[-1] if self.cuts else None
+    def last(self) -> Checkpoint | None:
+        return self.checkpoints[-1] if self.checkpoints else None
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Driver:
     """Manifest operations under way, in order."""
     claim: int = 0
     """Claimed for the opening under way; its start is not acknowledged yet."""
-    restored: dict[int, Cut | None] = field(default_factory=dict)
+    restored: dict[int, Checkpoint | None] = field(default_factory=dict)
     """incarnation -> the last checkpoint when it was opened."""
     attempts: dict[int, int] = field(default_factory=dict)
     acknowledged: set[tuple[int, int]] = field(default_factory=set)

@@ -11,15 +11,20 @@ import pyarrow as pa
 
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.coordinator.manifest_log import ManifestLog
-from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, ManifestOpened, OpenManifest
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCheckpoint,
+    CheckpointAppended,
+    ManifestOpened,
+    OpenManifest,
+)
 from checkpoint.core.lines import restored
-from checkpoint.core.manifest import Cut, in_its_version
+from checkpoint.core.manifest import Checkpoint, in_its_version
 from checkpoint.core.outputs import OutputDecision, Publish, output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import retained_with
 from dos_protocol.errors import FencedError
 from journal import ORIGIN, Position
-from tests.checkpoint.manifest_samples import numbered_cut, worker_cut
+from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.savepoint_model import ROLLING, Host
 from tests.checkpoint.trim_model import Store
 
@@ -60,7 +65,7 @@ class RestoredOutputModel:
     def __init__(self, publish: Publish, rng: random.Random) -> None:
         self.publish, self.rng, self.store = publish, rng, InterruptedStore()
         self.history: dict[int, list[int]] = {0: []}
-        self.at_cut: dict[int, list[int]] = {}
+        self.at_checkpoint: dict[int, list[int]] = {}
         """Checkpoint -> the history up to it."""
         self.logs: dict[int, OutputLog] = {}
         self.made = dict.fromkeys(WORKERS, 0)
@@ -74,7 +79,7 @@ class RestoredOutputModel:
 
     @property
     def line(self) -> int:
-        return self.cut.line if self.cut is not None else 0
+        return self.checkpoint.line if self.checkpoint is not None else 0
 
     async def open(self) -> None:
         """A driver takes over; its workers open their logs later, one by one."""
@@ -84,15 +89,15 @@ class RestoredOutputModel:
         await self.manifest.open(OpenManifest(0, 0))
         opened = self.events[-1]
         assert isinstance(opened, ManifestOpened)
-        self.kept, self.incarnation, self.cut = opened.kept, opened.incarnation, opened.last_checkpoint
+        self.kept, self.incarnation, self.checkpoint = opened.kept, opened.incarnation, opened.last_checkpoint
         self.opened = set()
 
     async def open_worker(self, worker: int) -> None:
         if worker in self.opened:
             return
-        cut, after = self.cut, 0 if self.cut is None else self.cut.step
+        checkpoint, after = self.checkpoint, 0 if self.checkpoint is None else self.checkpoint.step
         claim = await self.store.claim(worker_directory(REGION, worker), self.incarnation)
-        at = None if cut is None else msgspec.convert(cut.workers[worker].sinks[SINK], Position)
+        at = None if checkpoint is None else msgspec.convert(checkpoint.workers[worker].sinks[SINK], Position)
         self.logs[worker] = await OutputLog.open(
             claim,
             SINK,
@@ -101,14 +106,14 @@ class RestoredOutputModel:
             at=at,
             generation=1,
             line=self.line,
-            rewound=cut is not None and cut.rewound,
+            rewound=checkpoint is not None and checkpoint.rewound,
             workers=len(WORKERS),
         )
         self.made[worker] = after
         self.opened.add(worker)
         if len(self.opened) == len(WORKERS):
             self.started = set(self.logs.values())
-            if cut is not None and cut.rewound:
+            if checkpoint is not None and checkpoint.rewound:
                 await self.commit()  # no step runs before
 
     async def make(self, worker: int) -> None:
@@ -134,18 +139,18 @@ class RestoredOutputModel:
         """A checkpoint, of the step that all workers reach."""
         if len(self.opened) < len(WORKERS):
             return
-        if self.cut is None or not self.cut.rewound:
+        if self.checkpoint is None or not self.checkpoint.rewound:
             await self.make(0)
         while len(set(self.made.values())) > 1:
             await self.make(min(WORKERS, key=lambda worker: self.made[worker]))
-        number, step = self.kept[-1].cut + 1 if self.kept else 1, self.made[0]
+        number, step = self.kept[-1].number + 1 if self.kept else 1, self.made[0]
         workers = {}
         for worker in WORKERS:
             end = await self.logs[worker].synced(step)
             sinks = {SINK: msgspec.to_builtins(end)}
-            workers[worker] = worker_cut(self.incarnation, sinks=sinks, floors={CHAIN: (1, 0)})
+            workers[worker] = worker_checkpoint(self.incarnation, sinks=sinks, floors={CHAIN: (1, 0)})
         last = self.kept[-1] if self.kept else None
-        record = numbered_cut(
+        record = numbered_checkpoint(
             number,
             incarnation=self.incarnation,
             parent=number - 1,
@@ -155,23 +160,23 @@ class RestoredOutputModel:
             line=self.line,
             rewinds=() if last is None else last.rewinds,
         )
-        self.at_cut[number] = self.history[self.line][:step]
+        self.at_checkpoint[number] = self.history[self.line][:step]
         await self._append(in_its_version(record))
 
-    async def restore(self, target: Cut) -> None:
+    async def restore(self, target: Checkpoint) -> None:
         """The record of a restore. The workers still run on the line before, until they are opened."""
         assert self.manifest is not None
         record = restored(self.kept, target, self.incarnation)
-        self.at_cut[record.cut] = list(self.at_cut[target.cut])
-        self.history[record.line] = list(self.at_cut[target.cut])
+        self.at_checkpoint[record.number] = list(self.at_checkpoint[target.number])
+        self.history[record.line] = list(self.at_checkpoint[target.number])
         await self._append(record)
         await self.open()
 
-    async def _append(self, record: Cut) -> None:
+    async def _append(self, record: Checkpoint) -> None:
         assert self.manifest is not None
-        await self.manifest.append(AppendCut(record))
-        assert isinstance(self.events[-1], CutAppended), self.events[-1]
-        self.kept, self.cut = self.manifest._kept, record
+        await self.manifest.append(AppendCheckpoint(record))
+        assert isinstance(self.events[-1], CheckpointAppended), self.events[-1]
+        self.kept, self.checkpoint = self.manifest._kept, record
 
     async def happen(self) -> None:
         """Something happens to the region."""

@@ -8,11 +8,11 @@ import trio
 from checkpoint.chains.manifest_reading import ManifestView
 from checkpoint.chains.state_blocks import StateFold, decode_block
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
-from checkpoint.coordinator.manifest_log import CHAIN, ManifestLog, cuts_in
+from checkpoint.coordinator.manifest_log import CHAIN, ManifestLog, checkpoints_in
 from checkpoint.core import retention
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
     Begin,
     CheckpointWanted,
     ControlReceived,
@@ -21,8 +21,8 @@ from checkpoint.core.coordinator_vocabulary import (
     SavepointWanted,
     SendControl,
 )
-from checkpoint.core.manifest import SavepointNote, WorkerCut
-from checkpoint.core.messages import Committed, Join, Prepared, RequestCut, Restore, Restored
+from checkpoint.core.manifest import SavepointNote, WorkerCheckpoint
+from checkpoint.core.messages import Committed, Join, RequestCheckpoint, Restore, Restored, Vote
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.retention import Rolling, keep
@@ -44,9 +44,9 @@ WORKER = worker_directory(REGION, 0)
 ROLLING = Rolling(manifest_segment_bytes_max=3_000, manifest_replay_bytes_max=6_000)
 
 
-def note_of(name, cut):
-    """The note of a request; cut: the checkpoint that it names, 0 for the last one."""
-    return SavepointNote(by="ann@host", wall_time_ms=7, why=f"{name} of {cut}")
+def note_of(name, checkpoint):
+    """The note of a request; checkpoint: the checkpoint that it names, 0 for the last one."""
+    return SavepointNote(by="ann@host", wall_time_ms=7, why=f"{name} of {checkpoint}")
 
 
 class HostClaim(MemoryClaim):
@@ -125,36 +125,36 @@ class Driver:
         self.play(self.events[-1])
         join = Join(job="region", worker=0, attempt=1, pid=1, host="h", exchange_host="h", exchange_port=1)
         (order,) = [e for e in self.play(ControlReceived(1, join)) if isinstance(e, Restore)]
-        cut = order.restore
+        checkpoint = order.restore
         self.claim = await Host(self.model.store).claim(WORKER, order.incarnation)
-        at = None if cut is None else cut.workers[0].state
+        at = None if checkpoint is None else checkpoint.workers[0].state
         self.state = await StateStore.open(
-            self.claim, version=cut.cut if cut else 0, at=at, generation=1, rolling=ROLLING
+            self.claim, version=checkpoint.number if checkpoint else 0, at=at, generation=1, rolling=ROLLING
         )
         self._collect(order)
-        self.receive(Restored, last_step=cut.step if cut else 0)
-        self.rows = dict(self.model.rows[cut.cut]) if cut else {}
+        self.receive(Restored, last_step=checkpoint.step if checkpoint else 0)
+        self.rows = dict(self.model.rows[checkpoint.number]) if checkpoint else {}
 
     def _collect(self, order):
         self.claim.collect(below_or_within(order.floors, order.gaps))
 
-    async def cut(self, change, *, ordered=None, crash=""):
-        """A cut; crash: where this driver and its worker are dropped, '' nowhere."""
+    async def checkpoint(self, change, *, ordered=None, crash=""):
+        """A checkpoint; crash: where this driver and its worker are dropped, '' nowhere."""
         effects = self.play(CheckpointWanted()) if ordered is None else ordered
-        (order,) = [e for e in effects if isinstance(e, RequestCut)]
+        (order,) = [e for e in effects if isinstance(e, RequestCheckpoint)]
         self.rows.update(change)
         encoded = [("one", data) for data in block(change)]
-        position = await self.state.commit(order.cut, encoded)
+        position = await self.state.commit(order.checkpoint, encoded)
         floors = {STATE_CHAIN: self.state.floor}
-        part = WorkerCut(state=position, steps=position, floors=floors)
-        voted = self.receive(Prepared, cut=order.cut, step=order.cut, positions=part)
-        append = next((e for e in voted if isinstance(e, AppendCut)), None)
+        part = WorkerCheckpoint(state=position, steps=position, floors=floors)
+        voted = self.receive(Vote, checkpoint=order.checkpoint, step=order.checkpoint, positions=part)
+        append = next((e for e in voted if isinstance(e, AppendCheckpoint)), None)
         assert append is not None, self.core.state.reason
         if self.model.eager:  # a bug: what the record would release goes before it is acknowledged
-            self.claim.collect(below(retention.floors_of(keep(self.core.state.kept, append.cut), 0)))
+            self.claim.collect(below(retention.floors_of(keep(self.core.state.kept, append.checkpoint), 0)))
         if crash == "voted":
             return
-        self.model.rows[order.cut] = dict(self.rows)
+        self.model.rows[order.checkpoint] = dict(self.rows)
         await self.log.append(append)
         self.model.records_without_driver = 0
         if crash == "appended":
@@ -165,18 +165,18 @@ class Driver:
         self._collect(committed)
 
     async def savepoint(self, name, number, change, *, on=True, crash=""):
-        kept = [cut.cut for cut in self.core.state.kept]
+        kept = [checkpoint.number for checkpoint in self.core.state.kept]
         held = await held_by_savepoints(self.model.store, ManifestView(REGION, 0, list(self.core.state.kept)))
         dropped = 0 if on else self.core.state.savepoints.get(name, 0)
         wanted = kept[number % len(kept)] if kept and on else 0
         effects = self.play(SavepointWanted(name, wanted, on=on, note=note_of(name, wanted)))
-        if any(isinstance(e, RequestCut) for e in effects):
-            await self.cut(change, ordered=effects, crash=crash)
+        if any(isinstance(e, RequestCheckpoint) for e in effects):
+            await self.checkpoint(change, ordered=effects, crash=crash)
             if not crash:
                 assert self.reports[-1] == SavepointSettled(name, self.reports[-1].checkpoint), self.reports[
                     -1
                 ]
-                if dropped and dropped not in {cut.cut for cut in self.core.state.kept}:
+                if dropped and dropped not in {checkpoint.number for checkpoint in self.core.state.kept}:
                     assert not {one.name for one in held[name]} & await self.model.objects()
 
     async def snapshot(self):
@@ -198,21 +198,21 @@ class SavepointModel:
         await self.driver.start()
 
     async def kept(self):
-        """The cuts that the manifest retains, as anybody reads it."""
+        """The checkpoints that the manifest retains, as anybody reads it."""
         state = await inspect_chain(self.store, coordinator_directory(REGION), CHAIN)
         kept = ()
         records = read_records(self.store, state, directory=coordinator_directory(REGION))
-        async with aclosing(cuts_in(records)) as cuts:
-            async for cut in cuts:
-                kept = keep(kept, cut)
+        async with aclosing(checkpoints_in(records)) as checkpoints:
+            async for checkpoint in checkpoints:
+                kept = keep(kept, checkpoint)
         return kept
 
     async def records(self):
         """The numbers of the checkpoints in the manifest, also of those that are released."""
         state = await inspect_chain(self.store, coordinator_directory(REGION), CHAIN)
         records = read_records(self.store, state, directory=coordinator_directory(REGION))
-        async with aclosing(cuts_in(records)) as cuts:
-            return [cut.cut async for cut in cuts]
+        async with aclosing(checkpoints_in(records)) as checkpoints:
+            return [checkpoint.number async for checkpoint in checkpoints]
 
     async def objects(self):
         """The names of the worker's objects, of the members that answer."""
@@ -220,17 +220,23 @@ class SavepointModel:
         return {name for objects in answers.values() for name in objects}
 
     async def check(self):
-        """Each retained cut holds what it held when it was committed, and each pin's cut is one of them. Each
-        savepoint has the note with which it was made."""
+        """Each retained checkpoint holds what it held when it was committed, and each pin's checkpoint is
+        one of them. Each savepoint has the note with which it was made."""
         kept = await self.kept()
-        for cut in kept:
-            assert await self.restored(cut) == {k: v for k, v in self.rows[cut.cut].items() if v is not None}
+        for checkpoint in kept:
+            assert await self.restored(checkpoint) == {
+                k: v for k, v in self.rows[checkpoint.checkpoint].items() if v is not None
+            }
         if kept:
-            assert set(kept[-1].savepoints.values()) <= {cut.cut for cut in kept}
+            assert set(kept[-1].savepoints.values()) <= {checkpoint.checkpoint for checkpoint in kept}
             assert kept[-1].notes.keys() == kept[-1].savepoints.keys()
-            for name, cut in kept[-1].savepoints.items():
-                assert kept[-1].notes[name] in (note_of(name, cut), note_of(name, 0))
-            last = [cut.cut for cut in kept if cut.cut not in kept[-1].savepoints.values()]
+            for name, checkpoint in kept[-1].savepoints.items():
+                assert kept[-1].notes[name] in (note_of(name, checkpoint), note_of(name, 0))
+            last = [
+                checkpoint.checkpoint
+                for checkpoint in kept
+                if checkpoint.checkpoint not in kept[-1].savepoints.values()
+            ]
             assert len(last) <= self.retain + len(kept[-1].savepoints) + 1 + 2 * self.records_without_driver
         return kept
 
@@ -240,7 +246,7 @@ class SavepointModel:
         if crash:  # it dies between the claim and the record
             async with hold_manifest(host, REGION):
                 return
-        wanted = before[number % len(before)].cut if before and number % 4 else 0
+        wanted = before[number % len(before)].checkpoint if before and number % 4 else 0
         held = before[-1].savepoints if before else {}
         try:
             note = note_of(name, wanted)
@@ -257,14 +263,14 @@ class SavepointModel:
             return
         self.records_without_driver += 1
         last = after[-1]
-        self.rows[last.cut] = self.rows[last.parent]
+        self.rows[last.checkpoint] = self.rows[last.parent]
         assert after == (*before, last), "nothing was released"
         assert last.savepoints == (
             {**held, name: done} if on else {k: v for k, v in held.items() if k != name}
         )
 
-    async def restored(self, cut):
-        state = await inspect_chain_at(self.store, WORKER, STATE_CHAIN, cut.workers[0].state)
+    async def restored(self, checkpoint):
+        state = await inspect_chain_at(self.store, WORKER, STATE_CHAIN, checkpoint.workers[0].state)
         fold = StateFold()
         records = read_records(self.store, state, directory=WORKER)
         async with aclosing(records) as found:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
+    CheckpointAppended,
     CheckpointWanted,
-    CutAppended,
     LinkDown,
     NotifyObservers,
     PauseWanted,
@@ -56,12 +56,12 @@ def scaled(region: Region) -> None:
     region.join(2, attempt=region.core.state.roster[2].attempt)
     copied(region, 3)
     last, at = region.core.state.last_number, step(region)
-    paused(region, 2, cut=last + 1, step=at)
+    paused(region, 2, checkpoint=last + 1, step=at)
     reopened(region)
     for worker in range(3):
         region.receive(worker, Restored, last_step=at)
     region.take()
-    commit(region, 3, cut=last + 2, step=at)
+    commit(region, 3, checkpoint=last + 2, step=at)
     (outcome,) = outcomes(region, ScaleSettled)
     assert (outcome.workers, outcome.error) == (3, "")
 
@@ -78,8 +78,8 @@ def replaced(region: Region) -> None:
 def restored(region: Region) -> None:
     region.take()
     region.play(RestoreWanted("checkpoint:1"))
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
+    (append,) = region.take(AppendCheckpoint)
+    region.play(CheckpointAppended(append.checkpoint))
     (outcome,) = outcomes(region, RestoreSettled)
     assert (outcome.checkpoint, outcome.error) == (1, "")
 
@@ -159,7 +159,7 @@ def a_checkpoint_that_nobody_votes_for(region: Region) -> None:
     region.play(CheckpointWanted(), LinkDown(region.links[1], "gone"), WorkerEnded(1, 1, "killed"))
     restarted(region)
     region.play(CheckpointWanted())
-    commit(region, 2, cut=2, step=5)
+    commit(region, 2, checkpoint=2, step=5)
 
 
 def a_pause_that_is_taken_back(region: Region) -> None:

@@ -66,11 +66,11 @@ def completed(region: CoordinatorHarness, before: int, after: int) -> None:
         region.join(worker, attempt=region.core.state.roster[worker].attempt)
     copied(region, after)
     number = region.core.state.last_number
-    paused(region, before, cut=number + 1, step=8 + number)
+    paused(region, before, checkpoint=number + 1, step=8 + number)
     reopened(region)
     for worker in range(after):
         region.receive(worker, Restored, last_step=8 + number)
-    commit(region, after, cut=number + 2, step=8 + number)
+    commit(region, after, checkpoint=number + 2, step=8 + number)
     assert region.core.state.scaling is None
 
 

@@ -76,7 +76,7 @@ def test_a_crash_at_any_step_of_a_restore_leaves_no_region_or_all_of_it():
                         with pytest.raises(NoRegionError):
                             await read_manifest(new, REGION)
                 (first,) = await retained_checkpoints(new, REGION)
-                assert first.cut == restored.checkpoint
+                assert first.number == restored.checkpoint
                 assert await records_at(new, first) == wanted
                 assert (await last_recorded(new, APPLICATION, HANDLE, PRODUCER)).batch == region.input.last
             assert 7 < fails_at < 99, "it has failed at every step"
@@ -187,7 +187,7 @@ def test_rows_that_a_sink_cannot_take_back_come_again_only_if_that_is_wanted():
             record = await newest_backup(place)
             flags, ints, text = record.stored
             stated = {**json.loads(text), "irrevocable": {"called": "a function is called"}}
-            record = msgspec.structs.replace(record, checkpoint=(flags, ints, json.dumps(stated)))
+            record = msgspec.structs.replace(record, stored=(flags, ints, json.dumps(stated)))
             with pytest.raises(BackupRefusedError, match="come again: 'called': a function is called"):
                 await restore_backup(place, record, new, old_is_gone=True)
             assert not await new.list_directories(), "nothing was written"

@@ -65,15 +65,15 @@ def test_a_backup_has_each_chain_up_to_the_checkpoint_and_a_restore_reads_the_sa
             await region.advance(rolls=True)
             done = await region.back_up(place)
             assert done.copied_bytes == done.bytes
-            cut = region.last
-            assert (done.checkpoint, done.step) == (cut.cut, cut.step)
+            checkpoint = region.last
+            assert (done.checkpoint, done.step) == (checkpoint.checkpoint, checkpoint.step)
             assert await region.savepoints() == {}
-            wanted = await records_at(region.store, cut)
+            wanted = await records_at(region.store, checkpoint)
             record = await newest_backup(place)
             restored = await restore_backup(place, record, new)
             (first,) = await retained_checkpoints(new, REGION)
-            assert first.cut == restored.checkpoint == cut.cut + 1
-            assert (first.line, first.rewound, first.rolled_back_to) == (1, True, cut.cut)
+            assert first.number == restored.checkpoint == checkpoint.checkpoint + 1
+            assert (first.line, first.rewound, first.rolled_back_to) == (1, True, checkpoint.checkpoint)
             assert await records_at(new, first) == wanted
             assert all(len(records) >= 2 for records in wanted.values())
             last = await last_recorded(new, APPLICATION, HANDLE, PRODUCER)
@@ -332,9 +332,9 @@ def test_a_fork_without_chains_of_its_own_is_refused():
     async def main():
         async with opened() as (region, _):
             origin = ForkOrigin(region="other", checkpoint=1, step=1, savepoint="fork-1", application="shop")
-            cut = msgspec.structs.replace(region.last, origin=origin, in_origin=True)
+            checkpoint = msgspec.structs.replace(region.last, origin=origin, in_origin=True)
             with pytest.raises(BackupRefusedError, match="is a fork without chains of its own"):
-                needed_chains(cut, REGION)
+                needed_chains(checkpoint, REGION)
 
     run(main)
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.barrier import Alignment, cut_of_step
+from checkpoint.core.barrier import Alignment, checkpoint_of_step
 from checkpoint.errors import StepOrderError
 
 
 @st.composite
 def histories(draw):
-    """For each sender its frames in order: (step, seq, item or None for the end, cut)."""
+    """For each sender its frames in order: (step, seq, item or None for the end, checkpoint)."""
     senders, steps = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     history = []
     for sender in range(senders):
@@ -35,9 +35,9 @@ def play(history, order):
         if not ready:
             break
         sender = ready[choice % len(ready)]
-        step, seq, item, cut = left[sender].pop(0)
+        step, seq, item, checkpoint = left[sender].pop(0)
         if item is None:
-            alignment.step_end(sender, step, seq, cut=cut)
+            alignment.step_end(sender, step, seq, checkpoint=checkpoint)
         else:
             alignment.data(sender, step, seq, item)
         while (complete := alignment.take()) is not None:
@@ -64,15 +64,20 @@ def test_a_checkpoint_is_at_the_first_step_where_any_sender_asks_for_a_higher_nu
     done, _ = play(history, (order * 2)[: sum(len(frames) for frames in history)])
     last = 0
     for step in done:
-        asked = [cut for frames in history for n, _, item, cut in frames if n == step.step and item is None]
+        asked = [
+            checkpoint
+            for frames in history
+            for n, _, item, checkpoint in frames
+            if n == step.step and item is None
+        ]
         expected = max(asked) if max(asked) > last else 0
-        assert step.cut == expected
-        last = max(last, step.cut)
+        assert step.checkpoint == expected
+        last = max(last, step.checkpoint)
 
 
 def test_a_step_waits_for_every_sender_and_says_for_whom() -> None:
     alignment = Alignment(3, first_step=5, last_checkpoint=2)
-    alignment.step_end(1, 5, 0, cut=3)
+    alignment.step_end(1, 5, 0, checkpoint=3)
     assert alignment.take() is None
     assert alignment.missing() == [0, 2]
     assert alignment.first_sight() == 5
@@ -89,20 +94,20 @@ def test_a_step_waits_for_every_sender_and_says_for_whom() -> None:
 
 def test_asking_again_for_a_checkpoint_that_was_made_changes_nothing() -> None:
     alignment = Alignment(2, first_step=1, last_checkpoint=0)
-    alignment.step_end(0, 1, 0, cut=1)
+    alignment.step_end(0, 1, 0, checkpoint=1)
     alignment.step_end(1, 1, 0)
-    assert alignment.take().cut == 1
+    assert alignment.take().checkpoint == 1
     alignment.step_end(0, 2, 0)
-    alignment.step_end(1, 2, 0, cut=1, final=True)  # heard of it late
+    alignment.step_end(1, 2, 0, checkpoint=1, final=True)  # heard of it late
     again = alignment.take()
-    assert (again.cut, again.final) == (0, False)
-    assert cut_of_step([0, 1, 1], 1) == 0
-    assert cut_of_step([], 0) == 0
+    assert (again.checkpoint, again.final) == (0, False)
+    assert checkpoint_of_step([0, 1, 1], 1) == 0
+    assert checkpoint_of_step([], 0) == 0
 
 
 def test_a_final_checkpoint_is_known_by_its_flag() -> None:
     alignment = Alignment(2, first_step=1, last_checkpoint=3)
-    alignment.step_end(0, 1, 0, cut=4, final=True)
+    alignment.step_end(0, 1, 0, checkpoint=4, final=True)
     alignment.step_end(1, 1, 0)
     assert alignment.take() == (1, 4, True, ())
 

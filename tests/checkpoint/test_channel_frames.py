@@ -1,4 +1,4 @@
-"""Channel frames: whole, byte by byte, cut and flipped; held to the construct specification."""
+"""Channel frames: whole, byte by byte, checkpoint and flipped; held to the construct specification."""
 
 import pytest
 from construct import ConstructError
@@ -33,9 +33,9 @@ def frames(draw):
 @given(st.lists(frames(), max_size=6), st.data())
 def test_frames_return_however_the_bytes_are_cut(sent, data) -> None:
     wire = b"".join(encode(frame) for frame in sent)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=8)))
+    checkpoints = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=8)))
     decoder, found = ChannelFrameDecoder(), []
-    for begin, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
+    for begin, end in zip([0, *checkpoints], [*checkpoints, len(wire)], strict=True):
         decoder.receive_data(wire[begin:end])
         found += list(decoder.frames())
     assert found == sent

@@ -7,15 +7,15 @@ from checkpoint.core.checkpoint_views import (
     savepoint_row,
 )
 from checkpoint.core.manifest import NO_NOTE, SavepointNote, SplitPosition
-from tests.checkpoint.manifest_samples import numbered_cut, part
+from tests.checkpoint.manifest_samples import numbered_checkpoint, part
 
 
-def test_a_cut_in_a_row_and_in_full() -> None:
+def test_a_checkpoint_in_a_row_and_in_full() -> None:
     at = {"lines": {"a": SplitPosition(7, 255, True), "b": SplitPosition(1)}}
     phases = {0: {"write": 0.25, "sync": 1.0}, 1: {"write": 0.5}}
     workers = {0: part(), 1: part(200, sources=at, sinks={"out": {"size": 3}})}
-    cut = numbered_cut(workers=workers, phases_s=phases)
-    row = checkpoint_row(cut)
+    checkpoint = numbered_checkpoint(workers=workers, phases_s=phases)
+    row = checkpoint_row(checkpoint)
     assert "retained" not in row
     assert "savepoints" not in row
     assert (row["checkpoint"], row["step"], row["incarnation"], row["timeMs"], row["final"]) == (
@@ -27,10 +27,10 @@ def test_a_cut_in_a_row_and_in_full() -> None:
     )
     assert (row["stateBytes"], row["workerStateBytes"], row["splits"]) == (300, [100, 200], 2)
     assert row["phaseSeconds"] == phases[0], "of one worker: they add up"
-    named = checkpoint_row(cut, (4, 5), {"b": 5, "a": 5, "c": 4})
+    named = checkpoint_row(checkpoint, (4, 5), {"b": 5, "a": 5, "c": 4})
     assert (named["retained"], named["savepoints"]) == (True, ["a", "b"])
-    assert not checkpoint_row(cut, (4,))["retained"]
-    full = checkpoint_full(cut)
+    assert not checkpoint_row(checkpoint, (4,))["retained"]
+    full = checkpoint_full(checkpoint)
     assert full["workers"][1]["sources"]["lines"]["a"] == {
         "position": 7, "digest": f"{255:016x}", "done": True,
     }  # fmt: skip
@@ -41,9 +41,9 @@ def test_a_cut_in_a_row_and_in_full() -> None:
 
 def test_a_savepoint_in_a_row_with_a_note_and_without_one() -> None:
     workers = {0: part(100, floors={"state": (1, 30), "steps": (1, 99)}), 1: part(200)}
-    cut = numbered_cut(workers=workers)
+    checkpoint = numbered_checkpoint(workers=workers)
     made = SavepointNote(by="ann@host", wall_time_ms=7, why="before the move")
-    assert savepoint_row("good", cut, made, 12) == {
+    assert savepoint_row("good", checkpoint, made, 12) == {
         "savepoint": "good",
         "checkpoint": 5,
         "step": 40,
@@ -58,19 +58,19 @@ def test_a_savepoint_in_a_row_with_a_note_and_without_one() -> None:
         "forkState": None,
     }
     for needs, state in ((None, "missing"), (True, "needed"), (False, "unneeded")):
-        row = savepoint_row("fork-1f", cut, SavepointNote(fork="test"), 12, needs)
+        row = savepoint_row("fork-1f", checkpoint, SavepointNote(fork="test"), 12, needs)
         assert (row["fork"], row["forkState"]) == ("test", state)
-    unknown = savepoint_row("good", cut, NO_NOTE, 0)
+    unknown = savepoint_row("good", checkpoint, NO_NOTE, 0)
     assert (unknown["madeBy"], unknown["madeMs"], unknown["why"]) == (None, None, "")
 
 
 def test_what_lies_between_two_checkpoints() -> None:
     old = {"lines": {"a": SplitPosition(7), "b": SplitPosition(1), "": SplitPosition(2)}}
     new = {"lines": {"a": SplitPosition(9), "c": SplitPosition(4, done=True), "": SplitPosition(2)}}
-    before = numbered_cut(
+    before = numbered_checkpoint(
         5, workers={0: part(100, sources=old, sinks={"out": {"size": 3}, "x": {"size": 1}})}
     )
-    after = numbered_cut(
+    after = numbered_checkpoint(
         7,
         workers={0: part(160, sources=new, sinks={"out": {"size": 5}, "x": {"size": 1}}), 1: part(10)},
         operators={"count": "other"},

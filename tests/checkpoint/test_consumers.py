@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from checkpoint.chains.consumer_register import change_register, needs_of, read_register
 from checkpoint.chains.query_registration import QueryRegistration
 from checkpoint.chains.trimming import RowsChain, TrimPlanner
-from checkpoint.coordinator.manifest_log import CHAIN, cut_record
+from checkpoint.coordinator.manifest_log import CHAIN, checkpoint_record
 from checkpoint.core.consumers import (
     ChainNow,
     Consumer,
@@ -27,7 +27,7 @@ from checkpoint.core.consumers import (
     without_consumer,
 )
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Cut, Rewind, SplitPosition, WorkerCut, in_its_version
+from checkpoint.core.manifest import Checkpoint, Rewind, SplitPosition, WorkerCheckpoint, in_its_version
 from checkpoint.core.region import coordinator_directory
 from checkpoint.core.registered_queries import continued_query, published
 from checkpoint.errors import ConsumerRefusedError, ConsumerTakenError, RegisterUnsettledError
@@ -90,17 +90,23 @@ async def test_a_consumer_of_a_line_that_was_left_needs_what_follows_where_the_l
     store, region, place = MemoryStore(), "counts", output_register("counts", "x")
     read = {"line 0": (900, 0), "line 1": (900, 1), "before": (50, 0), "later": (900, 2)}
     needed = {"line 0": 100, "line 1": 900, "before": 50, "later": 0}  # "later": the manifest read is older
-    cuts = [worker_cut(at=900), worker_cut(at=100, cut=2), worker_cut(at=1_200, cut=3)]
+    checkpoints = [
+        worker_checkpoint(at=900),
+        worker_checkpoint(at=100, checkpoint=2),
+        worker_checkpoint(at=1_200, checkpoint=3),
+    ]
     rewind = Rewind(line=1, to=1, step=1, of=0, outputs={0: {"x": 100}})
-    restored = msgspec.structs.replace(cuts[1], line=1, rewinds=(rewind,), rewound=True, rolled_back_to=1)
-    later = msgspec.structs.replace(cuts[2], line=1, rewinds=(rewind,))
-    await write_manifest(store, region, [in_its_version(one) for one in (cuts[0], restored, later)])
+    restored = msgspec.structs.replace(
+        checkpoints[1], line=1, rewinds=(rewind,), rewound=True, rolled_back_to=1
+    )
+    later = msgspec.structs.replace(checkpoints[2], line=1, rewinds=(rewind,))
+    await write_manifest(store, region, [in_its_version(one) for one in (checkpoints[0], restored, later)])
     host = PatientHost(store)
     for name, (at, line) in read.items():
         query = QueryRegistration(host, place, name, session=name, retain_s=0.0)
         await query.begin({"w0000": at}, {"w0000": line})
         source = {"in": {"w0000": SplitPosition(at, line=line or msgspec.UNSET)}}
-        await write_manifest(store, name.replace(" ", ""), [worker_cut(at=1, sources=source)])
+        await write_manifest(store, name.replace(" ", ""), [worker_checkpoint(at=1, sources=source)])
         await change_register(
             host, place, lambda register, name=name: with_consumer(register, name.replace(" ", ""), "in", 1)
         )
@@ -119,13 +125,15 @@ async def test_a_consumer_of_a_line_that_was_left_needs_what_follows_where_the_l
     assert (await planner.plan(chain, 0)).floor == (1, 90), "the segment with the byte before 100 stays"
 
 
-def worker_cut(*, at: int, cut: int = 1, sources: dict[str, dict[str, SplitPosition]] | None = None) -> Cut:
+def worker_checkpoint(
+    *, at: int, checkpoint: int = 1, sources: dict[str, dict[str, SplitPosition]] | None = None
+) -> Checkpoint:
     position = Position(1, at, 0)
     sinks = {"x": msgspec.to_builtins(position)}
-    part = WorkerCut(state=position, steps=position, sinks=sinks, sources=sources or {})
-    return Cut(
-        cut=cut,
-        step=cut,
+    part = WorkerCheckpoint(state=position, steps=position, sinks=sinks, sources=sources or {})
+    return Checkpoint(
+        number=checkpoint,
+        step=checkpoint,
         incarnation=1,
         final=False,
         wall_time_ms=0,
@@ -133,15 +141,15 @@ def worker_cut(*, at: int, cut: int = 1, sources: dict[str, dict[str, SplitPosit
         layout=even_layout(1),
         fingerprint="f",
         operators={},
-        parent=cut - 1,
+        parent=checkpoint - 1,
     )
 
 
-async def write_manifest(store: MemoryStore, region: str, cuts: list[Cut]) -> None:
+async def write_manifest(store: MemoryStore, region: str, checkpoints: list[Checkpoint]) -> None:
     claim = store.claim(1, directory=coordinator_directory(region))
     manifest = await ChainWriter.open(claim, CHAIN, None, 1, pipelined=False)
-    for cut in cuts:
-        manifest.append(cut_record(cut))
+    for checkpoint in checkpoints:
+        manifest.append(checkpoint_record(checkpoint))
         await manifest.wait_synced()
 
 

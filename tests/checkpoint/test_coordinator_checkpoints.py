@@ -3,20 +3,20 @@
 import pytest
 
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
+    CheckpointAppended,
     CheckpointWanted,
-    CutAppended,
     NotifyObservers,
     SendControl,
 )
-from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.manifest import WorkerCheckpoint
 from checkpoint.core.messages import (
     Committed,
-    Prepared,
-    RequestCut,
+    RequestCheckpoint,
     Restore,
     Restored,
-    WantsCut,
+    Vote,
+    WantsCheckpoint,
 )
 from checkpoint.core.progress import status_json, under_way_text
 from checkpoint.core.region_events import CheckpointCommitted
@@ -29,17 +29,23 @@ def test_a_checkpoint_commits_only_by_the_acknowledged_append_after_every_vote()
     region = CoordinatorHarness().run()
     region.progress(0, step=3)
     region.tick(1)
-    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
     region.vote(0, 1)
-    assert region.take(AppendCut, SendControl) == []
+    assert region.take(AppendCheckpoint, SendControl) == []
     region.vote(1, 1)
     (append,) = region.take()
-    assert isinstance(append, AppendCut)
-    cut = append.cut
-    assert (cut.cut, cut.step, cut.incarnation, cut.parent, sorted(cut.workers)) == (1, 5, 1, 0, [0, 1])
+    assert isinstance(append, AppendCheckpoint)
+    checkpoint = append.checkpoint
+    assert (
+        checkpoint.number,
+        checkpoint.step,
+        checkpoint.incarnation,
+        checkpoint.parent,
+        sorted(checkpoint.workers),
+    ) == (1, 5, 1, 0, [0, 1])
     assert region.core.status().last_checkpoint == 0
-    region.play(CutAppended(cut))
-    assert [(order.cut, order.step) for _, order in region.sent(Committed)] == [(1, 5), (1, 5)]
+    region.play(CheckpointAppended(checkpoint))
+    assert [(order.checkpoint, order.step) for _, order in region.sent(Committed)] == [(1, 5), (1, 5)]
     assert region.core.status().last_checkpoint == 1
 
 
@@ -48,105 +54,113 @@ def test_checkpoints_follow_one_another_never_two_at_a_time() -> None:
     region.progress(0, step=3)
     region.tick(1)
     region.tick(3)
-    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
     region.progress(0, step=9)
     for worker in (0, 1):
         region.vote(worker, 1, step=5)
-    (append,) = region.take(AppendCut)
+    (append,) = region.take(AppendCheckpoint)
     region.tick(2)
     region.play(CheckpointWanted())
-    assert region.sent(RequestCut) == []
-    region.play(CutAppended(append.cut))
-    assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2]  # the time had come meanwhile
+    assert region.sent(RequestCheckpoint) == []
+    region.play(CheckpointAppended(append.checkpoint))
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [
+        2,
+        2,
+    ]  # the time had come meanwhile
 
 
 def test_an_idle_region_makes_no_checkpoints_but_a_user_can_have_one() -> None:
     region = CoordinatorHarness().run()
     region.tick(10)
-    assert region.sent(RequestCut) == []
+    assert region.sent(RequestCheckpoint) == []
     region.play(CheckpointWanted())
-    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
 
 
 def test_a_checkpoint_wanted_while_one_is_under_way_follows_it() -> None:
     region = CoordinatorHarness().run()
     region.play(CheckpointWanted())
-    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
     for _ in range(3):
         region.play(CheckpointWanted())
-    for cut in (1, 2):
+    for checkpoint in (1, 2):
         for worker in (0, 1):
-            region.vote(worker, cut, step=5)
-        (append,) = region.take(AppendCut)
-        region.play(CutAppended(append.cut))
-        expected = [2, 2] if cut == 1 else []  # nothing is new, and one is enough for all requests
-        assert [order.cut for _, order in region.sent(RequestCut)] == expected
+            region.vote(worker, checkpoint, step=5)
+        (append,) = region.take(AppendCheckpoint)
+        region.play(CheckpointAppended(append.checkpoint))
+        expected = [2, 2] if checkpoint == 1 else []  # nothing is new, and one is enough for all requests
+        assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == expected
 
 
 def test_a_wanted_checkpoint_follows_a_reset() -> None:
     region = CoordinatorHarness().run()
     region.play(CheckpointWanted())
-    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
     region.die(1)
     region.opened()
     region.join(1, attempt=2)
     region.receive_from_all(Restored, last_step=0, incarnation=2)
     region.take()
     region.tick(1)
-    assert [(order.cut, order.incarnation) for _, order in region.sent(RequestCut)] == [(1, 2), (1, 2)]
+    assert [(order.checkpoint, order.incarnation) for _, order in region.sent(RequestCheckpoint)] == [
+        (1, 2),
+        (1, 2),
+    ]
 
 
 def test_where_operators_trigger_checkpoints_time_does_not_and_each_place_gets_one() -> None:
     region = CoordinatorHarness(trigger="operator").run()
     region.progress(0, step=3)
     region.tick(5)
-    assert region.sent(RequestCut) == []
-    region.receive(0, WantsCut, step=3)
-    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
-    region.receive(1, WantsCut, step=6)
-    assert region.sent(RequestCut) == [], "one at a time"
+    assert region.sent(RequestCheckpoint) == []
+    region.receive(0, WantsCheckpoint, step=3)
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
+    region.receive(1, WantsCheckpoint, step=6)
+    assert region.sent(RequestCheckpoint) == [], "one at a time"
     for worker in (0, 1):
         region.vote(worker, 1, step=5)
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
-    assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2], "cut 1 does not hold step 6"
+    (append,) = region.take(AppendCheckpoint)
+    region.play(CheckpointAppended(append.checkpoint))
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [2, 2], (
+        "checkpoint 1 does not hold step 6"
+    )
     for worker in (0, 1):
         region.vote(worker, 2, step=7)
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
+    (append,) = region.take(AppendCheckpoint)
+    region.play(CheckpointAppended(append.checkpoint))
     region.tick(5)
-    assert region.sent(RequestCut) == []
+    assert region.sent(RequestCheckpoint) == []
 
 
 def test_where_time_triggers_checkpoints_operators_may_request_more() -> None:
     region = CoordinatorHarness(checkpoint_interval_s=100.0).run()
     region.progress(0, step=1)
-    assert region.sent(RequestCut) == []
-    region.receive(0, WantsCut, step=3)
+    assert region.sent(RequestCheckpoint) == []
+    region.receive(0, WantsCheckpoint, step=3)
     region.tick(5)
-    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
 
 
-def test_the_first_step_after_a_pause_is_cut_at_once() -> None:
+def test_the_first_step_after_a_pause_is_checkpoint_at_once() -> None:
     region = CoordinatorHarness().run()
     region.tick(10)
     region.take()
     region.progress(0, step=1)
-    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
     for worker in (0, 1):
         region.vote(worker, 1, step=2)
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
+    (append,) = region.take(AppendCheckpoint)
+    region.play(CheckpointAppended(append.checkpoint))
     region.progress(0, step=3)
-    assert region.sent(RequestCut) == []  # its time has not come yet
+    assert region.sent(RequestCheckpoint) == []  # its time has not come yet
 
 
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"cut": 1, "epoch": 3}, "STALE_INCARNATION"),
-        ({"cut": 1, "epoch": 5}, "FUTURE_INCARNATION"),
-        ({"cut": 2}, "STALE_CUT"),
+        ({"checkpoint": 1, "epoch": 3}, "STALE_INCARNATION"),
+        ({"checkpoint": 1, "epoch": 5}, "FUTURE_INCARNATION"),
+        ({"checkpoint": 2}, "STALE_CHECKPOINT"),
     ],
 )
 def test_a_vote_of_another_life_or_number_is_refused_by_name(fields, name) -> None:
@@ -162,22 +176,23 @@ def test_a_vote_of_another_life_or_number_is_refused_by_name(fields, name) -> No
     effects = region.take()
     assert [effect.refusal.name for effect in effects] == [name]
     region.vote(0, 1)
-    assert len(region.take(AppendCut)) == 1
+    assert len(region.take(AppendCheckpoint)) == 1
 
 
 def test_a_vote_whose_positions_are_of_another_epoch_is_refused() -> None:
     region = CoordinatorHarness().run()
     region.play(CheckpointWanted())
     region.take()
-    positions = WorkerCut(state=Position(9, 1, 1), steps=Position(1, 1, 1))
-    region.receive(0, Prepared, cut=1, step=5, positions=positions)
+    positions = WorkerCheckpoint(state=Position(9, 1, 1), steps=Position(1, 1, 1))
+    region.receive(0, Vote, checkpoint=1, step=5, positions=positions)
     region.vote(1, 1)
     assert [effect.refusal.name for effect in region.take()] == ["STALE_INCARNATION"]
 
 
 def test_a_vote_of_an_earlier_incarnation_does_not_complete_the_same_number_in_this_one() -> None:
     # EVIDENCE-OF: P-6
-    # worker 0 voted for cut 1 in incarnation 1, worker 1 died before it did; cut 1 is asked for again
+    # worker 0 voted for checkpoint 1 in incarnation 1, worker 1 died before it did; checkpoint 1 is asked
+    # for again
     region = CoordinatorHarness().run()
     region.play(CheckpointWanted())
     region.vote(0, 1, epoch=1)
@@ -189,10 +204,10 @@ def test_a_vote_of_an_earlier_incarnation_does_not_complete_the_same_number_in_t
     region.take()
     region.vote(1, 1)
     region.vote(0, 1, epoch=1)  # once more, late
-    assert region.take(AppendCut) == []
+    assert region.take(AppendCheckpoint) == []
     region.vote(0, 1)
-    (append,) = region.take(AppendCut)
-    assert {part.state.epoch for part in append.cut.workers.values()} == {2}
+    (append,) = region.take(AppendCheckpoint)
+    assert {part.state.epoch for part in append.checkpoint.workers.values()} == {2}
 
 
 def test_a_worker_votes_once() -> None:
@@ -209,24 +224,24 @@ def test_votes_for_different_steps_make_no_checkpoint_and_stop_the_region() -> N
     region.play(CheckpointWanted())
     region.vote(0, 1, step=5)
     region.vote(1, 1, step=6)
-    assert region.take(AppendCut) == []
+    assert region.take(AppendCheckpoint) == []
     assert "different steps: {0: 5, 1: 6}" in region.core.state.reason
 
 
 def died_during_append():
-    """A region whose worker 1 died while cut 1 was appended to the manifest, and that append."""
+    """A region whose worker 1 died while checkpoint 1 was appended to the manifest, and that append."""
     region = CoordinatorHarness().run()
     region.play(CheckpointWanted())
     for worker in (0, 1):
         region.vote(worker, 1)
-    (append,) = region.take(AppendCut)
+    (append,) = region.take(AppendCheckpoint)
     region.die(1)
     return region, append
 
 
 def test_an_acknowledgement_of_an_earlier_incarnation_commits_nothing() -> None:
     region, append = died_during_append()
-    region.play(CutAppended(append.cut))
+    region.play(CheckpointAppended(append.checkpoint))
     assert region.sent(Committed) == []
     region.opened()
     region.join(1, attempt=2)
@@ -234,23 +249,23 @@ def test_an_acknowledgement_of_an_earlier_incarnation_commits_nothing() -> None:
     region.play(CheckpointWanted())
     for worker in (0, 1):
         region.vote(worker, 1)
-    region.play(CutAppended(append.cut))  # of incarnation 1, while the same number is out in 2
+    region.play(CheckpointAppended(append.checkpoint))  # of incarnation 1, while the same number is out in 2
     assert region.sent(Committed) == []
     assert region.core.status().last_checkpoint == 0
 
 
-def test_a_cut_in_doubt_that_is_in_the_manifest_is_restored_and_forgives() -> None:
+def test_a_checkpoint_in_doubt_that_is_in_the_manifest_is_restored_and_forgives() -> None:
     # EVIDENCE-OF: P-6
     region, append = died_during_append()
     region.take()
-    region.opened(append.cut)
+    region.opened(append.checkpoint)
     assert [e.event for e in region.take(NotifyObservers) if isinstance(e.event, CheckpointCommitted)] != []
     assert region.core.status().reset_attempts == 0
     region.join(1, attempt=2)
-    assert [order.restore for _, order in region.sent(Restore)] == [append.cut, append.cut]
+    assert [order.restore for _, order in region.sent(Restore)] == [append.checkpoint, append.checkpoint]
     region.receive_from_all(Restored, last_step=5)
     region.play(CheckpointWanted())
-    assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2]
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [2, 2]
 
 
 def test_the_status_says_what_a_checkpoint_that_is_under_way_waits_for() -> None:
@@ -285,6 +300,6 @@ def test_the_status_says_what_a_checkpoint_that_is_under_way_waits_for() -> None
         region.vote(worker, 1)
     committing = status_json(region.core.status())["underWay"]
     assert under_way_text(committing) == "checkpoint 1 is being committed"
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
+    (append,) = region.take(AppendCheckpoint)
+    region.play(CheckpointAppended(append.checkpoint))
     assert region.core.status().under_way is None

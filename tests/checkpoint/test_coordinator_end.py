@@ -3,11 +3,11 @@
 import pytest
 
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
     CancelWorker,
+    CheckpointAppended,
     CheckpointWanted,
     CoordinatorTick,
-    CutAppended,
     End,
     LaunchWorker,
     OpenManifest,
@@ -22,7 +22,7 @@ from checkpoint.core.messages import (
     Finished,
     Pause,
     Paused,
-    RequestCut,
+    RequestCheckpoint,
     Restore,
     Restored,
     Stop,
@@ -34,14 +34,17 @@ from tests.checkpoint.coordinator_harness import CoordinatorHarness
 def test_exhausted_sources_lead_to_one_final_checkpoint_and_the_end() -> None:
     region = CoordinatorHarness().run()
     region.progress(0, step=4, exhausted=True)
-    assert region.sent(RequestCut) == []
+    assert region.sent(RequestCheckpoint) == []
     region.progress(1, step=4, exhausted=True)
-    assert [(order.cut, order.final) for _, order in region.sent(RequestCut)] == [(1, True), (1, True)]
+    assert [(order.checkpoint, order.final) for _, order in region.sent(RequestCheckpoint)] == [
+        (1, True),
+        (1, True),
+    ]
     for worker in (0, 1):
         region.vote(worker, 1)
-    (append,) = region.take(AppendCut)
-    assert append.cut.final
-    region.play(CutAppended(append.cut))
+    (append,) = region.take(AppendCheckpoint)
+    assert append.checkpoint.final
+    region.play(CheckpointAppended(append.checkpoint))
     assert [order.final for _, order in region.sent(Committed)] == [True, True]
     region.receive(0, Finished)
     region.die(0)  # gone early, with all its work done
@@ -59,12 +62,12 @@ def test_a_worker_lost_before_it_published_the_final_checkpoint_is_restored_to_i
         region.progress(worker, step=4, exhausted=True)
     for worker in (0, 1):
         region.vote(worker, 1)
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
+    (append,) = region.take(AppendCheckpoint)
+    region.play(CheckpointAppended(append.checkpoint))
     region.receive(0, Finished)
     region.die(0)
     region.die(1)
-    region.opened(append.cut)
+    region.opened(append.checkpoint)
     assert region.take(LaunchWorker) == [LaunchWorker(0, 2), LaunchWorker(1, 2)]
     region.join(0, 2)
     region.join(1, 2)
@@ -75,7 +78,10 @@ def test_a_worker_lost_before_it_published_the_final_checkpoint_is_restored_to_i
     assert [effect.refusal.name for effect in region.take()] == ["UNEXPECTED"]
     for worker in (0, 1):
         region.progress(worker, step=5, exhausted=True)
-    assert [(order.cut, order.final) for _, order in region.sent(RequestCut)] == [(2, True), (2, True)]
+    assert [(order.checkpoint, order.final) for _, order in region.sent(RequestCheckpoint)] == [
+        (2, True),
+        (2, True),
+    ]
 
 
 def test_stop_takes_a_last_checkpoint_if_there_is_anything_to_checkpoint() -> None:
@@ -85,11 +91,11 @@ def test_stop_takes_a_last_checkpoint_if_there_is_anything_to_checkpoint() -> No
     assert region.state is RegionState.STOPPING
     for worker in (0, 1):
         region.receive(worker, Paused, pause=1, step=4, counters=Counters(step=4))
-    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
     for worker in (0, 1):
         region.vote(worker, 1, 4)
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
+    (append,) = region.take(AppendCheckpoint)
+    region.play(CheckpointAppended(append.checkpoint))
     effects = region.take(SendControl)
     assert [type(e.message).__name__ for e in effects] == ["Committed", "Committed", "Stop", "Stop"]
     region.play(WorkerEnded(0, 1, None), WorkerEnded(1, 1, None))
@@ -107,16 +113,16 @@ def test_a_region_stops_after_a_checkpoint_of_its_last_step(
     assert [order.pause for _, order in region.sent(Pause)] == [1, 1]
     assert region.state is RegionState.STOPPING
     region.receive(0, Paused, pause=1, step=8, counters=Counters(step=8))
-    assert region.sent(RequestCut) == []
+    assert region.sent(RequestCheckpoint) == []
     region.receive(1, Paused, pause=1, step=7, counters=Counters(step=7))
-    for cut, step in ((2, 7), (3, 9)):
-        assert {order.cut for _, order in region.sent(RequestCut)} == {cut}
+    for checkpoint, step in ((2, 7), (3, 9)):
+        assert {order.checkpoint for _, order in region.sent(RequestCheckpoint)} == {checkpoint}
         for worker in (0, 1):
-            region.vote(worker, cut, step)
+            region.vote(worker, checkpoint, step)
         (append,) = region.out[-1:]
         assert region.state is RegionState.STOPPING
         region.out.clear()
-        region.play(CutAppended(append.cut))
+        region.play(CheckpointAppended(append.checkpoint))
     assert region.core.state.outcome.state is RegionState.STOPPED
     assert region.core.state.reason == "stopped"
 

@@ -32,19 +32,19 @@ from tests.checkpoint.coordinator_harness import CoordinatorHarness
 def test_a_reset_takes_the_manifest_first_and_orders_after() -> None:
     # EVIDENCE-OF: P-4, P-6
     region = CoordinatorHarness().run()
-    cut = region.commit()
+    checkpoint = region.commit()
     region.take()
     region.play(LinkDown(100, "reset by peer"))
     effects = region.take()
     assert [e for e in effects if isinstance(e, OpenManifest)] == [OpenManifest(above=0, held=1)]
     assert not any(isinstance(e, SendControl | CancelWorker | LaunchWorker) for e in effects)
-    region.opened(cut)
+    region.opened(checkpoint)
     assert region.take(CancelWorker, LaunchWorker) == [CancelWorker(0, 1), LaunchWorker(0, 2)]
     region.join(0, attempt=2)
     orders = region.sent(Restore)
-    assert [(order.incarnation, order.cut, order.restore) for _, order in orders] == [
-        (2, 1, cut),
-        (2, 1, cut),
+    assert [(order.incarnation, order.checkpoint, order.restore) for _, order in orders] == [
+        (2, 1, checkpoint),
+        (2, 1, checkpoint),
     ]
 
 

@@ -19,7 +19,7 @@ from checkpoint.core.messages import (
     Heartbeat,
     Join,
     Progress,
-    RequestCut,
+    RequestCheckpoint,
     Restore,
     Restored,
     Start,
@@ -37,7 +37,7 @@ def test_no_order_goes_out_before_the_manifest_start_is_acknowledged() -> None:
     assert region.take(OpenManifest) == [OpenManifest(above=0, held=0)]
     region.join(0)
     region.join(1)
-    assert region.sent(Restore, Start, RequestCut, Committed) == []
+    assert region.sent(Restore, Start, RequestCheckpoint, Committed) == []
     assert region.state is RegionState.STARTING
     region.opened(epoch=7)
     orders = region.sent(Restore)

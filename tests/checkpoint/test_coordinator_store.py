@@ -1,7 +1,7 @@
 """The coordinator waits for its store, is fenced by a newer driver, or cannot restore what it finds there."""
 
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
     CancelWorker,
     CheckpointWanted,
     CoordinatorTick,
@@ -45,7 +45,7 @@ def test_without_a_quorum_the_region_waits_kills_nobody_and_spends_nothing() -> 
     assert region.state is RegionState.RUNNING
     for worker in (0, 1):
         region.vote(worker, 1)
-    assert len(region.take(AppendCut)) == 1
+    assert len(region.take(AppendCheckpoint)) == 1
 
 
 def test_what_the_region_waits_for_is_told_with_the_time_and_the_bytes_that_wait() -> None:
@@ -124,20 +124,20 @@ def test_a_newer_driver_fences_this_one() -> None:
 
 def test_a_manifest_that_cannot_be_read_fails_with_the_reason() -> None:
     region = CoordinatorHarness()
-    error = ManifestError("its record does not decode", cut=4)
+    error = ManifestError("its record does not decode", checkpoint=4)
     region.play(ManifestUnreadable(error))
     assert region.core.state.outcome.error is error
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_starts() -> None:
     region = CoordinatorHarness().run()
-    cut = region.commit()
+    checkpoint = region.commit()
     other = CoordinatorHarness(operators={"count": "count(word binary)"})
-    other.opened(cut)
+    other.opened(checkpoint)
     assert "operator 'count' was count(word string), is count(word binary)" in other.core.state.reason
     assert other.sent(Restore) == []
     smaller = CoordinatorHarness(1, keeps_workers="'own' has no rule for it (declare one)")
-    smaller.opened(cut)
+    smaller.opened(checkpoint)
     assert (
         "it was made by 2 workers, the region has 1 worker: 'own' has no rule for it (declare one)"
         in smaller.core.state.reason

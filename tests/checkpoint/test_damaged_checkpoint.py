@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
+    CheckpointAppended,
     CheckpointsExamined,
-    CutAppended,
     ExaminationWaits,
     ExamineCheckpoints,
     ManifestLost,
@@ -16,7 +16,7 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
 )
 from checkpoint.core.damaged import ChainDamage, CheckpointDamage, Examination
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.messages import Failed, Restore, Restored
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import FellBack
@@ -31,14 +31,14 @@ def damage(*numbers: int) -> tuple[CheckpointDamage, ...]:
     return tuple(CheckpointDamage(number, (LOST,)) for number in numbers)
 
 
-def suspicious(region: CoordinatorHarness, kept: tuple[Cut, ...]) -> ExamineCheckpoints:
+def suspicious(region: CoordinatorHarness, kept: tuple[Checkpoint, ...]) -> ExamineCheckpoints:
     """A worker reports damage in its restore; the region opens its manifest again."""
     region.receive(1, Failed, kind="store", damaged=True, message="chain state names 99 bytes")
     region.tick(10)  # after several attempts in a row, the manifest is opened with a delay
     assert region.take(OpenManifest)
     region.epoch += 1
     region.play(ManifestOpened(region.epoch, kept[-1], kept))
-    orders = region.take(ExamineCheckpoints, AppendCut)
+    orders = region.take(ExamineCheckpoints, AppendCheckpoint)
     assert region.sent(Restore) == [], "nobody is ordered before the checkpoints are read"
     (order,) = orders
     assert isinstance(order, ExamineCheckpoints)
@@ -46,7 +46,7 @@ def suspicious(region: CoordinatorHarness, kept: tuple[Cut, ...]) -> ExamineChec
     return order
 
 
-def restoring(**fields: Any) -> tuple[CoordinatorHarness, tuple[Cut, ...]]:
+def restoring(**fields: Any) -> tuple[CoordinatorHarness, tuple[Checkpoint, ...]]:
     """A region with checkpoints 1 to 3, of steps 5, 10 and 15, that is reset."""
     region = CoordinatorHarness(**fields).run()
     for number in (1, 2, 3):
@@ -68,7 +68,7 @@ def test_a_region_does_not_fall_back_to_a_checkpoint_of_another_graph() -> None:
     kept = (kept[0], msgspec.structs.replace(kept[1], operators={"sum": "sum"}), kept[2])
     order = suspicious(region, kept)
     region.play(CheckpointsExamined(order.incarnation, Examination(damage(3), 2)))
-    assert region.take(AppendCut) == []
+    assert region.take(AppendCheckpoint) == []
     error = end(region)
     assert "checkpoint 2 is whole, but" in str(error)
     assert "operator 'sum' is in the stored state and not in this graph" in str(error)
@@ -78,7 +78,7 @@ def test_by_default_a_region_with_a_damaged_checkpoint_fails_with_what_is_damage
     region, kept = restoring()
     order = suspicious(region, kept)
     region.play(CheckpointsExamined(order.incarnation, Examination(damage(3), 2)))
-    assert region.take(AppendCut) == []
+    assert region.take(AppendCheckpoint) == []
     error = end(region)
     assert "checkpoint 3 is damaged: chain state of worker 1 up to position 3:140: state.3.0 ends" in str(
         error
@@ -92,14 +92,14 @@ def test_with_previous_the_newest_whole_checkpoint_is_recorded_before_anybody_is
     region, kept = restoring(on_damaged="previous")
     order = suspicious(region, kept)
     region.play(CheckpointsExamined(order.incarnation, Examination(damage(3, 2), 1)))
-    (append,) = region.take(AppendCut)
-    record = append.cut
-    assert (record.cut, record.rolled_back_to, record.rewound, record.line) == (4, 1, True, 1)
+    (append,) = region.take(AppendCheckpoint)
+    record = append.checkpoint
+    assert (record.checkpoint, record.rolled_back_to, record.rewound, record.line) == (4, 1, True, 1)
     assert record.retained == (1, 2, 3, 4), "nothing is released, also not what is damaged"
     region.tick(3)
     assert region.sent(Restore) == []
     assert reports(region, FellBack) == []
-    region.play(CutAppended(record))
+    region.play(CheckpointAppended(record))
     (fell_back,) = reports(region, FellBack)
     assert (fell_back.last, fell_back.checkpoint, fell_back.last_step, fell_back.step) == (3, 1, 15, 5)
     for text in ("from checkpoint 3 to checkpoint 1", "chain state of worker 1", "10 steps no longer count"):
@@ -110,8 +110,8 @@ def test_with_previous_the_newest_whole_checkpoint_is_recorded_before_anybody_is
     region.receive_from_all(Restored, last_step=5)
     for worker in (0, 1):
         region.vote(worker, 5, step=5)
-    (first,) = region.take(AppendCut)
-    region.play(CutAppended(first.cut))
+    (first,) = region.take(AppendCheckpoint)
+    region.play(CheckpointAppended(first.checkpoint))
     assert region.state is RegionState.RUNNING
     assert region.core.state.attempts == 0
 
@@ -122,7 +122,7 @@ def test_while_members_are_missing_the_region_waits_and_says_for_what(on_damaged
     order = suspicious(region, kept)
     region.play(ExaminationWaits(order.incarnation, "m2:1 may have what is missing"))
     region.tick(1_000)
-    assert region.take(AppendCut) == []
+    assert region.take(AppendCheckpoint) == []
     assert region.sent(Restore) == []
     assert region.core.state.outcome is None, "however long it takes"
     assert "cannot be read yet: m2:1 may have what is missing" in region.core.status().reason
@@ -161,8 +161,8 @@ def test_rows_that_would_come_again_stop_the_fall_back_unless_that_is_allowed() 
     region, kept = restoring(on_damaged="previous", irrevocable=sinks, allow_republish=True)
     order = suspicious(region, kept)
     region.play(CheckpointsExamined(order.incarnation, Examination(damage(3), 2)))
-    (append,) = region.take(AppendCut)
-    assert append.cut.rolled_back_to == 2
+    (append,) = region.take(AppendCheckpoint)
+    assert append.checkpoint.rolled_back_to == 2
 
 
 def test_an_examination_of_an_older_incarnation_decides_nothing() -> None:
@@ -170,11 +170,11 @@ def test_an_examination_of_an_older_incarnation_decides_nothing() -> None:
     order = suspicious(region, kept)
     region.play(ManifestLost(region.epoch, 77))
     region.play(CheckpointsExamined(order.incarnation, Examination(damage(3), 2)))
-    assert region.take(AppendCut) == []
+    assert region.take(AppendCheckpoint) == []
     region.epoch = 90
     region.play(ManifestOpened(90, kept[-1], kept))
     region.play(CheckpointsExamined(order.incarnation, Examination(damage(3), 2)))
-    (again,) = region.take(ExamineCheckpoints, AppendCut)
+    (again,) = region.take(ExamineCheckpoints, AppendCheckpoint)
     assert isinstance(again, ExamineCheckpoints), "it is still suspected"
     assert again.incarnation == 90
 
@@ -184,12 +184,12 @@ def test_the_reopened_manifest_decides_whether_the_region_fell_back(*, reached: 
     region, kept = restoring(on_damaged="previous")
     order = suspicious(region, kept)
     region.play(CheckpointsExamined(order.incarnation, Examination(damage(3), 2)))
-    (append,) = region.take(AppendCut)
+    (append,) = region.take(AppendCheckpoint)
     region.play(ManifestLost(region.epoch, 77))
-    region.play(CutAppended(append.cut))  # too late
+    region.play(CheckpointAppended(append.checkpoint))  # too late
     assert reports(region, FellBack) == []
     region.epoch = 90
-    kept = (*kept, append.cut) if reached else kept
+    kept = (*kept, append.checkpoint) if reached else kept
     region.play(ManifestOpened(90, kept[-1], kept))
     events = region.take()
     assert sum(isinstance(getattr(one, "event", None), FellBack) for one in events) == reached
@@ -207,8 +207,8 @@ def test_a_program_that_was_restored_by_its_request_does_not_go_back_again_after
     kept = (*kept[:-1], line)
     order = suspicious(region, kept)
     region.play(CheckpointsExamined(order.incarnation, Examination(damage(3), 3)))
-    (append,) = region.take(AppendCut)
-    assert append.cut.rewinds[-1].by == "savepoint:good"
+    (append,) = region.take(AppendCheckpoint)
+    assert append.checkpoint.rewinds[-1].by == "savepoint:good"
 
 
 def test_damage_that_is_reported_after_a_peers_report_is_not_forgotten() -> None:

@@ -29,10 +29,10 @@ def test_a_division_returns_from_its_record(sources, workers) -> None:
 
 
 @given(st.integers(1, 2**40), st.booleans(), st.integers(1, 2**40), st.integers(0, 9))
-def test_the_mark_of_a_step_returns_from_its_record(cut, final, incarnation, workers) -> None:
-    division = Division(4, 99, {"in": {"a": (0, 7)}}, workers, Mark(cut, final, incarnation))
+def test_the_mark_of_a_step_returns_from_its_record(checkpoint, final, incarnation, workers) -> None:
+    division = Division(4, 99, {"in": {"a": (0, 7)}}, workers, Mark(checkpoint, final, incarnation))
     record = encode_division(division)
-    assert record.ints == (4, 99, cut, int(final), incarnation)
+    assert record.ints == (4, 99, checkpoint, int(final), incarnation)
     found = decode_division(*record)
     assert found == division
     assert isinstance(found.mark.final, bool)
@@ -57,7 +57,7 @@ def test_a_record_with_another_number_of_ints_is_refused(count) -> None:
 def test_marks_are_kept_with_the_divisions_that_count() -> None:
     fold, mark = DivisionFold(3), Mark(2, final=True, incarnation=65536)
     fold.add(Division(4, 9, {}, mark=mark))
-    fold.add(Division(5, 9, {}, mark=mark._replace(cut=3)))
+    fold.add(Division(5, 9, {}, mark=mark._replace(checkpoint=3)))
     fold.add(Division(5, 10, {}))
     assert [one.mark for one in fold.between(3, 9)] == [mark, NO_MARK], "a step that is divided anew"
     fold.forget(4)

@@ -11,18 +11,18 @@ from checkpoint import limits
 from checkpoint.core.editing import edit_target, edited, first_record
 from checkpoint.core.layout import even_layout
 from checkpoint.core.lines import restored
-from checkpoint.core.manifest import Edit, ForkOrigin, WorkerCut, decode_cut, encode_cut
-from checkpoint.core.manifest_checks import check_cut
-from checkpoint.core.messages import RequestCut
+from checkpoint.core.manifest import Edit, ForkOrigin, WorkerCheckpoint, decode_checkpoint, encode_checkpoint
+from checkpoint.core.manifest_checks import check_checkpoint
+from checkpoint.core.messages import RequestCheckpoint
 from checkpoint.core.region import coordinator_directory
 from checkpoint.errors import EditRefusedError, RegionFencedError, RestoreRefusedError, SavepointRefusedError
 from checkpoint.maintenance.editing import FirstPart, begin_region, edit_stopped
 from checkpoint.maintenance.stopped_region import restore_stopped, savepoint_stopped
 from journal import Position
-from tests.checkpoint.manifest_samples import a_cut
+from tests.checkpoint.manifest_samples import a_checkpoint
 from tests.checkpoint.savepoint_model import REGION, WORKER, Host, SavepointModel
 from tests.checkpoint.test_state_store import block
-from tests.checkpoint.test_stopped_region import with_cuts
+from tests.checkpoint.test_stopped_region import with_checkpoints
 
 EDIT = Edit(by="ann@host", wall_time_ms=7, why="a word was wrong", tables={"one": {"changed": 1}})
 
@@ -30,7 +30,7 @@ EDIT = Edit(by="ann@host", wall_time_ms=7, why="a word was wrong", tables={"one"
 def writing(change):
     """What an edit writes: the changed rows, for whichever checkpoint it is asked."""
 
-    async def rows_for(cut):
+    async def rows_for(checkpoint):
         await trio.lowlevel.checkpoint()
         return {0: [("one", data) for data in block(change)]}, EDIT
 
@@ -56,23 +56,25 @@ async def begins(model):
     last = core.last_checkpoint
     if last.rewound:
         common = {"job": REGION, "incarnation": core.incarnation, "epoch": core.incarnation}
-        await model.driver.cut({}, ordered=[RequestCut(**common, cut=last.cut + 1)])
+        await model.driver.checkpoint(
+            {}, ordered=[RequestCheckpoint(**common, checkpoint=last.checkpoint + 1)]
+        )
 
 
 def note(model, record, change):
     target = record.rolled_back_to
-    model.rows[record.cut] = {**model.rows[target], **change}
+    model.rows[record.checkpoint] = {**model.rows[target], **change}
 
 
 @pytest.mark.trio
 async def test_an_edit_is_a_new_line_whose_state_has_other_rows_and_all_that_is_retained_stays() -> None:
-    model = await with_cuts(3)
+    model = await with_checkpoints(3)
     *_, before = kept = await model.kept()
     record = await edit(model, {"a": 70, "b": 1}, savepoint="before")
     last = (await model.kept())[-1]
     assert replace(last, driver="") == record
-    assert (last.cut, last.parent, last.rolled_back_to, last.line, last.rewound) == (4, 3, 3, 1, True)
-    assert last.retained == (*(cut.cut for cut in kept), 4)
+    assert (last.checkpoint, last.parent, last.rolled_back_to, last.line, last.rewound) == (4, 3, 3, 1, True)
+    assert last.retained == (*(checkpoint.checkpoint for checkpoint in kept), 4)
     assert last.workers[0].steps == before.workers[0].steps
     assert last.workers[0].state.epoch == last.incarnation > before.incarnation
     assert (last.edit, last.rewinds[-1].edited) == (EDIT, "ann@host")
@@ -80,8 +82,8 @@ async def test_an_edit_is_a_new_line_whose_state_has_other_rows_and_all_that_is_
     await begins(model)
     assert await held(model) == {"a": 70, "b": 1}, "the next driver begins with it"
     for number in range(6, 9):
-        await model.driver.cut({"c": number})
-    assert [cut.cut for cut in await model.kept()] == [3, 7, 8]
+        await model.driver.checkpoint({"c": number})
+    assert [checkpoint.checkpoint for checkpoint in await model.kept()] == [3, 7, 8]
     assert await held(model) == {"a": 70, "b": 1, "c": 8}
     assert model.driver.core.state.last_checkpoint.edit is None, "later ones are no edits"
     assert model.driver.core.state.last_checkpoint.rewinds[-1].edited == "ann@host"
@@ -89,41 +91,45 @@ async def test_an_edit_is_a_new_line_whose_state_has_other_rows_and_all_that_is_
 
 @pytest.mark.trio
 async def test_an_edit_can_be_taken_back_and_an_older_checkpoint_can_be_edited() -> None:
-    model = await with_cuts(3)
+    model = await with_checkpoints(3)
     await edit(model, {"a": 70})
     record = await restore_stopped(Host(model.store), REGION, "checkpoint:3")
-    model.rows[record.cut] = model.rows[3]
+    model.rows[record.number] = model.rows[3]
     assert (record.line, record.edit, record.rewinds[-1].edited) == (2, None, "")
     await begins(model)
     assert await held(model) == {"a": 3}
-    await model.driver.cut({"b": 1})
+    await model.driver.checkpoint({"b": 1})
     record = await edit(model, {"z": 9, "a": None}, to="checkpoint:6", allow_republish=True)
     assert (record.rolled_back_to, record.line) == (6, 3)
     await begins(model)
     assert await held(model) == {"z": 9}
-    await model.driver.cut({"b": 2})
+    await model.driver.checkpoint({"b": 2})
     assert await held(model) == {"z": 9, "b": 2}
 
 
 @pytest.mark.trio
 async def test_a_savepoint_of_an_edited_region_holds_the_edited_state() -> None:
-    model = await with_cuts(3)
+    model = await with_checkpoints(3)
     record = await edit(model, {"a": 70})
     number = await savepoint_stopped(Host(model.store), REGION, "edited", 0, on=True)
-    assert (number, record.rolled_back_to) == (record.cut, 3)
+    assert (number, record.rolled_back_to) == (record.checkpoint, 3)
     again = (await model.kept())[-1]
-    assert (again.rolled_back_to, again.edit, again.workers) == (record.cut, None, record.workers)
-    model.rows[again.cut] = model.rows[record.cut]
+    assert (again.rolled_back_to, again.edit, again.workers) == (record.checkpoint, None, record.workers)
+    model.rows[again.checkpoint] = model.rows[record.checkpoint]
     back = await restore_stopped(Host(model.store), REGION, "savepoint:edited")
-    assert (back.rolled_back_to, back.rewinds[-1].to, back.edit) == (record.cut, record.cut, None)
-    model.rows[back.cut] = model.rows[record.cut]
+    assert (back.rolled_back_to, back.rewinds[-1].to, back.edit) == (
+        record.checkpoint,
+        record.checkpoint,
+        None,
+    )
+    model.rows[back.number] = model.rows[record.checkpoint]
     await begins(model)
     assert await held(model) == {"a": 70}
 
 
 @pytest.mark.trio
 async def test_what_is_refused_changes_nothing() -> None:
-    model = await with_cuts(3)
+    model = await with_checkpoints(3)
     before = await model.kept()
     with pytest.raises(RestoreRefusedError, match="does not retain checkpoint '1'; retained: 2, 3"):
         await edit(model, {"a": 1}, to="checkpoint:1")
@@ -184,7 +190,7 @@ async def test_a_crash_at_any_step_leaves_the_region_as_it_was_until_the_record_
     # EVIDENCE-OF: P-6
     crashes = 0
     for left in count():
-        model = await with_cuts(3)
+        model = await with_checkpoints(3)
         host = Crashing(model.store, left)
         try:
             record = await edit_stopped(host, REGION, writing({"a": 70, "b": 1}))
@@ -196,7 +202,7 @@ async def test_a_crash_at_any_step_leaves_the_region_as_it_was_until_the_record_
         assert has_edit or record is None, "what was acknowledged counts"
         assert await held(model) == ({"a": 70, "b": 1} if has_edit else {"a": 3})
         for number in range(3):
-            await model.driver.cut({"c": number})
+            await model.driver.checkpoint({"c": number})
         await model.check()
         if record is not None:
             break
@@ -222,7 +228,7 @@ class Slow(Host):
 @pytest.mark.parametrize("members", [0, 1, 2])
 async def test_a_driver_that_starts_meanwhile_has_the_whole_edit_or_nothing_of_it(members) -> None:
     """The record has reached so many of three members when the driver claims."""
-    model = await with_cuts(2)
+    model = await with_checkpoints(2)
     host, ended = Slow(model.store), []
 
     async def run_edit():
@@ -246,7 +252,7 @@ async def test_a_driver_that_starts_meanwhile_has_the_whole_edit_or_nothing_of_i
     assert has_edit or members < 2, "what was acknowledged holds"
     assert isinstance(ended[0], RegionFencedError) == (members < 2)
     for number in range(4):
-        await model.driver.cut({"b": number})
+        await model.driver.checkpoint({"b": number})
     await model.check()
 
 
@@ -276,7 +282,7 @@ class HeldRows(Host):
 
 @pytest.mark.trio
 async def test_the_record_waits_until_its_rows_are_on_the_quorum() -> None:
-    model = await with_cuts(2)
+    model = await with_checkpoints(2)
     host, records = HeldRows(model.store), []
 
     async def run_edit():
@@ -287,15 +293,15 @@ async def test_the_record_waits_until_its_rows_are_on_the_quorum() -> None:
         await wait_all_tasks_blocked()
         host.own.deliver(1)
         await wait_all_tasks_blocked()
-        assert (await model.kept())[-1].cut == 2, "one member has them"
+        assert (await model.kept())[-1].checkpoint == 2, "one member has them"
         host.own.deliver(2)
-    assert [record.cut for record in records] == [3]
+    assert [record.number for record in records] == [3]
     assert await held(model) == {"a": 70}
 
 
 @pytest.mark.trio
 async def test_a_driver_that_takes_the_worker_over_first_is_named_and_nothing_is_recorded() -> None:
-    model = await with_cuts(2)
+    model = await with_checkpoints(2)
 
     class Late(Host):
         async def claim(self, directory, epoch, patience_s=0.0):
@@ -306,13 +312,13 @@ async def test_a_driver_that_takes_the_worker_over_first_is_named_and_nothing_is
     with pytest.raises(RegionFencedError, match="took region 'region' over before its state was changed"):
         await edit_stopped(Late(model.store), REGION, writing({"a": 70}))
     assert await held(model) == {"a": 2}
-    await model.driver.cut({"b": 1})
+    await model.driver.checkpoint({"b": 1})
     await model.check()
 
 
 @pytest.mark.trio
 async def test_a_region_whose_worker_was_taken_over_in_a_term_is_edited_above_all_terms() -> None:
-    model, terms = await with_cuts(2), limits.terms_per_incarnation
+    model, terms = await with_checkpoints(2), limits.terms_per_incarnation
     await Host(model.store).claim(coordinator_directory(REGION), terms)
     await Host(model.store).claim(WORKER, terms + 7)
     record = await edit(model, {"a": 70})
@@ -347,12 +353,12 @@ async def test_a_region_begins_with_a_given_state_also_after_a_crash_at_any_step
                 record = await begin(Host(model.store), {"a": 1, "b": 2})
             except EditRefusedError:  # the record was appended, and nobody learned that it is on the quorum
                 record = (await model.kept())[-1]
-        assert (record.cut, record.step, record.retained, record.edit) == (1, 0, (1,), EDIT)
+        assert (record.checkpoint, record.step, record.retained, record.edit) == (1, 0, (1,), EDIT)
         model.rows[1] = {"a": 1, "b": 2}
         await model.crash()
         assert await held(model) == {"a": 1, "b": 2}
-        await model.driver.cut({"b": None})
-        assert [cut.cut for cut in await model.check()] == [1, 2]
+        await model.driver.checkpoint({"b": None})
+        assert [checkpoint.checkpoint for checkpoint in await model.check()] == [1, 2]
         with pytest.raises(EditRefusedError, match="region 'region' exists: it has committed checkpoint 2"):
             await begin(Host(model.store), {"a": 1})
         if done:
@@ -361,31 +367,31 @@ async def test_a_region_begins_with_a_given_state_also_after_a_crash_at_any_step
 
 
 def test_an_edit_keeps_a_request_of_the_program_and_refuses_a_fork_without_a_state_of_its_own() -> None:
-    last = a_cut(retained=(5,))
+    last = a_checkpoint(retained=(5,))
     requested = edited((last,), last, 9, {}, EDIT)
     assert requested.rewinds[-1].by == ""
-    part = WorkerCut(state=Position(9, 700, 1), steps=last.workers[0].steps)
+    part = WorkerCheckpoint(state=Position(9, 700, 1), steps=last.workers[0].steps)
     again = edited((last, requested), requested, 11, {0: part}, EDIT)
-    check_cut(again, before=requested)
+    check_checkpoint(again, before=requested)
     assert (again.workers[0], again.rolled_back_to, again.line) == (part, 6, 2)
-    assert decode_cut(*encode_cut(again)) == again
+    assert decode_checkpoint(*encode_checkpoint(again)) == again
     origin = ForkOrigin(region="o", checkpoint=5, step=1, savepoint="fork-1", application="o")
-    fork = a_cut(origin=origin, in_origin=True)
+    fork = a_checkpoint(origin=origin, in_origin=True)
     with pytest.raises(EditRefusedError, match=r"still in the chains of region 'o'.*run 'f' until its first"):
         edit_target((fork,), "", region="f")
 
 
 def test_a_program_that_went_back_does_not_go_back_again_after_an_edit() -> None:
     """Otherwise `run(restore=...)`, started again, would undo the edit."""
-    last = a_cut(retained=(5,))
+    last = a_checkpoint(retained=(5,))
     back = restored((last,), last, 9, by="savepoint:good")
     assert edited((last, back), back, 11, {}, EDIT).rewinds[-1].by == "savepoint:good"
 
 
 def test_the_first_record_is_of_version_2_which_every_program_reads() -> None:
-    part = WorkerCut(state=Position(1, 100, 1), steps=Position(1, 50, 1))
-    cut = first_record(
+    part = WorkerCheckpoint(state=Position(1, 100, 1), steps=Position(1, 50, 1))
+    checkpoint = first_record(
         {0: part}, 1, layout=even_layout(1), operators={}, fingerprint="f", irrevocable={}, edit=EDIT
     )
-    check_cut(cut)
-    assert (cut.version, cut.cut, cut.step) == (2, 1, 0)
+    check_checkpoint(checkpoint)
+    assert (checkpoint.version, checkpoint.number, checkpoint.step) == (2, 1, 0)

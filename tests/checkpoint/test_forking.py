@@ -6,24 +6,24 @@ import pytest
 from checkpoint.core.continuing import belongs_to, check_begins
 from checkpoint.core.forking import check_graph, check_log, check_places, forked, needs_original
 from checkpoint.core.lines import restored
-from checkpoint.core.manifest import ORIGINS_VERSION, ForkOrigin, decode_cut, encode_cut
-from checkpoint.core.manifest_checks import check_cut
+from checkpoint.core.manifest import ORIGINS_VERSION, ForkOrigin, decode_checkpoint, encode_checkpoint
+from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.messages import Restored
 from checkpoint.core.region import RegionState
 from checkpoint.core.retention import floors_of
 from checkpoint.errors import FingerprintMismatchError, ForkRefusedError, ManifestError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
-from tests.checkpoint.manifest_samples import a_cut, worker_cut
+from tests.checkpoint.manifest_samples import a_checkpoint, worker_checkpoint
 from tests.checkpoint.region_model_state import spec
-from tests.checkpoint.test_rescaling_region import commit, cut_of, settled
+from tests.checkpoint.test_rescaling_region import checkpoint_of, commit, settled
 
-SOURCE = a_cut(
-    cut=41,
+SOURCE = a_checkpoint(
+    number=41,
     step=300,
     incarnation=9,
     workers={
-        0: worker_cut(9, sinks={"out": {"size": 7}}, floors={"state": (3, 0)}, sources={"in": {}}),
-        1: worker_cut(8),
+        0: worker_checkpoint(9, sinks={"out": {"size": 7}}, floors={"state": (3, 0)}, sources={"in": {}}),
+        1: worker_checkpoint(8),
     },
     operators={"count": "c", "out": "o"},
     savepoints={"good": 40},
@@ -38,9 +38,9 @@ def origin(**fields):
 
 def test_a_fork_begins_with_state_and_input_and_without_output() -> None:
     first = forked(SOURCE, origin(), incarnation=1)
-    check_cut(first)
+    check_checkpoint(first)
     assert first.version == ORIGINS_VERSION
-    assert (first.cut, first.step, first.parent, first.retained) == (1, 300, 0, (1,))
+    assert (first.number, first.step, first.parent, first.retained) == (1, 300, 0, (1,))
     assert (first.savepoints, first.rolled_back_to, first.line) == ({}, 0, 0)
     assert {one: part.state for one, part in first.workers.items()} == {
         one: part.state for one, part in SOURCE.workers.items()
@@ -49,13 +49,17 @@ def test_a_fork_begins_with_state_and_input_and_without_output() -> None:
     assert first.workers[0].sources == {"in": {}}
     assert first.begins(first.layout), "a checkpoint of its own comes before any step"
     assert (first.chains_of("test"), SOURCE.chains_of("shop")) == ("shop", "shop")
-    record = encode_cut(first)
-    assert decode_cut(*record) == first
+    record = encode_checkpoint(first)
+    assert decode_checkpoint(*record) == first
 
 
 def test_the_floors_of_its_own_journals_do_not_depend_on_those_of_the_original() -> None:
     first = forked(SOURCE, origin(), incarnation=1)
-    own = a_cut(cut=2, incarnation=2, workers={0: worker_cut(2, floors={"state": (2, 0)}), 1: worker_cut(2)})
+    own = a_checkpoint(
+        number=2,
+        incarnation=2,
+        workers={0: worker_checkpoint(2, floors={"state": (2, 0)}), 1: worker_checkpoint(2)},
+    )
     assert floors_of([first], 0) == {"state": (2, 0)}, "nothing of an earlier attempt is needed"
     assert floors_of([first, own], 0) == {"state": (2, 0)}
 
@@ -87,7 +91,7 @@ def test_the_first_graph_of_a_fork_lacks_and_adds_what_was_named() -> None:
     for other in ({"count": "c", "out": "o"}, {"count": "other", "sum": "s"}, {"count": "c", "more": "m"}):
         with pytest.raises(FingerprintMismatchError):
             check_graph(first, other, region="test")
-    later = msgspec.structs.replace(first, cut=2, in_origin=False, operators={"count": "c", "sum": "s"})
+    later = msgspec.structs.replace(first, number=2, in_origin=False, operators={"count": "c", "sum": "s"})
     check_graph(later, {"count": "c", "sum": "s"}, region="test")
     with pytest.raises(FingerprintMismatchError, match="'sum' is in the stored state"):
         check_graph(later, {"count": "c"}, region="test")
@@ -122,13 +126,13 @@ def test_a_region_is_not_begun_empty_while_another_name_has_its_operators(
 ) -> None:
     operators = {"sales": "s", "count": "c", "out": "o"}
     begun = spec(application="shop", parts=("shop.sales", "shop.clicks"), operators=operators)
-    found = {name: a_cut(operators=dict.fromkeys(names, "o")) for name, names in others.items()}
+    found = {name: a_checkpoint(operators=dict.fromkeys(names, "o")) for name, names in others.items()}
     if not refused:
         check_begins(begun, found)
         return
     with pytest.raises(FingerprintMismatchError, match=r"without state, although region '\S+' has.*'count'"):
         check_begins(begun, found)
-    forks = {name: msgspec.structs.replace(cut, origin=origin()) for name, cut in found.items()}
+    forks = {name: msgspec.structs.replace(checkpoint, origin=origin()) for name, checkpoint in found.items()}
     check_begins(begun, forks)
     assert all(belongs_to("shop", name) for name in others)
     assert not belongs_to("shop", "shopping")
@@ -140,7 +144,7 @@ def test_a_sink_that_cannot_tell_who_else_writes_there_needs_a_word() -> None:
     with pytest.raises(ManifestError, match="may write to the same place unnoticed: 'out': shared"):
         check_places(first, {"mail": "it does not say", "out": "shared"})
     check_places(SOURCE, {"out": "shared"})
-    check_places(msgspec.structs.replace(first, cut=2, in_origin=False), {"out": "shared"})
+    check_places(msgspec.structs.replace(first, number=2, in_origin=False), {"out": "shared"})
 
 
 def test_a_source_of_a_fork_reads_the_output_of_the_same_region() -> None:
@@ -148,14 +152,14 @@ def test_a_source_of_a_fork_reads_the_output_of_the_same_region() -> None:
     check_log(first, "in", "sales")
     check_log(first, "new", "anything")
     check_log(SOURCE, "in", "anything")
-    later = msgspec.structs.replace(first, cut=2, in_origin=False)
+    later = msgspec.structs.replace(first, number=2, in_origin=False)
     with pytest.raises(ManifestError, match="region 'sales'; here it reads that of 'sold'"):
         check_log(later, "in", "sold")
 
 
 def test_a_fork_needs_the_original_until_it_has_released_its_first_record() -> None:
     first = forked(SOURCE, origin(), incarnation=1)
-    own = msgspec.structs.replace(first, cut=2, in_origin=False)
+    own = msgspec.structs.replace(first, number=2, in_origin=False)
     assert needs_original([first], "shop", "fork-1f") is True
     assert needs_original([first, own], "shop", "fork-1f") is True
     assert needs_original([own], "shop", "fork-1f") is False
@@ -170,7 +174,7 @@ def test_a_region_that_shows_steps_changes_at_once_only_where_no_shown_step_can_
     begins: str, asked: int
 ) -> None:
     """After the first record of a fork or of a restore nothing is replayed; after another one it may be."""
-    last = cut_of(2)
+    last = checkpoint_of(2)
     if begins == "a fork":
         last = forked(last, origin(checkpoint=1, step=5), incarnation=1)
     elif begins:
@@ -184,7 +188,7 @@ def test_a_region_that_shows_steps_changes_at_once_only_where_no_shown_step_can_
     for worker in range(first):
         region.receive(worker, Restored, last_step=last.step)
     if begins:
-        commit(region, asked, last.cut + 1, last.step)
+        commit(region, asked, last.number + 1, last.step)
         assert region.core.state.scaling is None
     else:
         assert region.core.state.scaling.workers == asked

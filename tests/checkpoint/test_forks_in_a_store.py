@@ -16,7 +16,7 @@ from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.state_store import StateStore
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Cut, SplitPosition
+from checkpoint.core.manifest import Checkpoint, SplitPosition
 from checkpoint.core.outputs import Publish
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import DeletionRefusedError, ForkRefusedError, OutputRewoundError
@@ -30,31 +30,31 @@ from dataflow.sources.prefetched import Reading
 from dataflow.worker.prefetching import Prefetcher
 from dos_client import Store, open_store, randomness
 from dos_server.testing import MemoryServer, Servers, memory_store
-from tests.checkpoint.manifest_samples import a_cut, worker_cut
+from tests.checkpoint.manifest_samples import a_checkpoint, worker_checkpoint
 
 FORK = Forking(region="shop", new="test", stopped=True)
 SOON_S = 0.1
 
 
-async def commit(store: Store, region: str, **fields: object) -> Cut:
+async def commit(store: Store, region: str, **fields: object) -> Checkpoint:
     """Commit a checkpoint of a region, as a driver would, and give its workers a journal each."""
     async with hold_manifest(StoreHost(store), region) as held:
         before, number = held.opened.last_checkpoint, held.opened.incarnation
-        workers = {index: worker_cut(number) for index in range(2)}
+        workers = {index: worker_checkpoint(number) for index in range(2)}
         if before is None:
-            cut = a_cut(cut=1, parent=0, incarnation=number, workers=workers, retained=(1,))
+            checkpoint = a_checkpoint(number=1, parent=0, incarnation=number, workers=workers, retained=(1,))
         else:
-            cut = msgspec.structs.replace(
+            checkpoint = msgspec.structs.replace(
                 before,
-                cut=before.cut + 1,
-                parent=before.cut,
+                number=before.number + 1,
+                parent=before.number,
                 incarnation=number,
                 workers=workers,
                 layout=even_layout(2),
-                retained=(before.cut + 1,),
+                retained=(before.number + 1,),
                 in_origin=False,
             )
-        record = msgspec.structs.replace(cut, **fields)
+        record = msgspec.structs.replace(checkpoint, **fields)
         await append_record(held, region, record)
     for worker in workers:
         directory = worker_directory(region, worker)
@@ -185,10 +185,12 @@ async def show(store: Store, publish: Publish, steps: int, row: bytes) -> None:
             )
             for step in range(1, steps + 1):
                 await log.append("shown", step, 1, step, row, {})
-            part = worker_cut(number, sinks={"shown": msgspec.to_builtins(await log.synced(steps))})
+            part = worker_checkpoint(number, sinks={"shown": msgspec.to_builtins(await log.synced(steps))})
             await log.aclose()
         of_one = {"workers": {0: part}, "layout": even_layout(1)}
-        first = a_cut(cut=1, parent=0, incarnation=number, step=steps, retained=(1,), final=True, **of_one)
+        first = a_checkpoint(
+            number=1, parent=0, incarnation=number, step=steps, retained=(1,), final=True, **of_one
+        )
         await append_record(held, "shop", first)
 
 

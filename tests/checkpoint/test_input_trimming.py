@@ -32,11 +32,11 @@ async def model_with(batches: int, *regions: str) -> TrimModel:
     return model
 
 
-async def read_and_commit(model: TrimModel, name: str, pieces: int = 1_000, cuts: int = 1) -> None:
+async def read_and_commit(model: TrimModel, name: str, pieces: int = 1_000, checkpoints: int = 1) -> None:
     region = await model.region(name)
     await region.read(pieces)
-    for _ in range(cuts):
-        await region.cut()
+    for _ in range(checkpoints):
+        await region.checkpoint()
 
 
 # --- what is deleted, and what is not -----------------------------------------------------------------------
@@ -54,7 +54,7 @@ async def test_an_input_without_a_consumer_is_not_trimmed() -> None:
 @pytest.mark.trio
 async def test_the_oldest_retained_checkpoint_of_the_slowest_region_decides() -> None:
     model = await model_with(20, "fast", "slow")
-    await read_and_commit(model, "fast", cuts=3)
+    await read_and_commit(model, "fast", checkpoints=3)
     await model.trim()
     assert model.segments()[0] == 0, "the other region has committed nothing: it needs everything"
     await read_and_commit(model, "slow", 10)
@@ -81,13 +81,13 @@ async def test_a_savepoint_keeps_what_it_needs_and_its_end_frees_it() -> None:
     await region.savepoint("before")
     for _ in range(20):
         await model.send()
-    await read_and_commit(model, "region", cuts=4)
+    await read_and_commit(model, "region", checkpoints=4)
     await model.trim()
     await model.trim()
     assert model.segments()[0] < model.ends[3]
     await model.check()
     await region.drop("before")
-    await region.cut()
+    await region.checkpoint()
     await model.trim()
     await model.trim()
     assert model.segments()[0] > model.ends[3]
@@ -135,13 +135,13 @@ async def soak(checkpoints: int) -> None:
 @pytest.mark.trio
 async def test_restarts_without_batches_leave_the_number_of_the_last_batch_and_few_segments() -> None:
     model = await model_with(3, "region")
-    await read_and_commit(model, "region", cuts=3)
+    await read_and_commit(model, "region", checkpoints=3)
     for _ in range(10):
         await model.open()
         await model.trim()
     await model.check()
     await model.send()
-    await read_and_commit(model, "region", cuts=3)
+    await read_and_commit(model, "region", checkpoints=3)
     await model.trim()
     await model.trim()
     assert len(model.segments()) < 6
@@ -152,7 +152,7 @@ async def test_restarts_without_batches_leave_the_number_of_the_last_batch_and_f
 @pytest.mark.trio
 async def test_a_region_that_registers_between_release_and_deletion_loses_nothing() -> None:
     model = await model_with(20, "first")
-    await read_and_commit(model, "first", cuts=3)
+    await read_and_commit(model, "first", checkpoints=3)
     assert await model.trim_step(), "released, and nothing deleted yet"
     await model.region("second")
     assert model.segments()[0] == 0
@@ -164,7 +164,7 @@ async def test_a_region_that_registers_between_release_and_deletion_loses_nothin
     assert model.segments()[0] == 0
     await model.check()
     for name in ("first", "second"):
-        await read_and_commit(model, name, cuts=3)
+        await read_and_commit(model, name, checkpoints=3)
     await model.trim()
     await model.trim()
     assert model.segments()[0] > 0
@@ -174,7 +174,7 @@ async def test_a_region_that_registers_between_release_and_deletion_loses_nothin
 @pytest.mark.trio
 async def test_a_producer_that_dies_between_release_and_deletion_is_continued_by_the_next() -> None:
     model = await model_with(20, "region")
-    await read_and_commit(model, "region", cuts=3)
+    await read_and_commit(model, "region", checkpoints=3)
     assert await model.trim_step()
     await model.open()
     assert model.segments()[0] == 0
@@ -187,7 +187,7 @@ async def test_a_producer_that_dies_between_release_and_deletion_is_continued_by
 async def test_a_member_that_was_unavailable_is_trimmed_when_it_is_back() -> None:
     model = await model_with(20, "region")
     away = model.store.servers[2]
-    await read_and_commit(model, "region", cuts=3)
+    await read_and_commit(model, "region", checkpoints=3)
     away.up = False
     await model.trim()
     assert "input.0000000000000001.0000000000000000" in away.objects[DIRECTORY]

@@ -62,7 +62,7 @@ def test_another_graph_is_refused_naming_each_operator_that_differs() -> None:
         {"b": "count(w binary)", "c": "1", "d": "y"},
     )
     with pytest.raises(FingerprintMismatchError) as error:
-        check_fingerprint(stored, present, region="words", cut=9)
+        check_fingerprint(stored, present, region="words", checkpoint=9)
     assert error.value.operators == ("a", "b", "d")
     assert "checkpoint 9 of region 'words'" in str(error.value)
     assert "operator 'b' was count(w string), is count(w binary)" in str(error.value)

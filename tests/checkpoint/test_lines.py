@@ -16,32 +16,32 @@ from hypothesis import strategies as st
 
 from checkpoint import limits
 from checkpoint.core.lines import parting, restored, taken_back
-from checkpoint.core.manifest import Cut, in_its_version
-from checkpoint.core.manifest_checks import check_cut
+from checkpoint.core.manifest import Checkpoint, in_its_version
+from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.outputs import Publish
 from checkpoint.errors import OutputRewoundError
 from dataflow import outputs
 from dataflow.outputs import StepRows, read_output
 from dos_protocol.errors import DosError
 from journal import Position
-from tests.checkpoint.manifest_samples import numbered_cut, worker_cut
+from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.restored_output_model import REGION, SINK, RestoredOutputModel
 
 SEEDS = 16
 ACTIONS = 80
 
 
-def cut_at(number: int, step: int, **fields: Any) -> Cut:
+def checkpoint_at(number: int, step: int, **fields: Any) -> Checkpoint:
     at = msgspec.to_builtins(Position(1, 10 * step, 0))
-    part = worker_cut(1, sinks={SINK: at}, floors={f"out-{SINK}": (1, 0)})
-    return numbered_cut(number, step=step, workers={0: part}, incarnation=1, **fields)
+    part = worker_checkpoint(1, sinks={SINK: at}, floors={f"out-{SINK}": (1, 0)})
+    return numbered_checkpoint(number, step=step, workers={0: part}, incarnation=1, **fields)
 
 
 @given(st.data())
 def test_what_was_taken_back_follows_from_the_steps_of_each_line(data: st.DataObject) -> None:
     """Restores go to any checkpoint, also to those of a line that was left."""
     histories: dict[int, list[int]] = {0: []}
-    kept: list[Cut] = []
+    kept: list[Checkpoint] = []
     for _ in range(data.draw(st.integers(1, 12))):
         if kept and data.draw(st.booleans()):
             target = data.draw(st.sampled_from(kept))
@@ -49,12 +49,12 @@ def test_what_was_taken_back_follows_from_the_steps_of_each_line(data: st.DataOb
             histories[record.line] = histories[target.line][: target.step]
         else:
             last = kept[-1] if kept else None
-            line, number = (last.line, last.cut + 1) if last else (0, 1)
+            line, number = (last.line, last.number + 1) if last else (0, 1)
             step = (last.step if last else 0) + data.draw(st.integers(0, 3))
             histories[line] += [line] * (step - len(histories[line]))
             rewinds, retained = last.rewinds if last else (), tuple(range(1, number + 1))
-            record = cut_at(number, step, line=line, rewinds=rewinds, retained=retained)
-        check_cut(in_its_version(record), before=kept[-1] if kept else None)
+            record = checkpoint_at(number, step, line=line, rewinds=rewinds, retained=retained)
+        check_checkpoint(in_its_version(record), before=kept[-1] if kept else None)
         kept.append(in_its_version(record))
     present = histories[kept[-1].line]
     for line, steps in histories.items():
@@ -70,7 +70,7 @@ def test_what_was_taken_back_follows_from_the_steps_of_each_line(data: st.DataOb
 
 
 def test_of_lines_that_are_no_longer_known_everything_counts_as_taken_back() -> None:
-    kept = [cut_at(1, 5, retained=(1,))]
+    kept = [checkpoint_at(1, 5, retained=(1,))]
     for _ in range(limits.rewinds_kept_max + 1):
         kept.append(restored(kept, kept[-1], 1))
     assert len(kept[-1].rewinds) == limits.rewinds_kept_max
@@ -170,8 +170,8 @@ def does_not_compare_lines(patch: pytest.MonkeyPatch) -> None:
 def restores_follow_the_line_before(patch: pytest.MonkeyPatch) -> None:
     """A restore to a checkpoint of a line that was left counts as one of the line before."""
 
-    def linear(cut: Cut, line: int, step: int) -> Any:
-        later = [rewind for rewind in cut.rewinds if rewind.line > line]
+    def linear(checkpoint: Checkpoint, line: int, step: int) -> Any:
+        later = [rewind for rewind in checkpoint.rewinds if rewind.line > line]
         furthest = min(later, key=lambda rewind: rewind.step, default=None)
         return furthest if furthest is not None and furthest.step < step else None
 

@@ -19,7 +19,7 @@ from checkpoint.core.control_frames import (
     job_digest,
 )
 from checkpoint.core.handshake import Acceptor, Challenge, Dialler, LinkHello, Proof
-from checkpoint.core.messages import Heartbeat, Join, Prepared, Stop, check_address
+from checkpoint.core.messages import Heartbeat, Join, Stop, Vote, check_address
 from checkpoint.errors import ChannelFrameError, ControlMessageError, HandshakeError, LinkClosedError
 from checkpoint.link import accept_link, connect_link, serve_links
 from dos_protocol.errors import BrokenConnectionError, ClosedError
@@ -261,7 +261,7 @@ async def test_control_messages_return_and_are_checked_against_their_frame() -> 
         (frame._replace(sender=4), "frame of worker 4 carries a message of worker 3"),
         (frame._replace(job=1), "differ in job"),
         (frame._replace(sender_epoch=1), "differ in job, incarnation"),
-        (frame._replace(cut=1), "differ in job, incarnation or cut"),
+        (frame._replace(checkpoint=1), "differ in job, incarnation or checkpoint"),
         (frame._replace(payload=b"{}"), "does not decode"),
         (frame._replace(payload=b"[" * 50_000), "does not decode"),
         (frame._replace(type=FrameType.DATA), "a DATA frame on a control link"),
@@ -281,4 +281,4 @@ async def test_a_message_is_addressed_to_a_region_and_a_life() -> None:
     assert check_address(message, job="b", incarnation=4).name == "WRONG_JOB"
     assert check_address(message, job="app", incarnation=5).name == "STALE_INCARNATION"
     assert check_address(message, job="app", incarnation=3).name == "FUTURE_INCARNATION"
-    assert Prepared.__struct_fields__[:4] == ("job", "incarnation", "epoch", "cut")
+    assert Vote.__struct_fields__[:4] == ("job", "incarnation", "epoch", "checkpoint")

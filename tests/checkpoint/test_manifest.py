@@ -10,33 +10,40 @@ from hypothesis import strategies as st
 from checkpoint import limits
 from checkpoint.core.layout import Layout, ShardRange, even_layout
 from checkpoint.core.manifest import (
-    CutFlag,
+    CheckpointFlag,
     ForkOrigin,
     OutputIdentity,
     RetiredWorker,
     SavepointNote,
     SplitPosition,
-    decode_cut,
-    encode_cut,
+    decode_checkpoint,
+    encode_checkpoint,
     in_its_version,
 )
-from checkpoint.core.manifest_checks import check_cut
+from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.retention import floors_of, keep
 from checkpoint.errors import ManifestError
 from dos_protocol.digests import ResumePoint
 from journal.core.position import Position
-from tests.checkpoint.manifest_samples import a_cut, names, numbered_cut, part, u64, worker_cut
+from tests.checkpoint.manifest_samples import (
+    a_checkpoint,
+    names,
+    numbered_checkpoint,
+    part,
+    u64,
+    worker_checkpoint,
+)
 
 
 @st.composite
-def cuts(draw):
+def checkpoints(draw):
     workers = draw(st.integers(1, 4))
     splits = st.dictionaries(
         names, st.builds(SplitPosition, st.integers(0, 2**63), u64, st.booleans()), max_size=3
     )
     sinks = st.dictionaries(names, st.dictionaries(names, st.integers(0, 2**53)), max_size=2)
     parts = {
-        index: worker_cut(
+        index: worker_checkpoint(
             size=draw(st.integers(0, 2**63)),
             sources=draw(st.dictionaries(names, splits, max_size=2)),
             sinks=draw(sinks),
@@ -45,7 +52,7 @@ def cuts(draw):
         for index in range(workers)
     }
     retired = st.dictionaries(st.integers(workers, 9), st.builds(RetiredWorker, sinks=sinks), max_size=2)
-    cut = a_cut(
+    checkpoint = a_checkpoint(
         workers=parts,
         layout=even_layout(workers),
         final=draw(st.booleans()),
@@ -53,35 +60,37 @@ def cuts(draw):
         retired=draw(retired),
         declared=draw(st.integers(0, 9)),
     )
-    return in_its_version(cut)
+    return in_its_version(checkpoint)
 
 
-@given(cuts())
-def test_a_checkpoint_returns_from_its_record(cut) -> None:
-    record = encode_cut(cut)
-    assert record.ints == (cut.cut, cut.step, cut.incarnation)
-    assert bool(record.flags & CutFlag.FINAL) == cut.final
-    assert decode_cut(*record) == cut
-    check_cut(cut)
+@given(checkpoints())
+def test_a_checkpoint_returns_from_its_record(checkpoint) -> None:
+    record = encode_checkpoint(checkpoint)
+    assert record.ints == (checkpoint.checkpoint, checkpoint.step, checkpoint.incarnation)
+    assert bool(record.flags & CheckpointFlag.FINAL) == checkpoint.final
+    assert decode_checkpoint(*record) == checkpoint
+    check_checkpoint(checkpoint)
 
 
-@given(cuts(), st.data())
-def test_a_checkpoint_that_was_damaged_is_refused_by_name_or_still_says_the_same_numbers(cut, data) -> None:
-    flags, ints, text = encode_cut(cut)
+@given(checkpoints(), st.data())
+def test_a_checkpoint_that_was_damaged_is_refused_by_name_or_still_says_the_same_numbers(
+    checkpoint, data
+) -> None:
+    flags, ints, text = encode_checkpoint(checkpoint)
     bad = bytearray(text)
     bad[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
     text = bytes(bad[: data.draw(st.integers(0, len(text)))]) if data.draw(st.booleans()) else bytes(bad)
     try:
-        found = decode_cut(flags, ints, text)
-        check_cut(found)
+        found = decode_checkpoint(flags, ints, text)
+        check_checkpoint(found)
     except ManifestError:
         return
-    assert (found.cut, found.step, found.incarnation) == ints
+    assert (found.number, found.step, found.incarnation) == ints
 
 
 def edited(**fields):
     """A record whose JSON has these top-level values instead; workers by JSON text."""
-    flags, ints, text = encode_cut(a_cut())
+    flags, ints, text = encode_checkpoint(a_checkpoint())
     return flags, ints, json.dumps({**json.loads(text), **fields}).encode()
 
 
@@ -91,13 +100,19 @@ def edited(**fields):
         ((0, (5, 40, 3), b"{"), "is not JSON"),
         ((0, (5, 40, 3), b"[" * 100_000), "is not JSON"),
         ((0, (5, 40, 3), b"{}"), "does not decode"),
-        ((0, (6, 40, 3), encode_cut(a_cut()).text), r"has ints \[6, 40, 3\], but JSON \[5, 40, 3\]"),
-        ((0, (), encode_cut(a_cut()).text), r"has ints \[\]"),
-        ((1, (5, 40, 3), encode_cut(a_cut()).text), "flags 0x1 of its record contradict its JSON"),
+        (
+            (0, (6, 40, 3), encode_checkpoint(a_checkpoint()).text),
+            r"has ints \[6, 40, 3\], but JSON \[5, 40, 3\]",
+        ),
+        ((0, (), encode_checkpoint(a_checkpoint()).text), r"has ints \[\]"),
+        (
+            (1, (5, 40, 3), encode_checkpoint(a_checkpoint()).text),
+            "flags 0x1 of its record contradict its JSON",
+        ),
         (edited(version=9), "version 9, this program reads versions up to 8"),
         (edited(workers={"0": {"state": {"epoch": 1}}}), "does not decode"),
         (
-            (0, (5, 40, 3), encode_cut(a_cut()).text.replace(b'"1":{', b'"0":{')),
+            (0, (5, 40, 3), encode_checkpoint(a_checkpoint()).text.replace(b'"1":{', b'"0":{')),
             "duplicate keys in its record: 0",
         ),
         ((0, (5, 40, 3), bytes(limits.manifest_record_bytes_max + 1)), "its record has"),
@@ -105,92 +120,92 @@ def edited(**fields):
 )
 def test_a_record_that_is_no_checkpoint_is_refused_with_the_reason(record, text) -> None:
     with pytest.raises(ManifestError, match=text):
-        decode_cut(*record)
+        decode_checkpoint(*record)
 
 
 def at(**fields):
-    return {0: worker_cut(), 1: msgspec.structs.replace(worker_cut(), **fields)}
+    return {0: worker_checkpoint(), 1: msgspec.structs.replace(worker_checkpoint(), **fields)}
 
 
 @pytest.mark.parametrize(
-    ("cut", "text"),
+    ("checkpoint", "text"),
     [
-        (a_cut(workers={0: worker_cut()}), "belong to worker 1, but there are 1"),
-        (a_cut(workers={0: worker_cut(), 2: worker_cut()}), "no part of worker 1 of 3"),
-        (a_cut(workers={1: worker_cut()}), "no part of worker 0 of 2"),
-        (a_cut(workers={n: worker_cut() for n in range(3)}), "worker 2 owns no shards"),
-        (a_cut(workers=at(state=Position(3, -1, 0))), "worker 1: invalid state position"),
-        (a_cut(workers=at(steps=Position(0, 5, 0))), "worker 1: invalid steps position"),
-        (a_cut(workers=at(state=Position(3, 5, 2**64))), "worker 1: invalid state position"),
-        (a_cut(workers=at(state=Position(4, 5, 0))), "has epoch 4, which is above incarnation 3"),
-        (a_cut(workers=at(directories={"a": Position(4, 5, 0)})), "files-a position has epoch 4"),
+        (a_checkpoint(workers={0: worker_checkpoint()}), "belong to worker 1, but there are 1"),
+        (a_checkpoint(workers={0: worker_checkpoint(), 2: worker_checkpoint()}), "no part of worker 1 of 3"),
+        (a_checkpoint(workers={1: worker_checkpoint()}), "no part of worker 0 of 2"),
+        (a_checkpoint(workers={n: worker_checkpoint() for n in range(3)}), "worker 2 owns no shards"),
+        (a_checkpoint(workers=at(state=Position(3, -1, 0))), "worker 1: invalid state position"),
+        (a_checkpoint(workers=at(steps=Position(0, 5, 0))), "worker 1: invalid steps position"),
+        (a_checkpoint(workers=at(state=Position(3, 5, 2**64))), "worker 1: invalid state position"),
+        (a_checkpoint(workers=at(state=Position(4, 5, 0))), "has epoch 4, which is above incarnation 3"),
+        (a_checkpoint(workers=at(directories={"a": Position(4, 5, 0)})), "files-a position has epoch 4"),
         (
-            a_cut(workers=at(directories={"a": Position(3, -5, 0)})),
+            a_checkpoint(workers=at(directories={"a": Position(3, -5, 0)})),
             "invalid files-a position",
         ),
         (
-            a_cut(workers=at(sources={"in": {"a": SplitPosition(-3)}})),
+            a_checkpoint(workers=at(sources={"in": {"a": SplitPosition(-3)}})),
             "position -3 of split 'a' of 'in'",
         ),
-        (a_cut(step=-1), "step -1"),
-        (a_cut(cut=0), "begin at 1"),
-        (a_cut(incarnation=0), "begin at 1"),
-        (a_cut(layout=even_layout(3)), "belong to worker 2, but there are 2"),
-        (a_cut(layout=Layout((ShardRange(0, 10, 0),))), "shards of every operator end at 10"),
-        (a_cut(parent=3), "its parent is checkpoint 3, the one before it is 4"),
-        (a_cut(step=1), "its step 1 is below step 30 of checkpoint 4"),
-        (a_cut(cut=4, parent=4), "never used twice"),
-        (a_cut(incarnation=3, workers={n: worker_cut(2) for n in (0, 1)}), None),
+        (a_checkpoint(step=-1), "step -1"),
+        (a_checkpoint(number=0), "begin at 1"),
+        (a_checkpoint(incarnation=0), "begin at 1"),
+        (a_checkpoint(layout=even_layout(3)), "belong to worker 2, but there are 2"),
+        (a_checkpoint(layout=Layout((ShardRange(0, 10, 0),))), "shards of every operator end at 10"),
+        (a_checkpoint(parent=3), "its parent is checkpoint 3, the one before it is 4"),
+        (a_checkpoint(step=1), "its step 1 is below step 30 of checkpoint 4"),
+        (a_checkpoint(number=4, parent=4), "never used twice"),
+        (a_checkpoint(incarnation=3, workers={n: worker_checkpoint(2) for n in (0, 1)}), None),
     ],
 )
-def test_a_checkpoint_that_cannot_be_restored_is_refused_with_the_reason(cut, text) -> None:
-    before = a_cut(cut=4, step=30, parent=3)
+def test_a_checkpoint_that_cannot_be_restored_is_refused_with_the_reason(checkpoint, text) -> None:
+    before = a_checkpoint(number=4, step=30, parent=3)
     if text is None:
-        check_cut(cut, before=before)
+        check_checkpoint(checkpoint, before=before)
         return
     with pytest.raises(ManifestError, match=text):
-        check_cut(cut, before=before)
+        check_checkpoint(checkpoint, before=before)
 
 
 def test_a_checkpoint_of_an_older_incarnation_cannot_follow_and_a_rollback_may_go_back_in_steps() -> None:
-    before = a_cut(cut=4, step=50, incarnation=4, parent=3)
+    before = a_checkpoint(number=4, step=50, incarnation=4, parent=3)
     with pytest.raises(ManifestError, match="incarnation 3 is below 4 of checkpoint 4"):
-        check_cut(a_cut(), before=before)
-    back = a_cut(incarnation=4, rolled_back_to=2)
-    check_cut(back, before=before)
-    assert encode_cut(back).flags == CutFlag.ROLLBACK
+        check_checkpoint(a_checkpoint(), before=before)
+    back = a_checkpoint(incarnation=4, rolled_back_to=2)
+    check_checkpoint(back, before=before)
+    assert encode_checkpoint(back).flags == CheckpointFlag.ROLLBACK
 
 
 def test_a_checkpoint_too_large_to_be_read_again_is_not_written(monkeypatch) -> None:
     monkeypatch.setattr(limits, "manifest_record_bytes_max", 100)
     with pytest.raises(ManifestError, match="the limit is 100"):
-        encode_cut(a_cut())
+        encode_checkpoint(a_checkpoint())
 
 
 GOLDEN_VERSION_1 = (
     0,
     (5, 40, 3),
     (
-        b'{"cut":5,"step":40,"incarnation":3,"final":false,"wall_time_ms":1,"workers":{"0":{"state":{"epoch":3,'
+        b'{"checkpoint":5,"step":40,"incarnation":3,"final":false,"wall_time_ms":1,"workers":{"0":{"state":{"epoch":3,'
         b'"size":100,"digest":7},"steps":{"epoch":3,"size":101,"digest":8},"sources":{},"sinks":{}}},"layout":'
         b'{"shard_bits":16,"ranges":[{"begin":0,"end":65536,"worker":0,"operator":"","replica":0}],"splits":{}},'
         b'"fingerprint":"0000000000000000","operators":{"count":"c"},"parent":4,"rolled_back_to":0,"phases_s":{},'
         b'"driver":"","version":1}'
     ),
 )
-"""As it was written before cuts said what is retained."""
+"""As it was written before checkpoints said what is retained."""
 
 
 def test_a_checkpoint_of_version_1_is_read_and_says_nothing_of_what_is_free() -> None:
-    cut = decode_cut(*GOLDEN_VERSION_1)
-    check_cut(cut)
-    assert (cut.version, cut.retained, cut.workers[0].floors) == (1, (), {})
-    assert encode_cut(cut).ints == (5, 40, 3)
-    assert floors_of(keep((), cut), 0) == {}, "all of its chains may be needed"
+    checkpoint = decode_checkpoint(*GOLDEN_VERSION_1)
+    check_checkpoint(checkpoint)
+    assert (checkpoint.version, checkpoint.retained, checkpoint.workers[0].floors) == (1, (), {})
+    assert encode_checkpoint(checkpoint).ints == (5, 40, 3)
+    assert floors_of(keep((), checkpoint), 0) == {}, "all of its chains may be needed"
 
 
 GOLDEN_LATER = (
-    b'{"cut":5,"step":40,"incarnation":3,"final":false,"wall_time_ms":1,"workers":{"0":{"state":{"epoch":3,'
+    b'{"checkpoint":5,"step":40,"incarnation":3,"final":false,"wall_time_ms":1,"workers":{"0":{"state":{"epoch":3,'
     b'"size":100,"digest":7},"steps":{"epoch":3,"size":101,"digest":8},"sources":{},"sinks":{},%s}},'
     b'"layout":{"ranges":[{"begin":0,"end":65536,"worker":0,"operator":"","replica":0}],"shard_bits":16,'
     b'"splits":{}},"fingerprint":"0000000000000000","operators":{"count":"c"},"parent":4,"retained":[4,5],'
@@ -200,37 +215,37 @@ GOLDEN_LATER = (
 
 
 def test_a_checkpoint_of_version_2_is_read_and_knows_no_directories() -> None:
-    cut = decode_cut(0, (5, 40, 3), GOLDEN_LATER % (b'"floors":{"state":[2,60]}', 2))
-    check_cut(cut)
-    assert (cut.version, cut.workers[0].directories) == (2, {})
-    assert floors_of(keep((), cut), 0) == {"state": (2, 60)}
+    checkpoint = decode_checkpoint(0, (5, 40, 3), GOLDEN_LATER % (b'"floors":{"state":[2,60]}', 2))
+    check_checkpoint(checkpoint)
+    assert (checkpoint.version, checkpoint.workers[0].directories) == (2, {})
+    assert floors_of(keep((), checkpoint), 0) == {"state": (2, 60)}
 
 
-GOLDEN_SAVEPOINTS = GOLDEN_LATER.replace(b'"retained":[4,5],', b'"retained":[4,5],"pins":{"good":4},%s')
+GOLDEN_SAVEPOINTS = GOLDEN_LATER.replace(b'"retained":[4,5],', b'"retained":[4,5],"savepoints":{"good":4},%s')
 """Of version 3: what is said of the worker, the notes, the version."""
 
 
 def test_savepoints_of_version_3_are_read_without_notes_and_with_them() -> None:
-    older = decode_cut(0, (5, 40, 3), GOLDEN_SAVEPOINTS % (b'"floors":{}', b"", 3))
-    check_cut(older)
+    older = decode_checkpoint(0, (5, 40, 3), GOLDEN_SAVEPOINTS % (b'"floors":{}', b"", 3))
+    check_checkpoint(older)
     assert (older.savepoints, older.notes) == ({"good": 4}, {})
     notes = b'"notes":{"good":{"by":"ann@host","wall_time_ms":7,"why":"before"}},'
-    cut = decode_cut(0, (5, 40, 3), GOLDEN_SAVEPOINTS % (b'"floors":{}', notes, 3))
-    check_cut(cut)
-    assert cut.notes == {"good": SavepointNote(by="ann@host", wall_time_ms=7, why="before")}
-    assert notes in encode_cut(cut).text
-    assert in_its_version(cut).version == 3, "programs that know savepoints continue"
+    checkpoint = decode_checkpoint(0, (5, 40, 3), GOLDEN_SAVEPOINTS % (b'"floors":{}', notes, 3))
+    check_checkpoint(checkpoint)
+    assert checkpoint.notes == {"good": SavepointNote(by="ann@host", wall_time_ms=7, why="before")}
+    assert notes in encode_checkpoint(checkpoint).text
+    assert in_its_version(checkpoint).version == 3, "programs that know savepoints continue"
 
 
 def test_a_checkpoint_of_version_4_has_the_positions_of_directories() -> None:
     part = b'"floors":{"files-own":[2,60]},"directories":{"own":{"epoch":3,"size":70,"digest":9}}'
-    cut = decode_cut(0, (5, 40, 3), GOLDEN_LATER % (part, 4))
-    check_cut(cut)
-    assert cut.workers[0].directories == {"own": Position(3, 70, 9)}
-    assert in_its_version(cut).version == 4
-    assert in_its_version(msgspec.structs.replace(cut, workers={0: worker_cut()})).version == 2
+    checkpoint = decode_checkpoint(0, (5, 40, 3), GOLDEN_LATER % (part, 4))
+    check_checkpoint(checkpoint)
+    assert checkpoint.workers[0].directories == {"own": Position(3, 70, 9)}
+    assert in_its_version(checkpoint).version == 4
+    assert in_its_version(msgspec.structs.replace(checkpoint, workers={0: worker_checkpoint()})).version == 2
     with pytest.raises(ManifestError, match="it has directories, which version 2 does not allow"):
-        check_cut(msgspec.structs.replace(cut, version=2))
+        check_checkpoint(msgspec.structs.replace(checkpoint, version=2))
 
 
 def test_a_checkpoint_of_version_5_has_the_output_of_former_workers() -> None:
@@ -239,35 +254,35 @@ def test_a_checkpoint_of_version_5_has_the_output_of_former_workers() -> None:
         b'"version":%d,"retired":{"1":{"sinks":{"out":{"epoch":2,"size":9,"digest":1}},'
         b'"floors":{"out-out":[1,0]}}},"declared":2}',
     )
-    cut = decode_cut(0, (5, 40, 3), later % (b'"floors":{}', 5))
-    check_cut(cut)
-    assert cut.retired[1].sinks == {"out": {"epoch": 2, "size": 9, "digest": 1}}
-    assert (cut.retired[1].floors, cut.workers_declared) == ({"out-out": (1, 0)}, 2)
-    assert in_its_version(cut).version == 5
+    checkpoint = decode_checkpoint(0, (5, 40, 3), later % (b'"floors":{}', 5))
+    check_checkpoint(checkpoint)
+    assert checkpoint.retired[1].sinks == {"out": {"epoch": 2, "size": 9, "digest": 1}}
+    assert (checkpoint.retired[1].floors, checkpoint.workers_declared) == ({"out-out": (1, 0)}, 2)
+    assert in_its_version(checkpoint).version == 5
     with pytest.raises(ManifestError, match="it states former workers, which version 4 does not allow"):
-        check_cut(msgspec.structs.replace(cut, version=4))
+        check_checkpoint(msgspec.structs.replace(checkpoint, version=4))
     with pytest.raises(ManifestError, match="worker 0 has a part and is a former worker"):
-        check_cut(msgspec.structs.replace(cut, retired={0: cut.retired[1]}))
+        check_checkpoint(msgspec.structs.replace(checkpoint, retired={0: checkpoint.retired[1]}))
     with pytest.raises(ManifestError, match=r"invalid former workers \[-1\]"):
-        check_cut(msgspec.structs.replace(cut, retired={-1: cut.retired[1]}))
+        check_checkpoint(msgspec.structs.replace(checkpoint, retired={-1: checkpoint.retired[1]}))
 
 
 def test_a_split_may_stand_at_its_beginning_and_not_before() -> None:
     at = {"lines": {"a": SplitPosition(0)}}
-    check_cut(numbered_cut(workers={0: part(sources=at)}))
+    check_checkpoint(numbered_checkpoint(workers={0: part(sources=at)}))
     for wrong in (SplitPosition(-1), SplitPosition(0, digest=-1), SplitPosition(0, digest=1 << 64)):
         with pytest.raises(ManifestError, match="split 'a' of 'lines'"):
-            check_cut(numbered_cut(workers={0: part(sources={"lines": {"a": wrong}})}))
+            check_checkpoint(numbered_checkpoint(workers={0: part(sources={"lines": {"a": wrong}})}))
 
 
 def test_the_digest_of_a_split_is_resumed_below_its_position_at_a_multiple_of_64_kib() -> None:
     block, good = 65_536, SplitPosition(200_000, 1, resume=ResumePoint(65_536, 2))
-    cut = numbered_cut(workers={0: part(sources={"lines": {"a": good}})})
-    check_cut(cut)
+    checkpoint = numbered_checkpoint(workers={0: part(sources={"lines": {"a": good}})})
+    check_checkpoint(checkpoint)
     at_beginning = SplitPosition(200_000, 1, resume=ResumePoint(0, 2))
-    check_cut(numbered_cut(workers={0: part(sources={"lines": {"a": at_beginning}})}))
-    record = encode_cut(cut)
-    assert decode_cut(*record) == cut
+    check_checkpoint(numbered_checkpoint(workers={0: part(sources={"lines": {"a": at_beginning}})}))
+    record = encode_checkpoint(checkpoint)
+    assert decode_checkpoint(*record) == checkpoint
     assert b'"a":{"position":200000,"digest":1,"done":false,"resume":[65536,2]}' in record.text
     for wrong in (
         ResumePoint(block + 1, 2),
@@ -280,7 +295,7 @@ def test_the_digest_of_a_split_is_resumed_below_its_position_at_a_multiple_of_64
         with pytest.raises(
             ManifestError, match=rf"'a' of 'lines' at 200000 cannot be resumed at {wrong.size}"
         ):
-            check_cut(numbered_cut(workers={0: part(sources=at)}))
+            check_checkpoint(numbered_checkpoint(workers={0: part(sources=at)}))
 
 
 @pytest.mark.parametrize("gap", [False, True])
@@ -288,37 +303,41 @@ def test_the_digest_of_a_split_is_resumed_below_its_position_at_a_multiple_of_64
 def test_a_checkpoint_continues_from_the_one_before_it_or_from_a_later_one_that_is_gone(
     parent: int, gap: bool
 ) -> None:
-    after = numbered_cut(6, parent=parent)
+    after = numbered_checkpoint(6, parent=parent)
     if parent == 4 or (gap and parent > 4):
-        check_cut(after, before=numbered_cut(4), gap=gap)
+        check_checkpoint(after, before=numbered_checkpoint(4), gap=gap)
     else:
         with pytest.raises(ManifestError, match=f"its parent is checkpoint {parent}"):
-            check_cut(after, before=numbered_cut(4), gap=gap)
+            check_checkpoint(after, before=numbered_checkpoint(4), gap=gap)
 
 
 def test_a_record_of_a_checkpoint_may_be_as_long_as_the_limit_and_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    encoded = encode_cut(numbered_cut())
+    encoded = encode_checkpoint(numbered_checkpoint())
     monkeypatch.setattr(limits, "manifest_record_bytes_max", len(encoded[2]))
-    assert decode_cut(*encoded) == numbered_cut()
+    assert decode_checkpoint(*encoded) == numbered_checkpoint()
     monkeypatch.setattr(limits, "manifest_record_bytes_max", len(encoded[2]) - 1)
     with pytest.raises(ManifestError, match=f"has {len(encoded[2])} bytes"):
-        decode_cut(*encoded)
+        decode_checkpoint(*encoded)
 
 
 def test_a_checkpoint_of_version_8_says_where_the_region_comes_from() -> None:
     origin = ForkOrigin(region="shop", checkpoint=41, step=300, savepoint="fork-1f", application="shop")
-    cut = a_cut(origin=origin, in_origin=True, identity=OutputIdentity(region="shop", store="5c"))
-    assert in_its_version(cut).version == 8
-    assert in_its_version(msgspec.structs.replace(cut, origin=None, in_origin=False)).version == 8
-    assert cut.chains_of("fork") == "shop", "until the first checkpoint of its own"
-    assert msgspec.structs.replace(cut, in_origin=False).chains_of("fork") == "fork"
-    check_cut(in_its_version(cut))
+    checkpoint = a_checkpoint(
+        origin=origin, in_origin=True, identity=OutputIdentity(region="shop", store="5c")
+    )
+    assert in_its_version(checkpoint).version == 8
+    assert in_its_version(msgspec.structs.replace(checkpoint, origin=None, in_origin=False)).version == 8
+    assert checkpoint.chains_of("fork") == "shop", "until the first checkpoint of its own"
+    assert msgspec.structs.replace(checkpoint, in_origin=False).chains_of("fork") == "fork"
+    check_checkpoint(in_its_version(checkpoint))
     with pytest.raises(ManifestError, match="where the region comes from, which version 7 does not allow"):
-        check_cut(msgspec.structs.replace(cut, version=7))
+        check_checkpoint(msgspec.structs.replace(checkpoint, version=7))
     with pytest.raises(ManifestError, match="in another region, which it does not name"):
-        check_cut(in_its_version(msgspec.structs.replace(cut, origin=None)))
-    later = in_its_version(a_cut(cut=6, parent=5, origin=msgspec.structs.replace(origin, checkpoint=40)))
+        check_checkpoint(in_its_version(msgspec.structs.replace(checkpoint, origin=None)))
+    later = in_its_version(
+        a_checkpoint(number=6, parent=5, origin=msgspec.structs.replace(origin, checkpoint=40))
+    )
     with pytest.raises(ManifestError, match="another origin of the region than checkpoint 5"):
-        check_cut(later, before=in_its_version(cut))
+        check_checkpoint(later, before=in_its_version(checkpoint))

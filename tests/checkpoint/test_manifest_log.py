@@ -8,10 +8,10 @@ import pytest
 import trio
 
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.coordinator.manifest_log import ManifestLog, cut_record
+from checkpoint.coordinator.manifest_log import ManifestLog, checkpoint_record
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
-    CutAppended,
+    AppendCheckpoint,
+    CheckpointAppended,
     ManifestLost,
     ManifestOpened,
     ManifestSuperseded,
@@ -21,7 +21,7 @@ from checkpoint.core.coordinator_vocabulary import (
     StoreWaiting,
 )
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
 from dos_client import init_store, open_store
 from journal import ChainWriter, Op, Position, Record, inspect_chain, read_records, take_over
 from tests.support.servers import url_of
@@ -29,15 +29,15 @@ from tests.support.servers import url_of
 pytestmark = [pytest.mark.process, pytest.mark.trio]
 
 
-def a_cut(number, incarnation, parent=None):
+def a_checkpoint(number, incarnation, parent=None):
     at = Position(incarnation, 10 * number, 1)
-    return Cut(
-        cut=number,
+    return Checkpoint(
+        number=number,
         step=number,
         incarnation=incarnation,
         final=False,
         wall_time_ms=0,
-        workers={0: WorkerCut(state=at, steps=at)},
+        workers={0: WorkerCheckpoint(state=at, steps=at)},
         layout=even_layout(1),
         fingerprint="f",
         operators={"count": "c"},
@@ -68,8 +68,8 @@ class Keeper:
         await self.log.open(OpenManifest(above, held, step))
         return self.take()
 
-    async def append(self, cut):
-        await self.log.append(AppendCut(cut))
+    async def append(self, checkpoint):
+        await self.log.append(AppendCheckpoint(checkpoint))
         return self.take()
 
     def take(self):
@@ -97,13 +97,13 @@ async def test_checkpoints_are_found_again_by_the_next_incarnation(keepers) -> N
     # EVIDENCE-OF: P-6
     async with keepers() as keeper:
         assert await keeper.open() == ManifestOpened(1, None)
-        first = await keeper.append(a_cut(1, 1))
-        assert isinstance(first, CutAppended)
-        assert first.cut.wall_time_ms > 0
-        second = await keeper.append(a_cut(2, 1))
-        kept = (first.cut, second.cut)
-        assert await keeper.open(above=0, held=1) == ManifestOpened(2, second.cut, kept)
-        assert await keeper.open(above=40, held=2) == ManifestOpened(41, second.cut, kept)
+        first = await keeper.append(a_checkpoint(1, 1))
+        assert isinstance(first, CheckpointAppended)
+        assert first.checkpoint.wall_time_ms > 0
+        second = await keeper.append(a_checkpoint(2, 1))
+        kept = (first.checkpoint, second.checkpoint)
+        assert await keeper.open(above=0, held=1) == ManifestOpened(2, second.checkpoint, kept)
+        assert await keeper.open(above=40, held=2) == ManifestOpened(41, second.checkpoint, kept)
 
 
 async def test_with_local_recovery_incarnations_are_multiples(keepers) -> None:
@@ -120,13 +120,13 @@ async def test_the_older_of_two_commits_nothing_more_and_learns_who_holds_it(kee
     # EVIDENCE-OF: P-4
     async with keepers(2) as (older, newer):
         await older.open()
-        committed = await older.append(a_cut(1, 1))
-        assert await newer.open() == ManifestOpened(2, committed.cut, (committed.cut,))
-        lost = await older.append(a_cut(2, 1))
+        committed = await older.append(a_checkpoint(1, 1))
+        assert await newer.open() == ManifestOpened(2, committed.checkpoint, (committed.checkpoint,))
+        lost = await older.append(a_checkpoint(2, 1))
         assert isinstance(lost, ManifestLost)
         assert (lost.incarnation, lost.epoch_held) == (1, 2)
         assert await older.open(held=1) == ManifestTaken(2)
-        assert isinstance(await newer.append(a_cut(2, 2)), CutAppended)
+        assert isinstance(await newer.append(a_checkpoint(2, 2)), CheckpointAppended)
 
 
 async def test_a_claim_lost_while_nothing_is_appended_is_reported(keepers) -> None:
@@ -144,13 +144,13 @@ async def test_a_claimant_that_died_over_its_claim_is_taken_over_from(keepers, m
     monkeypatch.setattr("checkpoint.limits.claimant_wait_s", 0.2)
     async with keepers(2) as (older, newer):
         await older.open()
-        committed = await older.append(a_cut(1, 1))
+        committed = await older.append(a_checkpoint(1, 1))
         store = newer.log._host._store
         async with await store.claim(newer.log._directory, 7, b"x" * 16):
             pass
-        assert isinstance(await older.append(a_cut(2, 1)), ManifestLost)
+        assert isinstance(await older.append(a_checkpoint(2, 1)), ManifestLost)
         opened = await older.open(held=1)
-        assert opened == ManifestOpened(8, committed.cut, (committed.cut,))
+        assert opened == ManifestOpened(8, committed.checkpoint, (committed.checkpoint,))
 
 
 async def test_rivals_that_claim_before_the_start_is_acknowledged_are_distinguished(keepers) -> None:
@@ -178,18 +178,18 @@ async def test_a_server_killed_meanwhile_changes_nothing_two_make_it_wait(three_
     await init_store(url_of(three_servers))
     async with opened(url_of(three_servers), "app") as keeper:
         await keeper.open()
-        await keeper.append(a_cut(1, 1))
+        await keeper.append(a_checkpoint(1, 1))
         three_servers[0].kill()
-        assert isinstance(await keeper.append(a_cut(2, 1)), CutAppended)
+        assert isinstance(await keeper.append(a_checkpoint(2, 1)), CheckpointAppended)
         assert isinstance(await keeper.open(held=1), ManifestOpened)
         three_servers[1].kill()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper.log.watch)
-            nursery.start_soon(keeper.log.append, AppendCut(a_cut(3, 2)))
+            nursery.start_soon(keeper.log.append, AppendCheckpoint(a_checkpoint(3, 2)))
             await keeper.received(StoreWaiting)
-            assert not any(isinstance(event, CutAppended) for event in keeper.events)
+            assert not any(isinstance(event, CheckpointAppended) for event in keeper.events)
             three_servers[1].restart()
-            await keeper.received(CutAppended)
+            await keeper.received(CheckpointAppended)
             nursery.cancel_scope.cancel()
 
 
@@ -199,15 +199,15 @@ async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(keepers, mon
     async with keepers() as keeper:
         await keeper.open()
         for number in range(1, 21):
-            await keeper.append(a_cut(number, 1))
+            await keeper.append(a_checkpoint(number, 1))
         opened = await keeper.open(held=1)
-        assert opened.last_checkpoint.cut == 20
-        assert isinstance(await keeper.append(a_cut(21, 2)), CutAppended)
+        assert opened.last_checkpoint.checkpoint == 20
+        assert isinstance(await keeper.append(a_checkpoint(21, 2)), CheckpointAppended)
         chain = await inspect_chain(keeper.log._host._store, keeper.log._directory, "manifest")
         records = [
             r async for _, r in read_records(keeper.log._host._store, chain, directory=keeper.log._directory)
         ]
-        assert [record.ints[0] for record in records if record.op is Op.CUT] == [19, 20, 21]
+        assert [record.ints[0] for record in records if record.op is Op.CHECKPOINT] == [19, 20, 21]
         starts = [msgspec.json.decode(r.strings[0]) for r in records if r.op is Op.SEGMENT_START]
         assert [start["pipelined"] for start in starts] == [False] * len(starts)  # R9: readers rely on it
         assert starts
@@ -216,9 +216,12 @@ async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(keepers, mon
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (Record(Op.CUT, ints=(1, 1, 1), strings=(b"{",)), "is not JSON"),
-        (cut_record(a_cut(1, 1, parent=9)), None),
-        (Record(Op.CUT, ints=(2, 1, 1), strings=cut_record(a_cut(1, 1)).strings), "its record has ints"),
+        (Record(Op.CHECKPOINT, ints=(1, 1, 1), strings=(b"{",)), "is not JSON"),
+        (checkpoint_record(a_checkpoint(1, 1, parent=9)), None),
+        (
+            Record(Op.CHECKPOINT, ints=(2, 1, 1), strings=checkpoint_record(a_checkpoint(1, 1)).strings),
+            "its record has ints",
+        ),
     ],
 )
 async def test_a_manifest_with_a_checkpoint_that_cannot_be_is_refused(keepers, record, reason) -> None:

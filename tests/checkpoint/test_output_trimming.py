@@ -19,7 +19,12 @@ from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.trimming import TrimPlanner
 from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.consumers import RetentionRule, output_register
-from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, ManifestOpened, OpenManifest
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCheckpoint,
+    CheckpointAppended,
+    ManifestOpened,
+    OpenManifest,
+)
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.core.outputs import OutputDecision, Publish, output_chain
 from checkpoint.core.region import worker_directory
@@ -28,7 +33,7 @@ from checkpoint.errors import InputTrimmedError
 from dataflow.worker.collecting import FloorCollector
 from dos_protocol.errors import DosError
 from journal import NO_FLOOR, Position, inspect_chain_at, parse_segment_name
-from tests.checkpoint.manifest_samples import numbered_cut, worker_cut
+from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.savepoint_model import ROLLING, Host
 from tests.checkpoint.trim_model import SOURCE, ConsumerModel, Store
 
@@ -94,17 +99,17 @@ class OutputModel:
         if self.log.judge(self.step, self.step) is OutputDecision.APPEND:
             await self.log.append(SINK, self.step, 1, self.step, data(self.step), {})
 
-    async def cut(self, *, commits: bool = True) -> None:
+    async def checkpoint(self, *, commits: bool = True) -> None:
         await self.make()
         end = await self.log.synced(self.step)
-        self.number = max(self.number, self.kept[-1].cut if self.kept else 0) + 1
-        part = worker_cut(
+        self.number = max(self.number, self.kept[-1].number if self.kept else 0) + 1
+        part = worker_checkpoint(
             self.incarnation, 100, sinks={SINK: msgspec.to_builtins(end)}, floors={CHAIN: self.log.vote_floor}
         )
-        record = numbered_cut(
+        record = numbered_checkpoint(
             self.number,
             incarnation=self.incarnation,
-            parent=self.kept[-1].cut if self.kept else 0,
+            parent=self.kept[-1].number if self.kept else 0,
             step=self.step,
             workers={0: part},
             retained=retained_with(self.kept, self.number, 2),
@@ -113,8 +118,8 @@ class OutputModel:
         if not commits:
             return
         assert self.manifest is not None
-        await self.manifest.append(AppendCut(record))
-        assert isinstance(self.events[-1], CutAppended)
+        await self.manifest.append(AppendCheckpoint(record))
+        assert isinstance(self.events[-1], CheckpointAppended)
         self.kept = self.manifest._kept
         self.collecting.release(floors_of(self.kept, 0), gaps_of(self.kept, 0))
 
@@ -145,18 +150,18 @@ class OutputModel:
         """Each retained checkpoint of the region itself, and of each reader, has what it needs."""
         kept = await retained_checkpoints(self.store, REGION)
         floor = floors_of(kept, 0).get(CHAIN, NO_FLOOR)
-        for cut in kept:
-            at = msgspec.convert(cut.workers[0].sinks[SINK], Position)
+        for checkpoint in kept:
+            at = msgspec.convert(checkpoint.workers[0].sinks[SINK], Position)
             try:
                 chain = await inspect_chain_at(self.store, DIRECTORY, CHAIN, at, floor=floor[1])
             except DosError as error:
-                raise AssertionError(f"checkpoint {cut.cut} cannot be restored: {error}") from error
+                raise AssertionError(f"checkpoint {checkpoint.number} cannot be restored: {error}") from error
             assert chain.end == at
-        visible = kept[-1].step if kept and self.publish is Publish.CUT else self.log.last_step
+        visible = kept[-1].step if kept and self.publish is Publish.CHECKPOINT else self.log.last_step
         assert (await read_register(self.store, self.place)).consumers.keys() >= self.regions.keys()
         for name, region in self.regions.items():
-            for cut in await retained_checkpoints(self.store, name) or [None]:
-                read = {} if cut is None else cut.workers[0].sources[SOURCE]
+            for checkpoint in await retained_checkpoints(self.store, name) or [None]:
+                read = {} if checkpoint is None else checkpoint.workers[0].sources[SOURCE]
                 at_split = read.get(SPLIT, SplitPosition(0))
                 late = at_split.position == 0 and region.begin > 0
                 try:
@@ -182,7 +187,7 @@ async def play(publish: Publish, rng: random.Random) -> None:
     async def read(name: str) -> None:
         region = await model.region(name)
         await region.read(rng.choice([2, 1_000]))
-        await region.cut()
+        await region.checkpoint()
 
     async def trims() -> None:
         for _ in range(rng.choice([1, 3])):
@@ -190,13 +195,13 @@ async def play(publish: Publish, rng: random.Random) -> None:
 
     async def dies_between_vote_and_commit() -> None:
         await model.trim()
-        await model.cut(commits=False)
+        await model.checkpoint(commits=False)
         await model.open()
 
     for _ in range(STEPS):
         choices: list[tuple[int, Callable[[], Awaitable[None]]]] = [
             (5, steps),
-            (6, model.cut),
+            (6, model.checkpoint),
             (8, partial(read, rng.choice("aab"))),
             (6, trims),
             (2, model.open),
@@ -257,15 +262,15 @@ async def test_a_log_stays_short_and_is_not_deleted_without_a_reader(publish: Pu
     model = OutputModel(publish)
     await model.open()
     for _ in range(10):
-        await model.cut()
+        await model.checkpoint()
         await model.trim()
     assert model.bases()[0] == 0
     counts = []
     for _ in range(60):
-        await model.cut()
+        await model.checkpoint()
         region = await model.region("reader")
         await region.read(1_000)
-        await region.cut()
+        await region.checkpoint()
         await model.trim()
         counts.append(len(model.bases()))
     assert max(counts[30:]) <= max(counts[10:30]) < 20

@@ -112,9 +112,9 @@ def test_an_output_returns_from_its_record(output: Output) -> None:
         ((1, 2, 0, 4), (b'{"sink":"s"}', b""), "missing required field"),
         ((1, 2, 0, 4), (b'{"sink":"s","publish":"never"}', b""), "Invalid enum value"),
         ((1, 2, 0, 4), (b"[" * 5000, b""), "the JSON head of an output"),
-        ((1, 2, 0, 4), (b'{"sink":"s","publish":"cut"}', b""), "missing required field `workers`"),
-        ((1, 2, 3, 4), (b'{"sink":"s","publish":"cut","workers":1}', b""), "3 rows"),
-        ((1, 2, 0, 4), (b'{"sink":"s","publish":"cut","workers":1}', b"x"), "0 rows"),
+        ((1, 2, 0, 4), (b'{"sink":"s","publish":"checkpoint"}', b""), "missing required field `workers`"),
+        ((1, 2, 3, 4), (b'{"sink":"s","publish":"checkpoint","workers":1}', b""), "3 rows"),
+        ((1, 2, 0, 4), (b'{"sink":"s","publish":"checkpoint","workers":1}', b"x"), "0 rows"),
     ],
 )
 def test_a_record_that_cannot_be_an_output_is_corrupt(
@@ -157,10 +157,10 @@ async def steps_in(store: MemoryStore) -> list[int]:
 async def test_a_log_published_by_step_is_continued_with_at_its_head_and_never_goes_back() -> None:
     # EVIDENCE-OF: P-7
     store = MemoryStore()
-    log, in_cut = await with_three_steps(store, Publish.STEP)
+    log, in_checkpoint = await with_three_steps(store, Publish.STEP)
     await fill(log, 4)
     await log.synced(4)
-    again = await opened(store, 2, Publish.STEP, after_step=2, end=in_cut)
+    again = await opened(store, 2, Publish.STEP, after_step=2, end=in_checkpoint)
     assert again.last_step == 4
     assert again.judge(3, 3) is OutputDecision.DISCARD
     with pytest.raises(OutputDiffersError):
@@ -179,14 +179,14 @@ async def test_a_log_published_by_step_is_continued_with_at_its_head_and_never_g
 @pytest.mark.trio
 async def test_a_log_shown_by_checkpoint_goes_back_to_the_checkpoint_and_compares_nothing() -> None:
     store = MemoryStore()
-    _, in_cut = await with_three_steps(store, Publish.CUT)
-    again = await opened(store, 2, Publish.CUT, after_step=2, end=in_cut)
+    _, in_checkpoint = await with_three_steps(store, Publish.CHECKPOINT)
+    again = await opened(store, 2, Publish.CHECKPOINT, after_step=2, end=in_checkpoint)
     assert again.last_step == 2
     await fill(again, 3, digest=99)
     end = await again.synced(3)
     assert end.epoch == 2
     assert await steps_in(store) == [1, 2, 3]
-    fresh = await opened(store, 3, Publish.CUT)
+    fresh = await opened(store, 3, Publish.CHECKPOINT)
     await fill(fresh, 1)
     await fresh.synced(1)
     assert await steps_in(store) == [1], "a region that begins again begins its output again"
@@ -206,7 +206,7 @@ async def test_a_step_that_is_not_in_the_log_has_no_place_in_a_checkpoint() -> N
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("publish", [Publish.STEP, Publish.CUT])
+@pytest.mark.parametrize("publish", [Publish.STEP, Publish.CHECKPOINT])
 async def test_a_log_is_opened_at_its_checkpoint_however_many_segments_it_has(publish: Publish) -> None:
     store, end, settled, read = MemoryStore(), None, [], []
     for step in range(1, 41):

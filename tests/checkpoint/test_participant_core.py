@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.manifest import WorkerCheckpoint
 from checkpoint.core.messages import (
     Committed,
     Counters,
@@ -14,14 +14,14 @@ from checkpoint.core.messages import (
     Join,
     Paused,
     Peer,
-    Prepared,
     Progress,
-    RequestCut,
+    RequestCheckpoint,
     Restore,
     Restored,
     Start,
     Stop,
-    WantsCut,
+    Vote,
+    WantsCheckpoint,
 )
 from checkpoint.core.participant import (
     PARTICIPANT,
@@ -42,13 +42,13 @@ from journal.core.position import Position
 JOB = "region"
 
 
-def restore(incarnation, cut=0):
+def restore(incarnation, checkpoint=0):
     peers = (Peer("h", 1), Peer("h", 2))
     return Restore(
         job=JOB,
         incarnation=incarnation,
         epoch=incarnation,
-        cut=cut,
+        checkpoint=checkpoint,
         worker=1,
         restore=None,
         peers=peers,
@@ -56,9 +56,11 @@ def restore(incarnation, cut=0):
     )
 
 
-def vote(cut, epoch, step=5):
+def vote(checkpoint, epoch, step=5):
     at = Position(epoch, 100, 1)
-    return Prepared(job="", worker=0, cut=cut, step=step, positions=WorkerCut(state=at, steps=at))
+    return Vote(
+        job="", worker=0, checkpoint=checkpoint, step=step, positions=WorkerCheckpoint(state=at, steps=at)
+    )
 
 
 class Worker:
@@ -119,14 +121,15 @@ def test_a_whole_life_from_join_to_finish(worker) -> None:
     worker.receive(restore(7))
     worker.report(Restored(job="", worker=0, last_step=4))
     worker.receive(
-        message(Start, incarnation=7, replay_until_step=4), message(RequestCut, incarnation=7, cut=1)
+        message(Start, incarnation=7, replay_until_step=4),
+        message(RequestCheckpoint, incarnation=7, checkpoint=1),
     )
     worker.report(vote(1, 7))
-    worker.receive(message(Committed, incarnation=7, cut=1, step=5, final=True))
+    worker.receive(message(Committed, incarnation=7, checkpoint=1, step=5, final=True))
     worker.report(Finished(job="", worker=0))
     worker.receive(message(Stop, kind="finished", reason="all input is processed"))
     assert [type(order).__name__ for order in worker.orders()] == ["Committed"]
-    assert [type(sent).__name__ for sent in worker.sent] == ["Join", "Restored", "Prepared", "Finished"]
+    assert [type(sent).__name__ for sent in worker.sent] == ["Join", "Restored", "Vote", "Finished"]
     assert all(sent.job == JOB and sent.worker == 1 for sent in worker.sent)
     assert [sent.incarnation for sent in worker.sent] == [0, 7, 7, 7]
     assert isinstance(worker.ended, StoppedError)
@@ -141,9 +144,9 @@ def test_orders_of_an_older_incarnation_are_refused_by_name(running) -> None:
         restore(8),
         restore(7),
         message(Start, incarnation=7, replay_until_step=0),
-        message(RequestCut, incarnation=7, cut=1),
-        message(Committed, incarnation=7, cut=1, step=3),
-        message(RequestCut, incarnation=9, cut=1),
+        message(RequestCheckpoint, incarnation=7, checkpoint=1),
+        message(Committed, incarnation=7, checkpoint=1, step=3),
+        message(RequestCheckpoint, incarnation=9, checkpoint=1),
     )
     assert running.refused == [*["STALE_INCARNATION"] * 5, "FUTURE_INCARNATION"]
     assert running.orders() == []
@@ -161,7 +164,7 @@ def test_messages_of_another_region_are_refused_and_prove_no_life(running) -> No
 
 
 def test_a_newer_restore_makes_waiting_orders_void(running) -> None:
-    running.receive(message(RequestCut, incarnation=7, cut=1), restore(9))
+    running.receive(message(RequestCheckpoint, incarnation=7, checkpoint=1), restore(9))
     assert [type(order).__name__ for order in running.orders()] == ["Restore"]
 
 
@@ -171,11 +174,11 @@ def test_a_newer_restore_makes_waiting_orders_void(running) -> None:
 def test_a_worker_that_is_ended_still_publishes_what_its_own_driver_committed(running, kind, left) -> None:
     running.report(vote(1, 7))
     running.receive(
-        message(Committed, incarnation=7, cut=1, step=5),
-        message(RequestCut, incarnation=7, cut=2),
+        message(Committed, incarnation=7, checkpoint=1, step=5),
+        message(RequestCheckpoint, incarnation=7, checkpoint=2),
         message(Stop, kind=kind, reason=""),
     )
-    assert [order.cut for order in running.orders()] == left
+    assert [order.checkpoint for order in running.orders()] == left
     assert isinstance(running.ended, StoppedError)
 
 
@@ -195,7 +198,7 @@ def test_reports_of_a_life_that_is_over_do_not_go_out(running) -> None:
 
 
 def test_a_vote_before_start_or_twice_or_for_a_past_checkpoint_is_a_bug_that_raises(worker) -> None:
-    worker.receive(restore(7, cut=4))
+    worker.receive(restore(7, checkpoint=4))
     with pytest.raises(LocalProtocolError, match="in state RESTORING"):
         worker.report(vote(5, 7))
     worker.report(Restored(job="", worker=0, last_step=0))
@@ -209,17 +212,18 @@ def test_a_vote_before_start_or_twice_or_for_a_past_checkpoint_is_a_bug_that_rai
 
 def test_a_request_for_a_checkpoint_that_a_peer_told_of_earlier_is_passed_over(running) -> None:
     running.report(vote(1, 7))
-    running.receive(message(RequestCut, incarnation=7, cut=1))
+    running.receive(message(RequestCheckpoint, incarnation=7, checkpoint=1))
     assert running.orders() == []
     running.receive(
-        message(Committed, incarnation=7, cut=1, step=5), message(RequestCut, incarnation=7, cut=2)
+        message(Committed, incarnation=7, checkpoint=1, step=5),
+        message(RequestCheckpoint, incarnation=7, checkpoint=2),
     )
-    assert [order.cut for order in running.orders()] == [1, 2]
+    assert [order.checkpoint for order in running.orders()] == [1, 2]
 
 
 def test_a_commit_of_what_was_not_voted_for_is_refused(running) -> None:
-    running.receive(message(Committed, incarnation=7, cut=3, step=5))
-    assert running.refused == ["STALE_CUT"]
+    running.receive(message(Committed, incarnation=7, checkpoint=3, step=5))
+    assert running.refused == ["STALE_CHECKPOINT"]
 
 
 def test_only_the_first_failure_of_an_incarnation_is_reported(running) -> None:
@@ -235,7 +239,7 @@ def test_only_the_first_failure_of_an_incarnation_is_reported(running) -> None:
     "late",
     [
         vote(1, 7),
-        WantsCut(job="", worker=0, step=4),
+        WantsCheckpoint(job="", worker=0, step=4),
         Paused(job="", worker=0, pause=1, step=4, counters=Counters()),
         Finished(job="", worker=0),
     ],

@@ -3,30 +3,30 @@
 import pytest
 
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
+    CheckpointAppended,
     CheckpointWanted,
-    CutAppended,
     MessageRefused,
     PauseWanted,
     ResetWanted,
     StopWanted,
 )
-from checkpoint.core.messages import Counters, Pause, Paused, RequestCut, Restored
+from checkpoint.core.messages import Counters, Pause, Paused, RequestCheckpoint, Restored
 from checkpoint.core.region import RegionState
 from checkpoint.core.request_handling import CommandRegion, QueueRead
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.request_harness import HandlerHarness, in_state
 
 
-def committed(region: CoordinatorHarness, cut: int, step: int) -> None:
+def committed(region: CoordinatorHarness, checkpoint: int, step: int) -> None:
     for worker in range(region.spec.workers):
-        region.vote(worker, cut, step)
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
+        region.vote(worker, checkpoint, step)
+    (append,) = region.take(AppendCheckpoint)
+    region.play(CheckpointAppended(append.checkpoint))
 
 
 def paused(region: CoordinatorHarness) -> CoordinatorHarness:
-    """Both workers stand at step 4, and cut 1 is of step 5."""
+    """Both workers stand at step 4, and checkpoint 1 is of step 5."""
     region.play(PauseWanted(on=True))
     region.receive_from_all(Paused, pause=region.core.state.pause, step=4, counters=Counters(step=4))
     committed(region, 1, step=5)
@@ -40,23 +40,23 @@ def test_all_are_notified_and_when_all_stand_a_checkpoint_is_asked_for_and_then_
     region.play(PauseWanted(on=True))
     assert [order.pause for _, order in region.sent(Pause)] == [1, 1]
     region.receive(0, Paused, pause=1, step=4, counters=Counters(step=4))
-    assert region.sent(RequestCut) == []
+    assert region.sent(RequestCheckpoint) == []
     region.receive(1, Paused, pause=1, step=3, counters=Counters(step=3))
-    assert [order.cut for _, order in region.sent(RequestCut)] == [1, 1]
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [1, 1]
     assert region.state is RegionState.RUNNING
     committed(region, 1, step=5)
     assert region.state is RegionState.PAUSED
-    assert region.sent(RequestCut) == []
+    assert region.sent(RequestCheckpoint) == []
 
 
-def append_first_cut(region):
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
+def append_first_checkpoint(region):
+    (append,) = region.take(AppendCheckpoint)
+    region.play(CheckpointAppended(append.checkpoint))
 
 
-def assert_second_cut_pauses(region, step):
-    """Cut 2 was requested of both workers; the region is paused when it is committed."""
-    assert [order.cut for _, order in region.sent(RequestCut)] == [2, 2]
+def assert_second_checkpoint_pauses(region, step):
+    """Checkpoint 2 was requested of both workers; the region is paused when it is committed."""
+    assert [order.checkpoint for _, order in region.sent(RequestCheckpoint)] == [2, 2]
     committed(region, 2, step=step)
     assert region.state is RegionState.PAUSED
 
@@ -70,22 +70,24 @@ def test_where_a_checkpoint_came_before_a_step_that_was_made_another_one_follows
     region.take()
     for worker in (0, 1):
         region.vote(worker, 1, step=3)
-    append_first_cut(region)
-    assert region.state is RegionState.RUNNING, "what is of step 4 is in no cut"
-    assert_second_cut_pauses(region, step=5)
+    append_first_checkpoint(region)
+    assert region.state is RegionState.RUNNING, "what is of step 4 is in no checkpoint"
+    assert_second_checkpoint_pauses(region, step=5)
 
 
 def test_where_a_worker_flagged_one_step_more_than_the_checkpoint_is_of_another_one_follows() -> None:
-    """The request for cut 1 met worker 1 after step 4, which worker 0 had flagged: it began step 5 for it."""
+    """The request for checkpoint 1 met worker 1 after step 4, which worker 0 had flagged: it began step 5
+    for it.
+    """
     region = CoordinatorHarness().run()
     region.play(PauseWanted(on=True))
     region.receive_from_all(Paused, pause=1, step=4, counters=Counters(step=4))
     region.take()
     region.vote(0, 1, step=4)
     region.vote(1, 1, step=4, produced=5)
-    append_first_cut(region)
+    append_first_checkpoint(region)
     assert region.state is RegionState.RUNNING, "not all stand at the checkpoint's step"
-    assert_second_cut_pauses(region, step=6)
+    assert_second_checkpoint_pauses(region, step=6)
 
 
 def test_a_region_that_has_taken_nothing_since_its_last_checkpoint_is_paused_without_another() -> None:
@@ -93,13 +95,13 @@ def test_a_region_that_has_taken_nothing_since_its_last_checkpoint_is_paused_wit
     region.play(PauseWanted(on=True))
     region.receive_from_all(Paused, pause=1, step=0, counters=Counters(step=0))
     assert region.state is RegionState.PAUSED
-    assert region.sent(RequestCut) == []
+    assert region.sent(RequestCheckpoint) == []
 
 
 def test_time_makes_no_checkpoints_while_it_is_paused_and_one_that_is_asked_for_changes_nothing() -> None:
     region = paused(CoordinatorHarness().run())
     region.tick(30)
-    assert region.sent(RequestCut) == []
+    assert region.sent(RequestCheckpoint) == []
     region.play(CheckpointWanted())
     assert region.state is RegionState.PAUSED
     committed(region, 2, step=6)
@@ -131,7 +133,7 @@ def test_after_a_reset_workers_are_notified_again_behind_their_start() -> None:
     region = paused(CoordinatorHarness().run())
     region.play(ResetWanted())
     assert region.state is RegionState.RESTORING
-    region.opened(cut=region.core.state.last_checkpoint)
+    region.opened(checkpoint=region.core.state.last_checkpoint)
     region.receive_from_all(Restored, last_step=5)
     commands = [type(message).__name__ for link, message in region.sent(object) if link == region.links[0]]
     assert commands[-2:] == ["Start", "Pause"]
@@ -151,7 +153,7 @@ def test_a_wish_that_comes_before_it_runs_is_told_with_the_start() -> None:
 def test_a_paused_region_stops_without_another_checkpoint() -> None:
     region = paused(CoordinatorHarness().run())
     region.play(StopWanted())
-    assert region.sent(RequestCut) == []
+    assert region.sent(RequestCheckpoint) == []
     assert region.core.state.reason == "stopped"
 
 

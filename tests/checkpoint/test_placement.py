@@ -4,7 +4,7 @@ import pytest
 
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import CancelWorker, LaunchWorker, MessageRefused, SendControl
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.messages import Failed, Restore, Restored, Stop
 from checkpoint.core.placement import Placement
 from checkpoint.core.region import RegionState
@@ -27,7 +27,7 @@ def report(test: CoordinatorHarness, worker: int, peer: int) -> None:
     test.receive(worker, Failed, kind="unreachable", peer=peer, message=f"cannot reach h{peer}:4{peer}")
 
 
-def reopen(test: CoordinatorHarness, last: Cut | None = None) -> None:
+def reopen(test: CoordinatorHarness, last: Checkpoint | None = None) -> None:
     """Let the pause before the next incarnation pass; `last` is the last checkpoint in the manifest."""
     test.tick(1)
     test.opened(last)

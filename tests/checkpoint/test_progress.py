@@ -1,4 +1,6 @@
-"""The reports of a region's progress: rows and rates between two cuts, also when something began anew."""
+"""The reports of a region's progress: rows and rates between two checkpoints, also when something began
+anew.
+"""
 
 import json
 import re
@@ -25,9 +27,9 @@ from checkpoint.core.recovery_estimate import RecoveryEstimate
 from checkpoint.core.region import RegionState, RegionStatus, ResetReport, WorkerStatus
 from checkpoint.core.region_events import CheckpointCommitted
 from checkpoint.core.region_spans import span_of
-from tests.checkpoint.manifest_samples import numbered_cut
+from tests.checkpoint.manifest_samples import numbered_checkpoint
 
-CUT = CheckpointCommitted(
+CHECKPOINT = CheckpointCommitted(
     checkpoint=5,
     step=7,
     final=False,
@@ -68,9 +70,9 @@ def status(*rows_in: int, attempt: int = 1, incarnation: int = 3, counted: int =
 def test_the_first_report_has_no_rate_and_the_next_has() -> None:
     meter = ProgressMeter("words")
     assert meter.last is None
-    first = meter.report(CUT, status(10, 20), now=100.0, timestamp="then")
+    first = meter.report(CHECKPOINT, status(10, 20), now=100.0, timestamp="then")
     assert (first["numInputRows"], first["inputRowsPerSecond"]) == (30, None)
-    second = meter.report(CUT, status(60, 70), now=102.0, timestamp="now")
+    second = meter.report(CHECKPOINT, status(60, 70), now=102.0, timestamp="now")
     assert (second["numInputRows"], second["inputRowsPerSecond"]) == (100, 50.0)
     assert (second["numOutputRows"], second["outputRowsPerSecond"]) == (200, 100.0)
     assert meter.last is second
@@ -78,7 +80,7 @@ def test_the_first_report_has_no_rate_and_the_next_has() -> None:
 
 def test_a_worker_that_began_again_counts_from_its_restart_on_and_the_other_continues() -> None:
     meter = ProgressMeter("words")
-    meter.report(CUT, status(1000, 1000), now=1.0, timestamp="")
+    meter.report(CHECKPOINT, status(1000, 1000), now=1.0, timestamp="")
     both = status(1010, 1005)
     again = RegionStatus(
         **{
@@ -86,7 +88,7 @@ def test_a_worker_that_began_again_counts_from_its_restart_on_and_the_other_cont
             "workers": (both.workers[0], status(0, 1005, attempt=2).workers[1]),
         }
     )
-    assert meter.report(CUT, again, now=2.0, timestamp="")["numInputRows"] == 10 + 1005
+    assert meter.report(CHECKPOINT, again, now=2.0, timestamp="")["numInputRows"] == 10 + 1005
 
 
 def counts(rows: int) -> dict[str, Any]:
@@ -95,11 +97,11 @@ def counts(rows: int) -> dict[str, Any]:
 
 def test_operators_count_between_two_checkpoints_and_anew_in_a_new_incarnation() -> None:
     meter = ProgressMeter("words")
-    first = meter.report(CUT, status(10, 20), now=1.0, timestamp="")
+    first = meter.report(CHECKPOINT, status(10, 20), now=1.0, timestamp="")
     assert first["operators"] == [counts(30)]
-    second = meter.report(CUT, status(15, 20), now=2.0, timestamp="")
+    second = meter.report(CHECKPOINT, status(15, 20), now=2.0, timestamp="")
     assert second["operators"] == [counts(5)]
-    third = meter.report(CUT, status(100, 100, incarnation=4), now=3.0, timestamp="")
+    third = meter.report(CHECKPOINT, status(100, 100, incarnation=4), now=3.0, timestamp="")
     assert third["operators"] == [counts(200)]
 
 
@@ -139,7 +141,9 @@ def test_the_event_time_of_a_region_is_that_of_the_worker_that_is_furthest_behin
 
 
 def test_a_report_is_plain_json_with_names_a_spark_user_knows() -> None:
-    report = ProgressMeter("words").report(CUT, status(1, 2), now=0.0, timestamp="2026-01-02T03:04:05.678Z")
+    report = ProgressMeter("words").report(
+        CHECKPOINT, status(1, 2), now=0.0, timestamp="2026-01-02T03:04:05.678Z"
+    )
     assert json.loads(json.dumps(report)) == report
     assert report["name"] == "words"
     assert report["checkpoint"] == 5
@@ -153,7 +157,7 @@ def test_reports_are_kept_up_to_a_limit() -> None:
     # EVIDENCE-OF: P-9
     meter = ProgressMeter("words")
     for number in range(RECENT_PROGRESS_MAX + 5):
-        meter.report(CUT, status(number), now=float(number), timestamp=str(number))
+        meter.report(CHECKPOINT, status(number), now=float(number), timestamp=str(number))
     assert len(meter.recent) == RECENT_PROGRESS_MAX
     assert meter.recent[-1]["timestamp"] == str(RECENT_PROGRESS_MAX + 4)
 
@@ -167,13 +171,13 @@ def names_in(table: str) -> set[str]:
 
 
 def test_the_docs_explain_every_name_of_a_report_and_no_other() -> None:
-    report = ProgressMeter("words").report(CUT, status(1), now=0.0, timestamp="")
+    report = ProgressMeter("words").report(CHECKPOINT, status(1), now=0.0, timestamp="")
     assert names_in("progress") == set(report)
     assert names_in("worker") == set(report["workers"][0])
     assert names_in("status") == set(status_json(status(1)))
     assert names_in("recovery") == set(recovery_json(RecoveryEstimate(0, 0, 0, 0, 0, 0, 1)) or {})
     assert names_in("reset") == set(reset_json(RESET))
-    assert names_in("savepoint") == set(savepoint_row("good", numbered_cut(), NO_NOTE, 0))
+    assert names_in("savepoint") == set(savepoint_row("good", numbered_checkpoint(), NO_NOTE, 0))
 
 
 def test_a_reset_is_one_line_of_the_log_whatever_its_reason() -> None:

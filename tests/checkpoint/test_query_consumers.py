@@ -163,7 +163,7 @@ class History:
         self.model.now_ms += self.rng.choice([2_000, 8_000])
 
     async def trim(self) -> None:
-        await read_and_commit(self.model, "a", cuts=2)
+        await read_and_commit(self.model, "a", checkpoints=2)
         await self.model.trim()
         await self.model.trim()
 
@@ -271,7 +271,7 @@ def ignores_an_older_checkpoint(patch: pytest.MonkeyPatch) -> None:
 
 async def trimmed(model: TrimModel) -> None:
     """Another consumer has read everything, and what no consumer needs is deleted."""
-    await read_and_commit(model, "a", cuts=2)
+    await read_and_commit(model, "a", checkpoints=2)
     await model.trim()
     await model.trim()
 
@@ -357,7 +357,7 @@ def test_each_story_loses_nothing_and_loses_rows_with_its_planted_bug(
 @pytest.mark.trio
 async def test_a_query_that_registers_between_release_and_deletion_loses_nothing() -> None:
     model = await model_with(20, "first")
-    await read_and_commit(model, "first", cuts=3)
+    await read_and_commit(model, "first", checkpoints=3)
     assert await model.trim_step(), "released, and nothing deleted yet"
     query = QueryModel(model, "late")
     await query.batch(2)
@@ -378,7 +378,7 @@ async def test_a_stopped_query_keeps_its_rows_and_the_input_shrinks_when_it_cont
     for _ in range(4):
         await query.batch(2)
     await query.crash()
-    await read_and_commit(model, "fast", cuts=3)
+    await read_and_commit(model, "fast", checkpoints=3)
     await model.trim()
     await model.trim()
     stopped_at = model.segments()[0]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.core.coordinator_vocabulary import WorkerEnded
-from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.manifest import WorkerCheckpoint
 from checkpoint.core.messages import Counters, Progress, Restored
 from checkpoint.core.progress import recovery_json, recovery_text
 from checkpoint.core.recovery_estimate import (
@@ -19,7 +19,7 @@ from checkpoint.core.recovery_estimate import (
 )
 from journal.core.position import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
-from tests.checkpoint.manifest_samples import a_cut, worker_cut
+from tests.checkpoint.manifest_samples import a_checkpoint, worker_checkpoint
 
 MB = 1_000_000
 _samples = st.lists(
@@ -72,13 +72,13 @@ def test_the_parts_add_up_and_nothing_is_estimated_before_anything_was_measured(
 
 
 def test_the_bytes_are_those_above_the_floors_of_the_worker_with_most() -> None:
-    part = WorkerCut(
+    part = WorkerCheckpoint(
         state=Position(3, 900, 0),
         steps=Position(3, 70, 0),
         directories={"own": Position(3, 500, 0), "other": Position(3, 40, 0)},
         floors={"state": (2, 600), "steps": (1, 0), "files-own": (3, 480)},
     )
-    assert bytes_to_restore(a_cut(workers={0: worker_cut(), 1: part})) == 300 + 70 + 20 + 40
+    assert bytes_to_restore(a_checkpoint(workers={0: worker_checkpoint(), 1: part})) == 300 + 70 + 20 + 40
     assert bytes_to_restore(None) == 0
 
 

@@ -22,7 +22,7 @@ from tests.support.polling import until
 pytestmark = pytest.mark.process
 
 
-def test_the_command_shows_the_region_has_it_cut_reset_and_stopped(region) -> None:
+def test_the_command_shows_the_region_has_it_checkpoint_reset_and_stopped(region) -> None:
     url, name = region.store, region.control.spec.name
     result = dos("region", "status", url, name)
     assert result.returncode == 0, result.stderr
@@ -82,7 +82,7 @@ def test_a_savepoint_is_held_and_let_go_by_its_handle_and_by_the_command(region)
     done = dos("region", "savepoint", url, name, "there", "--checkpoint", savepoint, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["result"] == {"name": "there", "checkpoint": savepoint}
-    region.wait_cuts(7)
+    region.wait_checkpoints(7)
     found = json.loads(dos("checkpoint", "ls", url, name, "--json").stdout)
     assert found["savepoints"] == {"here": savepoint, "there": savepoint}
     (row,) = [one for one in found["checkpoints"] if one["checkpoint"] == savepoint]

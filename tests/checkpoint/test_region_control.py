@@ -76,7 +76,11 @@ def test_a_number_that_is_none_is_refused_where_it_is_given_and_not_in_the_drive
 TIMES = ("checkpoint_interval_s", "drain_timeout_s", "reset_timeout_s", "start_timeout_s")
 BOUNDS = [
     ("workers", (1, limits.workers_max), (0, -1, limits.workers_max + 1)),
-    ("retain", (limits.cuts_retained_min, limits.cuts_retained_max), (1, 0, limits.cuts_retained_max + 1)),
+    (
+        "retain",
+        (limits.checkpoints_retained_min, limits.checkpoints_retained_max),
+        (1, 0, limits.checkpoints_retained_max + 1),
+    ),
     ("max_consecutive_reset_attempts", (0, 1), (-1,)),
     ("on_damaged", ("fail", "previous"), ("", "older")),
     ("recovery", ("global", "local"), ("", "regional")),

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from checkpoint.core.region import RegionState
 from checkpoint.core.take_overs import TakeOvers
-from checkpoint.core.voting import PendingCut
+from checkpoint.core.voting import PendingCheckpoint
 from tests.checkpoint.region_model import RegionModel
 
 choices = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 2**16)), max_size=400)
 
 WALKS = 25
-FAULTS = ("kill", "kill driver", "append and die", "new driver", "stale vote", "cut link")
+FAULTS = ("kill", "kill driver", "append and die", "new driver", "stale vote", "checkpoint link")
 
 
 def run(model: RegionModel, moves: list[tuple[int, int]]) -> list[str]:
@@ -53,14 +53,14 @@ def heal(model: RegionModel, done: Callable[[], bool]) -> None:
 
 
 def commits_two_more(model: RegionModel) -> Callable[[], bool]:
-    """Two more cuts than there are now, or a clear failure for want of attempts."""
-    before = model.manifest.last.cut if model.manifest.last else 0
+    """Two more checkpoints than there are now, or a clear failure for want of attempts."""
+    before = model.manifest.last.number if model.manifest.last else 0
 
     def done() -> bool:
         ends = [driver.end for driver in model.drivers if driver.end is not None]
         failed = [end for end in ends if end.state is RegionState.FAILED]
         assert all("consecutive resets" in end.reason for end in failed)
-        return bool(failed) or (model.manifest.last is not None and model.manifest.last.cut >= before + 2)
+        return bool(failed) or (model.manifest.last is not None and model.manifest.last.number >= before + 2)
 
     return done
 
@@ -140,7 +140,7 @@ def local_walk(rng: random.Random) -> RegionModel:
                 rng.choice(actions)[1]()
             else:
                 model.pass_time(1)
-        kinds = rng.choice([("kill 0", "kill 1", "kill 2"), ("cut link",), ("stale vote",)])
+        kinds = rng.choice([("kill 0", "kill 1", "kill 2"), ("checkpoint link",), ("stale vote",)])
         faults = [act for name, act in model.faults() if name.startswith(kinds)]
         if faults:
             rng.choice(faults)()
@@ -167,7 +167,7 @@ def test_walks_with_local_recovery_keep_the_oracles_and_take_workers_over() -> N
 @pytest.mark.parametrize(
     ("owner", "name", "wrong"),
     [
-        (PendingCut, "taken_over", lambda self, worker, term: self.terms.update({worker: term})),
+        (PendingCheckpoint, "taken_over", lambda self, worker, term: self.terms.update({worker: term})),
         (TakeOvers, "_is_settled", lambda self: True),
     ],
     ids=["the vote of a lost worker counts", "an append is not settled first"],

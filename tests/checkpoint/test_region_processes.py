@@ -49,8 +49,8 @@ def check_finished(region: ToyRegion) -> None:
 def test_a_region_without_faults_counts_right_and_finishes(new_region) -> None:
     with new_region(workers=3, numbers=5_000) as run:
         check_finished(run)
-    cuts = [event.checkpoint for event in run.events if isinstance(event, CheckpointCommitted)]
-    assert cuts == list(range(1, len(cuts) + 1))
+    checkpoints = [event.checkpoint for event in run.events if isinstance(event, CheckpointCommitted)]
+    assert checkpoints == list(range(1, len(checkpoints) + 1))
     states = [event.state for event in run.events if isinstance(event, StateChanged)]
     assert states[-1] is RegionState.FINISHED
     assert RegionState.RUNNING in states
@@ -60,7 +60,7 @@ def test_workers_killed_with_their_scratch_lose_and_double_nothing(new_region) -
     # EVIDENCE-OF: P-6, P-7, P-10
     with new_region(numbers=40_000) as run:
         for worker in (0, 1):
-            run.wait_cuts(2)
+            run.wait_checkpoints(2)
             done = len(run.resets)
             run.kill(worker)
             shutil.rmtree(run.folder / f"scratch-{worker}", ignore_errors=True)
@@ -77,7 +77,7 @@ def test_workers_killed_with_their_scratch_lose_and_double_nothing(new_region) -
 def test_a_stopped_worker_is_suspected_fenced_and_replaced(new_region) -> None:
     # EVIDENCE-OF: P-4, P-10
     with new_region(numbers=20_000, suspect_after_s=2.5) as run:
-        run.wait_cuts(1)
+        run.wait_checkpoints(1)
         run.kill(1, signal.SIGSTOP)
         run.wait_for(lambda _: len(run.resets) > 0)
         check_finished(run)
@@ -88,10 +88,10 @@ def test_a_stopped_worker_is_suspected_fenced_and_replaced(new_region) -> None:
 def test_a_server_that_dies_for_good_is_not_missed(store, three_servers, tmp_path) -> None:
     # EVIDENCE-OF: P-5, P-10
     with ToyRegion(store, tmp_path / "r", numbers=30_000) as region:
-        region.wait_cuts(1)
+        region.wait_checkpoints(1)
         three_servers[1].kill()
         shutil.rmtree(three_servers[1].data)
-        region.wait_cuts(2)
+        region.wait_checkpoints(2)
         region.kill(0)
         check_finished(region)
     assert len(region.resets) == 1
@@ -100,7 +100,7 @@ def test_a_server_that_dies_for_good_is_not_missed(store, three_servers, tmp_pat
 def test_without_a_quorum_the_region_waits_and_then_continues(store, three_servers, tmp_path) -> None:
     # EVIDENCE-OF: P-10
     with ToyRegion(store, tmp_path / "r", numbers=30_000) as region:
-        region.wait_cuts(1)
+        region.wait_checkpoints(1)
         for server in three_servers[:2]:
             server.kill()
         region.wait_for(lambda _: region.control.status().state is RegionState.WAITING_FOR_STORE)
@@ -109,10 +109,10 @@ def test_without_a_quorum_the_region_waits_and_then_continues(store, three_serve
             lambda _: all(f"{one} is unavailable" in region.control.status().reason for one in gone)
         )
         region.wait_for(lambda _: region.control.status().waiting_s > 0)
-        before = region.cuts
+        before = region.checkpoints
         for server in three_servers[:2]:
             server.restart()
-        region.wait_for(lambda _: region.cuts > before)
+        region.wait_for(lambda _: region.checkpoints > before)
         check_finished(region)
     assert region.resets == []
     assert not any(isinstance(event, WorkerLost) for event in region.events)
@@ -131,7 +131,7 @@ def test_user_code_that_raises_stops_the_region(new_region) -> None:
 
 def test_stop_takes_a_last_checkpoint_and_the_next_run_continues_there(new_region) -> None:
     with new_region(numbers=30_000) as run:
-        run.wait_cuts(2)
+        run.wait_checkpoints(2)
         number = run.control.request_checkpoint()
         assert run.control.wait_checkpoint(number, 20)
         run.control.stop()
@@ -140,7 +140,7 @@ def test_stop_takes_a_last_checkpoint_and_the_next_run_continues_there(new_regio
     assert stopped.state is RegionState.STOPPED
     assert stopped.last_checkpoint >= number
     with new_region(numbers=30_000) as run:
-        run.wait_cuts(1)
+        run.wait_checkpoints(1)
         assert run.control.status().last_checkpoint > stopped.last_checkpoint
         run.control.reset()
         run.wait_for(lambda _: len(run.resets) > 0)
@@ -152,7 +152,7 @@ def test_a_finished_region_runs_again_and_finishes_at_once(new_region) -> None:
     for _ in range(2):
         with new_region(numbers=1_000) as run:
             check_finished(run)
-    assert run.cuts == 1
+    assert run.checkpoints == 1
 
 
 def test_another_graph_under_the_same_name_is_refused_by_operator(new_region) -> None:
@@ -170,7 +170,7 @@ def test_another_graph_under_the_same_name_is_refused_by_operator(new_region) ->
 def test_of_two_live_drivers_the_newer_fences_the_older(new_region) -> None:
     # EVIDENCE-OF: P-4
     with new_region(numbers=40_000) as older:
-        older.wait_cuts(2)
+        older.wait_checkpoints(2)
         with new_region(numbers=40_000, key="cd" * 32) as newer:
             assert older.control.wait(30)
             assert older.control.status().state is RegionState.FENCED
@@ -201,8 +201,8 @@ class Driver:
         with self.changed:
             assert self.changed.wait_for(lambda: predicate(self.lines), within), self.lines
 
-    def cuts(self) -> list[int]:
-        return [line["cut"] for line in self.lines if "cut" in line]
+    def checkpoints(self) -> list[int]:
+        return [line["checkpoint"] for line in self.lines if "checkpoint" in line]
 
     def close(self) -> None:
         self.process.kill()
@@ -216,14 +216,14 @@ def test_a_driver_killed_and_started_again_resumes_its_last_checkpoint(shared_st
     Path(spec.folder).mkdir()
     first, second = Driver(spec), None
     try:
-        first.wait_for(lambda _: len(first.cuts()) >= 3)
+        first.wait_for(lambda _: len(first.checkpoints()) >= 3)
         first.process.send_signal(signal.SIGKILL)
         first.process.wait()
         second = Driver(spec)
         second.wait_for(lambda lines: any("end" in line for line in lines))
         assert second.lines[-1] == {"end": "FINISHED"}
-        assert second.cuts()[0] > first.cuts()[-1]
-        assert second.cuts()[0] <= first.cuts()[-1] + 2  # at most one whose commit nobody saw
+        assert second.checkpoints()[0] > first.checkpoints()[-1]
+        assert second.checkpoints()[0] <= first.checkpoints()[-1] + 2  # at most one whose commit nobody saw
     finally:
         first.close()
         if second is not None:

@@ -70,7 +70,7 @@ def test_a_server_that_was_unavailable_gets_the_requests_and_answers_that_it_mis
                         await trio.sleep(0.1)
 
     with ToyRegion(url, tmp_path, name=name, numbers=ENDLESS) as running:
-        running.wait_cuts(1)
+        running.wait_checkpoints(1)
         three_servers[2].kill()
         for _ in range(2):
             assert send_request(url, name, "status").answer.verdict == "done"
@@ -91,7 +91,7 @@ def test_a_request_written_twice_is_carried_out_once(region) -> None:
 def test_requests_that_are_older_than_the_driver_are_not_heard(shared_store, tmp_path) -> None:
     put(shared_store, "late", a_request("late", 1, "stop"), a_request("late", 2, "reset"))
     with ToyRegion(shared_store, tmp_path, name="late", numbers=ENDLESS) as region:
-        region.wait_cuts(1)
+        region.wait_checkpoints(1)
         assert send_request(shared_store, "late", "checkpoint", wait_s=60).answer.verdict == "done"
         assert region.control.status().state is RegionState.RUNNING
         assert region.resets == []
@@ -170,12 +170,12 @@ def test_of_two_drivers_the_newer_one_answers_also_while_the_older_one_is_asleep
     (tmp_path / "old").mkdir()
     old = Driver(spec)
     try:
-        old.wait_for(lambda lines: any("cut" in line for line in lines))
+        old.wait_for(lambda lines: any("checkpoint" in line for line in lines))
         assert send_request(shared_store, "toy", "status").answer.driver.endswith(f":{old.process.pid}")
         old.process.send_signal(signal.SIGSTOP)
         (tmp_path / "new").mkdir()
         with ToyRegion(shared_store, tmp_path / "new", numbers=ENDLESS) as new:
-            new.wait_cuts(1)
+            new.wait_checkpoints(1)
             assert send_request(shared_store, "toy", "status").answer.driver.endswith(f":{os.getpid()}")
             old.process.send_signal(signal.SIGCONT)
             old.wait_for(lambda lines: any(line.get("state") == "FENCED" for line in lines))
@@ -191,7 +191,7 @@ def test_a_fenced_driver_says_nothing_and_the_newer_one_answers(region, tmp_path
     name = region.control.spec.name
     (tmp_path / "newer").mkdir()
     with ToyRegion(region.store, tmp_path / "newer", name=name, numbers=ENDLESS) as newer:
-        newer.wait_cuts(1)
+        newer.wait_checkpoints(1)
         assert region.control.wait(60)
         assert isinstance(region.control.exception(), RegionFencedError)
         answer = send_request(region.store, name, "status").answer
@@ -200,7 +200,7 @@ def test_a_fenced_driver_says_nothing_and_the_newer_one_answers(region, tmp_path
 
 def test_a_region_that_takes_no_requests_is_left_alone_and_that_is_reported(shared_store, tmp_path) -> None:
     with ToyRegion(shared_store, tmp_path, name="deaf", numbers=ENDLESS, answer_requests=False) as region:
-        region.wait_cuts(1)
+        region.wait_checkpoints(1)
         result = dos("region", "stop", shared_store, "deaf", "--timeout", 1)
         assert result.returncode == 1
         result = dos("region", "status", shared_store, "deaf", "--timeout", 1)
@@ -215,7 +215,7 @@ def test_with_one_server_away_requests_work_and_without_a_quorum_the_command_rep
     url = url_of(three_servers)
     trio.run(init_store, url)
     with ToyRegion(url, tmp_path, numbers=ENDLESS) as region:
-        region.wait_cuts(1)
+        region.wait_checkpoints(1)
         three_servers[0].kill()
         assert send_request(url, "toy", "checkpoint", wait_s=60).answer.verdict == "done"
         three_servers[1].kill()
@@ -234,7 +234,7 @@ def test_with_one_server_away_requests_work_and_without_a_quorum_the_command_rep
             async with open_store(url) as store:
                 return (await read_manifest(store, "toy")).last
 
-        assert trio.run(last).cut == answer.result["lastCheckpoint"]
+        assert trio.run(last).checkpoint == answer.result["lastCheckpoint"]
 
 
 def test_a_request_that_cannot_be_written_is_told_with_the_members_that_are_unavailable(

@@ -46,9 +46,9 @@ def successor(region: CoordinatorHarness, worker: int, attempt: int = 2, **field
     return joined
 
 
-def switch(region: CoordinatorHarness, worker: int, link: int, cut: int, step: int) -> None:
+def switch(region: CoordinatorHarness, worker: int, link: int, checkpoint: int, step: int) -> None:
     """The region stands still and is opened again; the successor restores and starts with the others."""
-    paused(region, 2, cut=cut, step=step)
+    paused(region, 2, checkpoint=checkpoint, step=step)
     assert region.take(OpenManifest)
     reopened(region)
     region.links[worker] = link
@@ -63,14 +63,14 @@ def test_the_successor_joins_then_all_restore_and_it_takes_the_place_of_its_pred
     link = successor(region, 1, host="other")
     sent = [order for _, order in region.sent(CopyAhead, Pause)]
     assert {type(order) for order in sent} == {Pause}, "nothing is copied: its journals have its state"
-    paused(region, 2, cut=2, step=8)
+    paused(region, 2, checkpoint=2, step=8)
     assert region.core.status().scaling.phase == "moving state"
     reopened(region)
     orders = region.take()
     assert [one.link for one in orders if isinstance(getattr(one, "message", None), Stop)] == [predecessor]
     restores = [one for one in orders if isinstance(getattr(one, "message", None), Restore)]
     assert [one.link for one in restores] == [region.links[0], link]
-    assert {one.message.cut for one in restores} == {2}
+    assert {one.message.checkpoint for one in restores} == {2}
     region.links[1] = link
     region.receive_from_all(Restored, last_step=8)
     assert region.state is RegionState.RUNNING
@@ -82,7 +82,7 @@ def test_the_successor_joins_then_all_restore_and_it_takes_the_place_of_its_pred
 
 def test_workers_are_replaced_one_after_the_other_and_the_end_is_reported_once() -> None:
     region = asked()
-    switch(region, 0, successor(region, 0), cut=2, step=8)
+    switch(region, 0, successor(region, 0), checkpoint=2, step=8)
     found = region.take()
     assert [one for one in found if isinstance(one, LaunchWorker)] == [LaunchWorker(1, 2, beside=True)]
     assert not any(
@@ -95,7 +95,7 @@ def test_workers_are_replaced_one_after_the_other_and_the_end_is_reported_once()
         "another",
     )
     region.now += 2.0
-    switch(region, 1, successor(region, 1), cut=3, step=11)
+    switch(region, 1, successor(region, 1), checkpoint=3, step=11)
     (done,) = settled(region)
     assert (done.workers, done.replaced, done.error, done.seconds) == ((0, 1), (0, 1), "", 2.0)
 
@@ -104,7 +104,7 @@ def test_the_next_replacement_waits_for_its_successor_also_if_the_one_before_end
     """The first successor has taken its place, and is lost in the incarnation of the switch."""
     region = asked()
     link = successor(region, 0)
-    paused(region, 2, cut=2, step=8)
+    paused(region, 2, checkpoint=2, step=8)
     reopened(region)
     region.play(LinkDown(link, "gone"), WorkerEnded(0, 2, "killed"))
     reopened(region)
@@ -113,7 +113,7 @@ def test_the_next_replacement_waits_for_its_successor_also_if_the_one_before_end
     assert region.state is RegionState.RUNNING
     assert settled(region) == [], "worker 1 has no successor yet"
     assert region.core.status().scaling.replaces == 1
-    switch(region, 1, successor(region, 1), cut=3, step=11)
+    switch(region, 1, successor(region, 1), checkpoint=3, step=11)
     (done,) = settled(region)
     assert (done.replaced, done.error) == ((0, 1), "")
 
@@ -121,7 +121,7 @@ def test_the_next_replacement_waits_for_its_successor_also_if_the_one_before_end
 def test_a_replacement_is_not_done_if_the_region_goes_back_before_its_switch() -> None:
     region = asked(1)
     successor(region, 1)
-    paused(region, 2, cut=2, step=8)
+    paused(region, 2, checkpoint=2, step=8)
     last = region.core.state.last_checkpoint
     assert last is not None
     record = restored((last,), last, region.epoch)
@@ -144,8 +144,8 @@ def test_a_successor_that_ends_before_the_switch_changes_nothing() -> None:
     assert region.state is RegionState.RUNNING
     assert region.core.status().workers[0].attempt == 1
     assert region.core.status().scaling is None
-    cut = region.commit(2, step=9)
-    assert cut.incarnation == region.epoch, "the same incarnation continues"
+    checkpoint = region.commit(2, step=9)
+    assert checkpoint.incarnation == region.epoch, "the same incarnation continues"
 
 
 def test_a_worker_that_is_lost_meanwhile_gives_the_replacement_up_and_gets_an_unused_attempt() -> None:
@@ -169,7 +169,7 @@ def test_a_worker_that_is_lost_meanwhile_gives_the_replacement_up_and_gets_an_un
 
 def test_a_predecessor_that_does_not_end_is_cancelled_and_its_end_changes_nothing() -> None:
     region = asked(1)
-    switch(region, 1, successor(region, 1), cut=2, step=8)
+    switch(region, 1, successor(region, 1), checkpoint=2, step=8)
     region.take()
     region.tick(15)
     assert region.take(CancelWorker) == [CancelWorker(1, 1)]
@@ -184,7 +184,7 @@ def test_a_predecessor_that_does_not_end_is_cancelled_and_its_end_changes_nothin
 def test_a_successor_that_is_lost_during_the_switch_is_launched_again() -> None:
     region = asked(1)
     link = successor(region, 1)
-    paused(region, 2, cut=2, step=8)
+    paused(region, 2, checkpoint=2, step=8)
     region.play(LinkDown(link, "reset by peer"), WorkerEnded(1, 2, "killed by signal 9"))
     reopened(region)
     assert region.take(LaunchWorker)[1:] == [LaunchWorker(1, 3, beside=True)]
@@ -211,7 +211,7 @@ def test_a_region_that_a_user_has_paused_stays_paused() -> None:
     region = CoordinatorHarness(2).run()
     region.commit(1, step=5)
     region.play(PauseWanted(on=True))
-    paused(region, 2, cut=2, step=8)
+    paused(region, 2, checkpoint=2, step=8)
     region.take()
     region.play(ReplaceWanted((1,)))
     link = successor(region, 1)
@@ -276,7 +276,7 @@ def test_a_driver_takes_a_region_over_when_its_workers_have_joined_and_not_befor
     assert len(region.take(OpenManifest)) == 1
     newer = before.commit(2, step=9)
     region.opened(newer, epoch=before.epoch + 1)
-    assert [order.cut for _, order in region.sent(Restore)] == [2, 2, 2]
+    assert [order.checkpoint for _, order in region.sent(Restore)] == [2, 2, 2]
 
 
 def test_a_driver_whose_workers_do_not_join_takes_nothing_over() -> None:

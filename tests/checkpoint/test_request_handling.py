@@ -26,7 +26,7 @@ from checkpoint.core.request_handling import (
 from tests.checkpoint.request_harness import RUNNING, WALL, HandlerHarness, a_request, in_state
 
 
-def cut(number, seconds):
+def checkpoint(number, seconds):
     return CheckpointCommitted(checkpoint=number, step=9, final=False, seconds=seconds, phases_s={})
 
 
@@ -55,11 +55,13 @@ def test_a_checkpoint_is_done_with_one_that_began_after_the_request() -> None:
     handler = HandlerHarness()
     handler.request(1, "checkpoint")
     assert handler.commands() == [CheckpointWanted()]
-    handler.handle(RegionNotified(cut(6, seconds=2.0)), at=101.0)  # was under way when the request arrived
+    handler.handle(
+        RegionNotified(checkpoint(6, seconds=2.0)), at=101.0
+    )  # was under way when the request arrived
     assert handler.answers(1) == [("accepted", "the region is RUNNING")]
-    (answer,) = handler.handle(RegionNotified(cut(7, seconds=0.5)), at=102.0)
+    (answer,) = handler.handle(RegionNotified(checkpoint(7, seconds=0.5)), at=102.0)
     assert (answer.verdict, answer.result["checkpoint"]) == ("done", 7)
-    assert handler.handle(RegionNotified(cut(8, seconds=0.1)), at=103.0) == []
+    assert handler.handle(RegionNotified(checkpoint(8, seconds=0.1)), at=103.0) == []
 
 
 def test_a_checkpoint_wished_while_the_region_restores_is_remembered_by_the_coordinator() -> None:
@@ -69,7 +71,7 @@ def test_a_checkpoint_wished_while_the_region_restores_is_remembered_by_the_coor
     assert handler.commands() == [CheckpointWanted()]
     handler.status = RUNNING
     assert handler.handle(QueueRead()) == []
-    (answer,) = handler.handle(RegionNotified(cut(7, seconds=0.5)), at=102.0)
+    (answer,) = handler.handle(RegionNotified(checkpoint(7, seconds=0.5)), at=102.0)
     assert answer.verdict == "done"
 
 
@@ -197,7 +199,7 @@ events = st.lists(
     st.one_of(
         st.tuples(st.just("request"), st.integers(0, 5), KINDS),
         st.tuples(st.just("read")),
-        st.tuples(st.just("cut"), st.floats(0, 3)),
+        st.tuples(st.just("checkpoint"), st.floats(0, 3)),
         st.tuples(st.just("reset")),
         st.tuples(st.just("state"), st.sampled_from(list(RegionState))),
     ),
@@ -219,8 +221,8 @@ def test_each_id_is_carried_out_at_most_once_and_has_one_last_word(story) -> Non
             requested.setdefault(number, what)
         elif kind == "read":
             handler.handle(QueueRead())
-        elif kind == "cut":
-            handler.handle(RegionNotified(cut(6, rest[0])))
+        elif kind == "checkpoint":
+            handler.handle(RegionNotified(checkpoint(6, rest[0])))
         elif kind == "reset":
             handler.handle(RegionNotified(RESET))
         else:

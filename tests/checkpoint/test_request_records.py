@@ -81,9 +81,9 @@ def test_a_record_is_laid_out_as_the_docstring_says(record) -> None:
 
 
 @given(st.lists(records, min_size=1, max_size=4), st.lists(st.integers(0, 5000), max_size=6))
-def test_records_come_out_however_the_bytes_are_cut(written, cuts) -> None:
+def test_records_come_out_however_the_bytes_are_cut(written, checkpoints) -> None:
     data = b"".join(map(encode_record, written))
-    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    edges = [0, *sorted(min(checkpoint, len(data)) for checkpoint in checkpoints), len(data)]
     assert read(*(data[a:b] for a, b in pairwise(edges))) == written
 
 

@@ -32,7 +32,7 @@ def test_the_drain_clock_stands_still_until_the_worker_is_back() -> None:
     region = running(drain_timeout_s=30.0)
     region.play(CheckpointWanted())
     for worker in (0, 2):
-        voted(region, worker, FIRST, cut=2, step=9)
+        voted(region, worker, FIRST, checkpoint=2, step=9)
     region.tick(20)
     region.die(1)
     region.tick(20)
@@ -104,8 +104,8 @@ def test_a_stop_waits_for_the_new_process_and_its_vote() -> None:
     for worker, term in ((0, FIRST), (1, FIRST + 1), (2, FIRST)):
         region.receive(worker, Paused, epoch=term, pause=1, step=9, counters=Counters(step=9))
     for worker, term in ((0, FIRST), (1, FIRST + 1), (2, FIRST)):
-        voted(region, worker, term, cut=2, step=9)
-    assert appended(region).cut == 2
+        voted(region, worker, term, checkpoint=2, step=9)
+    assert appended(region).number == 2
     assert [order.kind for _, order in region.sent(Stop)] == ["stopped"] * 3
     assert region.core.status().reason == "stopped"
 

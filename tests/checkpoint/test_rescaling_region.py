@@ -7,10 +7,10 @@ import pytest
 
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
     CancelWorker,
+    CheckpointAppended,
     CheckpointWanted,
-    CutAppended,
     LaunchWorker,
     LinkDown,
     ManifestOpened,
@@ -23,7 +23,7 @@ from checkpoint.core.coordinator_vocabulary import (
     StopWanted,
     WorkerEnded,
 )
-from checkpoint.core.manifest import Cut, in_its_version
+from checkpoint.core.manifest import Checkpoint, in_its_version
 from checkpoint.core.messages import (
     Committed,
     CopiedAhead,
@@ -32,7 +32,7 @@ from checkpoint.core.messages import (
     Failed,
     Pause,
     Paused,
-    RequestCut,
+    RequestCheckpoint,
     Restore,
     Restored,
     Start,
@@ -47,13 +47,13 @@ def settled(region: CoordinatorHarness) -> list[ScaleSettled]:
     return [one.event for one in region.take(NotifyObservers) if isinstance(one.event, ScaleSettled)]
 
 
-def paused(region: CoordinatorHarness, workers: int, cut: int, step: int) -> None:
+def paused(region: CoordinatorHarness, workers: int, checkpoint: int, step: int) -> None:
     """All workers carry out the pause order that is in force; the checkpoint that follows is committed."""
     for worker in range(workers):
         region.receive(
             worker, Paused, pause=region.core.state.pause, step=step - 1, counters=Counters(step=step - 1)
         )
-    commit(region, workers, cut, step)
+    commit(region, workers, checkpoint, step)
 
 
 def copied(region: CoordinatorHarness, workers: int) -> None:
@@ -64,12 +64,12 @@ def copied(region: CoordinatorHarness, workers: int) -> None:
         region.receive(worker, CopiedAhead, **fields)
 
 
-def commit(region: CoordinatorHarness, workers: int, cut: int, step: int) -> Cut:
+def commit(region: CoordinatorHarness, workers: int, checkpoint: int, step: int) -> Checkpoint:
     for worker in range(workers):
-        region.vote(worker, cut, step)
-    (append,) = [one for one in region.out if isinstance(one, AppendCut)][-1:]
-    region.play(CutAppended(append.cut))
-    return append.cut
+        region.vote(worker, checkpoint, step)
+    (append,) = [one for one in region.out if isinstance(one, AppendCheckpoint)][-1:]
+    region.play(CheckpointAppended(append.checkpoint))
+    return append.checkpoint
 
 
 def reopened(region: CoordinatorHarness) -> None:
@@ -88,7 +88,7 @@ def switched(workers: int = 3, **fields: object) -> CoordinatorHarness:
     for worker in range(2, workers):
         region.join(worker)
     copied(region, workers)
-    paused(region, 2, cut=2, step=8)
+    paused(region, 2, checkpoint=2, step=8)
     assert region.take(OpenManifest)
     reopened(region)
     return region
@@ -100,10 +100,10 @@ def of_two_only_one() -> CoordinatorHarness:
     region.commit(1, step=5)
     region.play(ScaleWanted(1))
     copied(region, 1)
-    paused(region, 2, cut=2, step=8)
+    paused(region, 2, checkpoint=2, step=8)
     reopened(region)
     region.receive(0, Restored, last_step=8)
-    commit(region, 1, cut=3, step=8)
+    commit(region, 1, checkpoint=3, step=8)
     return region
 
 
@@ -117,7 +117,7 @@ def test_new_workers_join_first_then_the_region_pauses_then_all_restore_vote_and
     assert region.state is RegionState.RUNNING
     region.join(2)
     orders = [order for _, order in region.sent(CopyAhead, Pause)]
-    assert [(order.worker, order.cut, order.restore.cut) for order in orders] == [
+    assert [(order.worker, order.checkpoint, order.restore.checkpoint) for order in orders] == [
         (worker, 1, 1) for worker in range(3)
     ]
     assert orders[0].layout.workers == (0, 1, 2)
@@ -128,7 +128,7 @@ def test_new_workers_join_first_then_the_region_pauses_then_all_restore_vote_and
     copied(region, 3)
     assert [link for link, _ in region.sent(Pause)] == [100, 101], "only those that run"
     assert region.core.status().scaling.phase == "pausing"
-    paused(region, 2, cut=2, step=8)
+    paused(region, 2, checkpoint=2, step=8)
     assert len(region.take(OpenManifest)) == 1
     reopened(region)
     orders = [order for _, order in region.sent(Restore)]
@@ -138,8 +138,8 @@ def test_new_workers_join_first_then_the_region_pauses_then_all_restore_vote_and
     for worker in range(3):
         region.receive(worker, Restored, last_step=9)
     assert region.sent(Start) == [], "its layout is not committed"
-    cut = commit(region, 3, cut=3, step=8)
-    assert (cut.step, cut.layout, len(cut.workers)) == (8, orders[0].layout, 3)
+    checkpoint = commit(region, 3, checkpoint=3, step=8)
+    assert (checkpoint.step, checkpoint.layout, len(checkpoint.workers)) == (8, orders[0].layout, 3)
     starts = region.sent(Start, Committed)
     assert [type(order) for _, order in starts] == [Committed] * 3 + [Start] * 3
     assert starts[-1][1].replay_until_step == 8, "what is recorded above belongs to the former layout"
@@ -154,12 +154,12 @@ def test_workers_that_leave_end_and_their_output_is_kept_in_the_checkpoints() ->
     region.commit(1, step=5)
     region.play(ScaleWanted(1))
     copied(region, 1)
-    paused(region, 3, cut=2, step=8)
+    paused(region, 3, checkpoint=2, step=8)
     region.take()
     reopened(region)
     assert [link for link, _ in region.sent(Stop)] == [101, 102]
     region.receive(0, Restored, last_step=8)
-    assert commit(region, 1, cut=3, step=8).layout.workers == (0,)
+    assert commit(region, 1, checkpoint=3, step=8).layout.workers == (0,)
     region.play(WorkerEnded(1, 1, None), WorkerEnded(2, 1, "killed"))
     assert region.take(LaunchWorker) == []
     assert region.state is RegionState.RUNNING
@@ -282,7 +282,7 @@ def test_a_reset_before_the_commit_leaves_the_former_layout() -> None:
     reopened(region)
     given_up(region, "worker 2 was lost")
     orders = [order for _, order in region.sent(Restore)]
-    assert [(order.worker, order.moves, order.cut) for order in orders] == []
+    assert [(order.worker, order.moves, order.checkpoint) for order in orders] == []
     for worker in range(2):
         assert region.core.state.roster[worker].link is not None
 
@@ -293,13 +293,13 @@ def test_a_commit_that_was_in_doubt_counts_if_the_manifest_has_it() -> None:
         region.receive(worker, Restored, last_step=8)
     for worker in range(3):
         region.vote(worker, 3, step=8)
-    (append,) = region.take(AppendCut)
+    (append,) = region.take(AppendCheckpoint)
     region.play(LinkDown(102, "gone"))
     region.epoch += 1
-    region.play(ManifestOpened(region.epoch, append.cut, (append.cut,)))
+    region.play(ManifestOpened(region.epoch, append.checkpoint, (append.checkpoint,)))
     assert settled(region)[0].error == ""
     assert len(region.core.state.roster) == 3
-    assert region.core.state.layout == append.cut.layout
+    assert region.core.state.layout == append.checkpoint.layout
 
 
 def test_it_is_too_late_to_cancel_once_the_new_layout_is_ordered() -> None:
@@ -316,19 +316,19 @@ def test_a_region_that_a_user_pauses_meanwhile_is_paused_afterwards() -> None:
     assert region.sent(Pause) == [], "it pauses for the change anyway"
     region.join(2)
     copied(region, 3)
-    paused(region, 2, cut=2, step=8)
+    paused(region, 2, checkpoint=2, step=8)
     reopened(region)
     for worker in range(3):
         region.receive(worker, Restored, last_step=8)
     region.take()
-    commit(region, 3, cut=3, step=8)
+    commit(region, 3, checkpoint=3, step=8)
     assert [order.pause for _, order in region.sent(Pause)] == [region.core.state.pause] * 3
     assert region.core.state.pause > 0
 
 
-def cut_of(workers: int, **fields: object) -> Cut:
-    cut = CoordinatorHarness(workers).run().commit(1, step=5)
-    return in_its_version(msgspec.structs.replace(cut, **fields))
+def checkpoint_of(workers: int, **fields: object) -> Checkpoint:
+    checkpoint = CoordinatorHarness(workers).run().commit(1, step=5)
+    return in_its_version(msgspec.structs.replace(checkpoint, **fields))
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_program_changes_the_number_only_if_it_asks_for_another_than_before(
     region = CoordinatorHarness(2)
     region.core.state.spec = replace(region.spec, workers=asked)
     expected = workers if asked is None or asked in (3, declared) else asked
-    region.opened(cut_of(3, declared=declared))
+    region.opened(checkpoint_of(3, declared=declared))
     assert len(region.core.state.roster) == expected
     assert region.core.state.layout_changes == (expected != 3)
     assert region.core.state.declared == (asked if asked == expected else declared or 3)
@@ -352,9 +352,9 @@ def test_a_region_without_a_checkpoint_commits_one_before_it_is_scaled() -> None
     region = CoordinatorHarness().run()
     region.play(ScaleWanted(3))
     region.join(2)
-    orders = region.sent(RequestCut, CopyAhead)
-    assert [type(order) for _, order in orders] == [RequestCut, RequestCut]
-    commit(region, 2, cut=1, step=1)
+    orders = region.sent(RequestCheckpoint, CopyAhead)
+    assert [type(order) for _, order in orders] == [RequestCheckpoint, RequestCheckpoint]
+    commit(region, 2, checkpoint=1, step=1)
     assert len(region.sent(CopyAhead)) == 3
 
 
@@ -374,7 +374,7 @@ def test_a_worker_that_comes_back_keeps_what_a_savepoint_needs_of_it() -> None:
     parts = {one: msgspec.structs.replace(part, floors=floors) for one, part in three.workers.items()}
     three = msgspec.structs.replace(three, workers=parts)
     one = CoordinatorHarness(1).run().commit(1, step=9)
-    one = msgspec.structs.replace(one, cut=2, savepoints={"before": 1}, retained=(1, 2), version=3)
+    one = msgspec.structs.replace(one, number=2, savepoints={"before": 1}, retained=(1, 2), version=3)
     region = CoordinatorHarness(3)
     region.epoch = 2
     region.play(ManifestOpened(2, one, (three, one)))

@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import WorkerCut
-from checkpoint.core.manifest_checks import check_cut
+from checkpoint.core.manifest import WorkerCheckpoint
+from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.retention import (
     floors_of,
     gaps_of,
@@ -21,7 +21,7 @@ from checkpoint.errors import ManifestError
 from journal.core.position import Position
 from journal.core.segment import segment_name
 from journal.core.trimming import below, below_or_within
-from tests.checkpoint.manifest_samples import a_cut, worker_cut
+from tests.checkpoint.manifest_samples import a_checkpoint, worker_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ from tests.checkpoint.manifest_samples import a_cut, worker_cut
 )
 def test_what_is_released_is_never_retained_again(retained, before, text) -> None:
     # EVIDENCE-OF: P-6
-    cut, older = a_cut(retained=retained), a_cut(cut=4, parent=3, retained=before)
+    checkpoint, older = a_checkpoint(retained=retained), a_checkpoint(number=4, parent=3, retained=before)
     if text is None:
-        check_cut(cut, before=older)
+        check_checkpoint(checkpoint, before=older)
         return
     with pytest.raises(ManifestError, match=text):
-        check_cut(cut, before=older)
+        check_checkpoint(checkpoint, before=older)
 
 
 floors = st.dictionaries(st.sampled_from(["state", "steps"]), st.tuples(st.integers(1, 4), st.integers(0, 9)))
@@ -54,18 +54,18 @@ def test_nothing_that_a_retained_checkpoint_needs_is_ever_garbage(given_floors, 
     # EVIDENCE-OF: P-6
     kept, every = (), {}
     for number, chains in enumerate(given_floors, 1):
-        cut = a_cut(
-            cut=number,
+        checkpoint = a_checkpoint(
+            number=number,
             parent=number - 1,
             step=number,
-            workers={0: worker_cut(floors=chains)},
+            workers={0: worker_checkpoint(floors=chains)},
             retained=retained_with(kept, number, retain),
         )
-        kept, every[number] = keep(kept, cut), chains
-        assert [one.cut for one in kept] == list(cut.retained) == sorted(every)[-retain:]
+        kept, every[number] = keep(kept, checkpoint), chains
+        assert [one.checkpoint for one in kept] == list(checkpoint.retained) == sorted(every)[-retain:]
         garbage = below(floors_of(kept, 0))
         for chain, epoch, base in itertools.product(("state", "steps", "out-x"), range(1, 5), range(10)):
-            needed = any((epoch, base) >= every[one.cut].get(chain, (0, 0)) for one in kept)
+            needed = any((epoch, base) >= every[one.checkpoint].get(chain, (0, 0)) for one in kept)
             if garbage(segment_name(chain, epoch, base)):
                 assert not needed
                 assert chain != "out-x"
@@ -87,8 +87,8 @@ def test_exactly_what_lies_between_a_position_and_the_next_floor_is_a_gap(needs)
     for number, (floor, end) in enumerate(needs, 1):
         at = Position(*end, 0)
         floors = dict.fromkeys(chains, floor)
-        part = WorkerCut(floors=floors, state=at, steps=at, directories={"own": at})
-        kept = (*kept, a_cut(cut=number, workers={0: part}))
+        part = WorkerCheckpoint(floors=floors, state=at, steps=at, directories={"own": at})
+        kept = (*kept, a_checkpoint(number=number, workers={0: part}))
     is_garbage, lowest, gaps = unneeded_of(kept, 0), floors_of(kept, 0), gaps_of(kept, 0)
     is_released = below_or_within({}, gaps)
     assert "out-x" not in gaps
@@ -105,14 +105,19 @@ def test_exactly_what_lies_between_a_position_and_the_next_floor_is_a_gap(needs)
 def test_of_a_worker_in_no_retained_checkpoint_state_and_files_are_not_needed() -> None:
     """If it comes back, it continues its steps and its output, and begins anew with the others."""
     chains = dict.fromkeys(("state", "steps", "files-own", "out-x"), (3, 9))
-    kept = (a_cut(workers={0: worker_cut(floors=chains)}, layout=even_layout(1)),)
+    kept = (a_checkpoint(workers={0: worker_checkpoint(floors=chains)}, layout=even_layout(1)),)
     assert floors_of(kept, 0) == chains
     assert floors_of(kept, 1) == {"files-own": (4, 0), "state": (4, 0)}
     assert floors_of((), 1) == {}
 
 
 def test_a_checkpoint_of_the_old_format_among_the_retained_keeps_everything() -> None:
-    old, new = a_cut(cut=4, parent=3, version=1), a_cut(workers={0: worker_cut(floors={"state": (3, 9)})})
+    old, new = (
+        a_checkpoint(number=4, parent=3, version=1),
+        a_checkpoint(workers={0: worker_checkpoint(floors={"state": (3, 9)})}),
+    )
     assert floors_of((old, new), 0) == {}
     assert floors_of((new,), 0) == {"state": (3, 9)}
-    assert [cut.cut for cut in keep(keep(keep((), old), a_cut()), a_cut(cut=6))] == [5, 6]
+    assert [
+        checkpoint.number for checkpoint in keep(keep(keep((), old), a_checkpoint()), a_checkpoint(number=6))
+    ] == [5, 6]

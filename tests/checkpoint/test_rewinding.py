@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
+    CheckpointAppended,
     CheckpointWanted,
-    CutAppended,
     ManifestLost,
     OpenManifest,
     PauseWanted,
@@ -16,9 +16,15 @@ from checkpoint.core.coordinator_vocabulary import (
     ScaleWanted,
 )
 from checkpoint.core.lines import find_target, republished, restored, taken_back
-from checkpoint.core.manifest import LINES_VERSION, Cut, RetiredWorker, decode_cut, encode_cut
-from checkpoint.core.manifest_checks import check_cut
-from checkpoint.core.messages import RequestCut, Restore, Restored, Start
+from checkpoint.core.manifest import (
+    LINES_VERSION,
+    Checkpoint,
+    RetiredWorker,
+    decode_checkpoint,
+    encode_checkpoint,
+)
+from checkpoint.core.manifest_checks import check_checkpoint
+from checkpoint.core.messages import RequestCheckpoint, Restore, Restored, Start
 from checkpoint.core.region import RegionState, ResetReport
 from checkpoint.core.region_events import RestoreSettled
 from checkpoint.errors import ManifestError, RestoreRefusedError
@@ -35,17 +41,17 @@ def running(checkpoints: int = 3) -> CoordinatorHarness:
     return region
 
 
-def appended(region: CoordinatorHarness) -> Cut:
-    (append,) = region.take(AppendCut)
-    assert isinstance(append.cut, Cut)
-    return append.cut
+def appended(region: CoordinatorHarness) -> Checkpoint:
+    (append,) = region.take(AppendCheckpoint)
+    assert isinstance(append.checkpoint, Checkpoint)
+    return append.checkpoint
 
 
 def test_the_record_of_a_restore_is_committed_before_anything_else_happens() -> None:
     region = running()
     region.play(RestoreWanted("checkpoint:1"))
     record = appended(region)
-    assert (record.cut, record.parent, record.rolled_back_to, record.step) == (4, 3, 1, 5)
+    assert (record.number, record.parent, record.rolled_back_to, record.step) == (4, 3, 1, 5)
     assert (record.line, record.rewound, record.version, record.retained) == (
         1,
         True,
@@ -55,9 +61,9 @@ def test_the_record_of_a_restore_is_committed_before_anything_else_happens() -> 
     assert record.workers == region.core.state.kept[0].workers
     region.play(CheckpointWanted())
     region.tick(10)
-    assert region.take(OpenManifest, AppendCut) == []
-    assert region.sent(Restore, RequestCut) == []
-    region.play(CutAppended(record))
+    assert region.take(OpenManifest, AppendCheckpoint) == []
+    assert region.sent(Restore, RequestCheckpoint) == []
+    region.play(CheckpointAppended(record))
     (settled,) = reports(region, RestoreSettled)
     assert (settled.checkpoint, settled.step, settled.error) == (1, 5, "")
 
@@ -66,17 +72,17 @@ def test_all_workers_vote_for_the_first_checkpoint_of_the_line_before_they_start
     region = running()
     region.play(RestoreWanted("checkpoint:1"))
     record = appended(region)
-    region.play(CutAppended(record))
+    region.play(CheckpointAppended(record))
     region.opened(record)
     orders = region.sent(Restore)
-    assert [(order.cut, order.moves) for _, order in orders] == [(4, True)] * 2
+    assert [(order.checkpoint, order.moves) for _, order in orders] == [(4, True)] * 2
     region.receive_from_all(Restored, last_step=15)  # recorded on the former line
     assert region.sent(Start) == []
     for worker in (0, 1):
         region.vote(worker, 5, step=5)
     first = appended(region)
-    assert (first.cut, first.line, first.rewound, first.rolled_back_to) == (5, 1, False, 0)
-    region.play(CutAppended(first))
+    assert (first.number, first.line, first.rewound, first.rolled_back_to) == (5, 1, False, 0)
+    region.play(CheckpointAppended(first))
     assert [order.replay_until_step for _, order in region.sent(Start)] == [5, 5], "nothing is replayed"
     assert region.state is RegionState.RUNNING
     report = region.core.state.resets[-1]
@@ -91,7 +97,7 @@ def test_a_checkpoint_under_way_is_given_up_and_its_votes_count_no_more() -> Non
     assert appended(region).rolled_back_to == 2
     region.vote(0, 4, step=20)
     region.vote(1, 4, step=20)
-    assert region.take(AppendCut) == []
+    assert region.take(AppendCheckpoint) == []
 
 
 def test_a_checkpoint_that_is_being_appended_comes_first() -> None:
@@ -101,10 +107,10 @@ def test_a_checkpoint_that_is_being_appended_comes_first() -> None:
         region.vote(worker, 4, step=20)
     before = appended(region)
     region.play(RestoreWanted("checkpoint:2"))
-    assert region.take(AppendCut) == []
-    region.play(CutAppended(before))
+    assert region.take(AppendCheckpoint) == []
+    region.play(CheckpointAppended(before))
     record = appended(region)
-    assert (record.cut, record.rolled_back_to, record.parent) == (5, 2, 4)
+    assert (record.number, record.rolled_back_to, record.parent) == (5, 2, 4)
 
 
 @pytest.mark.parametrize("reached", [True, False])
@@ -114,7 +120,7 @@ def test_the_reopened_manifest_decides_whether_the_region_was_restored(*, reache
     record = appended(region)
     before = region.core.state.last_checkpoint
     region.play(ManifestLost(region.core.state.incarnation, 99))
-    region.play(CutAppended(record))  # too late: the reset has begun
+    region.play(CheckpointAppended(record))  # too late: the reset has begun
     assert reports(region, RestoreSettled) == []
     region.opened(record if reached else before)
     (settled,) = reports(region, RestoreSettled)
@@ -135,7 +141,7 @@ def test_a_checkpoint_that_does_not_exist_is_refused_and_nothing_changes(to: str
     (settled,) = reports(region, RestoreSettled)
     assert reason in settled.error
     region.play(CheckpointWanted())
-    assert len(region.sent(RequestCut)) == 2, "checkpoints are requested as before"
+    assert len(region.sent(RequestCheckpoint)) == 2, "checkpoints are requested as before"
 
 
 def test_a_checkpoint_of_another_graph_is_refused_before_its_record() -> None:
@@ -198,20 +204,23 @@ def test_a_checkpoint_whose_output_was_taken_back_is_refused() -> None:
 
 
 def test_a_time_is_that_of_the_newest_checkpoint_that_is_not_later_and_not_taken_back() -> None:
-    kept = [msgspec.structs.replace(cut, wall_time_ms=1_000 * cut.cut) for cut in running().core.state.kept]
-    assert [find_target(kept, f"time:{ms}", region="r").cut for ms in (1_000, 2_999, 99_000)] == [1, 2, 3]
+    kept = [
+        msgspec.structs.replace(checkpoint, wall_time_ms=1_000 * checkpoint.number)
+        for checkpoint in running().core.state.kept
+    ]
+    assert [find_target(kept, f"time:{ms}", region="r").number for ms in (1_000, 2_999, 99_000)] == [1, 2, 3]
     with pytest.raises(RestoreRefusedError, match="no checkpoint that is as old as that time; the oldest"):
         find_target(kept, "time:999", region="r")
     back = msgspec.structs.replace(restored(kept, kept[0], 7), wall_time_ms=9_000)
-    assert [find_target((*kept, back), f"time:{ms}", region="r").cut for ms in (3_000, 9_000)] == [1, 4]
+    assert [find_target((*kept, back), f"time:{ms}", region="r").number for ms in (3_000, 9_000)] == [1, 4]
 
 
 def test_the_record_is_read_again_and_what_contradicts_itself_is_refused() -> None:
     kept = running().core.state.kept
     record = restored(kept, kept[0], 7)
-    encoded = encode_cut(record)
-    assert decode_cut(encoded.flags, encoded.ints, encoded.text) == record
-    check_cut(record, before=kept[-1])
+    encoded = encode_checkpoint(record)
+    assert decode_checkpoint(encoded.flags, encoded.ints, encoded.text) == record
+    check_checkpoint(record, before=kept[-1])
     wrong = (
         {"version": LINES_VERSION - 1},
         {"line": 2},
@@ -221,6 +230,6 @@ def test_the_record_is_read_again_and_what_contradicts_itself_is_refused() -> No
     )
     for fields in wrong:
         with pytest.raises(ManifestError):
-            check_cut(msgspec.structs.replace(record, **fields), before=kept[-1])
+            check_checkpoint(msgspec.structs.replace(record, **fields), before=kept[-1])
     with pytest.raises(ManifestError, match="it is of line 1, and checkpoint 3 of line 0"):
-        check_cut(msgspec.structs.replace(record, rewound=False, orphans=()), before=kept[-1])
+        check_checkpoint(msgspec.structs.replace(record, rewound=False, orphans=()), before=kept[-1])

@@ -31,21 +31,23 @@ async def play(history, retain, eager=False):
         how = "" if crash == "unavailable" else crash
         if unavailable is not None:
             unavailable.up = False
-        if kind == "cut":
-            await driver.cut(change, crash=how)
+        if kind == "checkpoint":
+            await driver.checkpoint(change, crash=how)
         elif kind == "snapshot":
             await driver.snapshot()
-        elif kind == "pin":
+        elif kind == "savepoint":
             await driver.savepoint("abc"[number % 3], number, change, crash=how)
-        elif kind == "unpin":
+        elif kind == "drop_savepoint":
             await driver.savepoint("abc"[number % 3], number, change, on=False, crash=how)
-        elif kind in ("pin stopped", "unpin stopped"):
-            await model.savepoint_stopped_region("abc"[number % 3], number, how, on=kind == "pin stopped")
+        elif kind in ("savepoint stopped", "drop stopped"):
+            await model.savepoint_stopped_region(
+                "abc"[number % 3], number, how, on=kind == "savepoint stopped"
+            )
         elif kind == "trim":  # nobody runs it: who ran is gone, or is fenced
             await collect_stopped(Host(model.store), REGION)
         if unavailable is not None:
             unavailable.up = True
-        if how or unavailable is not None or kind in ("trim", "crash", "pin stopped", "unpin stopped"):
+        if how or unavailable is not None or kind in ("trim", "crash", "savepoint stopped", "drop stopped"):
             await model.crash()
         await model.check()
     await collect_stopped(Host(model.store), REGION)
@@ -55,7 +57,18 @@ async def play(history, retain, eager=False):
     return model
 
 
-KINDS = ["cut", "cut", "cut", "snapshot", "pin", "unpin", "trim", "crash", "pin stopped", "unpin stopped"]
+KINDS = [
+    "checkpoint",
+    "checkpoint",
+    "checkpoint",
+    "snapshot",
+    "savepoint",
+    "drop_savepoint",
+    "trim",
+    "crash",
+    "savepoint stopped",
+    "drop stopped",
+]
 
 
 HISTORIES = st.lists(
@@ -89,15 +102,15 @@ def at_random(seed, steps=25):
 async def test_exactly_the_objects_that_only_a_savepoint_keeps_are_deleted_when_it_is_dropped() -> None:
     model = SavepointModel(2)
     await model.crash()
-    await model.driver.cut({"a": 1})
+    await model.driver.checkpoint({"a": 1})
     await model.driver.savepoint("a", 0, {"a": 2})
     await model.driver.snapshot()
-    await model.driver.cut({"a": 3})
+    await model.driver.checkpoint({"a": 3})
     await model.driver.savepoint("b", -1, {"a": 4})
     await model.driver.savepoint("c", -1, {"a": 4})
     await model.driver.snapshot()
     for number in range(3):
-        await model.driver.cut({"a": number})
+        await model.driver.checkpoint({"a": number})
     kept = await model.kept()
     assert kept[-1].savepoints == {"a": 1, "b": 3, "c": 4}
     left = set()
@@ -115,12 +128,12 @@ async def test_exactly_the_objects_that_only_a_savepoint_keeps_are_deleted_when_
 
 def only_the_last(kept, number, retain, savepoint=()):
     del savepoint
-    return (*(cut.cut for cut in kept), number)[-retain:]
+    return (*(checkpoint.checkpoint for checkpoint in kept), number)[-retain:]
 
 
 def above_the_oldest(kept, worker):
-    """What the newest cut needs, whatever the others do."""
-    return retention.lowest(cut.workers[worker].floors for cut in kept[-1:])
+    """What the newest checkpoint needs, whatever the others do."""
+    return retention.lowest(checkpoint.workers[worker].floors for checkpoint in kept[-1:])
 
 
 def of_the_last_alone(kept, worker):
@@ -139,12 +152,12 @@ def with_the_last_segment(needed, floor):
 async def test_a_savepoint_holds_nothing_of_what_is_written_after_it() -> None:
     model = SavepointModel(2)
     await model.crash()
-    await model.driver.cut({"a": 1})
+    await model.driver.checkpoint({"a": 1})
     await model.driver.savepoint("old", 0, {"a": 2})
     held = set()
     for number in range(30):
         await model.driver.snapshot()
-        await model.driver.cut({"b": number})
+        await model.driver.checkpoint({"b": number})
         await model.check()
         if number == 5:
             held = await model.objects()
@@ -173,8 +186,10 @@ def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> 
 
 def test_a_savepoint_of_a_stopped_region_that_releases_is_found_out(monkeypatch) -> None:
     def releasing(kept, incarnation, wanted, notes):
-        cut = recorded_again(kept, incarnation, wanted, notes)
-        return msgspec.structs.replace(cut, retained=tuple(sorted({*wanted.values(), cut.cut})))
+        checkpoint = recorded_again(kept, incarnation, wanted, notes)
+        return msgspec.structs.replace(
+            checkpoint, retained=tuple(sorted({*wanted.values(), checkpoint.number}))
+        )
 
     monkeypatch.setattr("checkpoint.maintenance.stopped_region.recorded_again", releasing)
     with pytest.raises(AssertionError, match="nothing was released"):
@@ -182,8 +197,8 @@ def test_a_savepoint_of_a_stopped_region_that_releases_is_found_out(monkeypatch)
 
 
 def test_a_deletion_before_the_release_is_acknowledged_is_found_out() -> None:
-    cut = ("cut", 0, {"a": 1}, "")
-    history = [cut, ("snapshot", 0, {}, ""), cut, ("cut", 0, {"a": 2}, "voted")]
+    checkpoint = ("checkpoint", 0, {"a": 1}, "")
+    history = [checkpoint, ("snapshot", 0, {}, ""), checkpoint, ("checkpoint", 0, {"a": 2}, "voted")]
     trio.run(play, history, 2)
     with pytest.raises((AssertionError, DosError)):
         trio.run(play, history, 2, True)

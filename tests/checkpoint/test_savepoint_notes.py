@@ -6,23 +6,23 @@ from hypothesis import strategies as st
 
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
+    CheckpointAppended,
     CheckpointWanted,
-    CutAppended,
     ManifestLost,
     ManifestOpened,
     NotifyObservers,
     SavepointWanted,
 )
 from checkpoint.core.lines import restored
-from checkpoint.core.manifest import NO_NOTE, SavepointNote, decode_cut, encode_cut
+from checkpoint.core.manifest import NO_NOTE, SavepointNote, decode_checkpoint, encode_checkpoint
 from checkpoint.core.messages import Restored
 from checkpoint.core.request_records import encode_record
 from checkpoint.core.retention import keep
 from checkpoint.core.savepoints import recorded_again
 from tests.checkpoint.request_harness import a_request
 from tests.checkpoint.savepoint_model import SavepointModel, note_of
-from tests.checkpoint.test_savepoints import carried, settled, with_cuts
+from tests.checkpoint.test_savepoints import carried, settled, with_checkpoints
 
 
 def note(why, by="ann@host"):
@@ -30,7 +30,7 @@ def note(why, by="ann@host"):
 
 
 def test_a_note_is_carried_on_with_its_savepoint_through_resets_and_drivers_and_dropped_with_it() -> None:
-    region = with_cuts(3)
+    region = with_checkpoints(3)
     region.play(SavepointWanted("good", 2, note=note("before")), SavepointWanted("other", 3))
     region.play(SavepointWanted("good", 2, note=note("put again")))
     assert carried(region, 4, 4).notes == {"good": note("before"), "other": NO_NOTE}
@@ -39,7 +39,7 @@ def test_a_note_is_carried_on_with_its_savepoint_through_resets_and_drivers_and_
     assert region.commit(6, step=6).notes["good"] == note("before")
 
     last = region.core.state.last_checkpoint
-    (row, kept) = (decode_cut(*encode_cut(last)), region.core.state.kept)
+    (row, kept) = (decode_checkpoint(*encode_checkpoint(last)), region.core.state.kept)
     assert row.notes == last.notes
     again = recorded_again(kept, 30, {"good": 2, "new": 6}, {"new": note("new"), "gone": note("gone")})
     assert again.notes == {"good": note("before"), "new": note("new")}
@@ -58,19 +58,19 @@ def test_a_note_is_carried_on_with_its_savepoint_through_resets_and_drivers_and_
 async def test_a_note_survives_snapshots_of_the_manifest_and_drivers() -> None:
     model = SavepointModel(2)
     await model.crash()
-    await model.driver.cut({"a": 1})
+    await model.driver.checkpoint({"a": 1})
     await model.driver.savepoint("a", 0, {})
     before = await model.records()
     for number in range(20):
-        await model.driver.cut({"a": number})
+        await model.driver.checkpoint({"a": number})
     await model.crash()
-    await model.driver.cut({"b": 1})
+    await model.driver.checkpoint({"b": 1})
     assert not set(before[1:]) & set(await model.records()), "only snapshots are left"
     assert (await model.check())[-1].notes == {"a": note_of("a", 1)}
 
 
 def test_a_savepoint_that_is_made_again_elsewhere_has_its_new_note() -> None:
-    region = with_cuts(3)
+    region = with_checkpoints(3)
     region.play(SavepointWanted("good", 2, note=note("of two")))
     region.take()
     carried(region, 4, 4)
@@ -92,34 +92,34 @@ class NotedRegion:
     """A region, and what was requested of its savepoints."""
 
     def __init__(self):
-        self.region = with_cuts(2)
+        self.region = with_checkpoints(2)
         self.wanted, self.notes, self.records = {}, {}, []
 
     def settle(self, effects):
         for one in effects:
-            if isinstance(one, AppendCut):
-                self.check(one.cut)
+            if isinstance(one, AppendCheckpoint):
+                self.check(one.checkpoint)
             elif isinstance(one, NotifyObservers) and getattr(one.event, "error", ""):
                 # It is refused, or its checkpoint was released before another one carried the savepoint.
                 self.wanted = dict(self.region.core.state.savepoints)
 
-    def check(self, cut):
-        assert decode_cut(*encode_cut(cut)) == cut
-        assert cut.notes.keys() == cut.savepoints.keys()
-        for name, held in cut.savepoints.items():
-            assert cut.notes[name] in self.notes[name, held]
+    def check(self, checkpoint):
+        assert decode_checkpoint(*encode_checkpoint(checkpoint)) == checkpoint
+        assert checkpoint.notes.keys() == checkpoint.savepoints.keys()
+        for name, held in checkpoint.savepoints.items():
+            assert checkpoint.notes[name] in self.notes[name, held]
 
     def request(self, name, on, back):
         state = self.region.core.state
-        before, kept = state.savepoints, [cut.cut for cut in state.kept]
+        before, kept = state.savepoints, [checkpoint.checkpoint for checkpoint in state.kept]
         one = note(f"{name} {len(self.records)}")
         self.records.append(one)
-        cut = kept[max(0, len(kept) - 1 - back)] if on else 0
+        checkpoint = kept[max(0, len(kept) - 1 - back)] if on else 0
         if on and name not in before:
-            self.notes.setdefault((name, cut), []).append(one)
-        self.region.play(SavepointWanted(name, cut, on, one))
+            self.notes.setdefault((name, checkpoint), []).append(one)
+        self.region.play(SavepointWanted(name, checkpoint, on, one))
         if on:
-            self.wanted.setdefault(name, cut)
+            self.wanted.setdefault(name, checkpoint)
         else:
             self.wanted.pop(name, None)
 
@@ -131,14 +131,14 @@ class NotedRegion:
 
     def play(self, kind, name, back):
         state = self.region.core.state
-        if kind in ("pin", "unpin"):
-            self.request(name, kind == "pin", back)
-        elif kind == "cut":
+        if kind in ("savepoint", "drop_savepoint"):
+            self.request(name, kind == "savepoint", back)
+        elif kind == "checkpoint":
             self.region.play(CheckpointWanted())
         elif kind == "vote":
             self.vote()
         elif kind == "ack" and state.appending is not None:
-            self.region.play(CutAppended(state.appending))
+            self.region.play(CheckpointAppended(state.appending))
         elif kind == "reset" and state.appending is not None:
             found = keep(state.kept, state.appending) if back else state.kept
             reopened(self.region, found)
@@ -148,7 +148,19 @@ class NotedRegion:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["pin", "pin", "unpin", "cut", "vote", "vote", "ack", "ack", "reset"]),
+            st.sampled_from(
+                [
+                    "savepoint",
+                    "savepoint",
+                    "drop_savepoint",
+                    "checkpoint",
+                    "vote",
+                    "vote",
+                    "ack",
+                    "ack",
+                    "reset",
+                ]
+            ),
             st.sampled_from("ab"),
             st.integers(0, 2),
         ),
@@ -161,7 +173,7 @@ def test_in_any_order_a_note_exists_for_savepoints_in_force_alone_and_each_reque
     model = NotedRegion()
     for one in history:
         model.play(*one)
-    for kind in ("cut", "vote", "ack", "cut", "vote", "ack", "cut", "vote", "ack"):
+    for kind in ("checkpoint", "vote", "ack", "checkpoint", "vote", "ack", "checkpoint", "vote", "ack"):
         model.play(kind, "a", 0)
     state = model.region.core.state
     assert (state.savepoint_changes, state.savepoint_notes) == ({}, {})
@@ -170,7 +182,7 @@ def test_in_any_order_a_note_exists_for_savepoints_in_force_alone_and_each_reque
 
 def test_a_note_is_a_line_of_limited_length(monkeypatch) -> None:
     monkeypatch.setattr(limits, "savepoint_why_chars_max", 5)
-    region = with_cuts(2)
+    region = with_checkpoints(2)
     for why in ("123456", "a\nb", "\x1b[2J", "\udc80"):
         region.play(SavepointWanted("good", 2, note=note(why)))
         (report,) = settled(region)
@@ -187,4 +199,4 @@ def test_a_note_is_a_line_of_limited_length(monkeypatch) -> None:
 def test_the_longest_note_fits_into_a_request() -> None:
     for character in ("\U0001f600", '"'):
         why = character * limits.savepoint_why_chars_max
-        encode_record(a_request(1, "pin", name="n" * 64, why=why, asked_by=f"{'u' * 256}@{'h' * 256}"))
+        encode_record(a_request(1, "savepoint", name="n" * 64, why=why, asked_by=f"{'u' * 256}@{'h' * 256}"))

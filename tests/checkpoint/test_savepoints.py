@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from checkpoint import limits
-from checkpoint.coordinator.manifest_log import cut_record, cuts_in
+from checkpoint.coordinator.manifest_log import checkpoint_record, checkpoints_in
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
+    CheckpointAppended,
     CheckpointWanted,
-    CutAppended,
     ManifestLost,
     ManifestOpened,
     NotifyObservers,
@@ -18,12 +18,12 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.manifest import (
     SavepointNote,
-    decode_cut,
-    encode_cut,
+    decode_checkpoint,
+    encode_checkpoint,
     savepoint_name_problem,
 )
-from checkpoint.core.manifest_checks import check_cut
-from checkpoint.core.messages import RequestCut, Restored
+from checkpoint.core.manifest_checks import check_checkpoint
+from checkpoint.core.messages import RequestCheckpoint, Restored
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.request_handling import RegionNotified
@@ -31,7 +31,7 @@ from checkpoint.core.savepoints import savepoint_problem
 from checkpoint.errors import ManifestError
 from journal import Op, Position, Record
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
-from tests.checkpoint.manifest_samples import a_cut
+from tests.checkpoint.manifest_samples import a_checkpoint
 from tests.checkpoint.request_harness import WALL, HandlerHarness, in_state
 
 
@@ -41,15 +41,15 @@ def settled(region):
 
 
 def carried(region, number, step):
-    """A cut that is under way, voted and acknowledged."""
+    """A checkpoint that is under way, voted and acknowledged."""
     for worker in range(region.spec.workers):
         region.vote(worker, number, step)
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
-    return append.cut
+    (append,) = region.take(AppendCheckpoint)
+    region.play(CheckpointAppended(append.checkpoint))
+    return append.checkpoint
 
 
-def with_cuts(count, **fields):
+def with_checkpoints(count, **fields):
     region = CoordinatorHarness(retain=2, **fields).run()
     for number in range(1, count + 1):
         region.commit(number, step=number)
@@ -59,10 +59,10 @@ def with_cuts(count, **fields):
 
 def test_a_savepoint_is_retained_by_all_that_follow_until_it_is_let_go() -> None:
     # EVIDENCE-OF: P-6
-    region = with_cuts(3)
+    region = with_checkpoints(3)
     region.play(SavepointWanted("good", 2))
-    (one, *_) = region.sent(RequestCut)
-    assert one[1].cut == 4, "a pin is the record of a checkpoint"
+    (one, *_) = region.sent(RequestCheckpoint)
+    assert one[1].checkpoint == 4, "a pin is the record of a checkpoint"
     assert carried(region, 4, 4).savepoints == {"good": 2}
     assert settled(region) == [SavepointSettled("good", 2)]
     for number in (5, 6, 7):
@@ -75,26 +75,26 @@ def test_a_savepoint_is_retained_by_all_that_follow_until_it_is_let_go() -> None
 
 
 def test_a_wish_that_comes_while_votes_are_collected_is_in_that_checkpoint() -> None:
-    region = with_cuts(2)
+    region = with_checkpoints(2)
     region.play(CheckpointWanted(), SavepointWanted("good"))
     assert carried(region, 3, 3).savepoints == {"good": 2}
 
 
 def test_a_wish_that_comes_while_a_checkpoint_is_appended_waits_for_the_next_one() -> None:
-    region = with_cuts(2)
+    region = with_checkpoints(2)
     region.play(CheckpointWanted())
     for worker in range(2):
         region.vote(worker, 3, 3)
-    (out,) = region.take(AppendCut)
+    (out,) = region.take(AppendCheckpoint)
     region.play(SavepointWanted("late", 2), SavepointWanted("too-late", 1))
     assert settled(region) == [SavepointSettled("too-late", 0, "checkpoint 1 is not retained; retained: 2")]
-    region.play(CutAppended(out.cut))
-    assert [message.cut for _, message in region.sent(RequestCut)] == [4, 4]
+    region.play(CheckpointAppended(out.checkpoint))
+    assert [message.checkpoint for _, message in region.sent(RequestCheckpoint)] == [4, 4]
     assert carried(region, 4, 4).retained == (2, 3, 4)
 
 
 def test_a_savepoint_survives_its_driver() -> None:
-    region = with_cuts(3)
+    region = with_checkpoints(3)
     region.play(SavepointWanted("good", 3))
     region.take()
     last = carried(region, 4, 4)
@@ -111,16 +111,16 @@ def test_a_savepoint_survives_its_driver() -> None:
 
 
 @pytest.mark.parametrize("found", ["with it", "without it", "released"])
-def test_a_cut_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest(found) -> None:
-    region = with_cuts(3)
+def test_a_checkpoint_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest(found) -> None:
+    region = with_checkpoints(3)
     region.play(SavepointWanted("good", 2))
     for worker in range(2):
         region.vote(worker, 4, 4)
-    (out,) = region.take(AppendCut)
+    (out,) = region.take(AppendCheckpoint)
     kept = region.core.state.kept
     region.play(ManifestLost(1, 2))
     if found == "with it":
-        region.play(ManifestOpened(3, out.cut, (*kept, out.cut)))
+        region.play(ManifestOpened(3, out.checkpoint, (*kept, out.checkpoint)))
         assert settled(region) == [SavepointSettled("good", 2)]
     elif found == "without it":
         region.play(ManifestOpened(3, kept[-1], kept))
@@ -146,7 +146,7 @@ def test_a_cut_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest(found)
     ],
 )
 def test_what_cannot_be_pinned_is_refused_with_the_reason_and_changes_nothing(event, text) -> None:
-    region = with_cuts(3)
+    region = with_checkpoints(3)
     region.play(SavepointWanted("held", 2))
     before = region.core.state.savepoints
     region.take()
@@ -159,16 +159,16 @@ def test_what_cannot_be_pinned_is_refused_with_the_reason_and_changes_nothing(ev
 
 def test_there_are_no_more_savepoints_than_there_is_room_for(monkeypatch) -> None:
     monkeypatch.setattr(limits, "savepoints_max", 2)
-    region = with_cuts(2)
+    region = with_checkpoints(2)
     region.play(SavepointWanted("a"), SavepointWanted("b"), SavepointWanted("c"))
     assert [one.error for one in settled(region)] == ["there are already 2 savepoints: drop one first"]
 
 
 def test_a_checkpoint_with_savepoints_is_of_a_version_that_who_knows_no_savepoints_refuses() -> None:
-    cut = a_cut(retained=(2, 4, 5), savepoints={"good": 2}, version=3)
-    encoded = encode_cut(cut)
-    assert decode_cut(*encoded) == cut
-    check_cut(cut)
+    checkpoint = a_checkpoint(retained=(2, 4, 5), savepoints={"good": 2}, version=3)
+    encoded = encode_checkpoint(checkpoint)
+    assert decode_checkpoint(*encoded) == checkpoint
+    check_checkpoint(checkpoint)
     for change, text in [
         ({"version": 2}, "version 2 does not allow"),
         ({"retained": (4, 5)}, "savepoint 'good' holds checkpoint 2, which it does not retain"),
@@ -176,25 +176,28 @@ def test_a_checkpoint_with_savepoints_is_of_a_version_that_who_knows_no_savepoin
         ({"savepoints": {f"p{n}": 2 for n in range(limits.savepoints_max + 1)}}, "the limit is 64"),
     ]:
         with pytest.raises(ManifestError, match=text):
-            check_cut(msgspec.structs.replace(cut, **change))
+            check_checkpoint(msgspec.structs.replace(checkpoint, **change))
 
 
 @pytest.mark.trio
 async def test_a_snapshot_of_the_manifest_may_leave_out_what_lay_between_a_savepoint_and_the_next() -> None:
     # EVIDENCE-OF: P-6
     savepoints = {"good": 2}
-    savepoint = a_cut(cut=2, parent=1, step=2, retained=(1, 2))
+    savepoint = a_checkpoint(number=2, parent=1, step=2, retained=(1, 2))
     later = [
-        a_cut(cut=n, parent=n - 1, step=n, retained=(2, n - 1, n), savepoints=savepoints, version=3)
+        a_checkpoint(number=n, parent=n - 1, step=n, retained=(2, n - 1, n), savepoints=savepoints, version=3)
         for n in (5, 6, 7)
     ]
 
     async def read(*records):
         async def given():
             for number, record in enumerate(records):
-                yield Position(1, number, 0), record if isinstance(record, Record) else cut_record(record)
+                yield (
+                    Position(1, number, 0),
+                    record if isinstance(record, Record) else checkpoint_record(record),
+                )
 
-        return [cut.cut async for cut in cuts_in(given())]
+        return [checkpoint.number async for checkpoint in checkpoints_in(given())]
 
     begin, end = Record(Op.SNAPSHOT_BEGIN), Record(Op.SNAPSHOT_END, ints=(3,))
     assert await read(begin, savepoint, *later[:2], end, later[2]) == [2, 5, 6, 7]
@@ -208,9 +211,9 @@ def test_a_request_for_a_savepoint_is_done_with_the_checkpoint_that_carries_it_a
     None
 ):
     handler = HandlerHarness()
-    handler.request(1, "pin", name="good", cut=4, why="before the move", asked_by="ann@host")
-    handler.request(2, "pin", name="bad", cut=1)
-    handler.request(3, "unpin", name="old")
+    handler.request(1, "savepoint", name="good", checkpoint=4, why="before the move", asked_by="ann@host")
+    handler.request(2, "savepoint", name="bad", checkpoint=1)
+    handler.request(3, "drop_savepoint", name="old")
     good = SavepointNote(by="ann@host", wall_time_ms=WALL, why="before the move")
     nothing = SavepointNote(wall_time_ms=WALL)
     assert handler.commands() == [
@@ -229,7 +232,7 @@ def test_a_request_for_a_savepoint_is_done_with_the_checkpoint_that_carries_it_a
 def test_a_region_that_is_being_stopped_savepoints_nothing() -> None:
     handler = HandlerHarness()
     handler.status = in_state(RegionState.STOPPING)
-    handler.request(1, "pin", name="good")
+    handler.request(1, "savepoint", name="good")
     assert handler.answers(1) == [("refused", "the region is being stopped")]
 
 
@@ -243,22 +246,22 @@ def test_a_savepoint_that_exists_may_be_put_again_when_there_is_no_room_for_anot
 
 def test_a_request_waits_for_an_append_that_would_undo_it() -> None:
     # EVIDENCE-OF: P-6
-    region = with_cuts(2)
+    region = with_checkpoints(2)
     region.play(SavepointWanted("good", 2))
     for worker in range(2):
         region.vote(worker, 3, 3)
-    (create,) = region.take(AppendCut)
+    (create,) = region.take(AppendCheckpoint)
     region.play(SavepointWanted("good", on=False))
     assert settled(region) == [], "the checkpoint that is appended still creates it"
-    region.play(CutAppended(create.cut))
-    assert [message.cut for _, message in region.sent(RequestCut)] == [4, 4]
+    region.play(CheckpointAppended(create.checkpoint))
+    assert [message.checkpoint for _, message in region.sent(RequestCheckpoint)] == [4, 4]
     for worker in range(2):
         region.vote(worker, 4, 4)
-    (drop,) = region.take(AppendCut)
-    assert drop.cut.savepoints == {}
+    (drop,) = region.take(AppendCheckpoint)
+    assert drop.checkpoint.savepoints == {}
     region.play(SavepointWanted("good", 3))
     assert settled(region) == []
-    region.play(CutAppended(drop.cut))
+    region.play(CheckpointAppended(drop.checkpoint))
     region.take()
     assert carried(region, 5, 5).savepoints == {"good": 3}
     assert settled(region) == [SavepointSettled("good", 3)]
@@ -269,7 +272,7 @@ def test_names_of_the_projects_own_savepoints_are_refused_to_people_and_read_fro
         assert f"are reserved for the savepoints that forks, backups and moves make, got {name!r}" in (
             savepoint_name_problem(name)
         )
-        check_cut(a_cut(retained=(2, 4, 5), savepoints={name: 2}, version=3))
+        check_checkpoint(a_checkpoint(retained=(2, 4, 5), savepoints={name: 2}, version=3))
         assert savepoint_problem(name, 2, {}, {2}) == "", "the project makes them itself"
         assert savepoint_name_problem(f"my-{name}") == ""
     for name in ("move-", "backup-of-may", "fork", "before-the-move-7", "backup-2026", "backup-20260131a"):

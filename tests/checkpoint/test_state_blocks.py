@@ -126,8 +126,8 @@ def test_a_block_says_on_its_own_what_its_keys_are() -> None:
 @given(st.data())
 def test_damage_is_a_named_error_or_no_damage(data) -> None:
     good = encode_block(words_block([("a", 1), ("the", 2), ("", None)]))[0]
-    kind = data.draw(st.sampled_from(["cut", "flip"]))
-    if kind == "cut":
+    kind = data.draw(st.sampled_from(["checkpoint", "flip"]))
+    if kind == "checkpoint":
         bad = good[: data.draw(st.integers(0, len(good) - 1))]
     else:
         at = data.draw(st.integers(0, len(good) - 1))

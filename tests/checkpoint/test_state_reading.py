@@ -48,12 +48,12 @@ async def written(memory, history):
             epoch += 1
             store = await opened(memory, epoch, store.version if ends else 0, ends[-1] if ends else None)
             continue
-        cut = store.version + 1
-        end = await store.commit(cut, [("one", b"%d" % cut), ("other", b"-%d" % cut)])
+        checkpoint = store.version + 1
+        end = await store.commit(checkpoint, [("one", b"%d" % checkpoint), ("other", b"-%d" % checkpoint)])
         if kind == "half":  # nobody voted
             await store.aclose()
             epoch += 1
-            store = await opened(memory, epoch, cut - 1, ends[-1] if ends else None)
+            store = await opened(memory, epoch, checkpoint - 1, ends[-1] if ends else None)
         else:
             ends.append(end)
     await store.aclose()

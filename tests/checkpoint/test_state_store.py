@@ -79,10 +79,10 @@ async def play(history, scratch) -> None:
                 now[operator] = {key: value for key, value in rows.items() if value is not None}
             now = {operator: rows for operator, rows in now.items() if rows}
             encoded = [("one", data) for data in block(one)] + [("other", data) for data in block(other)]
-            cut = store.version + 1
-            position = await store.commit(cut, encoded)
+            checkpoint = store.version + 1
+            position = await store.commit(checkpoint, encoded)
             if kind == "commit":  # else nobody voted: the manifest does not know this position
-                versions[cut] = (position, now)
+                versions[checkpoint] = (position, now)
                 continue
         if kind == "snapshot":
             parts = [(op, data) for op, rows in now.items() for data in block(rows)]
@@ -91,19 +91,19 @@ async def play(history, scratch) -> None:
         await store.aclose()
         epoch += 1
         chosen = sorted(versions)[number % len(versions)] if kind == "reset" else max(versions)
-        versions = {cut: value for cut, value in versions.items() if cut <= chosen}
+        versions = {checkpoint: value for checkpoint, value in versions.items() if checkpoint <= chosen}
         position, now = versions[chosen]
         store = await opened(memory, epoch, chosen, position, scratch)
         assert await loaded(store) == now
     await store.aclose()
-    for cut, (position, rows) in versions.items():
+    for checkpoint, (position, rows) in versions.items():
         epoch += 1
-        store = await opened(memory, epoch, cut, position)
+        store = await opened(memory, epoch, checkpoint, position)
         assert await loaded(store) == rows
 
 
-async def commit(store, cut, changes_):
-    return await store.commit(cut, [("one", data) for data in block(changes_)])
+async def commit(store, checkpoint, changes_):
+    return await store.commit(checkpoint, [("one", data) for data in block(changes_)])
 
 
 @pytest.mark.trio
@@ -153,21 +153,21 @@ async def test_a_snapshot_is_due_by_what_a_restore_would_have_to_read(monkeypatc
     monkeypatch.setattr(limits, "snapshot_bytes_min", 3_000)
     memory = MemoryStore()
     store = await opened(memory, 1, 0, None)
-    cut = 0
+    checkpoint = 0
     sizes = []
     for _ in range(3):
         while not store.snapshot_due:
-            cut += 1
-            await commit(store, cut, {"a": cut})
-        sizes.append(cut)
-        await store.snapshot([("one", data) for data in block({"a": cut})])
+            checkpoint += 1
+            await commit(store, checkpoint, {"a": checkpoint})
+        sizes.append(checkpoint)
+        await store.snapshot([("one", data) for data in block({"a": checkpoint})])
         assert not store.snapshot_due
-    cut += 1
-    position = await commit(store, cut, {"b": 1})
+    checkpoint += 1
+    position = await commit(store, checkpoint, {"b": 1})
     await store.aclose()
-    again = await opened(memory, 2, cut, position)
+    again = await opened(memory, 2, checkpoint, position)
     assert again.replayed_bytes < 6_000
-    assert await loaded(again) == {"one": {"a": cut - 1, "b": 1}}
+    assert await loaded(again) == {"one": {"a": checkpoint - 1, "b": 1}}
     assert len(sizes) == 3
 
 

@@ -5,36 +5,36 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
     CheckpointWanted,
     ManifestLost,
     ManifestTaken,
     OpenManifest,
 )
-from checkpoint.core.manifest import SavepointNote, decode_cut, encode_cut
-from checkpoint.core.messages import RequestCut
+from checkpoint.core.manifest import SavepointNote, decode_checkpoint, encode_checkpoint
+from checkpoint.core.messages import RequestCheckpoint
 from checkpoint.core.savepoints import recorded_again
 from checkpoint.errors import RegionFencedError, SavepointRefusedError
 from checkpoint.maintenance.stopped_region import savepoint_stopped
-from tests.checkpoint.manifest_samples import a_cut
+from tests.checkpoint.manifest_samples import a_checkpoint
 from tests.checkpoint.savepoint_model import REGION, Host, SavepointModel, note_of
 
 
-async def with_cuts(count, retain=2):
+async def with_checkpoints(count, retain=2):
     model = SavepointModel(retain)
     await model.crash()
     for number in range(1, count + 1):
-        await model.driver.cut({"a": number})
+        await model.driver.checkpoint({"a": number})
     return model
 
 
 @pytest.mark.trio
 async def test_the_last_checkpoint_is_recorded_once_more_and_the_region_continues_from_it() -> None:
-    model = await with_cuts(3)
+    model = await with_checkpoints(3)
     note = note_of("end", 0)
     assert await savepoint_stopped(Host(model.store), REGION, "end", 0, on=True, note=note) == 3
     *_, before, last = await model.kept()
-    assert (last.cut, last.parent, last.rolled_back_to, last.step) == (4, 3, 3, before.step)
+    assert (last.checkpoint, last.parent, last.rolled_back_to, last.step) == (4, 3, 3, before.step)
     assert (last.workers, last.final, last.savepoints) == (before.workers, False, {"end": 3})
     assert last.retained == (2, 3, 4)
     assert last.incarnation > before.incarnation
@@ -45,19 +45,23 @@ async def test_the_last_checkpoint_is_recorded_once_more_and_the_region_continue
     model.rows[4] = model.rows[3]
     await model.crash()
     for number in range(5, 9):
-        await model.driver.cut({"b": number})
-    assert [cut.cut for cut in await model.check()] == [3, 7, 8], "three has its pin, four goes with its time"
+        await model.driver.checkpoint({"b": number})
+    assert [checkpoint.checkpoint for checkpoint in await model.check()] == [3, 7, 8], (
+        "three has its pin, four goes with its time"
+    )
     assert await savepoint_stopped(Host(model.store), REGION, "end", 0, on=False) == 3
-    assert [cut.cut for cut in await model.kept()] == [3, 7, 8, 9], "who drives it next releases"
+    assert [checkpoint.checkpoint for checkpoint in await model.kept()] == [3, 7, 8, 9], (
+        "who drives it next releases"
+    )
     model.rows[9] = model.rows[8]
     await model.crash()
-    await model.driver.cut({"c": 1})
-    assert [cut.cut for cut in await model.check()] == [9, 10]
+    await model.driver.checkpoint({"c": 1})
+    assert [checkpoint.checkpoint for checkpoint in await model.check()] == [9, 10]
 
 
 @pytest.mark.trio
 @pytest.mark.parametrize(
-    ("savepoint", "cut", "on", "why"),
+    ("savepoint", "checkpoint", "on", "why"),
     [
         ("new", 1, True, "checkpoint 1 is not retained; retained: 2, 3, 4"),
         ("new", 9, True, "checkpoint 9 is not retained"),
@@ -66,12 +70,14 @@ async def test_the_last_checkpoint_is_recorded_once_more_and_the_region_continue
         ("new", 0, False, r"savepoint 'new' does not exist; existing: 'good' \(checkpoint 3\)"),
     ],
 )
-async def test_what_cannot_be_pinned_is_refused_and_nothing_is_recorded(savepoint, cut, on, why) -> None:
-    model = await with_cuts(3)
+async def test_what_cannot_be_pinned_is_refused_and_nothing_is_recorded(
+    savepoint, checkpoint, on, why
+) -> None:
+    model = await with_checkpoints(3)
     assert await savepoint_stopped(Host(model.store), REGION, "good", 3, on=True) == 3
     before = await model.kept()
     with pytest.raises(SavepointRefusedError, match=why):
-        await savepoint_stopped(Host(model.store), REGION, savepoint, cut, on=on)
+        await savepoint_stopped(Host(model.store), REGION, savepoint, checkpoint, on=on)
     assert await savepoint_stopped(Host(model.store), REGION, "good", 3, on=True) == 3, "it is pinned already"
     too_long = SavepointNote(why="x" * 501)
     with pytest.raises(SavepointRefusedError, match="at most 500 characters, got 501"):
@@ -89,14 +95,14 @@ async def test_a_region_without_a_checkpoint_has_none_to_pin() -> None:
 
 @pytest.mark.trio
 async def test_a_driver_that_is_alive_after_all_commits_nothing_more_and_ends() -> None:
-    model = await with_cuts(2)
+    model = await with_checkpoints(2)
     driver = model.driver
     await savepoint_stopped(Host(model.store), REGION, "end", 0, on=True)
-    (order,) = [e for e in driver.play(CheckpointWanted()) if isinstance(e, RequestCut)]
+    (order,) = [e for e in driver.play(CheckpointWanted()) if isinstance(e, RequestCheckpoint)]
     kept = await model.kept()
     late = recorded_again(kept[:-1], driver.core.state.incarnation, {})
-    assert late.cut == order.cut == kept[-1].cut, "two records of one number"
-    await driver.log.append(AppendCut(late))
+    assert late.number == order.checkpoint == kept[-1].checkpoint, "two records of one number"
+    await driver.log.append(AppendCheckpoint(late))
     assert isinstance(driver.events[-1], ManifestLost)
     await driver.log.open(OpenManifest(above=0, held=driver.core.state.incarnation))
     assert isinstance(driver.events[-1], ManifestTaken), "it is fenced"
@@ -121,7 +127,7 @@ class Slow(Host):
 async def test_a_driver_that_starts_meanwhile_has_the_savepoint_or_never_will(members) -> None:
     """The record has reached so many of three members when the driver claims."""
     # EVIDENCE-OF: P-6
-    model = await with_cuts(2)
+    model = await with_checkpoints(2)
     host, ended = Slow(model.store), []
 
     async def savepoint():
@@ -146,18 +152,18 @@ async def test_a_driver_that_starts_meanwhile_has_the_savepoint_or_never_will(me
     assert ended == [2] if members == 2 else isinstance(ended[0], RegionFencedError)
     assert counts or members < 2, "what was acknowledged holds"
     for number in range(4):
-        await model.driver.cut({"b": number})
-    numbers = [cut.cut for cut in await model.check()]
+        await model.driver.checkpoint({"b": number})
+    numbers = [checkpoint.checkpoint for checkpoint in await model.check()]
     assert (2 in numbers) == counts
     assert (await model.kept())[-1].savepoints == ({"end": 2} if counts else {})
 
 
 def test_a_final_checkpoint_stays_final_and_a_checkpoint_once_more_says_whose_it_is() -> None:
-    last = a_cut(final=True, retained=(5,))
+    last = a_checkpoint(final=True, retained=(5,))
     again = recorded_again((last,), 9, {"end": 5})
     twice = recorded_again((last, again), 11, {})
     assert (again.final, again.rolled_back_to, twice.rolled_back_to) == (True, 5, 5)
     assert (again.retained, twice.retained) == ((5, 6), (5, 6, 7))
-    for cut in (again, twice):
-        record = encode_cut(cut)
-        assert decode_cut(*record) == cut
+    for checkpoint in (again, twice):
+        record = encode_checkpoint(checkpoint)
+        assert decode_checkpoint(*record) == checkpoint

@@ -6,9 +6,9 @@ import pytest
 
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
+    CheckpointAppended,
     CheckpointWanted,
-    CutAppended,
     LaunchWorker,
     OpenManifest,
     ScaleWanted,
@@ -76,7 +76,7 @@ def at_its_end() -> CoordinatorHarness:
     for worker in range(3):
         region.progress(worker, step=8, exhausted=True)
     for worker in range(3):
-        voted(region, worker, FIRST, cut=2, step=9)
+        voted(region, worker, FIRST, checkpoint=2, step=9)
     assert appended(region).final
     region.take()
     return region
@@ -132,7 +132,7 @@ def test_a_committed_checkpoint_lets_the_same_worker_be_taken_over_again() -> No
     region = lost_before_without_a_checkpoint_since()
     region.play(CheckpointWanted())
     for worker, term in ((0, FIRST), (1, FIRST + 1), (2, FIRST)):
-        voted(region, worker, term, cut=2, step=9)
+        voted(region, worker, term, checkpoint=2, step=9)
     appended(region)
     killed(region)
     assert region.take(OpenManifest) == []
@@ -177,12 +177,12 @@ def test_a_region_whose_last_checkpoint_is_committed_meanwhile_is_reset() -> Non
     for worker in range(3):
         region.progress(worker, step=8, exhausted=True)
     for worker in range(3):
-        voted(region, worker, FIRST, cut=2, step=9)
-    (append,) = region.take(AppendCut)
+        voted(region, worker, FIRST, checkpoint=2, step=9)
+    (append,) = region.take(AppendCheckpoint)
     killed(region)
     joins(region, 1)
     assert region.sent(Restore, View) == []
-    region.play(CutAppended(append.cut))
+    region.play(CheckpointAppended(append.checkpoint))
     reason = f"{KILLED}{INSTEAD}meanwhile the region has processed all of its input"
     assert reset_of_all(region).reason == reason
 

@@ -10,10 +10,10 @@ import pytest
 
 from checkpoint import limits
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
     CancelWorker,
+    CheckpointAppended,
     CheckpointWanted,
-    CutAppended,
     End,
     LaunchWorker,
     LinkDown,
@@ -25,18 +25,18 @@ from checkpoint.core.coordinator_vocabulary import (
     WorkerEnded,
     WorkerHosted,
 )
-from checkpoint.core.manifest import TERMS_VERSION, Cut, WorkerCut
+from checkpoint.core.manifest import TERMS_VERSION, Checkpoint, WorkerCheckpoint
 from checkpoint.core.messages import (
     Committed,
     Finished,
     Peer,
-    Prepared,
-    RequestCut,
+    RequestCheckpoint,
     Restore,
     Restored,
     Start,
     Stop,
     View,
+    Vote,
 )
 from checkpoint.core.region import RegionState, ResetReport
 from checkpoint.core.region_events import ScaleSettled
@@ -79,17 +79,17 @@ def restored(region: CoordinatorHarness, worker: int = 1, term: int = FIRST + 1,
     region.receive(worker, Restored, epoch=term, **{"last_step": 7, **fields})
 
 
-def voted(region: CoordinatorHarness, worker: int, term: int, cut: int, step: int) -> None:
+def voted(region: CoordinatorHarness, worker: int, term: int, checkpoint: int, step: int) -> None:
     """A worker votes in a term."""
-    at = Position(term, 100 + cut, worker + 1)
-    positions = WorkerCut(state=at, steps=at)
-    region.receive(worker, Prepared, cut=cut, step=step, epoch=term, positions=positions)
+    at = Position(term, 100 + checkpoint, worker + 1)
+    positions = WorkerCheckpoint(state=at, steps=at)
+    region.receive(worker, Vote, checkpoint=checkpoint, step=step, epoch=term, positions=positions)
 
 
-def appended(region: CoordinatorHarness) -> Cut:
-    (append,) = region.take(AppendCut)
-    region.play(CutAppended(append.cut))
-    return append.cut
+def appended(region: CoordinatorHarness) -> Checkpoint:
+    (append,) = region.take(AppendCheckpoint)
+    region.play(CheckpointAppended(append.checkpoint))
+    return append.checkpoint
 
 
 def reports(region: CoordinatorHarness, kind: type) -> list[Any]:
@@ -147,7 +147,7 @@ def test_a_lost_worker_is_replaced_and_only_its_new_process_is_ordered() -> None
     order = restores[0][1]
     assert (order.takes_over, order.incarnation, order.epoch) == (True, FIRST, FIRST + 1)
     assert order.terms == (FIRST, FIRST + 1, FIRST)
-    assert (order.cut, order.restore) == (1, region.core.state.last_checkpoint)
+    assert (order.checkpoint, order.restore) == (1, region.core.state.last_checkpoint)
     views = [(link, order) for link, order in orders if isinstance(order, View)]
     assert [link for link, _ in views] == [region.links[0], region.links[2]]
     for _, view in views:
@@ -180,10 +180,10 @@ def test_each_take_over_has_a_term_above_all_before_it() -> None:
         region.die(worker, region.core.state.roster[worker].attempt)
         joins(region, worker, region.core.state.roster[worker].attempt)
         restored(region, worker, term)
-        cut = region.core.state.last_number + 1
+        checkpoint = region.core.state.last_number + 1
         region.play(CheckpointWanted())
         for one in range(3):
-            voted(region, one, region.core.state.terms.get(one, FIRST), cut, step=5 + cut)
+            voted(region, one, region.core.state.terms.get(one, FIRST), checkpoint, step=5 + checkpoint)
         committed = appended(region)
         assert committed.version == TERMS_VERSION
         assert committed.workers[worker].epochs() == {term}
@@ -209,7 +209,7 @@ def taken_over_with_checkpoint_2(votes: tuple[int, ...]) -> CoordinatorHarness:
     region = running()
     region.play(CheckpointWanted())
     for worker in votes:
-        voted(region, worker, FIRST, cut=2, step=9)
+        voted(region, worker, FIRST, checkpoint=2, step=9)
     region.die(1)
     region.take()
     joins(region, 1)
@@ -219,25 +219,27 @@ def taken_over_with_checkpoint_2(votes: tuple[int, ...]) -> CoordinatorHarness:
 
 def test_the_vote_of_a_lost_worker_is_void_and_that_of_its_new_process_counts() -> None:
     region = taken_over_with_checkpoint_2(votes=(0, 1))
-    assert [(link, order.cut) for link, order in region.sent(RequestCut)] == [(region.links[1], 2)]
-    voted(region, 2, FIRST, cut=2, step=9)
-    assert region.take(AppendCut) == [], "the vote of worker 1 came from the lost process"
-    voted(region, 1, FIRST + 1, cut=2, step=9)
-    cut = appended(region)
-    assert (cut.cut, cut.version, cut.incarnation) == (2, TERMS_VERSION, FIRST)
-    assert [cut.workers[worker].epochs() for worker in range(3)] == [{FIRST}, {FIRST + 1}, {FIRST}]
-    assert [order.cut for _, order in region.sent(Committed)] == [2, 2, 2]
+    assert [(link, order.checkpoint) for link, order in region.sent(RequestCheckpoint)] == [
+        (region.links[1], 2)
+    ]
+    voted(region, 2, FIRST, checkpoint=2, step=9)
+    assert region.take(AppendCheckpoint) == [], "the vote of worker 1 came from the lost process"
+    voted(region, 1, FIRST + 1, checkpoint=2, step=9)
+    checkpoint = appended(region)
+    assert (checkpoint.number, checkpoint.version, checkpoint.incarnation) == (2, TERMS_VERSION, FIRST)
+    assert [checkpoint.workers[worker].epochs() for worker in range(3)] == [{FIRST}, {FIRST + 1}, {FIRST}]
+    assert [order.checkpoint for _, order in region.sent(Committed)] == [2, 2, 2]
 
 
 def test_a_vote_of_the_former_term_is_refused() -> None:
     region = taken_over_with_checkpoint_2(votes=(0, 2))
     region.take()
-    voted(region, 1, FIRST, cut=2, step=9)
+    voted(region, 1, FIRST, checkpoint=2, step=9)
     effects = region.take()
     assert [one.refusal.name for one in effects if isinstance(one, MessageRefused)] == ["STALE_INCARNATION"]
-    assert not [one for one in effects if isinstance(one, AppendCut)]
-    voted(region, 1, FIRST + 1, cut=2, step=9)
-    assert appended(region).cut == 2
+    assert not [one for one in effects if isinstance(one, AppendCheckpoint)]
+    voted(region, 1, FIRST + 1, checkpoint=2, step=9)
+    assert appended(region).number == 2
 
 
 def test_a_checkpoint_that_is_requested_meanwhile_waits_for_the_new_process() -> None:
@@ -245,32 +247,32 @@ def test_a_checkpoint_that_is_requested_meanwhile_waits_for_the_new_process() ->
     region.die(1)
     region.take()
     region.play(CheckpointWanted())
-    assert [link for link, _ in region.sent(RequestCut)] == [region.links[0], region.links[2]]
-    voted(region, 0, FIRST, cut=2, step=9)
-    voted(region, 2, FIRST, cut=2, step=9)
+    assert [link for link, _ in region.sent(RequestCheckpoint)] == [region.links[0], region.links[2]]
+    voted(region, 0, FIRST, checkpoint=2, step=9)
+    voted(region, 2, FIRST, checkpoint=2, step=9)
     joins(region, 1)
     restored(region)
-    assert [link for link, _ in region.sent(RequestCut)] == [region.links[1]]
-    voted(region, 1, FIRST + 1, cut=2, step=9)
-    assert appended(region).cut == 2
+    assert [link for link, _ in region.sent(RequestCheckpoint)] == [region.links[1]]
+    voted(region, 1, FIRST + 1, checkpoint=2, step=9)
+    assert appended(region).number == 2
 
 
 def test_an_append_under_way_is_settled_before_a_checkpoint_is_chosen_to_begin_at() -> None:
     region = running()
     region.play(CheckpointWanted())
     for worker in range(3):
-        voted(region, worker, FIRST, cut=2, step=9)
-    (append,) = region.take(AppendCut)
+        voted(region, worker, FIRST, checkpoint=2, step=9)
+    (append,) = region.take(AppendCheckpoint)
     region.die(1)
     joins(region, 1)
     assert region.sent(Restore, View) == []
-    region.play(CutAppended(append.cut))
+    region.play(CheckpointAppended(append.checkpoint))
     orders = region.sent(Committed, Restore, View)
     assert [link for link, order in orders if isinstance(order, Committed)] == [
         region.links[0],
         region.links[2],
     ]
-    assert [order.cut for _, order in orders if isinstance(order, Restore)] == [2]
+    assert [order.checkpoint for _, order in orders if isinstance(order, Restore)] == [2]
     assert [order.step for _, order in orders if isinstance(order, View)] == [9, 9]
 
 
@@ -313,7 +315,7 @@ def test_a_region_with_a_hosted_worker_ends_when_its_processes_have() -> None:
     for worker in range(2):
         region.progress(worker, step=8, exhausted=True)
     for worker, term in ((0, FIRST), (1, FIRST + 1)):
-        voted(region, worker, term, cut=2, step=9)
+        voted(region, worker, term, checkpoint=2, step=9)
     assert appended(region).final
     for worker in range(2):
         region.receive(worker, Finished)
@@ -340,7 +342,7 @@ def test_a_worker_on_a_host_gets_its_own_process_and_moves_there_after_a_commit(
     returning, region.links[1] = region.links[1], hosted
     region.play(CheckpointWanted())
     for worker, term in ((0, FIRST), (1, FIRST + 1), (2, FIRST)):
-        voted(region, worker, term, cut=2, step=9)
+        voted(region, worker, term, checkpoint=2, step=9)
     appended(region)
     region.links[1] = returning
     effects = [one for one in region.take(SendControl) if isinstance(one.message, Stop | Restore | View)]
@@ -350,7 +352,7 @@ def test_a_worker_on_a_host_gets_its_own_process_and_moves_there_after_a_commit(
         (region.links[0], View),
         (region.links[2], View),
     ]
-    assert (effects[1].message.epoch, effects[1].message.cut) == (FIRST + 2, 2)
+    assert (effects[1].message.epoch, effects[1].message.checkpoint) == (FIRST + 2, 2)
     restored(region, term=FIRST + 2, last_step=9)
     assert region.core.status().workers[1].hosted_by is None
     assert [report.term for report in reports(region, ResetReport)] == [FIRST + 2]

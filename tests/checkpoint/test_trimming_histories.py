@@ -11,7 +11,7 @@ from checkpoint import limits
 from checkpoint.chains import consumer_register, trimming
 from checkpoint.chains.input_log import InputLog
 from checkpoint.core import consumers
-from checkpoint.core.manifest import decode_cut
+from checkpoint.core.manifest import decode_checkpoint
 from checkpoint.core.retention import keep
 from dos_protocol.errors import CorruptDataError
 from journal import NO_FLOOR, ChainWriter, Op, parse_segment_name
@@ -57,7 +57,7 @@ async def play(rng: random.Random) -> None:
 
     async def read_and_cut(region: Any) -> None:
         await region.read(rng.choice([2, 5, 1_000]))
-        await region.cut()
+        await region.checkpoint()
 
     def of(name: str, work: Callable[[Any], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         async def run() -> None:
@@ -70,7 +70,7 @@ async def play(rng: random.Random) -> None:
         steps: list[tuple[int, Callable[[], Awaitable[Any]]]] = [
             (6, send),
             (8, of(name, read_and_cut)),
-            (2, of(name, lambda region: region.cut())),
+            (2, of(name, lambda region: region.checkpoint())),
             (1, of(name, lambda region: region.open())),
             (2, of(name, lambda region: region.savepoint(rng.choice("xy")))),
             (1, of(name, lambda region: region.drop(rng.choice("xy")))),
@@ -109,8 +109,8 @@ def before_the_release(patch: pytest.MonkeyPatch) -> None:
         for name in order:
             copies = [bytes(server.objects.get(directory, {}).get(name, b"")) for server in store.servers]
             for _, record in decode_all(max(copies, key=len))[0]:
-                if record.op is Op.CUT:
-                    kept = keep(kept, decode_cut(record.flags, record.ints, record.strings[0]))
+                if record.op is Op.CHECKPOINT:
+                    kept = keep(kept, decode_checkpoint(record.flags, record.ints, record.strings[0]))
         return kept
 
     patch.setattr(consumer_register, "retained_checkpoints", newest)
@@ -133,7 +133,7 @@ def savepoints_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
     def without(kept: Any, *args: Any) -> int:
         held = set(kept[-1].savepoints.values()) if kept else set()
-        return need([cut for cut in kept if cut.cut not in held], *args)
+        return need([checkpoint for checkpoint in kept if checkpoint.checkpoint not in held], *args)
 
     patch.setattr(consumer_register, "need_of", without)
 
@@ -174,8 +174,8 @@ def a_position_not_read_counts_as_read(patch: pytest.MonkeyPatch) -> None:
     """A checkpoint that has not read a producer yet does not count."""
 
     def lenient(kept: Any, sources: Any, split: str, _output: Any) -> int:
-        found = [part.sources.get(one, {}).get(split) for cut in kept for part in cut.workers.values()
-                 for one in sources]  # fmt: skip
+        parts = [part for checkpoint in kept for part in checkpoint.workers.values()]
+        found = [part.sources.get(one, {}).get(split) for part in parts for one in sources]
         return min((at.position for at in found if at is not None), default=0)
 
     patch.setattr(consumer_register, "need_of", lenient)
@@ -220,7 +220,7 @@ async def test_deletion_with_the_release_would_lose_what_a_newcomer_needs(
     """A planted bug: between reading the register and deleting, a region registers."""
     deletes_at_once(monkeypatch)
     model = await model_with(20, "first")
-    await read_and_commit(model, "first", cuts=3)
+    await read_and_commit(model, "first", checkpoints=3)
     newcomers.append(lambda: model.region("second"))
     await model.trim_step()
     with pytest.raises(AssertionError, match="second needs 0"):

@@ -18,22 +18,22 @@ from checkpoint.chains.whole_checkpoints import (
     read_part,
 )
 from checkpoint.core.lines import restored
-from checkpoint.core.manifest import Cut, WorkerCut
+from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
 from checkpoint.core.region import worker_directory
 from dos_client import Store
 from dos_client.errors import QuorumUnavailableError
 from journal import ChainError, ChainState, LostBytesError, Op, Position, Record
 from journal.chain import inspect_claimed
-from tests.checkpoint.manifest_samples import numbered_cut
+from tests.checkpoint.manifest_samples import numbered_checkpoint
 from tests.journal.memory_store import MemoryClaim, MemoryStore
 
 REGION = "r"
 
 
-async def with_checkpoints() -> tuple[MemoryStore, tuple[Cut, ...]]:
+async def with_checkpoints() -> tuple[MemoryStore, tuple[Checkpoint, ...]]:
     """Three checkpoints of a region with one worker, each of another incarnation: state, steps and files."""
     store, kept = MemoryStore(), []
-    part: WorkerCut | None = None
+    part: WorkerCheckpoint | None = None
     for number in (1, 2, 3):
         claim = store.claim(number, directory=worker_directory(REGION, 0))
         at = None if part is None else part.state
@@ -42,12 +42,12 @@ async def with_checkpoints() -> tuple[MemoryStore, tuple[Cut, ...]]:
         files = await DirectoryStore.open(claim, "files", at=part and part.directories["files"], generation=1)
         steps.record(number, 0, {})
         await files.append([Record(Op.WRITE, 0, (0,), (b"f%d" % number, b"x" * 40))])
-        part = WorkerCut(
+        part = WorkerCheckpoint(
             state=await state.commit(number, [("count", b"y" * 60)]),
             steps=await steps.synced(number),
-            directories={"files": (await files.synced(files.cut(number, number, 40))).position},
+            directories={"files": (await files.synced(files.checkpoint(number, number, 40))).position},
         )
-        kept.append(numbered_cut(number, step=number, incarnation=number, workers={0: part}))
+        kept.append(numbered_checkpoint(number, step=number, incarnation=number, workers={0: part}))
         steps.record(number + 1, 0, {})
         await steps.synced(number + 1)
         for one in (state, steps, files):
@@ -72,7 +72,7 @@ def spoil(
             server.objects[worker_directory(REGION, 0)][name][-5] ^= 1
 
 
-async def found(store: MemoryStore, kept: tuple[Cut, ...]) -> tuple[list[int], int]:
+async def found(store: MemoryStore, kept: tuple[Checkpoint, ...]) -> tuple[list[int], int]:
     examination = await examine(cast("Store", store), REGION, kept)
     return [one.checkpoint for one in examination.damaged], examination.whole
 
@@ -143,7 +143,7 @@ async def test_damage_that_lies_on_no_chain_of_the_checkpoint_is_disregarded() -
 async def test_a_checkpoint_whose_output_was_taken_back_is_no_candidate() -> None:
     store, kept = await with_checkpoints()
     record = restored(kept, kept[0], 4)
-    last = msgspec.structs.replace(kept[2], cut=5, parent=4, line=1, rewinds=record.rewinds, step=3)
+    last = msgspec.structs.replace(kept[2], number=5, parent=4, line=1, rewinds=record.rewinds, step=3)
     spoil(store, segments(store, "state")[2])
     assert await found(store, (*kept[:2], record, last)) == ([5], 4)
 

@@ -1,10 +1,12 @@
-"""The coordinator of operators outside of any region: it asks for no cut, and still resets and ends."""
+"""The coordinator of operators outside of any region: it asks for no checkpoint, and still resets and
+ends.
+"""
 
 import pytest
 
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.coordinator_vocabulary import CheckpointWanted, StopWanted
-from checkpoint.core.messages import RequestCut, Restored
+from checkpoint.core.messages import RequestCheckpoint, Restored
 from checkpoint.core.region import RegionState
 from checkpoint.limits import reset_forgiven_s
 from dos_protocol.errors import LocalProtocolError
@@ -22,10 +24,10 @@ def test_no_checkpoint_is_asked_for_by_time_by_hand_or_at_the_end() -> None:
         region.progress(worker, step=7)
     region.tick(5)
     region.play(CheckpointWanted())
-    assert region.sent(RequestCut) == []
+    assert region.sent(RequestCheckpoint) == []
     region.play(StopWanted())
     assert region.core.state.reason == "stopped"
-    assert region.sent(RequestCut) == []
+    assert region.sent(RequestCheckpoint) == []
 
 
 def test_it_is_finished_when_all_input_of_all_workers_is_processed() -> None:
@@ -35,7 +37,7 @@ def test_it_is_finished_when_all_input_of_all_workers_is_processed() -> None:
     region.progress(1, step=7, exhausted=True)
     assert region.core.state.over
     assert region.core.state.reason == "all input is processed"
-    assert region.sent(RequestCut) == []
+    assert region.sent(RequestCheckpoint) == []
 
 
 def restarted(region: CoordinatorHarness, attempt: int) -> None:

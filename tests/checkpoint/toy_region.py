@@ -130,13 +130,13 @@ class ToyRegion:
             done = self.changed.wait_for(lambda: predicate(self.events), within)
         assert done, (self.control.status(), self.events[-5:], self.logs())
 
-    def wait_cuts(self, count, within=40.0):
-        """Wait for so many cuts more."""
-        before = self.cuts
-        self.wait_for(lambda _: self.cuts >= before + count, within)
+    def wait_checkpoints(self, count, within=40.0):
+        """Wait for so many checkpoints more."""
+        before = self.checkpoints
+        self.wait_for(lambda _: self.checkpoints >= before + count, within)
 
     @property
-    def cuts(self):
+    def checkpoints(self):
         return sum(isinstance(event, CheckpointCommitted) for event in self.events)
 
     @property
@@ -162,7 +162,7 @@ class DriverSpec(msgspec.Struct):
 
 def describe(event):
     if isinstance(event, CheckpointCommitted):
-        return {"cut": event.checkpoint, "step": event.step, "final": event.final}
+        return {"checkpoint": event.checkpoint, "step": event.step, "final": event.final}
     if isinstance(event, StateChanged):
         return {"state": event.state.value, "reason": event.reason}
     return {"event": type(event).__name__, "text": str(event)}

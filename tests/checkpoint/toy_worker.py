@@ -2,7 +2,7 @@
 
 Worker w reads the numbers w * SPAN, w * SPAN + 1, ... in steps of random size (so that only a recorded
 division makes a replay exact), sends each to the worker that owns its key, and keeps a count for each key.
-Its one output, written when the final cut is committed, is its counts.
+Its one output, written when the final checkpoint is committed, is its counts.
 """
 
 import json
@@ -25,8 +25,8 @@ from checkpoint.core.barrier import Alignment
 from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType
 from checkpoint.core.control_frames import job_digest
 from checkpoint.core.handshake import LinkHello
-from checkpoint.core.manifest import SplitPosition, WorkerCut
-from checkpoint.core.messages import Committed, Counters, Pause, RequestCut, Restore, Start
+from checkpoint.core.manifest import SplitPosition, WorkerCheckpoint
+from checkpoint.core.messages import Committed, Counters, Pause, RequestCheckpoint, Restore, Start
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import LinkClosedError, OrphanedError, StaleIncarnationError, StoppedError
 from checkpoint.key_hash import hash_keys
@@ -65,14 +65,16 @@ class Incarnation:
 
     def __init__(self, toy, order):
         self.toy, self.order, self.number = toy, order, order.incarnation
-        cut = order.restore
-        self.after = cut.step if cut else 0
-        self.position = cut.workers[toy.spec.worker].sources["n"]["n"].position if cut else 0
-        self.alignment = Alignment(toy.spec.workers, first_step=self.after + 1, last_checkpoint=order.cut)
+        checkpoint = order.restore
+        self.after = checkpoint.step if checkpoint else 0
+        self.position = checkpoint.workers[toy.spec.worker].sources["n"]["n"].position if checkpoint else 0
+        self.alignment = Alignment(
+            toy.spec.workers, first_step=self.after + 1, last_checkpoint=order.checkpoint
+        )
         self.step = self.after
         self.counts: dict[int, int] = {}
         self.changed: set[int] = set()
-        self.requested: RequestCut | None = None
+        self.requested: RequestCheckpoint | None = None
         self.paused = False
         self.links = {}
         self.moved = trio.Event()
@@ -90,11 +92,11 @@ class Incarnation:
         self.claim = await toy.store.claim(directory, self.number, os.urandom(16))
         generation = toy.store.record.generation
         scratch = Scratch(Path(spec.scratch))
-        cut = self.order.restore
-        part = cut.workers[spec.worker] if cut else None
+        checkpoint = self.order.restore
+        part = checkpoint.workers[spec.worker] if checkpoint else None
         self.state = await StateStore.open(
             self.claim,
-            version=self.order.cut,
+            version=self.order.checkpoint,
             at=part.state if part else None,
             generation=generation,
             scratch=scratch,
@@ -180,7 +182,7 @@ class Incarnation:
             end_frame = self.frame(
                 FrameType.STEP_END,
                 seq=len(frames),
-                cut=requested.cut if requested else 0,
+                checkpoint=requested.checkpoint if requested else 0,
                 flags=FrameFlag.FINAL if requested and requested.final else 0,
             )
             await link.send_many([*frames, end_frame])
@@ -201,7 +203,7 @@ class Incarnation:
                 key = number % KEYS
                 self.counts[key] = self.counts.get(key, 0) + 1
                 self.changed.add(key)
-        if done.cut:
+        if done.checkpoint:
             await self.vote(done)
 
     async def vote(self, done):
@@ -209,12 +211,12 @@ class Incarnation:
         values = pa.array([self.counts[key] for key in sorted(self.changed)], pa.int64())
         block = make_block(SCHEMA, [keys], hash_keys([keys]), [values])
         self.changed.clear()
-        state = await self.state.commit(done.cut, [("counts", data) for data in encode_block(block)])
+        state = await self.state.commit(done.checkpoint, [("counts", data) for data in encode_block(block)])
         steps = await self.steps.synced(done.step)
         sources = {"n": {"n": SplitPosition(self.position, 0, self.exhausted)}}
-        positions = WorkerCut(state=state, steps=steps, sources=sources)
+        positions = WorkerCheckpoint(state=state, steps=steps, sources=sources)
         try:
-            await self.toy.control.prepared(cut=done.cut, step=done.step, positions=positions)
+            await self.toy.control.vote(checkpoint=done.checkpoint, step=done.step, positions=positions)
         except StaleIncarnationError:
             return
 
@@ -223,7 +225,9 @@ class Incarnation:
             self.alignment.data(frame.sender, frame.step, frame.seq, frame.payload)
         elif frame.type is FrameType.STEP_END:
             final = bool(frame.flags & FrameFlag.FINAL)
-            self.alignment.step_end(frame.sender, frame.step, frame.seq, cut=frame.cut, final=final)
+            self.alignment.step_end(
+                frame.sender, frame.step, frame.seq, checkpoint=frame.checkpoint, final=final
+            )
         self.wake()
 
     async def close(self):
@@ -303,7 +307,7 @@ class Toy:
             elif isinstance(order, Start):
                 self.incarnation.replay_until = order.replay_until_step
                 self.incarnation.started.set()
-            elif isinstance(order, RequestCut):
+            elif isinstance(order, RequestCheckpoint):
                 self.incarnation.requested = order
                 self.incarnation.wake()
             elif isinstance(order, Pause):

@@ -15,13 +15,18 @@ from checkpoint.chains.input_reading import InputFollower
 from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.consumers import input_register, with_consumer
-from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, ManifestOpened, OpenManifest
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCheckpoint,
+    CheckpointAppended,
+    ManifestOpened,
+    OpenManifest,
+)
 from checkpoint.core.inputs import INPUT_CHAIN, producer_directory
 from checkpoint.core.manifest import SAVEPOINTS_VERSION, SplitPosition
 from checkpoint.core.retention import retained_with
 from checkpoint.errors import InputTrimmedError
 from journal import inspect_chain, parse_segment_name
-from tests.checkpoint.manifest_samples import numbered_cut, worker_cut
+from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.savepoint_model import ROLLING, Host, HostClaim
 from tests.journal.memory_store import MemoryStore
 
@@ -93,7 +98,7 @@ class ConsumerModel:
         assert isinstance(opened, ManifestOpened)
         self.kept, self.incarnation = opened.kept, opened.incarnation
         last = opened.last_checkpoint
-        self.number = max(self.number, last.cut if last else 0)
+        self.number = max(self.number, last.number if last else 0)
         self.savepoints = dict(last.savepoints) if last else {}
         read = last.workers[0].sources[SOURCE] if last else {}
         self.at = read.get(self.model.split, SplitPosition(0))
@@ -108,29 +113,29 @@ class ConsumerModel:
                 pieces -= 1
                 self.at = SplitPosition(piece.end, piece.digest)
 
-    def next_cut(self):
+    def next_checkpoint(self):
         self.number += 1
         sources = {SOURCE: {self.model.split: self.at} if self.at.position else {}}
         pinned = [one for one in self.savepoints.values() if one != self.number]
-        return numbered_cut(
+        return numbered_checkpoint(
             self.number,
             incarnation=self.incarnation,
-            parent=self.kept[-1].cut if self.kept else 0,
+            parent=self.kept[-1].number if self.kept else 0,
             step=self.number,
-            workers={0: worker_cut(self.incarnation, 100, sources=sources)},
+            workers={0: worker_checkpoint(self.incarnation, 100, sources=sources)},
             retained=retained_with(self.kept, self.number, self.retain, pinned),
             savepoints=dict(self.savepoints),
             version=SAVEPOINTS_VERSION if self.savepoints else 2,
         )
 
-    async def cut(self):
-        await self.log.append(AppendCut(self.next_cut()))
-        assert isinstance(self.events[-1], CutAppended)
+    async def checkpoint(self):
+        await self.log.append(AppendCheckpoint(self.next_checkpoint()))
+        assert isinstance(self.events[-1], CheckpointAppended)
         self.kept = self.log._kept
 
     async def vote(self):
         """The record of a checkpoint reaches one member, and the driver dies: it is not committed."""
-        order, claim = AppendCut(self.next_cut()), self.log._claim
+        order, claim = AppendCheckpoint(self.next_checkpoint()), self.log._claim
         claim.held = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.log.append, order)
@@ -141,12 +146,12 @@ class ConsumerModel:
     async def savepoint(self, name):
         """Hold the last checkpoint, by the next one."""
         if self.kept and len(self.savepoints) < 2:
-            self.savepoints[name] = self.kept[-1].cut
-            await self.cut()
+            self.savepoints[name] = self.kept[-1].number
+            await self.checkpoint()
 
     async def drop(self, name):
         if self.savepoints.pop(name, None) is not None:
-            await self.cut()
+            await self.checkpoint()
 
 
 class TrimModel:
@@ -216,7 +221,9 @@ class TrimModel:
         for name, region in self.regions.items():
             assert name in register.consumers
             kept = await retained_checkpoints(self.store, name)
-            starts = [cut.workers[0].sources[SOURCE].get(PRODUCER, SplitPosition(0)) for cut in kept]
+            starts = [
+                checkpoint.workers[0].sources[SOURCE].get(PRODUCER, SplitPosition(0)) for checkpoint in kept
+            ]
             for at in starts or [SplitPosition(0)]:
                 try:
                     begins_late = at.position == 0 and region.begin > 0

@@ -117,7 +117,7 @@ class History:
         self.offset = list(self.skew)
         self.wrong = self.rng.randrange(ENTRIES)
         """The entry point whose clock is set wrong at times: E6 needs a majority of right ones."""
-        self.cut = [False] * ENTRIES
+        self.checkpoint = [False] * ENTRIES
         self.serving: list[dict[str, Served]] = [{} for _ in range(ENTRIES)]
         self.clocks = [self._check(one) for one in range(ENTRIES)]
         self.watch = [core.AttendedOrigins() for _ in range(ENTRIES)]
@@ -156,11 +156,11 @@ class History:
             marks = {self.origins.number(name): self.newest(name) for name in self.chains}
             known = {number: mark for number, mark in marks.items() if mark is not None}
             floor = self.core.floor_of_new_origin(served.time.number, known)
-            if floor is None or self.cut[entry]:
+            if floor is None or self.checkpoint[entry]:
                 return
             served.time.begin(floor)
             restated = True
-        version = served.time.version if self.cut[entry] else self.origins.version
+        version = served.time.version if self.checkpoint[entry] else self.origins.version
         mark = served.time.next_mark(self.clock(entry), version=version, restated=restated)
         if mark is not None:
             assert mark.mark <= max(self.now + 3 * SECOND, self.highest()), "a mark in the future"
@@ -177,7 +177,7 @@ class History:
     def tick(self, entry: int) -> None:
         now_s = self.now / SECOND
         for peer in range(ENTRIES):
-            if peer != entry and not self.cut[peer] and not self.cut[entry]:
+            if peer != entry and not self.checkpoint[peer] and not self.checkpoint[entry]:
                 took = self.rng.uniform(0.001, 0.1)
                 answered = self.clock(peer) - int(took / 2 * SECOND)
                 self.clocks[entry].measured(
@@ -185,7 +185,7 @@ class History:
                 )
         for origin in self.serving[entry]:
             self.mark(entry, origin)
-        if self.cut[entry] or not self.good(entry):
+        if self.checkpoint[entry] or not self.good(entry):
             return
         for origin in self.origins.origins:
             if origin in self.serving[entry]:
@@ -200,10 +200,10 @@ class History:
         """What was sent reaches a majority, unless this entry point is cut off or fenced."""
         for origin in list(self.serving[entry]):
             if not self.holds(entry, origin):
-                if not self.cut[entry]:
+                if not self.checkpoint[entry]:
                     self.lose(entry, origin)
                 continue
-            if self.cut[entry]:
+            if self.checkpoint[entry]:
                 continue
             chain = self.chains[origin]
             chain.committed += chain.sent
@@ -223,7 +223,7 @@ class History:
     # --- producers ------------------------------------------------------------------------------------------
 
     def connect(self, producer: Producer, entry: int) -> None:
-        if self.cut[entry] or not self.good(entry):
+        if self.checkpoint[entry] or not self.good(entry):
             return
         served = self.claim(entry, producer.name)
         assert served.batch >= producer.acknowledged, "an acknowledged batch is lost"
@@ -286,14 +286,14 @@ class History:
                 self.tick(entry)
             if rng.random() < 0.6:
                 self.sync(entry)
-            if self.cut[entry] and rng.random() < 0.08:
-                self.cut[entry] = False
+            if self.checkpoint[entry] and rng.random() < 0.08:
+                self.checkpoint[entry] = False
         for _ in range(rng.randint(0, 3)):
             self.produce(rng.randrange(ENTRIES))
         self.read_some()
         kind, entry = rng.random(), rng.randrange(ENTRIES)
-        if kind < 0.03 and not any(self.cut):
-            self.cut[entry] = True
+        if kind < 0.03 and not any(self.checkpoint):
+            self.checkpoint[entry] = True
         elif kind < 0.06:
             self.crash(entry)
         elif kind < 0.10:
@@ -330,7 +330,7 @@ class History:
     def settle(self) -> None:
         """All is repaired, but for one entry point that is gone: every producer is served, and marked."""
         gone = self.rng.randrange(ENTRIES)
-        self.cut, self.offset = [one == gone for one in range(ENTRIES)], list(self.skew)
+        self.checkpoint, self.offset = [one == gone for one in range(ENTRIES)], list(self.skew)
         self.crash(gone)
         left = [one for one in range(ENTRIES) if one != gone]
         for _ in range(60):

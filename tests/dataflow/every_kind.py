@@ -51,11 +51,11 @@ from dataflow.worker.circuit_loop import CircuitLoop
 from dataflow.worker.failures import failure_of, first_error
 from dataflow.worker.identity import Identity
 from dataflow.worker.messages import (
+    CheckpointRequested,
+    CheckpointTaken,
     CircuitFailed,
-    CutRequested,
-    CutTaken,
     Inbox,
-    PublishCut,
+    PublishCheckpoint,
     RestoreCircuit,
     Shared,
     Started,
@@ -292,15 +292,15 @@ class OneWorker:
         self._turn(StateComplete(1, files))
         self._turn(Started(1, ()))
         self._turn(None, times=4)
-        self._turn(CutRequested(1, 1, final=False))
+        self._turn(CheckpointRequested(1, 1, final=False))
         self._turn(None, times=6)
-        for taken in [one for one in self.posted if isinstance(one, CutTaken)]:
+        for taken in [one for one in self.posted if isinstance(one, CheckpointTaken)]:
             trio.run(self._make_durable, taken)
-        self._turn(PublishCut(1, 1, final=False, step=1))
+        self._turn(PublishCheckpoint(1, 1, final=False, step=1))
         self.loop.drop()
         return [one for one in self.posted if isinstance(one, CircuitFailed)]
 
-    async def _make_durable(self, taken: CutTaken) -> None:
+    async def _make_durable(self, taken: CheckpointTaken) -> None:
         """Call the sinks as the link thread does."""
         try:
             async with trio.open_nursery() as nursery:

@@ -43,9 +43,11 @@ def divisions(draw: Draw, sources: Sequence[str]) -> Division:
             for step in steps[: last + 1]:
                 if rows := draw(some):
                     step.setdefault(source, []).append(Batch(f"s{index}", index % workers, rows))
-    cuts = frozenset(step for step in range(count) if draw(st.booleans()))
+    checkpoints = frozenset(step for step in range(count) if draw(st.booleans()))
     crashes = draw(st.lists(st.integers(0, count - 2), max_size=2))
-    return Division(workers, steps, done, cuts, tuple(crashes), draw(st.sampled_from([False, False, True])))
+    return Division(
+        workers, steps, done, checkpoints, tuple(crashes), draw(st.sampled_from([False, False, True]))
+    )
 
 
 def compare(program: Program, division: Division) -> None:
@@ -78,8 +80,8 @@ def feed(trial: Trial, division: Division, step: int) -> None:
     }
     trial.step(
         given,
-        checkpoint=step in division.cuts,
-        snapshot=step in division.cuts and division.snapshot,
+        checkpoint=step in division.checkpoints,
+        snapshot=step in division.checkpoints and division.snapshot,
         end=step == len(division.steps) - 1,
         done={
             source: {split for split, last in splits.items() if last == step}

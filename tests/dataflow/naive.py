@@ -30,7 +30,7 @@ class Division(NamedTuple):
     """Source -> split -> the step with which it is read to its end. None: no splits are named, and a worker
     to which no row came holds nobody up.
     """
-    cuts: frozenset[int] = frozenset()
+    checkpoints: frozenset[int] = frozenset()
     """After these steps."""
     crashes: tuple[int, ...] = ()
     """After these steps all workers die; one after the other, and each once."""

@@ -16,7 +16,7 @@ from typing import Any
 from checkpoint.core.channel_frames import ChannelFrame
 from checkpoint.core.divisions import Division
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.manifest import WorkerCheckpoint
 from checkpoint.core.outputs import OutputDecision, OutputSequence
 from dataflow.graph.builder import Graph
 from dataflow.limits import WorkerLimits
@@ -24,14 +24,14 @@ from dataflow.state.directory_handover import Handover
 from dataflow.worker.circuit_incarnation import CircuitIncarnation
 from dataflow.worker.identity import Clock, Identity
 from dataflow.worker.messages import (
-    CutRequested,
-    CutTaken,
-    DirectoryCut,
+    CheckpointRequested,
+    CheckpointTaken,
+    DirectoryCheckpoint,
     DivisionsDurable,
     FilesChanged,
     LoadStateBlock,
     OutputMade,
-    PublishCut,
+    PublishCheckpoint,
     RestoreCircuit,
     Shared,
     SourceWaits,
@@ -49,13 +49,13 @@ Choose = Callable[[int], int]
 
 
 @dataclass
-class StoredCut:
+class StoredCheckpoint:
     """A committed checkpoint."""
 
-    cut: int
+    checkpoint: int
     step: int
     final: bool
-    parts: dict[int, WorkerCut]
+    parts: dict[int, WorkerCheckpoint]
 
 
 @dataclass
@@ -76,10 +76,10 @@ class WorkerState:
     files: dict[str, list[Record]] = field(default_factory=dict)
     """Operator -> the changes of its files."""
     files_at: dict[str, dict[int, list[Record]]] = field(default_factory=dict)
-    """Operator -> cut -> the changes, or a snapshot, that make its files."""
+    """Operator -> checkpoint -> the changes, or a snapshot, that make its files."""
     paths: dict[str, Path] = field(default_factory=dict)
     run: CircuitIncarnation | None = None
-    commits: deque[PublishCut] = field(default_factory=deque)
+    commits: deque[PublishCheckpoint] = field(default_factory=deque)
     """In transit: a commit precedes its notification, and a reset may come between."""
     inbound: dict[int, deque[ChannelFrame]] = field(default_factory=dict)
 
@@ -106,14 +106,14 @@ class OneThreadRegion:
         self.limits = limits
         self.sides = [WorkerState() for _ in range(workers)]
         self.incarnation = 0
-        self.cut: StoredCut | None = None
-        self.votes: dict[int, dict[int, CutTaken]] = {}
+        self.checkpoint: StoredCheckpoint | None = None
+        self.votes: dict[int, dict[int, CheckpointTaken]] = {}
         self.last_number = 0
         self.asked = 0
         self.steps_replayed = 0
-        self.cut_requested = False
+        self.checkpoint_requested = False
         """An operator waits for a checkpoint: `request_checkpoint` is to be called."""
-        self._cut_wanted_at = 0
+        self._checkpoint_wanted_at = 0
         """The last step that such a checkpoint must contain."""
 
     # --- the coordinator's part ---------------------------------------------------------------------------
@@ -121,10 +121,10 @@ class OneThreadRegion:
     def restore(self) -> None:
         """Restore all workers to the last committed checkpoint."""
         self.incarnation += 1
-        self._cut_wanted_at = 0
+        self._checkpoint_wanted_at = 0
         self.votes.clear()
-        at = self.cut
-        step, cut = (at.step, at.cut) if at else (0, 0)
+        at = self.checkpoint
+        step, checkpoint = (at.step, at.checkpoint) if at else (0, 0)
         for index, side in enumerate(self.sides):
             if side.run is not None:
                 side.run.close()
@@ -138,7 +138,9 @@ class OneThreadRegion:
             for output in side.shown:
                 side.line.add(output.step, output.digest, Position(1, output.step, 0))
             part = at.parts[index] if at else None
-            order = RestoreCircuit(self.incarnation, step, cut, part, even_layout(self.workers), b"s" * 16)
+            order = RestoreCircuit(
+                self.incarnation, step, checkpoint, part, even_layout(self.workers), b"s" * 16
+            )
             side.run = CircuitIncarnation(
                 self.plan,
                 Identity("region", index),
@@ -148,10 +150,10 @@ class OneThreadRegion:
                 post=self._post_of(index),
                 clock=self.clock,
             )
-            side.blocks = [block for block in side.blocks if block[0] <= cut]
+            side.blocks = [block for block in side.blocks if block[0] <= checkpoint]
             for number, operator, data in side.blocks:
                 side.run.load(LoadStateBlock(self.incarnation, number, operator, data))
-            side.run.loaded(self._directories(index, cut))
+            side.run.loaded(self._directories(index, checkpoint))
         until = min(self._last_recorded(side, step) for side in self.sides)
         for side in self.sides:
             assert side.run is not None
@@ -160,14 +162,14 @@ class OneThreadRegion:
             side.run.start(Started(self.incarnation, divisions))
         self._tell_durable()
 
-    def _directories(self, index: int, cut: int) -> dict[str, Handover]:
+    def _directories(self, index: int, checkpoint: int) -> dict[str, Handover]:
         """The files as of the checkpoint, in a place of this incarnation's own."""
         side = self.sides[index]
         found = {}
         for name, spec in self.plan.specs.items():
             if spec.keeps_files:
                 assert self.folder is not None, "operators of this graph keep files"
-                side.files[name] = list(side.files_at.get(name, {}).get(cut, []))
+                side.files[name] = list(side.files_at.get(name, {}).get(checkpoint, []))
                 path = self.folder / f"{self.incarnation}" / f"{index}" / name
                 with Rebuilding(path) as rebuilding:
                     rebuilding.replay.take(enumerate(side.files[name], 1))
@@ -194,32 +196,32 @@ class OneThreadRegion:
         for side in self.sides:
             if final or all_workers or self.choose(3):
                 assert side.run is not None
-                side.run.request_checkpoint(CutRequested(self.incarnation, self.last_number, final))
+                side.run.request_checkpoint(CheckpointRequested(self.incarnation, self.last_number, final))
 
     def _post_of(self, index: int) -> Callable[[ToLinks], None]:
         def post(message: ToLinks) -> None:
             if isinstance(message, StageEnded):
                 self._stage_ended(index, message)
             elif isinstance(message, SourceWaits):
-                self.cut_requested = True
-                self._cut_wanted_at = max(self._cut_wanted_at, message.step)
+                self.checkpoint_requested = True
+                self._checkpoint_wanted_at = max(self._checkpoint_wanted_at, message.step)
             elif isinstance(message, OutputMade):
                 self.sides[index].unpublished.append(message)
                 self._show(self.sides[index])
             elif isinstance(message, FilesChanged):
                 self.sides[index].files[message.operator].extend(message.records)
-            elif isinstance(message, DirectoryCut):
-                self._directory_cut(self.sides[index], message)
-            elif isinstance(message, CutTaken):
-                self._cut_taken(index, message)
+            elif isinstance(message, DirectoryCheckpoint):
+                self._directory_checkpoint(self.sides[index], message)
+            elif isinstance(message, CheckpointTaken):
+                self._checkpoint_taken(index, message)
 
         return post
 
-    def _directory_cut(self, side: WorkerState, message: DirectoryCut) -> None:
+    def _directory_checkpoint(self, side: WorkerState, message: DirectoryCheckpoint) -> None:
         name, copy = message.operator, message.copy
         if copy is not None:
             side.files[name] = list(snapshot_of(copy, message.sizes))
-        side.files_at.setdefault(name, {})[message.cut] = list(side.files[name])
+        side.files_at.setdefault(name, {})[message.checkpoint] = list(side.files[name])
 
     def _sync(self, side: WorkerState) -> bool:
         """The oldest division that is recorded becomes durable."""
@@ -235,7 +237,7 @@ class OneThreadRegion:
 
     def _tell_durable(self) -> None:
         """Divisions are durable at all workers."""
-        begin = self.cut.step if self.cut else 0
+        begin = self.checkpoint.step if self.checkpoint else 0
         step = min(self._last_recorded(side, begin) for side in self.sides)
         for side in self.sides:
             assert side.run is not None
@@ -257,8 +259,8 @@ class OneThreadRegion:
         for peer, frames in message.frames.items():
             self.sides[peer].inbound[index].extend(frames)
 
-    def _cut_taken(self, index: int, message: CutTaken) -> None:
-        number = message.barrier.cut
+    def _checkpoint_taken(self, index: int, message: CheckpointTaken) -> None:
+        number = message.barrier.checkpoint
         for writer in message.writers.values():
             writer.sync()
         self.sides[index].blocks += [(number, name, data) for name, data in message.blocks]
@@ -276,19 +278,23 @@ class OneThreadRegion:
                 del self.votes[number]
                 self._commit(number, votes)
 
-    def _commit(self, number: int, votes: dict[int, CutTaken]) -> None:
+    def _commit(self, number: int, votes: dict[int, CheckpointTaken]) -> None:
         assert len({vote.step for vote in votes.values()}) == 1, "a checkpoint is at one step"
         at = Position(self.incarnation, number, 0)
         parts = {
-            worker: WorkerCut(state=at, steps=at, sources=vote.sources, sinks=vote.voted(RunningOperator()))
+            worker: WorkerCheckpoint(
+                state=at, steps=at, sources=vote.sources, sinks=vote.voted(RunningOperator())
+            )
             for worker, vote in votes.items()
         }
         last = votes[0]
-        if number == self.last_number and self._cut_wanted_at > last.step:  # wanted while this was under way
-            self.cut_requested = True
-        self.cut = StoredCut(number, last.step, last.barrier.final, parts)
+        if (
+            number == self.last_number and self._checkpoint_wanted_at > last.step
+        ):  # wanted while this was under way
+            self.checkpoint_requested = True
+        self.checkpoint = StoredCheckpoint(number, last.step, last.barrier.final, parts)
         for side in self.sides:
-            side.commits.append(PublishCut(self.incarnation, number, last.barrier.final, last.step))
+            side.commits.append(PublishCheckpoint(self.incarnation, number, last.barrier.final, last.step))
 
     # --- time advances ------------------------------------------------------------------------------------
 
@@ -322,30 +328,32 @@ class OneThreadRegion:
         side.run.arrived(frame)
         return True
 
-    def run_with_trouble(self, rng: Random, rounds: int, turns: int, cuts: float = 0.5) -> None:
+    def run_with_trouble(self, rng: Random, rounds: int, turns: int, checkpoints: float = 0.5) -> None:
         """Make less than `turns` turns, then a checkpoint or a reset, `rounds` times; then run to the end."""
         self.restore()
         for _ in range(rounds):
             for _ in range(rng.randrange(turns)):
                 self.turn()
-            self.request_checkpoint() if rng.random() < cuts else self.restore()
+            self.request_checkpoint() if rng.random() < checkpoints else self.restore()
         self.finish()
 
     def exhausted(self) -> bool:
         return all(side.shared.exhausted for side in self.sides)
 
     def finish(self) -> None:
-        """Run to the end and take the final cut; perhaps with a reset between its commit and its end."""
+        """Run to the end and take the final checkpoint; perhaps with a reset between its commit and its
+        end.
+        """
         while not self.exhausted():
             going = self.turn() or self.exhausted()  # that all was read may be noticed in doing nothing
             assert going, "the region is stuck before its sources are exhausted"
         dies_last = not self.choose(3)
-        while self.cut is None or not self.cut.final:
+        while self.checkpoint is None or not self.checkpoint.final:
             self.request_checkpoint(final=True)
             while self.turn():
-                if dies_last and self.cut is not None and self.cut.final:
+                if dies_last and self.checkpoint is not None and self.checkpoint.final:
                     dies_last = False
-                    self.restore()  # of those that have not heard of the final cut, nobody will
+                    self.restore()  # of those that have not heard of the final checkpoint, nobody will
         assert not any(side.commits for side in self.sides), "what is committed is heard in the end"
         self.close()
 

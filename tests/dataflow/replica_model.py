@@ -15,10 +15,15 @@ from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.trimming import Trimmer, TrimPlanner
 from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.consumers import RetentionRule, output_register
-from checkpoint.core.coordinator_vocabulary import AppendCut, CutAppended, ManifestOpened, OpenManifest
+from checkpoint.core.coordinator_vocabulary import (
+    AppendCheckpoint,
+    CheckpointAppended,
+    ManifestOpened,
+    OpenManifest,
+)
 from checkpoint.core.layout import even_layout
 from checkpoint.core.lines import restored
-from checkpoint.core.manifest import Cut, RetiredWorker, in_its_version
+from checkpoint.core.manifest import Checkpoint, RetiredWorker, in_its_version
 from checkpoint.core.outputs import BEFORE_ALL, OutputDecision, OutputTime, Publish, output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import floors_of, gaps_of, retained_with
@@ -26,7 +31,7 @@ from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.outputs import log_part
 from dos_protocol.errors import FencedError
 from journal import NO_FLOOR, Position
-from tests.checkpoint.manifest_samples import numbered_cut, worker_cut
+from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint
 from tests.checkpoint.restored_output_model import InterruptedStore
 from tests.checkpoint.savepoint_model import ROLLING, Host
 
@@ -89,7 +94,7 @@ class ReplicaModel:
         self.rng, self.publish, self.store = rng, publish, ReplicaStore()
         self.order = sorted(rows, key=lambda row: row.at + rng.randrange(400))
         self.history: dict[int, list[Step]] = {0: []}
-        self.at_cut: dict[int, list[Step]] = {}
+        self.at_checkpoint: dict[int, list[Step]] = {}
         self.workers: tuple[int, ...] = (0,)
         self.logs: dict[int, OutputLog] = {}
         self.trimmers: dict[int, Trimmer] = {}
@@ -103,7 +108,7 @@ class ReplicaModel:
 
     @property
     def line(self) -> int:
-        return 0 if self.cut is None else self.cut.line
+        return 0 if self.checkpoint is None else self.checkpoint.line
 
     # --- processes ------------------------------------------------------------------------------------------
 
@@ -117,19 +122,19 @@ class ReplicaModel:
         await self.manifest.open(OpenManifest(0, 0))
         opened = self.events[-1]
         assert isinstance(opened, ManifestOpened)
-        self.kept, self.incarnation, self.cut = opened.kept, opened.incarnation, opened.last_checkpoint
-        before = (0,) if self.cut is None else tuple(sorted(self.cut.workers))
+        self.kept, self.incarnation, self.checkpoint = opened.kept, opened.incarnation, opened.last_checkpoint
+        before = (0,) if self.checkpoint is None else tuple(sorted(self.checkpoint.workers))
         self.workers = before if workers is None else workers
         self.logs, self.made, self.trimmers = {}, {}, {}
         for worker in self.workers:
             await self._open_worker(worker, joins=worker not in before)
-        if workers is not None or (self.cut is not None and self.cut.rewound):
-            await self._commit(0 if self.cut is None else self.cut.step)
+        if workers is not None or (self.checkpoint is not None and self.checkpoint.rewound):
+            await self._commit(0 if self.checkpoint is None else self.checkpoint.step)
 
     async def _open_worker(self, worker: int, *, joins: bool) -> None:
-        cut = self.cut
-        step = 0 if cut is None else cut.step
-        part = None if cut is None else cut.outputs().get(worker)
+        checkpoint = self.checkpoint
+        step = 0 if checkpoint is None else checkpoint.step
+        part = None if checkpoint is None else checkpoint.outputs().get(worker)
         prepared = None if part is None else part.sinks.get(SINK)
         claim = await self.store.claim(worker_directory(REGION, worker), self.incarnation)
         floors = floors_of(self.kept, worker)
@@ -142,7 +147,7 @@ class ReplicaModel:
             at=None if prepared is None else msgspec.convert(prepared, Position),
             generation=1,
             line=self.line,
-            rewound=joins or (cut is not None and cut.rewound),
+            rewound=joins or (checkpoint is not None and checkpoint.rewound),
             released=floors.get(CHAIN, NO_FLOOR),
             workers=len(self.workers),
         )
@@ -210,20 +215,20 @@ class ReplicaModel:
         await self._commit(min(self.made.values()))
 
     async def _commit(self, step: int) -> None:
-        number, last = (self.kept[-1].cut + 1 if self.kept else 1), self.kept[-1] if self.kept else None
+        number, last = (self.kept[-1].number + 1 if self.kept else 1), self.kept[-1] if self.kept else None
         workers, steps = {}, self.history[self.line][:step]
         for worker in self.workers:
             time = msgspec.to_builtins(self._time_before(worker, steps))
             sinks = {SINK: log_part(await self.logs[worker].synced(step), time)}
             floors = {CHAIN: self.logs[worker].vote_floor}
-            workers[worker] = worker_cut(self.incarnation, sinks=sinks, floors=floors)
+            workers[worker] = worker_checkpoint(self.incarnation, sinks=sinks, floors=floors)
         former = {} if last is None else {**last.retired, **last.workers}
         retired = {
             worker: RetiredWorker(sinks=part.sinks, floors=part.floors)
             for worker, part in former.items()
             if worker not in workers
         }
-        record = numbered_cut(
+        record = numbered_checkpoint(
             number,
             incarnation=self.incarnation,
             parent=number - 1,
@@ -235,16 +240,16 @@ class ReplicaModel:
             line=self.line,
             rewinds=() if last is None else last.rewinds,
         )
-        self.at_cut[number] = steps
+        self.at_checkpoint[number] = steps
         await self._append(in_its_version(record))
         for worker in self.workers:
             self.collecting[worker].release(floors_of(self.kept, worker), gaps_of(self.kept, worker))
 
-    async def _append(self, record: Cut) -> None:
+    async def _append(self, record: Checkpoint) -> None:
         assert self.manifest is not None
-        await self.manifest.append(AppendCut(record))
-        assert isinstance(self.events[-1], CutAppended), self.events[-1]
-        self.kept, self.cut = self.manifest._kept, record
+        await self.manifest.append(AppendCheckpoint(record))
+        assert isinstance(self.events[-1], CheckpointAppended), self.events[-1]
+        self.kept, self.checkpoint = self.manifest._kept, record
 
     # --- what happens to it ---------------------------------------------------------------------------------
 
@@ -252,8 +257,8 @@ class ReplicaModel:
         """Go back to one of the retained checkpoints, as a new line of history."""
         target = self.rng.choice(self.kept)
         record = restored(self.kept, target, self.incarnation)
-        self.at_cut[record.cut] = list(self.at_cut[target.cut])
-        self.history[record.line] = list(self.at_cut[target.cut])
+        self.at_checkpoint[record.number] = list(self.at_checkpoint[target.number])
+        self.history[record.line] = list(self.at_checkpoint[target.number])
         await self._append(record)
         await self.open()
         self.restores += 1

@@ -87,9 +87,9 @@ def rows(*numbers: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"id": n, "text": "x" * 10} for n in numbers], SCHEMA)
 
 
-def voted(writer: SinkWriter, cut: int) -> Any:
+def voted(writer: SinkWriter, checkpoint: int) -> Any:
     """What the store keeps of a checkpoint: everything that another host gets."""
-    prepared = writer.prepare(cut)
+    prepared = writer.prepare(checkpoint)
     writer.sync()
     return msgspec.json.decode(msgspec.json.encode(writer.voted(prepared)))
 

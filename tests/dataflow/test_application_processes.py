@@ -85,7 +85,7 @@ def test_two_regions_are_joined_by_a_log_and_reset_and_scaled_apart(
     with running(two_regions(paths, folder, publish), store, folder) as (app, watch):
         first, second = (f"{folder.name}.{start}" for start in ("lines", "again"))
         assert list(app.parts) == [first, second]
-        watch.cuts(4)
+        watch.checkpoints(4)
         os.kill(app.status[second].workers[0].pid, signal.SIGKILL)
         watch.wait(lambda event: isinstance(event, ResetReport))
         incarnations = {name: status.incarnation for name, status in app.status.items()}

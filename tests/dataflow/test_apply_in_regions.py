@@ -116,7 +116,7 @@ def test_an_operator_survives_a_worker_that_is_killed(shared_store: str, tmp_pat
     by_word = graph.stream("by_word")
     graph.apply("both", Both(), left=by_word, right=by_word).sink("both_out", FileSink(tmp_path / "both"))
     with running(graph, shared_store, tmp_path, worker_limits=small) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         kill(control, 0, wipe=True)
         assert finished(control), control.status
         assert control.status.incarnation == 2

@@ -1,4 +1,6 @@
-"""A state of a user's operator whose columns change: cuts of older versions are taken over, or refused."""
+"""A state of a user's operator whose columns change: checkpoints of older versions are taken over, or
+refused.
+"""
 
 from typing import Any
 
@@ -67,8 +69,8 @@ def kept(operator: UserOperator) -> Graph:
     return graph
 
 
-def give(trial: Trial, word: str, *, cut: bool = True, snapshot: bool = False) -> list[str]:
-    trial.step({"words": [{"word": word}]}, checkpoint=cut, snapshot=snapshot)
+def give(trial: Trial, word: str, *, checkpoint: bool = True, snapshot: bool = False) -> list[str]:
+    trial.step({"words": [{"word": word}]}, checkpoint=checkpoint, snapshot=snapshot)
     rows: list[str] = trial.rows("out")[-1]["kept"]
     return rows
 
@@ -79,7 +81,7 @@ def test_a_state_of_an_older_version_becomes_one_of_today(snapshot: bool) -> Non
     for word in ("a", "b", "c"):
         give(trial, word)
     trial.go_on_with(kept(Two(most=2)))
-    assert give(trial, "lost", cut=False) == ["c/1", "lost/0"]
+    assert give(trial, "lost", checkpoint=False) == ["c/1", "lost/0"]
     trial.crash()
     assert give(trial, "d", snapshot=snapshot) == ["c/1", "d/0"]
     trial.crash()
@@ -87,7 +89,7 @@ def test_a_state_of_an_older_version_becomes_one_of_today(snapshot: bool) -> Non
         "what is of the older version counts no more, nor its third row"
     )
     trial.crash()
-    assert give(trial, "f", cut=False) == ["e/0", "f/0"]
+    assert give(trial, "f", checkpoint=False) == ["e/0", "f/0"]
     trial.go_on_with(kept(Three()))
     assert give(trial, "g") == ["d:0", "e:0", "g"]
 

@@ -164,7 +164,7 @@ def test_words_that_are_given_once_are_given_once_though_a_worker_is_killed(
     fresh.key_by("by_line", "line").count("counts").sink("out", FileSink(out))
     small = WorkerLimits(step_bytes_max=4096, batch_bytes_max=4096)
     with running(graph, shared_store, tmp_path, worker_limits=small) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         kill(control, 0, wipe=True)
         hurry(out)
         assert finished(control), control.status

@@ -61,7 +61,7 @@ def fork_once(gate: Gate) -> None:
 
 def test_the_operator_that_ended_its_process_is_named(scenario: Scenario) -> None:
     with scenario.running(scenario.graph(end_twice)) as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
         scenario.gate.put("armed")
         watch.wait(is_reset)
         scenario.gate.put("armed again")
@@ -79,7 +79,7 @@ def test_user_code_that_holds_the_interpreter_lock_is_no_lost_worker(
     monkeypatch.setattr(limits, "long_call_s", 1.0)
     fields = {"suspect_after_s": 2.5}
     with scenario.running(scenario.graph(hold_once), fields=fields) as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
         before = pids(control)
         scenario.gate.put("armed")
         until(
@@ -94,7 +94,7 @@ def test_user_code_that_holds_the_interpreter_lock_is_no_lost_worker(
 
 def test_with_local_recovery_it_is_none_either(scenario: Scenario) -> None:
     with scenario.running(scenario.graph(hold_once), recovery="local") as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
         scenario.gate.put("armed")
         until(lambda: scenario.gate.has("held"), "held", WAIT_S)
         scenario.ends_right(control)
@@ -104,7 +104,7 @@ def test_with_local_recovery_it_is_none_either(scenario: Scenario) -> None:
 def test_the_status_names_the_lock_that_a_successor_waits_for(scenario: Scenario) -> None:
     """A worker that is cut off holds the lock of its part. Here, another process takes it."""
     with scenario.running(scenario.graph()) as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
         part = scenario.out / "part-w0001.tsv"
         taken = subprocess.Popen(
             ["flock", "--exclusive", str(part), "sh", "-c", "echo taken; cat"],
@@ -130,7 +130,7 @@ def test_the_status_names_the_lock_that_a_successor_waits_for(scenario: Scenario
 
 def test_a_child_that_user_code_forked_does_not_go_on_in_the_engine(scenario: Scenario) -> None:
     with scenario.running(scenario.graph(fork_once)) as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
         scenario.gate.put("armed")
         until(lambda: scenario.gate.has("forked"), "forked", WAIT_S)
         scenario.ends_right(control)

@@ -112,7 +112,7 @@ def test_every_row_finds_its_value_though_a_worker_is_killed(shared_store: str, 
     graph.stream("priced").sink("out", FileSink(out))
     small = WorkerLimits(step_bytes_max=4096, batch_bytes_max=4096)
     with running(graph, shared_store, tmp_path, worker_limits=small) as (control, watch):
-        watch.cuts(2)  # in the middle of the prices
+        watch.checkpoints(2)  # in the middle of the prices
         kill(control, 0, wipe=True)
         hurry(out)
         assert finished(control), control.status

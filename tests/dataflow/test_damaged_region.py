@@ -105,10 +105,10 @@ def test_a_region_with_damaged_checkpoints_fails_by_name_or_goes_back_to_the_new
 ) -> None:
     paths, out = texts[:12], tmp_path / "out"
     with region(servers, paths, out) as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
     before, epoch = control.status().last_checkpoint, control.status().incarnation
     with region(servers, paths, out) as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
     last = control.status().last_checkpoint
     assert flip(servers, 0, epoch) == ["state", "steps"]
 
@@ -130,7 +130,7 @@ def test_a_region_with_damaged_checkpoints_fails_by_name_or_goes_back_to_the_new
         until(lambda: waits in caplog.text, "it waits for the member", WAIT_S)
         assert control.status().last_checkpoint == last
         servers[2].restart()
-        watch.cuts(1)
+        watch.checkpoints(1)
         (fell_back,) = [event for event in watch.events if isinstance(event, FellBack)]
         assert (fell_back.last, fell_back.checkpoint) == (last, before)
         assert str(fell_back) == control.status().fell_back

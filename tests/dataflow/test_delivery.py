@@ -139,7 +139,7 @@ def test_a_half_row_that_a_dying_worker_wrote_is_taken_away(tmp_path: Path) -> N
     region = OneThreadRegion(graph_to(FileSink(tmp_path), "at-least-once"), 1, lambda _: 0)
     region.restore()
     region.request_checkpoint(all_workers=True)
-    while region.cut is None:
+    while region.checkpoint is None:
         region.turn()
     part = tmp_path / "part-w0000.tsv"
     before = part.read_text()

@@ -69,7 +69,7 @@ APPEND = {"kind": "append", "name": "log", "other": "", "at": 0, "data": b"x"}
 def test_any_changes_exist_after_any_checkpoints_and_crashes(
     changes: list[tuple[Any, ...]], data: st.DataObject
 ) -> None:
-    """Each step is one change or none; a crash takes back what no cut holds, and it is made again."""
+    """Each step is one change or none; a crash takes back what no checkpoint holds, and it is made again."""
     trial, model = Trial(filing()), dict[str, bytes]()
     steps: list[tuple[Any, ...]] = []
     for change in changes:
@@ -348,7 +348,7 @@ def test_with_delivery_at_most_once_a_row_is_in_files_once_or_not_at_all(seed: i
     words = lines.map("words", split, schema="word string, n bigint")
     words.key_by("by_word", "word").apply("own", Diary()).sink("out", CallSink(lambda row: None))
     region = OneThreadRegion(graph, 2, rng.randrange, folder=tmp_path / "files")
-    region.run_with_trouble(rng, rounds=6, turns=40, cuts=0.4)
+    region.run_with_trouble(rng, rounds=6, turns=40, checkpoints=0.4)
     found = [
         line for side in region.sides for line in files(side.paths["own"]).items() if line[0] != "counts"
     ]

@@ -49,7 +49,7 @@ def test_files_survive_workers_that_are_killed_in_a_change_and_lose_their_disks(
     here = [files(place / "3" / "own") for place in places]
     assert together(here) == diary_of(rows)
     assert [[path.name for path in place.iterdir()] for place in places] == [["3"], ["3"]]
-    assert trio.run(of_the_last_cut, shared_store, tmp_path) == here
+    assert trio.run(of_the_last_checkpoint, shared_store, tmp_path) == here
     shown = CliRunner().invoke(app, ["checkpoint", "show", shared_store, tmp_path.name, "--json"])
     assert shown.exit_code == 0, shown.output
     at = json.loads(shown.stdout)["workers"][0]["directories"]["own"]["size"]
@@ -72,7 +72,7 @@ def test_files_go_to_other_numbers_of_workers_running_and_stopped(shared_store: 
     graph = numbered(paths, tmp_path / "out", MovingDiary("", str(hurry), str(fails)))
     small = WorkerLimits(step_bytes_max=512, batch_bytes_max=512, snapshot_bytes_min=32 * 1024)
     with running(graph, shared_store, tmp_path, workers=2, worker_limits=small) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         assert control.scale(3, WAIT_S).workers == 3
         kill(control, 1, wipe=True)
         watch.wait(lambda event: isinstance(event, ResetReport))
@@ -83,31 +83,33 @@ def test_files_go_to_other_numbers_of_workers_running_and_stopped(shared_store: 
         assert control.wait(WAIT_S)
         assert control.status.state is RegionState.FAILED
     fails.unlink()
-    assert len(trio.run(of_the_last_cut, shared_store, tmp_path)) == 3, "the former layout is untouched"
+    assert len(trio.run(of_the_last_checkpoint, shared_store, tmp_path)) == 3, (
+        "the former layout is untouched"
+    )
     with running(graph, shared_store, tmp_path, worker_limits=small) as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
         assert len(control.status.workers) == 3
     hurry.touch()
     with running(graph, shared_store, tmp_path, workers=1, worker_limits=small) as (control, _):
         assert finished(control), control.status
-    found = trio.run(of_the_last_cut, shared_store, tmp_path)
+    found = trio.run(of_the_last_checkpoint, shared_store, tmp_path)
     assert len(found) == 1
     assert found[0] == diary_of(rows)
 
 
-async def of_the_last_cut(url: str, folder: Path) -> list[dict[str, bytes]]:
+async def of_the_last_checkpoint(url: str, folder: Path) -> list[dict[str, bytes]]:
     """The files of each worker, made of the store alone."""
     region, found = folder.name, []
     async with open_store(url) as store:
-        cut = (await read_manifest(store, region)).last
-        assert cut is not None
-        for worker, part in cut.workers.items():
-            into = folder / f"of-the-store-{cut.cut}-{worker}"
+        checkpoint = (await read_manifest(store, region)).last
+        assert checkpoint is not None
+        for worker, part in checkpoint.workers.items():
+            into = folder / f"of-the-store-{checkpoint.number}-{worker}"
             directory = worker_directory(region, worker)
             await restore(into, store, directory, "files-own", at=part.directories["own"])
             found.append(files(into))
-            for other in (AtCheckpoint(cut.cut), AtStep(cut.step)):
-                again = folder / f"of-the-store-{cut.cut}-{worker}-{other}"
+            for other in (AtCheckpoint(checkpoint.number), AtStep(checkpoint.step)):
+                again = folder / f"of-the-store-{checkpoint.number}-{worker}-{other}"
                 await restore(again, store, directory, "files-own", at=other)
                 assert files(again) == files(into)
     return found

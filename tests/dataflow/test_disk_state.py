@@ -151,7 +151,9 @@ _rows = st.lists(
     max_size=25,
 )
 _play = st.lists(
-    st.tuples(st.sampled_from(["", "cut", "snapshot"]), st.sampled_from(["", "", "crash", "other place"])),
+    st.tuples(
+        st.sampled_from(["", "checkpoint", "snapshot"]), st.sampled_from(["", "", "crash", "other place"])
+    ),
     min_size=8,
     max_size=8,
 )
@@ -171,8 +173,13 @@ def played(
     troubles, at, version = list(play), 0, 1
     steps = [*steps, {}]
     while at < len(steps):
-        cut, trouble = troubles.pop() if troubles else ("", "")
-        trial.step(steps[at], checkpoint=bool(cut), snapshot=cut == "snapshot", end=at == len(steps) - 1)
+        checkpoint, trouble = troubles.pop() if troubles else ("", "")
+        trial.step(
+            steps[at],
+            checkpoint=bool(checkpoint),
+            snapshot=checkpoint == "snapshot",
+            end=at == len(steps) - 1,
+        )
         at += 1
         if trouble == "crash":
             at = trial.crash()

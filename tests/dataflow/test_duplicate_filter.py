@@ -29,12 +29,12 @@ class Part(NamedTuple):
 class Replica:
     """The output of one replica: logs, each with the rows in an order of its own, marks as often as it likes.
 
-    `cut`: the number of records of each log that were trimmed.
+    `checkpoint`: the number of records of each log that were trimmed.
     """
 
     def __init__(self, rng: random.Random, rows: list[Row], logs: int) -> None:
         self.logs = {f"w{number}": self._log(rng, rows[number::logs]) for number in range(logs)}
-        self.cut = dict.fromkeys(self.logs, 0)
+        self.checkpoint = dict.fromkeys(self.logs, 0)
 
     @staticmethod
     def _log(rng: random.Random, rows: list[Row]) -> list[Part]:
@@ -57,16 +57,16 @@ class Replica:
     def trim(self, mark: int) -> None:
         """Delete the records that a reader with that mark does not need."""
         for log, parts in self.logs.items():
-            self.cut[log] = max(self.cut[log], sum(part.high <= mark for part in parts[:-1]))
+            self.checkpoint[log] = max(self.checkpoint[log], sum(part.high <= mark for part in parts[:-1]))
 
     def base_and_places(self, mark: int) -> tuple[int, dict[str, int]]:
         """Where a reader joins (F3): after the last record with high <= M, or at the start of each log."""
         bases, places = [], {}
         for log, parts in self.logs.items():
             after = sum(part.high <= mark for part in parts)
-            places[log] = max(after, self.cut[log])
-            trimmed = self.cut[log] > after
-            bases.append(parts[self.cut[log] - 1].high if trimmed else min(mark, parts[-1].high))
+            places[log] = max(after, self.checkpoint[log])
+            trimmed = self.checkpoint[log] > after
+            bases.append(parts[self.checkpoint[log] - 1].high if trimmed else min(mark, parts[-1].high))
         return max(bases), places
 
 

@@ -37,7 +37,7 @@ from dataflow.editing.planning import NO_STATE, PlannedEdit, StoredState, as_tab
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.aggregate import AggregateSpec
 from dataflow.operators.aggregate_functions import open_all
-from tests.dataflow.region_in_one_thread import OneThreadRegion, StoredCut
+from tests.dataflow.region_in_one_thread import OneThreadRegion, StoredCheckpoint
 from tests.dataflow.user_operators import Seen
 
 NINE = datetime(2026, 5, 1, 9, tzinfo=UTC)
@@ -280,7 +280,7 @@ def state_in(region: OneThreadRegion, operator: str) -> dict[str, pa.RecordBatch
     fold, layout = StateFold(), even_layout(region.workers)
     for index, side in enumerate(region.sides):
         for number, name, data in side.blocks:
-            if name == operator and region.cut is not None and number <= region.cut.cut:
+            if name == operator and region.checkpoint is not None and number <= region.checkpoint.checkpoint:
                 block = decode_block(data)
                 assert all(layout.worker_of(one) == index for one in block.column("_hash").to_pylist())
                 fold.add(name, block)
@@ -290,20 +290,20 @@ def state_in(region: OneThreadRegion, operator: str) -> dict[str, pa.RecordBatch
 
 def write_edit(region: OneThreadRegion, tables: Mapping[str, Any]) -> PlannedEdit:
     """Write rows into the last checkpoint, as record E does: the next restore begins with them."""
-    assert region.cut is not None
+    assert region.checkpoint is not None
     stored = {name: block for operator in tables for name, block in state_in(region, operator).items()}
     given_tables = {name: as_table(name, rows) for name, rows in tables.items()}
     rules = rules_for(region.plan, "region", given_tables)
     edit = planned(rules, given_tables, StoredState(stored, {}), even_layout(region.workers))
-    region.last_number = number = max(region.last_number, region.cut.cut) + 1
+    region.last_number = number = max(region.last_number, region.checkpoint.checkpoint) + 1
     for worker, rows in edit.rows.items():
         region.sides[worker].blocks = [
-            *(one for one in region.sides[worker].blocks if one[0] <= region.cut.cut),
+            *(one for one in region.sides[worker].blocks if one[0] <= region.checkpoint.checkpoint),
             *((number, name, data) for name, data in rows),
         ]
-    region.cut = StoredCut(number, region.cut.step, False, region.cut.parts)
+    region.checkpoint = StoredCheckpoint(number, region.checkpoint.step, False, region.checkpoint.parts)
     for side in region.sides:  # the recorded steps of the old line are void
-        side.divisions = {step: one for step, one in side.divisions.items() if step <= region.cut.step}
+        side.divisions = {step: one for step, one in side.divisions.items() if step <= region.checkpoint.step}
         side.recorded.clear()
     return edit
 
@@ -339,7 +339,7 @@ def test_a_region_continues_from_an_edit_as_from_a_state_that_always_was_so(
     for _ in range(turns):
         region.turn()
     region.request_checkpoint(all_workers=True)
-    while region.cut is None and region.turn():
+    while region.checkpoint is None and region.turn():
         pass
     before = counts_of(region)
     rows = [
@@ -350,7 +350,7 @@ def test_a_region_continues_from_an_edit_as_from_a_state_that_always_was_so(
         for word, number in edits.items()
     ]
     firsts = [{"word": word, "_deleted": number is None} for word, number in edits.items()]
-    if rows and region.cut is not None:
+    if rows and region.checkpoint is not None:
         edit = write_edit(region, {"counts": rows, "sums": sums, "firsts": firsts})
         after = {word: number for word, number in {**before, **edits}.items() if number is not None}
         assert counts_of(region) == after

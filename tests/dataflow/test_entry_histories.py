@@ -67,9 +67,9 @@ BUGS: dict[str, tuple[ModuleType, str, str]] = {
     ),
     "a batch is acknowledged after its own sync only": (
         entry_model,
-        "            if self.cut[entry]:\n                continue\n            chain = self",
+        "            if self.checkpoint[entry]:\n                continue\n            chain = self",
         (
-            "            if self.cut[entry]:\n                own = self.serving[entry][origin].batch"
+            "            if self.checkpoint[entry]:\n                own = self.serving[entry][origin].batch"
             "\n                mine = self.producers[origin]"
             "\n                mine.acknowledged = max(mine.acknowledged, own)"
             "\n                continue\n            chain = self"

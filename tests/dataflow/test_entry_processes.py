@@ -97,7 +97,7 @@ def test_an_entry_point_killed_while_a_producer_sends_loses_and_doubles_nothing(
                     os.kill(sites[0].pid, signal.SIGKILL)
                 if number == 80:
                     producer.wait_recorded(60)
-                    watch.cuts(1)
+                    watch.checkpoints(1)
                     os.kill(first.status.workers[0].pid, signal.SIGKILL)
             producer.wait_recorded()
         until(lambda: counted(shared_store, name) == count, "windows closed by marks alone", WAIT_S)

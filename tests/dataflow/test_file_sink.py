@@ -58,26 +58,26 @@ def write_step(writer: FileWriter, *rows: tuple[str | None, int | None]) -> None
 
 
 # EVIDENCE-OF: P-7
-@given(st.lists(st.sampled_from(["step", "cut", "reset", "crash"]), max_size=20))
+@given(st.lists(st.sampled_from(["step", "checkpoint", "reset", "crash"]), max_size=20))
 def test_a_file_holds_exactly_the_steps_since_the_checkpoint_it_went_back_to(acts: list[str]) -> None:
     with TemporaryDirectory() as name:
         directory = Path(name) / "out"
         writer = opened(directory)
         writer.reset_to(None)
-        content, at_cut, cut = b"", b"", None
+        content, at_checkpoint, checkpoint = b"", b"", None
         for number, act in enumerate(acts):
             if act == "step":
                 write_step(writer, (f"w{number}", number))
                 content += f"w{number}\t{number}\n".encode()
-            elif act == "cut":
-                cut, at_cut = writer.prepare(1), content
+            elif act == "checkpoint":
+                checkpoint, at_checkpoint = writer.prepare(1), content
                 writer.sync()
             else:
                 if act == "crash":
                     writer.close()
                     writer = opened(directory)
-                writer.reset_to(cut)
-                content = at_cut
+                writer.reset_to(checkpoint)
+                content = at_checkpoint
             assert (directory / "part-w0000.tsv").read_bytes() == content
         writer.close()
 
@@ -96,9 +96,9 @@ def test_the_test_only_switch_leaves_what_lies_past_the_checkpoint(tmp_path: Pat
     writer = opened(tmp_path, truncate=False)
     writer.reset_to(None)
     write_step(writer, ("a", 1))
-    cut = writer.prepare(1)
+    checkpoint = writer.prepare(1)
     write_step(writer, ("b", 1))
-    writer.reset_to(cut)
+    writer.reset_to(checkpoint)
     write_step(writer, ("b", 1))
     assert (tmp_path / "part-w0000.tsv").read_bytes() == b"a\t1\nb\t1\nb\t1\n"
 
@@ -110,11 +110,11 @@ def test_output_that_is_shorter_or_other_than_the_checkpoint_says_is_an_error(
     writer = opened(tmp_path)
     writer.reset_to(None)
     write_step(writer, ("a", 1))
-    cut = writer.prepare(1)
+    checkpoint = writer.prepare(1)
     writer.close()
     (tmp_path / "part-w0000.tsv").write_bytes(damage)
     with pytest.raises(CorruptDataError, match=r"part-w0000\.tsv"):
-        opened(tmp_path).reset_to(cut)
+        opened(tmp_path).reset_to(checkpoint)
 
 
 def test_another_regions_directory_is_not_touched(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files by splits: every line once, whatever the cuts; positions that prove themselves; changed files
+"""Files by splits: every line once, whatever the checkpoints; positions that prove themselves; changed files
 refused.
 """
 

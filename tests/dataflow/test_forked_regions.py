@@ -29,7 +29,7 @@ from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.filing import Diary, diary_of, together
 from tests.dataflow.support import true_counts
 from tests.dataflow.test_directory import numbered
-from tests.dataflow.test_directory_processes import of_the_last_cut
+from tests.dataflow.test_directory_processes import of_the_last_checkpoint
 from tests.dataflow.test_region_in_one_thread import write_files
 from tests.dataflow.test_region_processes import (
     WAIT_S,
@@ -73,16 +73,16 @@ def test_a_running_region_and_its_fork_go_on_independently(
     original, fork = folders(tmp_path)
     out, other = original / "out", fork / "out"
     with running(slow_word_count(texts, out), shared_store, original) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         savepoint = done("region", "fork", shared_store, original.name, fork.name)["savepoint"]
         assert savepoint in control.status.savepoints
         with running(slow_word_count(texts, out), shared_store, fork) as (refused, _):
             assert refused.wait(WAIT_S)
             assert "SinkOwnedError" in repr(refused.exception())
         with running(slow_word_count(texts, other), shared_store, fork, workers=3) as (forked, seen):
-            seen.cuts(1)
+            seen.checkpoints(1)
             kill(forked, 0, wipe=True)
-            seen.cuts(2)
+            seen.checkpoints(2)
             until(lambda: savepoint not in control.status.savepoints, "the savepoint is dropped", WAIT_S)
             hurry(other)
             assert finished(forked), forked.status
@@ -103,14 +103,14 @@ def test_a_fork_has_the_files_of_its_operators_although_they_cannot_be_divided(
     graphs = [numbered(paths, one / "out", Diary("", str(quick))) for one in (original, fork)]
     small = WorkerLimits(step_bytes_max=1024, batch_bytes_max=1024, snapshot_bytes_min=32 * 1024)
     with running(graphs[0], shared_store, original, worker_limits=small) as (_, watch):
-        watch.cuts(3)
+        watch.checkpoints(3)
     done("region", "fork", shared_store, original.name, fork.name, "--stopped")
     with running(graphs[1], shared_store, fork, worker_limits=small) as (forked, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         kill(forked, 1, wipe=True)
         quick.touch()
         assert finished(forked), forked.status
-    assert together(trio.run(of_the_last_cut, shared_store, fork)) == diary_of(rows)
+    assert together(trio.run(of_the_last_checkpoint, shared_store, fork)) == diary_of(rows)
 
 
 SALES = pa.schema([("item", pa.string()), ("price", pa.int64())])
@@ -244,7 +244,7 @@ def test_a_fork_writes_to_a_table_of_its_own_what_follows_its_checkpoint(
         return graph
 
     with running(program("of_original"), shared_store, original) as (_, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
     before = sorted(row[0] for row in rows_in(postgres.url, "of_original"))
     assert 0 < len(before) < rows
     done("region", "fork", shared_store, original.name, fork.name, "--stopped")

@@ -33,7 +33,7 @@ def test_a_lost_worker_runs_on_its_predecessor_and_returns_to_its_own_process(
     shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
     with counting(texts, shared_store, tmp_path, workers=3, recovery="local", standby=0) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         before = [worker.pid for worker in control.status.workers]
         seeds = {variables(pid).get(b"PYTHONHASHSEED") for pid in before}
         assert len(seeds - {None}) == len(seeds) == 1, "what is made again must not depend on the process"
@@ -54,7 +54,7 @@ def test_a_lost_worker_runs_on_its_predecessor_and_returns_to_its_own_process(
 
 def test_the_loss_of_a_host_resets_all_workers(shared_store: str, texts: list[Path], tmp_path: Path) -> None:
     with counting(texts, shared_store, tmp_path, workers=3, recovery="local", standby=0) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         kill(control, 1, wipe=False)
         watch.wait(lambda event: isinstance(event, ResetReport))
         assert hosts(control) == [None, 0, None]

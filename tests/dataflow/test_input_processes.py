@@ -106,7 +106,7 @@ def test_each_row_is_written_once_with_any_process_killed(
             assert first.says("recorded") == batch
             first.kill()  # in the middle of the second batch
         send(client, name, "p2", 0, 10)
-        watch.cuts(1)
+        watch.checkpoints(1)
         os.kill(control.status.workers[0].pid, signal.SIGKILL)
         watch.wait(lambda event: isinstance(event, ResetReport))
         three_servers[0].kill()
@@ -152,7 +152,7 @@ def test_a_driver_started_again_continues_where_the_input_was_read(shared_store:
     with open_blocking(shared_store) as client:
         with running(numbers("checkpoint"), shared_store, tmp_path) as (control, watch):
             send(client, name, "p", 0, 30)
-            watch.cuts(1)
+            watch.checkpoints(1)
             control.stop()
             assert control.wait(60)
             assert control.status.state is RegionState.STOPPED
@@ -185,7 +185,7 @@ def test_producers_write_while_the_region_goes_to_other_numbers_of_workers(
     ):
         producers = {one: pool.submit(produce, one) for one in ("p1", "p2", "p3")}
         try:
-            watch.cuts(1)
+            watch.checkpoints(1)
             for workers in (3, 2):
                 control.scale(workers, WAIT_S)
                 before = control.status.rows_in

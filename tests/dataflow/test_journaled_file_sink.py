@@ -56,8 +56,8 @@ def keeps_all(self: SinkDirectories, worker: int, number: int) -> None:
     """A reset restores the newest files instead of those of the checkpoint."""
     if worker in self._open:
         _, directory, log = self._open[worker]
-        directory.cut(number, number)
-        self._cuts[worker, number] = log.records
+        directory.checkpoint(number, number)
+        self._checkpoints[worker, number] = log.records
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def keeps_all(self: SinkDirectories, worker: int, number: int) -> None:
     [
         (JournaledFileWriter, "_append", forgets_the_rest, "lost: "),
         (JournaledFileWriter, "_append", writes_past_the_directory, "lost: "),
-        (SinkDirectories, "cut", keeps_all, "visible too early: "),
+        (SinkDirectories, "checkpoint", keeps_all, "visible too early: "),
     ],
 )
 def test_each_rule_of_the_sink_is_needed(

@@ -56,7 +56,7 @@ def loaded(blocks: list[Any]) -> tuple[KeyedTable, CountAccumulator]:
 
 _row = st.tuples(st.sampled_from("abcd"), st.integers(0, 5))
 _actions = st.lists(
-    st.lists(_row, min_size=1, max_size=6) | st.integers(0, 5) | st.sampled_from(["cut", "touched"]),
+    st.lists(_row, min_size=1, max_size=6) | st.integers(0, 5) | st.sampled_from(["checkpoint", "touched"]),
     max_size=25,
 )
 
@@ -79,7 +79,7 @@ def test_a_table_is_a_dict_and_so_is_what_returns_from_its_blocks(actions: list[
                 table.take_touched()
                 drop(table, action)
                 model = {row: count for row, count in model.items() if row[1] > action}
-            elif action == "cut":
+            elif action == "checkpoint":
                 blocks.append(table.checkpoint())
                 assert content(*loaded(blocks)) == model
                 assert content(*loaded([table.snapshot()])) == model

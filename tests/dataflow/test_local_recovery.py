@@ -71,7 +71,7 @@ def test_a_killed_worker_is_taken_over_and_the_others_keep_their_state(
     shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
     with counting(texts, shared_store, tmp_path, workers=3, recovery="local") as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         before = control.status
         kill(control, 1, wipe=True)
         taken_over(control, watch, worker=1)
@@ -95,7 +95,7 @@ def test_a_worker_that_stands_still_is_reported_by_the_ring_and_taken_over(
 ) -> None:
     """Long before the coordinator alone would count it as lost: the reason is the report, not the silence."""
     with counting(texts, shared_store, tmp_path, workers=workers, recovery="local") as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         with stopped(control.status.workers[1].pid):
             report = taken_over(control, watch, worker=1)
         prefix, _, silence = report.reason.partition(", and it sent nothing for ")
@@ -118,7 +118,7 @@ def test_a_graph_that_is_not_deterministic_is_reset_as_a_whole_and_the_reset_nam
     )
     words.key_by("by_word", "word").count("counts").sink("out", FileSink(out))
     with running(graph, shared_store, tmp_path, workers=2, recovery="local") as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         before = control.status.incarnation
         kill(control, 1, wipe=False)
         watch.wait(lambda event: isinstance(event, ResetReport))
@@ -162,7 +162,7 @@ def test_workers_that_retain_too_much_request_checkpoints_and_a_lost_one_is_take
         kill(control, 1, wipe=True)
         taken_over(control, watch, worker=1)
         hurry(out)
-        watch.cuts(3)
+        watch.checkpoints(3)
         assert finished(control), control.status
     last = [event for event in watch.events if isinstance(event, CheckpointCommitted)][-1]
     assert last.final
@@ -182,7 +182,7 @@ def test_a_worker_of_a_graph_with_two_exchanges_is_taken_over(shared_store: str,
     windows.sink("out", FileSink(out))
     windows.key_by("by_n", "n").count("sizes").sink("again", FileSink(again))
     with running(graph, shared_store, tmp_path, workers=3, recovery="local") as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         kill(control, 2, wipe=True)
         taken_over(control, watch, worker=2)
         assert finished(control), control.status

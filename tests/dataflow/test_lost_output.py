@@ -61,7 +61,7 @@ def test_a_lost_directory_stops_the_region_until_the_loss_is_accepted(
         control,
         watch,
     ):
-        watch.cuts(3)
+        watch.checkpoints(3)
         control.stop()
         last = control.status.last_checkpoint
     shutil.copytree(out, copy)

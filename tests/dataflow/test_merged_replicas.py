@@ -167,7 +167,7 @@ class TokenReader(Reader):
 
 async def play(rng: random.Random, often: str, kind: type[Reader] = Reader) -> Counter[str]:
     rows = [ModelRow(rng.randrange(3000), rng.randrange(4)) for _ in range(rng.choice([20, 60]))]
-    publish = rng.choice([Publish.STEP, Publish.STEP, Publish.CUT])
+    publish = rng.choice([Publish.STEP, Publish.STEP, Publish.CHECKPOINT])
     models = {name: ReplicaModel(rows, rng, publish) for name in "abc"[: rng.choice([1, 2, 3])]}
     for model in models.values():
         model.keeps_for_consumers = kind.registered

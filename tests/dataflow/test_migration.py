@@ -1,4 +1,6 @@
-"""A state whose declared schema changes: cuts of older versions are taken over, or refused in words."""
+"""A state whose declared schema changes: checkpoints of older versions are taken over, or refused in
+words.
+"""
 
 import pickle
 from collections.abc import Callable
@@ -27,7 +29,7 @@ from dataflow import (
 )
 from dataflow.errors import OperatorError
 from dataflow.testing import Trial
-from dataflow.worker.messages import CutTaken, ToLinks
+from dataflow.worker.messages import CheckpointTaken, ToLinks
 from dos_client.blocking import BlockingStore
 from dos_client.blocking import open_store as open_blocking
 from tests.dataflow.region_in_one_thread import OneThreadRegion
@@ -123,7 +125,7 @@ def test_a_state_goes_through_two_versions_wherever_its_checkpoints_and_crashes_
             step = trial.go_on_with(graph_of(version))
         trial.step(
             {"rows": [at(step, keys[step])]},
-            checkpoint=data.draw(st.booleans(), label="cut"),
+            checkpoint=data.draw(st.booleans(), label="checkpoint"),
             snapshot=data.draw(st.booleans(), label="snapshot"),
         )
         step += 1
@@ -159,7 +161,7 @@ def _file_graph(paths: list[Path], out: Path, version: int) -> Graph:
 
 
 class _Watched(OneThreadRegion):
-    """Remembers with which cuts all of the state came."""
+    """Remembers with which checkpoints all of the state came."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph, 1, lambda n: 0)
@@ -169,8 +171,8 @@ class _Watched(OneThreadRegion):
         post = super()._post_of(index)
 
         def seen(message: ToLinks) -> None:
-            if isinstance(message, CutTaken):
-                self.snapshots[message.barrier.cut] = message.snapshot is not None
+            if isinstance(message, CheckpointTaken):
+                self.snapshots[message.barrier.checkpoint] = message.snapshot is not None
             post(message)
 
         return seen
@@ -183,13 +185,13 @@ def test_the_first_checkpoint_after_a_migration_writes_all_of_the_state_anew(tmp
         region.plan = _file_graph(paths, tmp_path / "out", version).plan()
         region.restore()
         for _ in range(2):
-            before = region.cut
+            before = region.checkpoint
             region.request_checkpoint(all_workers=True)
             for _ in range(1_000):
-                if region.cut is before:
+                if region.checkpoint is before:
                     region.turn()
-            assert region.cut is not before
-    # The block of cut 1 is of version 1, and is read again in the third round.
+            assert region.checkpoint is not before
+    # The block of checkpoint 1 is of version 1, and is read again in the third round.
     assert list(region.snapshots.values()) == [False, False, True, False, True, False]
 
 
@@ -270,10 +272,10 @@ def test_a_region_continues_with_a_newer_version_of_its_state(shared_store: str,
     with open_blocking(shared_store) as client:
         with running(graph_of(1, sink), shared_store, tmp_path) as (control, watch):
             send(client, range(40))
-            watch.cuts(1)
+            watch.checkpoints(1)
         with running(graph_of(3, sink), shared_store, tmp_path) as (control, watch):
             send(client, range(40, 60))
-            watch.cuts(1)
+            watch.checkpoints(1)
             kill(control, 0, wipe=True)
             blocking.close_input(client, name, "rows")
             assert finished(control), control.status

@@ -76,7 +76,7 @@ def whole_files(positions: Mapping[str, SplitPosition]) -> int:
 def test_a_checkpoint_holds_whole_files_in_any_order_and_the_resets(
     workers: int, source_of: Callable[[list[Path]], SourceSpec], tmp_path: Path
 ) -> None:
-    files_in_cuts = set()
+    files_in_checkpoints = set()
     for seed in range(8):
         rng = random.Random(seed)
         folder = tmp_path / str(seed)
@@ -88,25 +88,26 @@ def test_a_checkpoint_holds_whole_files_in_any_order_and_the_resets(
         while not region.exhausted():
             moved = region.turn()
             if rng.random() < 0.01:
-                # The coordinator forgets it too. A replay passes the end of a file that no cut contains yet.
-                region.cut_requested = False
+                # The coordinator forgets it too. A replay passes the end of a file that no checkpoint
+                # contains yet.
+                region.checkpoint_requested = False
                 region.restore()
                 moved, resets = True, resets + 1
-            if region.cut_requested and (not moved or rng.random() < 0.3):
-                region.cut_requested, moved = False, True
+            if region.checkpoint_requested and (not moved or rng.random() < 0.3):
+                region.checkpoint_requested, moved = False, True
                 requested += 1
                 region.request_checkpoint(all_workers=True)
             # That all was read may be noticed in doing nothing, by each worker.
-            idle = 0 if moved or region.cut_requested else idle + 1
+            idle = 0 if moved or region.checkpoint_requested else idle + 1
             assert idle <= workers, "it waits for a checkpoint that was not requested"
-            if region.cut is not None:
-                parts = [part.sources["lines"] for part in region.cut.parts.values()]
+            if region.checkpoint is not None:
+                parts = [part.sources["lines"] for part in region.checkpoint.parts.values()]
                 if workers == 1 and not resets:
-                    files_in_cuts.add(whole_files(parts[0]))
+                    files_in_checkpoints.add(whole_files(parts[0]))
         region.finish()
         assert requested >= 3, "a request for each file"
         assert last_counts(folder / "out") == dict(true_counts(paths))
-    assert workers > 1 or files_in_cuts >= {1, 2, 3, 4}, "a checkpoint after each file"
+    assert workers > 1 or files_in_checkpoints >= {1, 2, 3, 4}, "a checkpoint after each file"
 
 
 @pytest.mark.process
@@ -121,12 +122,12 @@ def test_a_region_of_processes_is_checkpoint_after_each_file(
         control,
         watch,
     ):
-        watch.cuts(1)
+        watch.checkpoints(1)
         os.kill(control.status.workers[0].pid, signal.SIGKILL)
         watch.wait(lambda event: isinstance(event, ResetReport))
         assert finished(control), control.status
-        cuts = [event for event in watch.events if isinstance(event, CheckpointCommitted)]
-    assert 3 <= len(cuts) <= 9, "three files a worker, each with a checkpoint; not one each 10 ms"
+        checkpoints = [event for event in watch.events if isinstance(event, CheckpointCommitted)]
+    assert 3 <= len(checkpoints) <= 9, "three files a worker, each with a checkpoint; not one each 10 ms"
     assert last_counts(tmp_path / "out") == dict(true_counts(paths))
 
 
@@ -135,8 +136,8 @@ def run_to_end(region: OneThreadRegion) -> int:
     requested = 0
     while not region.exhausted():
         moved = region.turn()
-        if region.cut_requested:
-            region.cut_requested, moved = False, True
+        if region.checkpoint_requested:
+            region.checkpoint_requested, moved = False, True
             requested += 1
             region.request_checkpoint(all_workers=True)
         assert moved

@@ -40,11 +40,11 @@ def test_an_operator_gives_what_the_naive_evaluator_gives(
 
 
 def read(
-    *steps: Mapping[str, Sequence[Row]], cuts: Sequence[int] = (), crashes: Sequence[int] = ()
+    *steps: Mapping[str, Sequence[Row]], checkpoints: Sequence[int] = (), crashes: Sequence[int] = ()
 ) -> Division:
     """By one worker, each step's rows of a source as one batch."""
     batches = [{source: [Batch("", 0, list(rows))] for source, rows in step.items()} for step in [*steps, {}]]
-    return Division(1, batches, None, frozenset(cuts), tuple(crashes))
+    return Division(1, batches, None, frozenset(checkpoints), tuple(crashes))
 
 
 def at(t: int, k: str = "a", x: int = 0) -> Row:
@@ -56,7 +56,9 @@ EDGES: dict[str, tuple[Callable[[Draw], Operator], list[Any], Division]] = {
         join, [3], read({"a": [at(0)], "b": [at(2, "b")]}, {"b": [at(2)]})
     ),
     "and for as long as one may come is not late": (
-        join, [3], read({"a": [at(0)], "b": [at(2, "b")]}, {"b": [at(2), at(3)]}, cuts=[0], crashes=[0])
+        join,
+        [3],
+        read({"a": [at(0)], "b": [at(2, "b")]}, {"b": [at(2), at(3)]}, checkpoints=[0], crashes=[0]),
     ),
     "a timer comes behind the rows of its own time and before later ones": (
         map_state, [2, None, "memory"], read({"a": [at(1, x=1), at(2, "b", 1), at(4, "b"), at(9, "b")]})
@@ -64,10 +66,10 @@ EDGES: dict[str, tuple[Callable[[Draw], Operator], list[Any], Division]] = {
     "a timer that went off before a checkpoint does not go off behind it": (
         map_state,
         [2, None, "memory"],
-        read({"a": [at(1, x=1), at(2, "b")]}, {"a": [at(6, "b")]}, cuts=[0, 1], crashes=[1]),
+        read({"a": [at(1, x=1), at(2, "b")]}, {"a": [at(6, "b")]}, checkpoints=[0, 1], crashes=[1]),
     ),
     "rows that were released before a checkpoint do not come again": (
-        sort, [], read({"a": [at(1), at(2)]}, {"a": [at(6)]}, cuts=[0, 1], crashes=[1])
+        sort, [], read({"a": [at(1), at(2)]}, {"a": [at(6)]}, checkpoints=[0, 1], crashes=[1])
     ),
     "a count window has so many rows and no more": (
         count_windows,
@@ -75,10 +77,12 @@ EDGES: dict[str, tuple[Callable[[Draw], Operator], list[Any], Division]] = {
         read({"a": [at(time, x=1) for time in range(5)]}),
     ),
     "late rows before a checkpoint stay counted": (
-        count_windows, [1, 1], read({"a": [at(5)]}, {"a": [at(1)]}, {"a": [at(1)]}, cuts=[1], crashes=[1])
+        count_windows,
+        [1, 1],
+        read({"a": [at(5)]}, {"a": [at(1)]}, {"a": [at(1)]}, checkpoints=[1], crashes=[1]),
     ),
     "event time stays where a checkpoint has it": (
-        top_k, [1, 0, 1], read({"a": [at(5)]}, {"a": [at(2)]}, cuts=[0], crashes=[0])
+        top_k, [1, 0, 1], read({"a": [at(5)]}, {"a": [at(2)]}, checkpoints=[0], crashes=[0])
     ),
 }  # fmt: skip
 

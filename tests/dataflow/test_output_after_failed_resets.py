@@ -15,10 +15,10 @@ from checkpoint.chains.output_follower import OutputFollower
 from checkpoint.chains.output_following import PublishedOutput
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.cli.region import _print_manifest
-from checkpoint.coordinator.manifest_log import CHAIN, cut_record
+from checkpoint.coordinator.manifest_log import CHAIN, checkpoint_record
 from checkpoint.core.inputs import INPUT_CHAIN, InputPart, InputPiece, encode_part, producer_directory
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut
+from checkpoint.core.manifest import Checkpoint, SplitPosition, WorkerCheckpoint
 from checkpoint.core.outputs import Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.requests.reading import RegionReading
@@ -39,7 +39,7 @@ from tests.journal.memory_store import MemoryStore
 REGION = "counts"
 SINK = "x"
 WORKER = worker_directory(REGION, 0)
-STEPS_IN_CUT = [1, 2, 3]
+STEPS_IN_CHECKPOINT = [1, 2, 3]
 
 pytestmark = pytest.mark.trio
 
@@ -51,24 +51,32 @@ class RegionStore(MemoryStore):
         return sorted({name for one in self.servers for name in one.objects if name.startswith(prefix)})
 
 
-async def log_of(store: MemoryStore, epoch: int, publish: Publish, in_cut: Position | None) -> OutputLog:
+async def log_of(
+    store: MemoryStore, epoch: int, publish: Publish, in_checkpoint: Position | None
+) -> OutputLog:
     claim = store.claim(epoch, directory=WORKER)
-    after = len(STEPS_IN_CUT) if in_cut else 0
-    return await OutputLog.open(claim, SINK, publish, after_step=after, at=in_cut, generation=1, workers=1)
+    after = len(STEPS_IN_CHECKPOINT) if in_checkpoint else 0
+    return await OutputLog.open(
+        claim, SINK, publish, after_step=after, at=in_checkpoint, generation=1, workers=1
+    )
 
 
-def cut_at(in_cut: Position, cut: int = 1) -> Cut:
-    return Cut(
-        cut=cut,
-        step=STEPS_IN_CUT[-1] + cut - 1,
+def checkpoint_at(in_checkpoint: Position, checkpoint: int = 1) -> Checkpoint:
+    return Checkpoint(
+        number=checkpoint,
+        step=STEPS_IN_CHECKPOINT[-1] + checkpoint - 1,
         incarnation=1,
         final=False,
         wall_time_ms=0,
-        workers={0: WorkerCut(state=in_cut, steps=in_cut, sinks={SINK: msgspec.to_builtins(in_cut)})},
+        workers={
+            0: WorkerCheckpoint(
+                state=in_checkpoint, steps=in_checkpoint, sinks={SINK: msgspec.to_builtins(in_checkpoint)}
+            )
+        },
         layout=even_layout(1),
         fingerprint="f",
         operators={"count": "c"},
-        parent=cut - 1,
+        parent=checkpoint - 1,
     )
 
 
@@ -76,13 +84,13 @@ async def region_whose_resets_failed(publish: Publish) -> RegionStore:
     """Incarnation 1 commits a checkpoint; 2 and 3 open their logs and fail; 4 and 5 only claim."""
     store = RegionStore()
     log = await log_of(store, 1, publish, None)
-    for step in STEPS_IN_CUT:
+    for step in STEPS_IN_CHECKPOINT:
         await log.append(SINK, step, 0, step, b"", {"in": {"split": step}})
-    in_cut = await log.synced(STEPS_IN_CUT[-1])
+    in_checkpoint = await log.synced(STEPS_IN_CHECKPOINT[-1])
     manifest = await ChainWriter.open(store.claim(1, directory=coordinator_directory(REGION)), CHAIN, None, 1)
-    await manifest.wait_synced(manifest.append(cut_record(cut_at(in_cut))))
+    await manifest.wait_synced(manifest.append(checkpoint_record(checkpoint_at(in_checkpoint))))
     for epoch in (2, 3):
-        log = await log_of(store, epoch, publish, in_cut)
+        log = await log_of(store, epoch, publish, in_checkpoint)
     store.claim(4, directory=WORKER)
     store.claim(5, directory=WORKER)
     return store
@@ -92,7 +100,7 @@ async def region_whose_resets_failed(publish: Publish) -> RegionStore:
 async def test_people_read_all_that_the_last_checkpoint_covers(publish: Publish) -> None:
     # EVIDENCE-OF: P-6
     store = await region_whose_resets_failed(publish)
-    assert [step.step async for step in read_output(store, REGION, SINK)] == STEPS_IN_CUT
+    assert [step.step async for step in read_output(store, REGION, SINK)] == STEPS_IN_CHECKPOINT
 
 
 @pytest.mark.parametrize("publish", Publish)
@@ -103,14 +111,16 @@ async def test_another_region_reads_all_that_the_last_checkpoint_covers(
     shown = PublishedOutput(store, REGION, SINK)
     follower = shown.follower("w0000", SplitPosition(0))
     pieces = await given(follower)
-    in_cut = await shown.position("w0000")
-    assert in_cut is not None
-    assert follower.seen == in_cut.size
+    in_checkpoint = await shown.position("w0000")
+    assert in_checkpoint is not None
+    assert follower.seen == in_checkpoint.size
     assert pieces == [], "these steps have no rows"
     assert await given(follower) == [], "nothing comes twice"
     skipping = shown.follower("w0000", SplitPosition(0))
     await skipping.skip()
-    assert skipping.seen == in_cut.size, "a reader that begins at the present passes over what is shown"
+    assert skipping.seen == in_checkpoint.size, (
+        "a reader that begins at the present passes over what is shown"
+    )
 
 
 async def given(follower: OutputFollower) -> list[InputPiece]:
@@ -177,16 +187,18 @@ async def test_a_manifest_says_when_a_later_checkpoint_may_be_hidden(
     claim = store.claim(1, directory=coordinator_directory(REGION))
     manifest = await ChainWriter.open(claim, CHAIN, None, 1, pipelined=False)
     at, ends = Position(1, 100, 7), [0]
-    for cut in (1, 2, 3):
-        end = manifest.append(cut_record(cut_at(at, cut)))
+    for checkpoint in (1, 2, 3):
+        end = manifest.append(checkpoint_record(checkpoint_at(at, checkpoint)))
         await manifest.wait_synced(end)
         ends.append(end.size)
     view = await read_manifest(cast("Store", store), REGION)
-    assert ([cut.cut for cut in view.cuts], view.unproved) == ([1, 2, 3], "")
+    assert ([checkpoint.number for checkpoint in view.checkpoints], view.unproved) == ([1, 2, 3], "")
 
     store.claim(2, directory=claim.directory)
     view = await read_manifest(cast("Store", store), REGION)
-    assert [cut.cut for cut in view.cuts] == [1, 2], "what a later record proves is shown"
+    assert [checkpoint.number for checkpoint in view.checkpoints] == [1, 2], (
+        "what a later record proves is shown"
+    )
     assert f"the manifest has {ends[3] - ends[2]} more bytes" in view.unproved
     assert view.unproved.startswith("a later checkpoint may be committed: ")
     assert "a take-over at epoch 2 did not complete" in view.unproved

@@ -83,10 +83,10 @@ def test_output_in_the_store_is_that_of_a_run_without_failures(
     folder.mkdir()
     paths = inputs(folder)
     with running(counted(paths, folder, publish), store, folder) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         kill_and_wait(watch, control.status.workers[0].pid, 1)
         early = steps_of(store, folder.name)
-        watch.cuts(4)
+        watch.checkpoints(4)
         kill_and_wait(watch, control.status.workers[1].pid, 2)
         hurry(folder / "out")
         assert finished(control), control.status
@@ -106,9 +106,9 @@ def test_a_reader_of_a_region_that_was_restored_returns_the_present_line_only(
     paths = inputs(tmp_path)
     graph = counted(paths, tmp_path, "step")
     with running(graph, store, tmp_path) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         number = control.savepoint("good")
-        watch.cuts(5)
+        watch.checkpoints(5)
     before = steps_of(store, tmp_path.name)
     restored = dos("region", "restore", store, tmp_path.name, "--to", "savepoint:good", "--stopped")
     assert restored.returncode == 0, restored

@@ -191,11 +191,11 @@ def test_a_reset_lists_staged_files_and_not_the_published_ones(
 ) -> None:
     writer = opened(tmp_path)
     writer.reset_to(None)
-    for cut in (1, 2):
-        writer.process(rows(cut))
-        prepared = writer.prepare(cut)
+    for checkpoint in (1, 2):
+        writer.process(rows(checkpoint))
+        prepared = writer.prepare(checkpoint)
         writer.sync()
-        writer.publish(cut)
+        writer.publish(checkpoint)
     writer.close()
     staged, glob, listed = staging(tmp_path), Path.glob, list[Path]()
 
@@ -266,9 +266,9 @@ def test_a_commit_that_was_interrupted_between_record_and_rename_is_completed(tm
     writer = opened(tmp_path)
     writer.reset_to(None)
     checkpoints = []
-    for cut in (1, 2):
-        writer.process(rows(cut))
-        checkpoints.append(writer.prepare(cut))
+    for checkpoint in (1, 2):
+        writer.process(rows(checkpoint))
+        checkpoints.append(writer.prepare(checkpoint))
         writer.sync()
     writer.publish(1)
     writer.close()

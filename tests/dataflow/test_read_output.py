@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.coordinator.manifest_log import CHAIN, cut_record
+from checkpoint.coordinator.manifest_log import CHAIN, checkpoint_record
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Cut, RetiredWorker, WorkerCut, in_its_version
+from checkpoint.core.manifest import Checkpoint, RetiredWorker, WorkerCheckpoint, in_its_version
 from checkpoint.core.outputs import Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.errors import InputTrimmedError
@@ -33,7 +33,7 @@ class Region:
         self.logs: dict[int, OutputLog] = {}
         self.incarnation = 0
         self.manifest: ChainWriter | None = None
-        self.cuts = 0
+        self.checkpoints = 0
 
     async def begin(self, workers: int, step: int, at: Mapping[int, Position] | None = None) -> None:
         """An incarnation with so many workers continues after a step."""
@@ -71,25 +71,27 @@ class Region:
             self.manifest = await ChainWriter.open(claim, CHAIN, None, 1, pipelined=False)
         ends = {worker: await log.synced(step) for worker, log in self.logs.items()}
         floors = {output_chain(SINK): (1, 0)}
-        self.cuts += 1
-        cut = Cut(
-            cut=self.cuts,
+        self.checkpoints += 1
+        checkpoint = Checkpoint(
+            number=self.checkpoints,
             step=step,
             incarnation=self.incarnation,
             final=False,
             wall_time_ms=0,
             workers={
-                worker: WorkerCut(state=end, steps=end, sinks={SINK: msgspec.to_builtins(end)}, floors=floors)
+                worker: WorkerCheckpoint(
+                    state=end, steps=end, sinks={SINK: msgspec.to_builtins(end)}, floors=floors
+                )
                 for worker, end in ends.items()
             },
             layout=even_layout(len(ends)),
             fingerprint="f",
             operators={"count": "c"},
-            parent=self.cuts - 1,
+            parent=self.checkpoints - 1,
             retired=dict(retired or {}),
         )
-        cut = in_its_version(cut)
-        self.manifest.append(cut_record(cut))
+        checkpoint = in_its_version(checkpoint)
+        self.manifest.append(checkpoint_record(checkpoint))
         await self.manifest.wait_synced()
         return ends
 

@@ -34,7 +34,7 @@ def write_files(directory: Path, texts: list[str]) -> list[Path]:
 
 
 def run_with_trouble(graph: Graph, workers: int, draw: Any, troubles: int) -> None:
-    """Turns, cuts and resets in any order, then to the end."""
+    """Turns, checkpoints and resets in any order, then to the end."""
     region = OneThreadRegion(graph, workers, lambda n: draw(st.integers(0, n - 1)))
     region.restore()
     for _ in range(draw(st.integers(0, troubles))):
@@ -165,7 +165,7 @@ def test_the_final_checkpoint_waits_for_rows_of_a_worker_that_is_a_step_ahead(tm
     assert last_counts(tmp_path / "out") == {"a": 200}
 
 
-def test_a_graph_without_an_exchange_is_cut_and_reset_like_any_other(tmp_path: Path) -> None:
+def test_a_graph_without_an_exchange_is_checkpoint_and_reset_like_any_other(tmp_path: Path) -> None:
     paths = write_files(tmp_path, ["one\ntwo\nthree\n" * 30, "four\nfive\n" * 30])
     graph = Graph("copy")
     graph.source("lines", FileSource(paths)).sink("out", FileSink(tmp_path / "out"))

@@ -59,7 +59,7 @@ class Watch:
         with self._changed:
             assert self._changed.wait_for(lambda: sum(map(wanted, self.events)) >= count, WAIT_S), self.events
 
-    def cuts(self, count: int) -> None:
+    def checkpoints(self, count: int) -> None:
         self.wait(lambda event: isinstance(event, CheckpointCommitted), count)
 
 
@@ -136,11 +136,11 @@ def kill(control: RegionHandle, worker: int, *, wipe: bool) -> None:
 
 
 def kill_both_in_turn(control: RegionHandle, watch: Watch) -> None:
-    """Two workers die, each after two cuts more; the first one's scratch is lost with it."""
-    watch.cuts(2)
+    """Two workers die, each after two checkpoints more; the first one's scratch is lost with it."""
+    watch.checkpoints(2)
     kill(control, 0, wipe=True)
     watch.wait(lambda event: isinstance(event, ResetReport))
-    watch.cuts(4)
+    watch.checkpoints(4)
     kill(control, 1, wipe=False)
     watch.wait(lambda event: isinstance(event, ResetReport), 2)
 
@@ -179,7 +179,7 @@ def test_without_truncation_a_killed_worker_shows_in_the_output(
     """The check of the test above does notice."""
     graph = slow_word_count(texts, tmp_path / "out", truncate=False)
     with running(graph, shared_store, tmp_path, checkpoint_interval=600.0) as (control, _):
-        assert control.checkpoint(WAIT_S), "the only cut: what is written from now on is behind it"
+        assert control.checkpoint(WAIT_S), "the only checkpoint: what is written from now on is behind it"
         before = control.status.step
         while control.status.step < before + 3:
             control.wait(0.01)
@@ -198,11 +198,11 @@ def test_one_server_may_be_gone_and_without_two_the_region_waits_and_continues_a
 ) -> None:
     graph = slow_word_count(texts, tmp_path / "out")
     with running(graph, store, tmp_path) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         three_servers[1].kill()
         kill(control, 0, wipe=True)
         watch.wait(lambda event: isinstance(event, ResetReport))
-        watch.cuts(4)
+        watch.checkpoints(4)
         three_servers[0].kill()
         watch.wait(lambda event: getattr(event, "state", None) is RegionState.WAITING_FOR_STORE)
         gone = [server.location for server in three_servers[:2]]
@@ -296,7 +296,7 @@ def test_a_stopped_region_continues_where_it_was_unless_its_input_is_not_what_it
         return slow_word_count([path], out, repeat=1)
 
     with running(again(), shared_store, tmp_path) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         control.stop()
         assert control.wait(WAIT_S)
         assert control.status.state is RegionState.STOPPED, control.status

@@ -156,7 +156,7 @@ def is_reset(event: object) -> bool:
 # EVIDENCE-OF: P-4, P-10
 def test_a_worker_that_hangs_is_fenced_and_replaced(scenario: Scenario) -> None:
     with scenario.running(scenario.graph(), fields={"suspect_after_s": 2.5}) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         before = pids(control)
         os.kill(before[1], signal.SIGSTOP)
         watch.wait(is_reset)
@@ -171,7 +171,7 @@ def test_a_worker_that_hangs_is_fenced_and_replaced(scenario: Scenario) -> None:
 # EVIDENCE-OF: P-10
 def test_a_broken_connection_between_workers_resets_and_ends_nobody(scenario: Scenario) -> None:
     with scenario.running(scenario.graph()) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         before = pids(control)
         assert break_between(*before) == 2, "one each way"
         watch.wait(is_reset)
@@ -184,7 +184,7 @@ def test_a_broken_connection_between_workers_resets_and_ends_nobody(scenario: Sc
 # EVIDENCE-OF: P-10
 def test_an_operator_that_reports_a_failure_resets_the_region(scenario: Scenario) -> None:
     with scenario.running(scenario.graph(fail_once)) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         before = pids(control)
         scenario.gate.put("armed")
         watch.wait(is_reset)
@@ -202,7 +202,7 @@ def test_an_operator_that_reports_a_failure_resets_the_region(scenario: Scenario
 def test_resets_that_lead_nowhere_end_the_region_clearly(scenario: Scenario) -> None:
     graph = scenario.graph(fail_always)
     with scenario.running(graph, fields={"max_consecutive_reset_attempts": 2}) as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
         scenario.gate.put("armed")
         assert control.wait(WAIT_S)
         assert control.status.state is RegionState.FAILED
@@ -216,7 +216,7 @@ def test_resets_that_lead_nowhere_end_the_region_clearly(scenario: Scenario) -> 
 
 def test_a_reset_by_hand_goes_back_and_leaves_no_trace(scenario: Scenario) -> None:
     with scenario.running(scenario.graph()) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         control.reset()
         watch.wait(is_reset)
         assert resets(watch)[0].worker == -1
@@ -230,7 +230,7 @@ def test_a_reset_by_hand_goes_back_and_leaves_no_trace(scenario: Scenario) -> No
 def test_a_checkpoint_that_never_completes_is_given_up_and_the_next_one_comes(scenario: Scenario) -> None:
     """User code of one worker never comes back, while its heart beats: only the drain's time-out notices."""
     with scenario.running(scenario.graph(hang_once), fields={"drain_timeout_s": 2.0}) as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
         scenario.gate.put("armed")
         watch.wait(is_reset)
         assert "no vote for checkpoint" in resets(watch)[0].reason
@@ -275,7 +275,7 @@ def test_a_worker_killed_during_a_checkpoint_leaves_nothing_of_it(scenario: Scen
     """
     graph = scenario.graph(sink=HeldSink(scenario.out, scenario.gate))
     with scenario.running(graph, checkpoint_interval=0.3) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         scenario.gate.put("armed")
         scenario.gate.wait("held")
         begun, incarnation = wait_for_a_vote(control), control.status.incarnation
@@ -302,7 +302,7 @@ def wait_for_a_vote(control: RegionHandle) -> int:
 def test_a_sink_that_cannot_write_its_part_of_a_checkpoint_is_rolled_back(scenario: Scenario) -> None:
     """The kernel refuses to extend a part: the checkpoint is abandoned, and the next process writes it."""
     with scenario.running(scenario.graph()) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         size = (scenario.out / "part-w0000.tsv").stat().st_size
         resource.prlimit(pids(control)[0], resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
         watch.wait(lambda event: isinstance(event, WorkerLost))
@@ -330,7 +330,7 @@ def test_a_worker_that_wakes_up_after_its_successor_came_changes_nothing(
     """A stale token meets a newer barrier: what the old process still sends and writes counts nowhere."""
     monkeypatch.setattr(local, "ProcessLauncher", DeafLauncher)
     with scenario.running(scenario.graph(), fields={"suspect_after_s": 2.5}) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         zombie = pids(control)[1]
         os.kill(zombie, signal.SIGSTOP)
         watch.wait(lambda event: isinstance(event, WorkerJoined) and (event.worker, event.attempt) == (1, 2))

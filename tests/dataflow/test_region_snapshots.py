@@ -144,7 +144,7 @@ def test_a_restore_begins_at_the_newest_snapshot(
     graph = slow_word_count([path], tmp_path / "out", repeat=8)
     control = run_in_threads(graph, one_server.url, watch, limits, retain=1_000)
     for round_ in (1, 2):
-        watch.cuts(3 * round_)
+        watch.checkpoints(3 * round_)
         control.reset()
         watch.wait(lambda event: isinstance(event, ResetReport), round_)
     hurry(tmp_path / "out")
@@ -172,19 +172,19 @@ def test_a_store_stays_as_small_as_the_checkpoints_that_are_retained(
     control = run_in_threads(
         slow_word_count([path], tmp_path / "out", repeat=9), one_server.url, watch, limits, retain=2
     )
-    for cuts in range(8, 48, 4):
-        watch.cuts(cuts)
+    for checkpoints in range(8, 48, 4):
+        watch.checkpoints(checkpoints)
         sizes.append(bytes_of(one_server))
-        if cuts == 24:
+        if checkpoints == 24:
             control.reset()
     hurry(tmp_path / "out")
     assert control.wait(WAIT_S), control.status()
     assert control.status().state is RegionState.FINISHED, control.exception()
     assert last_counts(tmp_path / "out") == dict(true_counts([path], 9))
     view, written = trio.run(lambda: written_by(one_server.url))
-    assert [cut.cut for cut in view.cuts if cut.cut in view.retained] == [
-        view.cuts[-2].cut,
-        view.cuts[-1].cut,
+    assert [checkpoint.number for checkpoint in view.checkpoints if checkpoint.number in view.retained] == [
+        view.checkpoints[-2].number,
+        view.checkpoints[-1].number,
     ]
     assert max(sizes) < written / 2, f"{sizes}, of {written} bytes written"
     assert max(sizes[5:]) < 2 * max(sizes[:5]), f"it grows: {sizes}"

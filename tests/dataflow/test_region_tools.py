@@ -117,18 +117,18 @@ def test_a_paused_region_takes_nothing_until_it_is_told_to_continue_even_if_it_i
     with running(store, tmp_path, "paused") as control:
         control.checkpoint(WAIT_S)
         said = json.loads(dos("region", "pause", store, "paused", "--json"))
-        cut, status = said["result"]["checkpoint"], control.status
+        checkpoint, status = said["result"]["checkpoint"], control.status
         assert (said["result"]["state"], status.state, status.last_checkpoint) == (
             "PAUSED",
             RegionState.PAUSED,
-            cut,
+            checkpoint,
         )
         assert len({worker.step for worker in status.workers} - {status.last_checkpoint_step}) == 0
         taken = sum(worker.rows_in for worker in status.workers)
-        assert control.checkpoint(WAIT_S) == cut + 1, "a checkpoint can be had meanwhile"
+        assert control.checkpoint(WAIT_S) == checkpoint + 1, "a checkpoint can be had meanwhile"
         control.reset()
         # a checkpoint that was due may be taken once more, of the same rows
-        assert control.pause(WAIT_S) >= cut + 1, "the wish outlives the reset"
+        assert control.pause(WAIT_S) >= checkpoint + 1, "the wish outlives the reset"
         assert sum(worker.rows_in for worker in control.status.workers) == taken
         assert "resumed from checkpoint" in dos("region", "resume", store, "paused")
         until(lambda: sum(worker.rows_in for worker in control.status.workers) > taken, "it reads on", WAIT_S)
@@ -145,8 +145,8 @@ def test_a_region_tells_listeners_of_its_start_its_checkpoints_its_resets_and_it
         late.wait(lambda calls: "onReset" in calls)
         control.removeListener(late)
         before = len(late.calls)
-        cut = control.checkpoint(WAIT_S)
-        heard.wait(lambda _: any(what.get("checkpoint", 0) >= cut for _, what in heard.calls))
+        checkpoint = control.checkpoint(WAIT_S)
+        heard.wait(lambda _: any(what.get("checkpoint", 0) >= checkpoint for _, what in heard.calls))
         control.stop()
         assert control.awaitTermination(WAIT_S)
     methods = [method for method, _ in heard.calls]
@@ -207,72 +207,81 @@ def test_a_region_that_cannot_be_has_an_end_without_a_start(tmp_path: Path, monk
 def test_checkpoints_are_listed_shown_and_compared_with_the_keys_that_changed(
     store: str, tmp_path: Path
 ) -> None:
-    with running(store, tmp_path, "cuts", passes=3, retain=1_000) as control:
+    with running(store, tmp_path, "checkpoints", passes=3, retain=1_000) as control:
         assert control.awaitTermination(WAIT_S)
     with running(
-        store, tmp_path, "cuts", passes=4, retain=1_000
+        store, tmp_path, "checkpoints", passes=4, retain=1_000
     ) as control:  # the inputs have grown by a pass
         assert control.awaitTermination(WAIT_S)
     last = control.status.last_checkpoint
-    listed = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
+    listed = json.loads(dos("checkpoint", "ls", store, "checkpoints", "--json"))
     numbers = [one["checkpoint"] for one in listed["checkpoints"]]
     assert numbers == list(range(1, last + 1))
     assert listed["checkpoints"][-1]["final"]
     assert set(listed["checkpoints"][-1]["phaseSeconds"]) == {"align", "drain", "write", "sync"}
-    assert "final" in dos("checkpoint", "ls", store, "cuts")
+    assert "final" in dos("checkpoint", "ls", store, "checkpoints")
 
-    shown = json.loads(dos("checkpoint", "show", store, "cuts", "--json"))
+    shown = json.loads(dos("checkpoint", "show", store, "checkpoints", "--json"))
     assert shown["checkpoint"] == last
     assert shown["operators"].keys() == {"lines", "words", "by_word", "counts", "out"}
     assert [one["worker"] for one in shown["workers"]] == [0, 1]
     assert shown["workers"][0]["sinks"]["out"]["size"] > 0
-    text = dos("checkpoint", "show", store, "cuts", numbers[0])
-    assert f"checkpoint {numbers[0]} of region cuts" in text
+    text = dos("checkpoint", "show", store, "checkpoints", numbers[0])
+    assert f"checkpoint {numbers[0]} of region checkpoints" in text
     assert "counts" in text
 
-    whole = json.loads(dos("checkpoint", "diff", store, "cuts", 1, last, "--json"))
+    whole = json.loads(dos("checkpoint", "diff", store, "checkpoints", 1, last, "--json"))
     assert whole["steps"] > 0
     assert whole["state"]["unknown"] == []
     (counts,) = whole["state"]["operators"]
-    first = json.loads(dos("checkpoint", "diff", store, "cuts", "--json"))
+    first = json.loads(dos("checkpoint", "diff", store, "checkpoints", "--json"))
     assert (first["from"], first["to"]) == (numbers[-2], last)
     assert counts["name"] == "counts"
     assert counts["keys"] == 101  # every word was counted once more in the last pass
     assert counts["rows"] >= counts["keys"]
-    folder = tmp_path / "cuts"
-    assert state_of(store, "cuts", "counts") == true_counts([folder / "a.txt", folder / "b.txt"], repeat=4)
-    assert state_of(store, "cuts", "counts", since="1").keys() == state_of(store, "cuts", "counts").keys()
-    assert "keys changed" in dos("checkpoint", "diff", store, "cuts")
-    assert "keys changed" not in dos("checkpoint", "diff", store, "cuts", "--no-keys")
-    back = json.loads(dos("checkpoint", "diff", store, "cuts", last, 1, "--json"))
+    folder = tmp_path / "checkpoints"
+    assert state_of(store, "checkpoints", "counts") == true_counts(
+        [folder / "a.txt", folder / "b.txt"], repeat=4
+    )
+    assert (
+        state_of(store, "checkpoints", "counts", since="1").keys()
+        == state_of(store, "checkpoints", "counts").keys()
+    )
+    assert "keys changed" in dos("checkpoint", "diff", store, "checkpoints")
+    assert "keys changed" not in dos("checkpoint", "diff", store, "checkpoints", "--no-keys")
+    back = json.loads(dos("checkpoint", "diff", store, "checkpoints", last, 1, "--json"))
     assert back["steps"] == -whole["steps"]
     assert [one.split(":")[0] for one in back["state"]["unknown"]] == ["worker 0", "worker 1"]
 
-    with running(store, tmp_path, "cuts", passes=5, retain=2) as control:
+    with running(store, tmp_path, "checkpoints", passes=5, retain=2) as control:
         assert control.awaitTermination(WAIT_S)
-    listed = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
+    listed = json.loads(dos("checkpoint", "ls", store, "checkpoints", "--json"))
     assert [one["retained"] for one in listed["checkpoints"]] == [False] * (
         len(listed["checkpoints"]) - 2
     ) + [True, True]
-    assert "released" in dos("checkpoint", "ls", store, "cuts")
+    assert "released" in dos("checkpoint", "ls", store, "checkpoints")
     kept = ", ".join(str(one["checkpoint"]) for one in listed["checkpoints"] if one["retained"])
-    released = dos("checkpoint", "diff", store, "cuts", 1, kept.split(", ")[-1], code=1)
-    assert f"checkpoint 1 of region cuts was released; retained are {kept}" in " ".join(released.split())
-    assert "steps in" in dos("checkpoint", "diff", store, "cuts", 1, 2, "--no-keys"), (
+    released = dos("checkpoint", "diff", store, "checkpoints", 1, kept.split(", ")[-1], code=1)
+    assert f"checkpoint 1 of region checkpoints was released; retained are {kept}" in " ".join(
+        released.split()
+    )
+    assert "steps in" in dos("checkpoint", "diff", store, "checkpoints", 1, 2, "--no-keys"), (
         "its record is there still"
     )
 
-    assert "has no checkpoint 9999: it shows 1 to" in dos("checkpoint", "show", store, "cuts", 9999, code=1)
+    assert "has no checkpoint 9999: it shows 1 to" in dos(
+        "checkpoint", "show", store, "checkpoints", 9999, code=1
+    )
     assert "no region 'nobody'" in dos("checkpoint", "ls", store, "nobody", code=1)
-    assert "names a directory" in dos("checkpoint", "ls", f"{store}/cuts", "cuts", code=2)
+    assert "names a directory" in dos("checkpoint", "ls", f"{store}/checkpoints", "checkpoints", code=2)
 
-    trio.run(claimed_only, store, coordinator_directory("cuts"))
-    hidden = json.loads(dos("checkpoint", "ls", store, "cuts", "--json"))
+    trio.run(claimed_only, store, coordinator_directory("checkpoints"))
+    hidden = json.loads(dos("checkpoint", "ls", store, "checkpoints", "--json"))
     assert "a later checkpoint may be committed" in hidden["unproved"]
     numbers = [one["checkpoint"] for one in listed["checkpoints"]]
     assert [one["checkpoint"] for one in hidden["checkpoints"]] == numbers[:-1]
-    assert dos("checkpoint", "ls", store, "cuts").splitlines()[-1] == hidden["unproved"]
-    assert dos("region", "status", store, "cuts", "--no-ask").splitlines()[-1] == hidden["unproved"]
+    assert dos("checkpoint", "ls", store, "checkpoints").splitlines()[-1] == hidden["unproved"]
+    assert dos("region", "status", store, "checkpoints", "--no-ask").splitlines()[-1] == hidden["unproved"]
 
 
 async def claimed_only(url: str, directory: str) -> None:

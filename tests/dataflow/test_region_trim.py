@@ -50,14 +50,14 @@ class Region:
         graph = slow_word_count([self.path], self.folder / "out", repeat=6)
         return run_in_threads(graph, self.url, watch, limits, retain=2), watch
 
-    def pinned(self, cut: int) -> dict[str, Any]:
+    def pinned(self, checkpoint: int) -> dict[str, Any]:
         """Return the state of a checkpoint, compared with no state, as read from the store."""
-        shown = dos("checkpoint", "diff", self.url, "words", cut, cut, "--json")
+        shown = dos("checkpoint", "diff", self.url, "words", checkpoint, checkpoint, "--json")
         assert shown.exit_code == 0, shown.stderr
         found: dict[str, Any] = json.loads(shown.stdout)
         return found
 
-    def cuts(self) -> dict[str, Any]:
+    def checkpoints(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(dos("checkpoint", "ls", self.url, "words", "--json").stdout)
         return found
 
@@ -84,27 +84,27 @@ def test_a_savepoint_stays_restorable_until_it_is_let_go_also_by_the_next_driver
 ) -> None:
     region = Region(one_server, tmp_path, monkeypatch)
     control, watch = region.start()
-    watch.cuts(3)
+    watch.checkpoints(3)
     done = dos("region", "savepoint", region.url, "words", "good", "--json")
     assert done.exit_code == 0, done.stderr
     pinned = json.loads(done.stdout)["result"]["checkpoint"]
-    watch.cuts(12)
+    watch.checkpoints(12)
     refused = dos("region", "savepoint", region.url, "words", "late", "--checkpoint", 1)
     assert (refused.exit_code, "checkpoint 1 is not retained" in refused.stderr) == (1, True)
     assert dos("region", "stop", region.url, "words").exit_code == 0
     assert control.wait(WAIT_S)
 
     control, watch = region.start()
-    watch.cuts(8)
+    watch.checkpoints(8)
     assert "savepoint good" in dos("checkpoint", "ls", region.url, "words").stdout
-    found = region.cuts()
+    found = region.checkpoints()
     assert found["savepoints"] == {"good": pinned}
     retained = [row["checkpoint"] for row in found["checkpoints"] if row["retained"]]
     assert (retained[0], len(retained)) == (pinned, 3)
     assert region.pinned(pinned)["from"] == pinned
     assert dos("region", "savepoint", region.url, "words", "good", "--drop").exit_code == 0
-    watch.cuts(10)
-    assert region.cuts()["savepoints"] == {}
+    watch.checkpoints(10)
+    assert region.checkpoints()["savepoints"] == {}
     gone = dos("checkpoint", "diff", region.url, "words", pinned, pinned)
     assert (gone.exit_code, "released" in gone.stderr) == (1, True)
     region.finish(control)
@@ -118,9 +118,9 @@ def test_what_workers_that_died_did_not_delete_is_visible_and_deleted_and_the_re
     with monkeypatch.context() as dying:  # each worker dies between the release and the deletion
         dying.setattr(Journals, "_release", lambda *_: None)
         control, watch = region.start()
-        watch.cuts(10)
+        watch.checkpoints(10)
         assert dos("region", "savepoint", region.url, "words", "good").exit_code == 0
-        watch.cuts(14)
+        watch.checkpoints(14)
         assert dos("region", "stop", region.url, "words").exit_code == 0
         assert control.wait(WAIT_S)
 
@@ -143,7 +143,7 @@ def test_what_workers_that_died_did_not_delete_is_visible_and_deleted_and_the_re
     assert "nothing to delete" in dos("region", "trim", region.url, "words").stdout
 
     control, watch = region.start()
-    watch.cuts(2)
+    watch.checkpoints(2)
     done = dos("region", "trim", region.url, "words", "--apply")
     assert done.exit_code == 0, done.stderr
     region.finish(control)
@@ -155,10 +155,10 @@ def test_the_last_checkpoint_of_a_stopped_region_is_pinned_and_the_region_contin
 ) -> None:
     region = Region(one_server, tmp_path, monkeypatch)
     control, watch = region.start()
-    watch.cuts(3)
+    watch.checkpoints(3)
     assert dos("region", "stop", region.url, "words").exit_code == 0
     assert control.wait(WAIT_S)
-    last = region.cuts()["checkpoints"][-1]
+    last = region.checkpoints()["checkpoints"][-1]
 
     silent = dos("region", "savepoint", region.url, "words", "end", "--timeout", 1)
     assert (silent.exit_code, "pass --stopped" in silent.stderr) == (1, True)
@@ -171,7 +171,7 @@ def test_the_last_checkpoint_of_a_stopped_region_is_pinned_and_the_region_contin
     )
     refused = dos("region", "savepoint", region.url, "words", "late", "--checkpoint", 99, "--stopped")
     assert (refused.exit_code, "checkpoint 99 is not retained" in refused.stderr) == (1, True)
-    found = region.cuts()
+    found = region.checkpoints()
     assert (found["checkpoints"][-1]["checkpoint"], found["savepoints"]) == (
         last["checkpoint"] + 1,
         {"end": last["checkpoint"]},
@@ -181,16 +181,16 @@ def test_the_last_checkpoint_of_a_stopped_region_is_pinned_and_the_region_contin
     assert before["to"] == last["checkpoint"]
 
     control, watch = region.start()
-    watch.cuts(6)
-    retained = [row["checkpoint"] for row in region.cuts()["checkpoints"] if row["retained"]]
+    watch.checkpoints(6)
+    retained = [row["checkpoint"] for row in region.checkpoints()["checkpoints"] if row["retained"]]
     assert (retained[0], len(retained)) == (last["checkpoint"], 3)
     assert region.pinned(last["checkpoint"]) == before
     region.finish(control)
     for _ in range(2):
         done = dos("region", "savepoint", region.url, "words", "end", "--stopped", "--drop")
     assert (done.exit_code, "savepoint 'end' does not exist" in done.stderr) == (1, True)
-    assert region.cuts()["savepoints"] == {}
-    assert region.cuts()["checkpoints"][-1]["final"]
+    assert region.checkpoints()["savepoints"] == {}
+    assert region.checkpoints()["checkpoints"][-1]["final"]
 
 
 # EVIDENCE-OF: P-6
@@ -199,14 +199,14 @@ def test_the_bytes_that_only_a_savepoint_keeps_are_those_that_are_deleted_after_
 ) -> None:
     region = Region(one_server, tmp_path, monkeypatch)
     control, watch = region.start()
-    watch.cuts(2)
+    watch.checkpoints(2)
     done = dos("region", "savepoint", region.url, "words", "good", "--why", "a test", "--json")
     assert done.exit_code == 0, done.stderr
     good = json.loads(done.stdout)["result"]["checkpoint"]
     count = 4
     while region.held()["good"] < 20_000:  # until later checkpoints begin at a later snapshot
         count += 1
-        watch.cuts(count)
+        watch.checkpoints(count)
     # No input is read from here on, and all but the savepoint need the same: the number is then exact.
     # Otherwise the checkpoint that drops the savepoint also releases an older one, and more is deleted.
     assert dos("region", "pause", region.url, "words").exit_code == 0

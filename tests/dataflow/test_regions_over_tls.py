@@ -61,7 +61,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_a_killed_worker_is_replaced_over_tls(tls_store: str, texts: list[Path], tmp_path: Path) -> None:
     graph = slow_word_count(texts, tmp_path / "out")
     with running(graph, tls_store, tmp_path) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         os.kill(control.status.workers[0].pid, signal.SIGKILL)
         watch.wait(lambda event: isinstance(event, ResetReport))
         hurry(tmp_path / "out")
@@ -81,7 +81,7 @@ def test_a_region_whose_certificate_has_expired_shows_it_while_it_runs(
     hosts = Authority(certificates.authority.directory)
     graph = slow_word_count(texts, tmp_path / "out")
     with running(graph, tls_store, tmp_path, metrics="127.0.0.1:0") as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
         ready = f"http://{control.status.metrics}/readyz"
         assert fetch_url(ready) == (200, "ok\n")
         hosts.renew("client", days=1, begins=datetime.now(UTC) - timedelta(days=2))

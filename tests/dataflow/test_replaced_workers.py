@@ -38,7 +38,7 @@ def test_all_workers_are_replaced_one_after_the_other_while_the_region_runs(
     shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
     with counting(texts, shared_store, tmp_path, workers=2) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         before = [worker.pid for worker in control.status.workers]
         settled = control.replace(timeout=WAIT_S)
         assert settled.replaced == (0, 1)
@@ -61,7 +61,7 @@ def test_a_process_that_dies_before_it_takes_over_leaves_the_worker_that_runs(
             os.kill(event.pid, signal.SIGKILL)
 
     with counting(texts, shared_store, tmp_path, workers=2) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         before = [worker.pid for worker in control.status.workers]
         watch.also = kill_the_new
         with pytest.raises(NotReplacedError, match="no worker was replaced; kept: 0, 1: worker 0 was lost"):
@@ -76,7 +76,7 @@ def test_a_region_is_handed_over_to_another_driver_which_starts_its_workers_firs
 ) -> None:
     graph = slow_word_count(texts, tmp_path / "out")
     with running(graph, shared_store, tmp_path, workers=3) as (before, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         with running(graph, shared_store, tmp_path, hand_over=True) as (after, newer):
             newer.wait(lambda event: isinstance(event, CheckpointCommitted))
             assert before.wait(WAIT_S)
@@ -92,7 +92,7 @@ def test_a_driver_that_cannot_continue_leaves_the_region_to_the_one_that_runs_it
 ) -> None:
     graph = slow_word_count(texts, tmp_path / "out")
     with running(graph, shared_store, tmp_path, workers=2) as (before, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         other = Graph("another")
         other.source("rows", RateSource(10)).sink("out", LogSink())
         with running(other, shared_store, tmp_path, hand_over=True) as (after, _):

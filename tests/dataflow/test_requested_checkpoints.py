@@ -31,5 +31,5 @@ def test_a_checkpoint_that_is_under_way_is_not_the_one_that_is_requested(scenari
 def test_a_number_that_is_requested_is_above_the_last_commit_even_if_the_status_is_older() -> None:
     spec = RegionSpec(name="r", workers=1, store_url="dos://h", job_key=b"k" * 32, operators={})
     control = RegionControl(spec)
-    control._cut = 3  # its commit was reported, and the status is updated next
+    control._checkpoint = 3  # its commit was reported, and the status is updated next
     assert control.request_checkpoint() == 4

@@ -19,7 +19,7 @@ from dataflow.worker.directories import FormerFiles
 from dataflow.worker.layout_change import LayoutChange
 from journal import restore
 from journal.core.trimming import below
-from tests.checkpoint.manifest_samples import numbered_cut
+from tests.checkpoint.manifest_samples import numbered_checkpoint
 from tests.dataflow.filing import Diary, MovingDiary, diary_of, together
 from tests.dataflow.test_rescaling import CHANGES
 from tests.dataflow.test_worker_directories import CHAIN, PLAN, standing
@@ -211,9 +211,11 @@ async def test_a_directory_of_another_layout_begins_with_the_files_of_all_former
 
 @pytest.mark.trio
 async def test_a_worker_that_joins_creates_the_journals_of_its_directories_ahead() -> None:
-    store, cut = MemoryStore(), numbered_cut()
-    layout = rebalanced(cut.layout, range(3))
-    order = CopyAhead(job="app", incarnation=3, epoch=3, cut=5, worker=2, restore=cut, layout=layout)
+    store, checkpoint = MemoryStore(), numbered_checkpoint()
+    layout = rebalanced(checkpoint.layout, range(3))
+    order = CopyAhead(
+        job="app", incarnation=3, epoch=3, checkpoint=5, worker=2, restore=checkpoint, layout=layout
+    )
     change = LayoutChange.of(order, PLAN)
     assert change is not None
     await create_journals(store.claim(3, directory="app.w0002"), order, change, PLAN, generation=1)

@@ -89,7 +89,7 @@ def test_a_stopped_region_goes_on_with_other_numbers_of_workers(
     graph = slow_word_count(texts, tmp_path / "out")
     for workers in (2, 3, 1):
         with running(graph, shared_store, tmp_path, workers=workers) as (control, watch):
-            watch.cuts(3)
+            watch.checkpoints(3)
             assert len(control.status.workers) == workers
     hurry(tmp_path / "out")
     with running(graph, shared_store, tmp_path, workers=5) as (control, _):
@@ -102,7 +102,7 @@ def test_a_running_region_goes_to_other_numbers_of_workers(
 ) -> None:
     graph = slow_word_count(texts, tmp_path / "out")
     with running(graph, shared_store, tmp_path, workers=2) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         for workers in (3, 5, 1):
             settled = control.scale(workers, WAIT_S)
             assert (settled.workers, settled.error) == (workers, "")
@@ -124,7 +124,7 @@ def test_output_logs_have_every_step_once_through_changes_and_kills(
     paths = inputs(tmp_path)
     graph = counted(paths, tmp_path, publish)
     with running(graph, shared_store, tmp_path, workers=2) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         control.scale(1, WAIT_S)
         kill(control, 0, wipe=True)
         control.checkpoint(WAIT_S)
@@ -161,7 +161,7 @@ def test_a_change_that_fails_leaves_the_workers_that_were_there(
 
     monkeypatch.setattr(CopiedState, "copy", later)
     with counting(texts, shared_store, tmp_path, workers=2) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         watch.also = kill_the_new
         with pytest.raises(NotScaledError, match="keeps 2 workers"):
             control.scale(3, WAIT_S)
@@ -185,7 +185,7 @@ def test_what_has_no_rule_keeps_its_number_of_workers(
     )
     words.key_by("by_word", "word").count("counts").sink("out", JournaledFileSink())
     with running(graph, shared_store, tmp_path, workers=1) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         with pytest.raises(NotScaledError, match="'out' has no rule for it: it keeps files"):
             control.scale(2, WAIT_S)
     with running(graph, shared_store, tmp_path, workers=2) as (control, _):
@@ -193,7 +193,7 @@ def test_what_has_no_rule_keeps_its_number_of_workers(
         reason = str(control.exception())
         assert "made by 1 worker, the region has 2 workers: 'out' has no rule for it" in reason
     with running(graph, shared_store, tmp_path) as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
         assert len(control.status.workers) == 1
 
 
@@ -245,7 +245,7 @@ def test_a_region_reads_the_log_of_one_that_is_scaled_with_every_row_in_time(
         running(above, shared_store, up, workers=2) as (upper, watch),
         running(below, shared_store, down, workers=2) as (lower, _),
     ):
-        watch.cuts(2)
+        watch.checkpoints(2)
         for workers in (1, 3, 2):
             upper.scale(workers, WAIT_S)
             upper.checkpoint(WAIT_S)
@@ -279,7 +279,7 @@ def test_rows_in_transactions_count_once_through_changes_and_kills(
     numbers.sink("files", ParquetSink(tmp_path / "files"))
     numbers.sink("table", SqlSink(postgres.url, "rescaled"))
     with running(graph, shared_store, tmp_path, workers=3) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         for workers in (1, 3, 2):
             control.scale(workers, WAIT_S)
             kill(control, workers - 1, wipe=False)
@@ -295,7 +295,7 @@ def test_the_command_scales_a_region_from_anywhere(
 ) -> None:
     graph, name = slow_word_count(texts, tmp_path / "out"), tmp_path.name
     with running(graph, shared_store, tmp_path, workers=2) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         done = dos("region", "scale", shared_store, name, "--workers", 3)
         assert done.returncode == 0, done.stderr
         assert "the region has 3 workers, after" in done.stdout
@@ -321,7 +321,7 @@ def test_a_savepoint_keeps_the_state_of_workers_that_left_and_come_back(
     graph, name = slow_word_count(texts, tmp_path / "out"), tmp_path.name
     few = {"retain": 2, "worker_limits": replace(SMALL_STEPS, snapshot_bytes_min=16 * 1024)}
     with running(graph, shared_store, tmp_path, workers=3, **few) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         three = control.savepoint("three", timeout=WAIT_S)
         counted = state_of(shared_store, name, "counts", checkpoint=str(three))
         control.scale(1, WAIT_S)
@@ -333,7 +333,7 @@ def test_a_savepoint_keeps_the_state_of_workers_that_left_and_come_back(
     done = dos("region", "savepoint", shared_store, name, "one", "--stopped")
     assert done.returncode == 0, done.stderr
     with running(graph, shared_store, tmp_path, workers=2, **few) as (control, watch):
-        watch.cuts(3)
+        watch.checkpoints(3)
         assert control.scale(3, WAIT_S).workers == 3
         for _ in range(3):  # releases all but the savepoints
             last = control.checkpoint(WAIT_S)
@@ -352,7 +352,7 @@ def test_files_that_changed_before_a_change_of_the_number_of_workers_end_the_reg
     shared_store: str, texts: list[Path], tmp_path: Path
 ) -> None:
     with running(slow_word_count(texts, tmp_path / "out"), shared_store, tmp_path, workers=2) as (_, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
     fewer = slow_word_count(texts[:1], tmp_path / "out")
     with running(fewer, shared_store, tmp_path, workers=3) as (control, _):
         assert control.wait(WAIT_S)

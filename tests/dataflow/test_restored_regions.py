@@ -39,15 +39,15 @@ def test_a_stopped_region_is_restored_to_a_savepoint(
     """Whatever workers it had meanwhile: what they wrote after the savepoint is not there."""
     graph, first = slow_word_count(texts, tmp_path / "out"), workers[0]
     with running(graph, shared_store, tmp_path, workers=first) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         number = control.savepoint("good")
-        watch.cuts(5)
+        watch.checkpoints(5)
     with running(graph, shared_store, tmp_path, workers=workers[1]) as (control, watch):
-        watch.cuts(3)
+        watch.checkpoints(3)
     restored = dos("region", "restore", shared_store, tmp_path.name, "--to", "savepoint:good", "--stopped")
     assert restored.returncode == 0, restored
     with counting(texts, shared_store, tmp_path, workers=workers[2]) as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
         assert control.status.last_checkpoint > number
         assert control.status.savepoints == {"good": number}
 
@@ -57,9 +57,9 @@ def test_a_program_that_begins_with_a_savepoint_goes_back_once_however_often_it_
 ) -> None:
     graph, name = slow_word_count(texts, tmp_path / "out"), tmp_path.name
     with running(graph, shared_store, tmp_path) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         number = control.savepoint("good", timeout=WAIT_S)
-        watch.cuts(4)
+        watch.checkpoints(4)
         before = control.status.last_checkpoint
     shown = json.loads(
         dos("region", "restore", shared_store, name, "--to", "savepoint:good", "--dry-run", "--json").stdout
@@ -73,7 +73,7 @@ def test_a_program_that_begins_with_a_savepoint_goes_back_once_however_often_it_
     elsewhere = tmp_path / "elsewhere" / name
     elsewhere.mkdir(parents=True)
     with running(graph, shared_store, tmp_path, restore="savepoint:good") as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         incarnation = control.status.incarnation
         for program, options, why in (
             (graph, {"restore": "savepoint:bad"}, "has no savepoint 'bad'; it has good"),
@@ -83,10 +83,10 @@ def test_a_program_that_begins_with_a_savepoint_goes_back_once_however_often_it_
             with running(program, shared_store, elsewhere, **options) as (refused, _):
                 assert refused.wait(WAIT_S)
                 assert why in str(refused.exception())
-        watch.cuts(1)
+        watch.checkpoints(1)
         assert control.status.incarnation == incarnation, "nobody has disturbed it"
     with counting(texts, shared_store, tmp_path, restore="savepoint:good") as (_, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
     listed = json.loads(dos("checkpoint", "show", shared_store, name, "--json").stdout)
     assert listed["line"] == 1, "it went back once"
 
@@ -99,9 +99,9 @@ def test_a_region_that_shows_steps_begins_with_the_workers_that_a_fork_or_a_rest
     fork.mkdir()
     paths = inputs(tmp_path)
     with running(counted(paths, original, "step"), shared_store, original, workers=2) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         control.savepoint("good", timeout=WAIT_S)
-        watch.cuts(1)
+        watch.checkpoints(1)
     last = json.loads(dos("checkpoint", "show", shared_store, original.name, "--json").stdout)
     assert steps_of(shared_store, original.name)[-1].step == last["step"], "no step was shown after it"
     names = original.name, fork.name
@@ -110,7 +110,7 @@ def test_a_region_that_shows_steps_begins_with_the_workers_that_a_fork_or_a_rest
     for folder, workers, more in ((fork, 3, {}), (original, 1, {"restore": "savepoint:good"})):
         graph = counted(paths, folder, "step")
         with running(graph, shared_store, folder, workers=workers, **more) as (control, watch):
-            watch.cuts(1)
+            watch.checkpoints(1)
             assert len(control.status.workers) == workers
             assert control.replace(0, timeout=WAIT_S).replaced == (0,)
             assert control.scale(2, WAIT_S).workers == 2
@@ -130,15 +130,15 @@ def test_a_running_region_is_restored_and_its_output_is_that_of_the_new_line(
     folder.mkdir()
     paths = inputs(folder)
     with running(counted(paths, folder, publish), shared_store, folder) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         number = control.savepoint("good", timeout=WAIT_S, why="before the test")
-        watch.cuts(5)
+        watch.checkpoints(5)
         before = control.status
         assert control.restore("savepoint:good", WAIT_S) == number
         watch.wait(lambda event: isinstance(event, ResetReport))
         (reset,) = control.status.resets
         assert reset.reason == f"it was restored to checkpoint {number}"
-        watch.cuts(7)
+        watch.checkpoints(7)
         assert control.status.last_checkpoint > before.last_checkpoint
         with pytest.raises(RestoreRefusedError, match="has no savepoint 'bad'; it has good"):
             control.restore("savepoint:bad", WAIT_S)
@@ -185,7 +185,7 @@ def test_a_region_that_reads_what_is_taken_back_fails_by_name_or_follows(
     truth = dict(true_counts(paths, 3))
     with running(up, shared_store, above) as (writing, _):
         with running(down, shared_store, below) as (reading, read):
-            read.cuts(2)
+            read.checkpoints(2)
             reading.savepoint("good", timeout=WAIT_S)
             writing.checkpoint(WAIT_S)  # covers everything that is read in that savepoint
             good = writing.savepoint("good", timeout=WAIT_S)

@@ -208,8 +208,10 @@ def broadcast(words: list[str]) -> pa.RecordBatch:
 
 
 def divided(words: list[str], at: list[int]) -> list[list[str]]:
-    cuts = sorted(one % (len(words) + 1) for one in at)
-    return [words[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(words)], strict=True)]
+    checkpoints = sorted(one % (len(words) + 1) for one in at)
+    return [
+        words[begin:end] for begin, end in zip([0, *checkpoints], [*checkpoints, len(words)], strict=True)
+    ]
 
 
 _words = st.lists(st.sampled_from(["a", "b", "cc", "", "\n"]), max_size=12)

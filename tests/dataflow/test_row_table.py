@@ -17,7 +17,7 @@ COLUMNS = pa.schema([("name", pa.string()), ("tags", pa.list_(pa.int64()))])
 _actions = st.lists(
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abc")), min_size=1, max_size=5)
     | st.integers(0, 9)
-    | st.sampled_from(["cut", "odd"]),
+    | st.sampled_from(["checkpoint", "odd"]),
     max_size=20,
 )
 

@@ -82,7 +82,7 @@ def test_a_checkpoint_that_a_peer_asked_for_first_is_not_asked_for_again() -> No
     one.step_produced()
     one.request_checkpoint(1, final=False)
     one.step_aligned(1, Barrier(1))
-    assert one.cut_at(1) == Barrier(1)
+    assert one.checkpoint_at(1) == Barrier(1)
     assert one.step_produced() == Barrier()
     one.request_checkpoint(1, final=False)
     assert one.step_produced() == Barrier(), "a request for a checkpoint that has happened"

@@ -64,10 +64,10 @@ def test_a_region_whose_bucket_does_not_exist_fails_before_any_worker_starts(
     assert not (tmp_path / "logs").exists(), "no worker was started"
 
 
-def journaled(store_url: str, worker: int, cut: int) -> str:
+def journaled(store_url: str, worker: int, checkpoint: int) -> str:
     """The rows of one worker's file, as docs/sources-and-sinks.md has it: read from the store alone."""
     chain = f"{store_url}/{NAME}.w{worker:04d}/files-kept"
-    arguments = ["journal", "cat", chain, f"part-w{worker:04d}.tsv", "--at", f"checkpoint:{cut}"]
+    arguments = ["journal", "cat", chain, f"part-w{worker:04d}.tsv", "--at", f"checkpoint:{checkpoint}"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -142,7 +142,7 @@ def test_a_region_resumes_when_the_service_of_its_input_is_available_again(
     source = DirectorySource(prefix, until=f"{prefix}/END", poll_s=0.2)
     graph.source("lines", source).sink("out", FileSink(tmp_path / "out"))
     with running(graph, shared_store, tmp_path) as (control, watch):
-        watch.cuts(1)
+        watch.checkpoints(1)
         bucket.rules.append(Rule("GET", "prefix=waited", status(503, "SlowDown")))
         put("waited/2.txt", "two\n")
         put("waited/END", "")

@@ -106,7 +106,7 @@ def test_a_killed_worker_is_replaced_by_the_process_that_stood_by(
 
     monkeypatch.setattr(local, "ProcessLauncher", Kept)
     with running(slow_word_count(texts, tmp_path / "out"), shared_store, tmp_path) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         (waiting,) = made[0].standby._waiting
         kill(control, 0, wipe=False)
         watch.wait(lambda event: isinstance(event, ResetReport))

@@ -94,7 +94,7 @@ _steps = st.lists(
 
 @given(_steps, st.sets(st.integers(0, 5)))
 def test_a_count_is_a_counter_that_reports_what_changed(
-    steps: list[list[list[tuple[str, int]]]], cuts: set[int]
+    steps: list[list[list[tuple[str, int]]]], checkpoints: set[int]
 ) -> None:
     """Weighted batches, several a step. A twin restored from the checkpoints of some steps must agree."""
     model: Counter[str] = Counter()
@@ -112,7 +112,7 @@ def test_a_count_is_a_counter_that_reports_what_changed(
         assert made == [{"word": word, "count": model[word]} for word in order]
         assert operator.counters()["keys"] == sum(1 for count in model.values() if count)
         changed |= set(order)
-        if number in cuts:
+        if number in checkpoints:
             block = operator.checkpoint()
             assert set(block.column("word").to_pylist()) == changed
             changed.clear()

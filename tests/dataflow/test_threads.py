@@ -90,7 +90,7 @@ def test_the_number_of_threads_has_its_limits(threads: int) -> None:
 
 
 def test_output_published_by_step_is_made_again_as_it_was_by_threads(tmp_path: Path) -> None:
-    """A cut never lies between a row and what became of it, whatever the threads do."""
+    """A checkpoint never lies between a row and what became of it, whatever the threads do."""
     rng = random.Random(7)
     lines = ["\n".join(" ".join(rng.choices(["a", "b", "cc"], k=5)) for _ in range(40)) for _ in range(3)]
     paths = write_files(tmp_path, lines)
@@ -101,7 +101,7 @@ def test_output_published_by_step_is_made_again_as_it_was_by_threads(tmp_path: P
     words.key_by("by_word", "word").count("counts").sink("shown", LogSink(publish="step"))
     region = OneThreadRegion(graph, 2, rng.randrange)
     # raises OutputDiffersError, which says what was made otherwise
-    region.run_with_trouble(rng, rounds=6, turns=60, cuts=0.4)
+    region.run_with_trouble(rng, rounds=6, turns=60, checkpoints=0.4)
     last: dict[str, int] = {}
     for row in (row for side in region.sides for row in rows_shown(side.shown)):
         last[row["word"]] = row["count"]

@@ -88,7 +88,7 @@ def test_a_sink_of_two_phases_neither_loses_nor_doubles_rows() -> None:
 def test_what_a_checkpoint_covers_is_visible_though_nobody_lived_to_receive_of_its_commit(
     seed: int, workers: int
 ) -> None:
-    """The kit tells its sinks of a restored cut; here it is the worker that has to."""
+    """The kit tells its sinks of a restored checkpoint; here it is the worker that has to."""
     rng, place = Random(seed), Place()
     source = IteratorSource(
         lambda split, at: ((n + 1, {"id": int(split) + n}) for n in range(at, 20)),
@@ -123,7 +123,7 @@ class ShowsAgain(Output):
 
 
 class ShowsAtPrepare(Output):
-    """Rows are seen before anybody knows that their cut counts."""
+    """Rows are seen before anybody knows that their checkpoint counts."""
 
     def prepare(self, transaction: str) -> None:
         super().prepare(transaction)
@@ -139,7 +139,7 @@ class ShowsAtClose(Output):
 
 
 class ForgetsUntilCommit(Output):
-    """Prepared in memory only, and nothing is said when it is not found."""
+    """Vote in memory only, and nothing is said when it is not found."""
 
     def prepare(self, transaction: str) -> None:
         """It is in `rows`, and that is enough if nobody dies."""
@@ -180,12 +180,12 @@ def test_the_kit_finds_what_is_wrong_with_a_sink(made: Callable[[Place], Output]
     assert "after: rows" in str(raised.value)
 
 
-def only_the_newest(self: Transactions, cut: int) -> list[str]:
-    names = _prepare(self, cut)
+def only_the_newest(self: Transactions, checkpoint: int) -> list[str]:
+    names = _prepare(self, checkpoint)
     return names[-1:]
 
 
-def all_that_is_pending(self: Transactions, cut: int) -> list[str]:
+def all_that_is_pending(self: Transactions, checkpoint: int) -> list[str]:
     return [str(name) for name in self._pending]
 
 

@@ -187,7 +187,7 @@ def test_a_killed_worker_changes_nothing_that_functions_see_of_their_state(
     ):
         with blocking.open_producer(client, tmp_path.name, "rows", "p", "at timestamp, k string") as sender:
             sender.wait_recorded(sender.send(rows[:15]))
-            watch.cuts(1)
+            watch.checkpoints(1)
             kill(control, 0, wipe=True)
             sender.wait_recorded(sender.send(rows[15:]))
         blocking.close_input(client, tmp_path.name, "rows")

@@ -283,7 +283,9 @@ def test_a_checkpoint_holds_the_time_of_its_own_step_though_sources_are_ahead() 
         sent[step] = circuit.end_sources(step)
     for step in (1, 2):
         received = {0: [(0, batch) for batch in sent[step][0][0]]}
-        circuit.run_stage(1, step, received, cut=step == 2, watermarks={0: [circuit.time.to_send(step, 0)]})
+        circuit.run_stage(
+            1, step, received, checkpoint=step == 2, watermarks={0: [circuit.time.to_send(step, 0)]}
+        )
     whole = SnapshotSpool()
     taken = OwnPart(snapshot=whole)
     circuit.take_checkpoint(1, taken)

@@ -115,7 +115,7 @@ def test_windows_survive_a_worker_that_is_killed(shared_store: str, tmp_path: Pa
     graph = per_window(paths, 5, FileSink(tmp_path / "out"), FileSink(tmp_path / "late"))
     small = WorkerLimits(step_bytes_max=4096, batch_bytes_max=4096)
     with running(graph, shared_store, tmp_path, worker_limits=small) as (control, watch):
-        watch.cuts(2)
+        watch.checkpoints(2)
         kill(control, 0, wipe=True)
         assert finished(control), control.status
         assert control.status.incarnation == 2

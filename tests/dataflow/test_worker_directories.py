@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from checkpoint.chains.directory_store import DirectoryStore, FilesAt
-from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.manifest import WorkerCheckpoint
 from checkpoint.core.retention import Rolling
 from checkpoint.errors import ManifestError
 from dataflow import limits
@@ -24,7 +24,7 @@ from dataflow.state.directory_moving import begin_files
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.worker.directories import (
     Directories,
-    DirectoriesAtCut,
+    DirectoriesAtCheckpoint,
     FormerFiles,
     PostedChanges,
 )
@@ -49,9 +49,9 @@ class Worker:
         self.directories = directories
         self.files = files
 
-    async def vote(self, cut: int) -> DirectoriesAtCut:
-        self.files.cut(cut, 10 * cut)
-        return await self.directories.synced(cut)
+    async def vote(self, checkpoint: int) -> DirectoriesAtCheckpoint:
+        self.files.checkpoint(checkpoint, 10 * checkpoint)
+        return await self.directories.synced(checkpoint)
 
 
 @asynccontextmanager
@@ -59,7 +59,7 @@ async def standing(
     store: MemoryStore,
     incarnation: int,
     scratch: Path,
-    at: DirectoriesAtCut | None = None,
+    at: DirectoriesAtCheckpoint | None = None,
     rolling: Rolling | None = None,
     former: FormerFiles | None = None,
 ) -> AsyncIterator[Worker]:
@@ -91,17 +91,17 @@ def moved(sources: Mapping[int, Path], target: Path) -> None:
         shutil.copytree(source, target / str(worker))
 
 
-def part_of(at: DirectoriesAtCut) -> WorkerCut:
+def part_of(at: DirectoriesAtCheckpoint) -> WorkerCheckpoint:
     any_position = Position(1, 0, 0)
-    return WorkerCut(state=any_position, steps=any_position, directories=at.positions)
+    return WorkerCheckpoint(state=any_position, steps=any_position, directories=at.positions)
 
 
 @pytest.mark.trio
 async def test_a_vote_waits_until_its_changes_are_on_a_quorum(tmp_path: Path) -> None:
     async with standing(MemoryStore(), 1, tmp_path) as worker, trio.open_nursery() as nursery:
         worker.claim.held = True
-        worker.files.append("log", b"before the cut")
-        voted: list[DirectoriesAtCut] = []
+        worker.files.append("log", b"before the checkpoint")
+        voted: list[DirectoriesAtCheckpoint] = []
 
         async def vote() -> None:
             voted.append(await worker.vote(1))
@@ -122,17 +122,17 @@ async def test_each_checkpoint_of_a_directory_is_found_by_its_number_and_step_al
 ) -> None:
     store, held = MemoryStore(), {}
     async with standing(store, 1, tmp_path / "here", rolling=SMALL) as worker:
-        for cut in range(1, 13):
-            worker.files.append("log", b"%02d" % cut * 40)
+        for checkpoint in range(1, 13):
+            worker.files.append("log", b"%02d" % checkpoint * 40)
             worker.files.truncate("log", 60)
-            await worker.vote(cut)
-            held[cut] = files(worker.files.path)
+            await worker.vote(checkpoint)
+            held[checkpoint] = files(worker.files.path)
         await wait_all_tasks_blocked()
     assert len(store.servers[0].objects[DIRECTORY]) > 2, "snapshots began segments"
-    for cut in (1, 6, 12):
-        for at in (AtCheckpoint(cut), AtStep(10 * cut)):
+    for checkpoint in (1, 6, 12):
+        for at in (AtCheckpoint(checkpoint), AtStep(10 * checkpoint)):
             await restore(tmp_path / f"{at}", store, DIRECTORY, CHAIN, at=at)
-            assert files(tmp_path / f"{at}") == held[cut]
+            assert files(tmp_path / f"{at}") == held[checkpoint]
     for at, why in (
         (AtCheckpoint(13), "does not hold checkpoint 13; the one before"),
         (AtStep(15), "not hold the checkpoint of step 15"),
@@ -152,7 +152,7 @@ async def test_a_vote_that_does_not_wait_loses_files(tmp_path: Path, monkeypatch
     store = MemoryStore()
     async with standing(store, 1, tmp_path / "here") as worker:
         worker.claim.held = True
-        worker.files.append("log", b"before the cut")
+        worker.files.append("log", b"before the checkpoint")
         taken = await worker.vote(1)
     with pytest.raises(ExceptionGroup) as told:
         async with standing(store, 2, tmp_path / "there", taken):
@@ -167,7 +167,7 @@ async def test_a_checkpoint_holds_what_was_written_before_it_whatever_the_circui
     store = MemoryStore()
     async with standing(store, 1, tmp_path / "here") as worker:
         worker.files.append("log", b"one ")
-        worker.files.cut(1, 10)
+        worker.files.checkpoint(1, 10)
         worker.files.append("log", b"two ")
         worker.files.write_at("log", 0, b"ONE")
         worker.files.method_over()
@@ -182,8 +182,8 @@ async def test_a_checkpoint_holds_what_was_written_before_it_whatever_the_circui
             assert files(worker.files.path) == {"log": b"one "}
             worker.files.append("log", b"again")
     assert not here.exists(), "what another incarnation left is gone"
-    await restore(tmp_path / "as-of-the-cut", store, DIRECTORY, CHAIN, at=taken.positions["own"])
-    assert files(tmp_path / "as-of-the-cut") == {"log": b"one "}
+    await restore(tmp_path / "as-of-the-checkpoint", store, DIRECTORY, CHAIN, at=taken.positions["own"])
+    assert files(tmp_path / "as-of-the-checkpoint") == {"log": b"one "}
 
 
 @pytest.mark.trio
@@ -201,7 +201,7 @@ async def test_a_checkpoint_that_says_nothing_of_a_directory_is_refused_by_the_o
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ExceptionGroup) as told:
-        async with standing(MemoryStore(), 1, tmp_path, DirectoriesAtCut({}, {})):
+        async with standing(MemoryStore(), 1, tmp_path, DirectoriesAtCheckpoint({}, {})):
             pass
     error = first_error(told.value)
     assert isinstance(error, ManifestError)
@@ -239,7 +239,7 @@ async def test_an_operator_that_does_not_know_that_it_is_superseded_changes_no_f
     """As in a process that was stopped, with the scratch directory of the one in its place."""
     store = MemoryStore()
     async with standing(store, 1, tmp_path) as old:
-        old.files.append("log", b"of the cut")
+        old.files.append("log", b"of the checkpoint")
         taken = await old.vote(1)
         directories = Directories(PLAN, DIRECTORY, 2, str(tmp_path))
         claim = store.claim(2)
@@ -251,7 +251,7 @@ async def test_an_operator_that_does_not_know_that_it_is_superseded_changes_no_f
                 OperatorFailure, match=r"changed by other means|cannot apply a recorded change"
             ):
                 change()
-        assert files(path) == {"log": b"of the cut"}
+        assert files(path) == {"log": b"of the checkpoint"}
         await directories.aclose()
 
 
@@ -285,10 +285,10 @@ async def test_snapshots_let_what_released_checkpoints_needed_be_deleted(tmp_pat
     store, taken, rewritten = MemoryStore(), None, 200
     for incarnation in range(1, 4):
         async with standing(store, incarnation, tmp_path / str(incarnation), taken, SMALL) as worker:
-            for cut in range(20):
-                worker.files.append("log", b"%02d" % cut)
+            for checkpoint in range(20):
+                worker.files.append("log", b"%02d" % checkpoint)
                 worker.files.write_at("page", 0, os.urandom(rewritten))
-                taken = await worker.vote(cut)
+                taken = await worker.vote(checkpoint)
                 worker.claim.collect(below(taken.floors))  # all older ones are released
             kept = files(worker.files.path)
     held = sum(map(len, store.servers[0].objects[DIRECTORY].values()))
@@ -301,7 +301,7 @@ async def test_snapshots_let_what_released_checkpoints_needed_be_deleted(tmp_pat
 @settings(max_examples=40, deadline=None)
 @given(
     changes=st.lists(
-        st.one_of(CHANGE, st.just(("cut",)), st.just(("commit",)), st.just(("crash",))), max_size=30
+        st.one_of(CHANGE, st.just(("checkpoint",)), st.just(("commit",)), st.just(("crash",))), max_size=30
     ),
     rng=st.randoms(use_true_random=False),
 )
@@ -314,7 +314,7 @@ def test_any_changes_checkpoints_and_crashes_leave_the_files_of_the_last_checkpo
 async def _any_changes(folder: Path, changes: list[tuple[Any, ...]], rng: Any) -> None:
     """A crash comes while appends wait, and on a disk of its own or with what the last life left."""
     store = MemoryStore()
-    counts: DirectoriesAtCut | None = None
+    counts: DirectoriesAtCheckpoint | None = None
     waiting, numbers = [*changes, ("crash",)], iter(range(1, 1000))
     committed = dict[str, bytes]()
     for incarnation in range(1, sum(one[0] == "crash" for one in waiting) + 1):
@@ -323,7 +323,7 @@ async def _any_changes(folder: Path, changes: list[tuple[Any, ...]], rng: Any) -
         async with standing(store, incarnation, scratch, counts, SMALL) as worker:
             assert files(worker.files.path) == committed
             while (change := waiting.pop(0))[0] != "crash":
-                if change[0] == "cut":  # that never counts
+                if change[0] == "checkpoint":  # that never counts
                     await worker.vote(next(numbers))
                 elif change[0] == "commit":
                     counts, committed = await worker.vote(next(numbers)), model
@@ -357,15 +357,15 @@ async def test_the_history_of_files_is_bounded_by_retained_checkpoints(tmp_path:
     store, retained, most = MemoryStore(), [], [0, 0]
     checkpoints = 120
     async with standing(store, 1, tmp_path / "here", rolling=SMALL) as worker:
-        for cut in range(checkpoints):
-            worker.files.append(f"part-{cut:03d}", b"%03d" % cut * 20)
-            if cut >= 5:
-                worker.files.remove(f"part-{cut - 5:03d}")
-            retained = [*retained[-1:], await worker.vote(cut)]
+        for checkpoint in range(checkpoints):
+            worker.files.append(f"part-{checkpoint:03d}", b"%03d" % checkpoint * 20)
+            if checkpoint >= 5:
+                worker.files.remove(f"part-{checkpoint - 5:03d}")
+            retained = [*retained[-1:], await worker.vote(checkpoint)]
             worker.claim.collect(below(retained[0].floors))
             await wait_all_tasks_blocked()
-            half = 2 * cut // checkpoints
+            half = 2 * checkpoint // checkpoints
             most[half] = max(most[half], sum(map(len, store.servers[0].objects[DIRECTORY].values())))
     assert most[1] <= 1.25 * most[0], most
     await restore(tmp_path / "there", store, DIRECTORY, CHAIN, at=retained[0].positions["own"])
-    assert sorted(files(tmp_path / "there")) == [f"part-{cut:03d}" for cut in range(114, 119)]
+    assert sorted(files(tmp_path / "there")) == [f"part-{checkpoint:03d}" for checkpoint in range(114, 119)]

@@ -7,38 +7,40 @@ import pytest
 
 from checkpoint import NO_MARK, Mark, Restore
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Cut
-from dataflow.core.schedule import NO_CUT, Barrier
+from checkpoint.core.manifest import Checkpoint
+from dataflow.core.schedule import NO_CHECKPOINT, Barrier
 from dataflow.worker.journals import Journals
-from dataflow.worker.messages import CutTaken, StageEnded
-from tests.checkpoint.manifest_samples import a_cut
+from dataflow.worker.messages import CheckpointTaken, StageEnded
+from tests.checkpoint.manifest_samples import a_checkpoint
 from tests.journal.memory_store import MemoryStore
 
 
-def order_of(incarnation: int, cut: Cut | None, **fields: Any) -> Restore:
-    number = 0 if cut is None else cut.cut
+def order_of(incarnation: int, checkpoint: Checkpoint | None, **fields: Any) -> Restore:
+    number = 0 if checkpoint is None else checkpoint.number
     return Restore(
         job="r",
         incarnation=incarnation,
         **{"epoch": incarnation, **fields},
-        cut=number,
+        checkpoint=number,
         worker=0,
-        restore=cut,
+        restore=checkpoint,
         peers=(),
         layout=even_layout(1),
     )
 
 
-def taken(number: int, step: int) -> CutTaken:
-    return CutTaken(1, step, Barrier(number), (), None, {}, {}, {}, {})
+def taken(number: int, step: int) -> CheckpointTaken:
+    return CheckpointTaken(1, step, Barrier(number), (), None, {}, {}, {}, {})
 
 
 @pytest.mark.trio
 async def test_the_first_checkpoint_of_a_layout_voids_the_divisions_of_the_former_one() -> None:
-    memory, cut = MemoryStore(), None
+    memory, checkpoint = MemoryStore(), None
     left = []
     for incarnation, steps, number in ((1, (1, 2), 1), (2, (), 2), (3, (), 3)):
-        journals = await Journals.open(memory.claim(incarnation), order_of(incarnation, cut), generation=1)
+        journals = await Journals.open(
+            memory.claim(incarnation), order_of(incarnation, checkpoint), generation=1
+        )
         async with aclosing(journals):
             left.append(journals.last_step)
             for step in steps:
@@ -47,7 +49,7 @@ async def test_the_first_checkpoint_of_a_layout_voids_the_divisions_of_the_forme
             for step in (3, 4) if steps else ():  # above the checkpoint: the next layout does not replay them
                 journals.record(StageEnded(incarnation, step, (), 0, {}))
             await journals.division_synced(4 if steps else 2)
-        cut = a_cut(cut=number, step=2, workers={0: vote}, layout=even_layout(1))
+        checkpoint = a_checkpoint(number=number, step=2, workers={0: vote}, layout=even_layout(1))
     assert left == [0, 4, 2]
 
 
@@ -66,7 +68,7 @@ async def recorded(memory: MemoryStore, order: Restore, first_step: int = 1) -> 
     """Record three steps; the second one requests checkpoint 1, the third one the final checkpoint 2."""
     journals = await Journals.open(memory.claim(order.epoch), order, generation=1)
     async with aclosing(journals):
-        for step, barrier in enumerate((NO_CUT, Barrier(1), Barrier(2, final=True)), first_step):
+        for step, barrier in enumerate((NO_CHECKPOINT, Barrier(1), Barrier(2, final=True)), first_step):
             journals.record(StageEnded(order.epoch, step, {}, 0, {}, barrier=barrier))
         journals.record(StageEnded(order.epoch, first_step, {}, 0, None, stage=1, barrier=Barrier(1)))
         await journals.division_synced(first_step + 2)

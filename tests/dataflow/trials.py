@@ -1,5 +1,5 @@
-"""What tests of operators share: the same rows in any order, cut into steps and batches anyhow, with cuts and
-crashes anywhere.
+"""What tests of operators share: the same rows in any order, cut into steps and batches anyhow, with
+checkpoints and crashes anywhere.
 
 Replica consistency (replication-transparency, definition 2): streams are consistent if they hold the same
 rows whatever their order; an operator keeps that if from consistent inputs it makes consistent outputs.
@@ -87,8 +87,8 @@ def play(graph: Graph, steps: Sequence[Step], *, workers: int = 1, end: bool = F
 def play_with_trouble(
     graph: Graph, steps: Sequence[Step], data: st.DataObject, *, end: bool = False
 ) -> Trial:
-    """All steps on one to three workers, with cuts at some of them and crashes after some. After some crashes
-    another number of workers continues, if every operator says what that does with its state."""
+    """All steps on one to three workers, with checkpoints at some of them and crashes after some. After some
+    crashes another number of workers continues, if every operator says what that does with its state."""
     if end:
         steps = [*steps, {}]
     trial = Trial(graph, workers=data.draw(st.integers(1, 3), label="workers"))
@@ -96,11 +96,13 @@ def play_with_trouble(
     at = 0
     moves, stored = True, False
     while at < len(steps):
-        cut = data.draw(st.sampled_from(["", "cut", "snapshot"]), label=f"cut at step {at + 1}")
+        checkpoint = data.draw(
+            st.sampled_from(["", "checkpoint", "snapshot"]), label=f"checkpoint at step {at + 1}"
+        )
         over = end and at == len(steps) - 1
-        trial.step(steps[at], checkpoint=bool(cut), snapshot=cut == "snapshot", end=over)
+        trial.step(steps[at], checkpoint=bool(checkpoint), snapshot=checkpoint == "snapshot", end=over)
         at += 1
-        stored = stored or bool(cut)
+        stored = stored or bool(checkpoint)
         if crashes and data.draw(st.booleans(), label="crash"):
             crashes -= 1
             may_move = moves and stored

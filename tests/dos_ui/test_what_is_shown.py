@@ -147,7 +147,7 @@ def test_what_holds_the_sources_back(
 
 
 NOW_MS = 10_000_000
-CUT = {"timeMs": NOW_MS - 2_400_000, "final": False}
+AT = {"timeMs": NOW_MS - 2_400_000, "final": False}
 ANSWERED = {"answered": True, "ended": False, "lastReport": None}
 SILENT = {"answered": False, "status": None, "ended": False, "lastReport": None, "problem": "no driver of it"}
 FAILED = {"timeMs": NOW_MS - 9, "status": {"state": "FAILED", "reason": "a check failed"}}
@@ -160,31 +160,31 @@ def running(**more: object) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("reading", "cut", "name", "kind", "text", "since", "past_ms"),
+    ("reading", "checkpoint", "name", "kind", "text", "since", "past_ms"),
     [
-        (running(), CUT, "RUNNING", "good", "", "", 0),
-        (running(underWay=LATE | {"checkpoint": 4, "seconds": 0.5}), CUT, "RUNNING", "good", "", "", 0),
-        (running(underWay=LATE | {"checkpoint": 4, "seconds": 9}), CUT, "RUNNING, checkpoint stuck", "warn",
+        (running(), AT, "RUNNING", "good", "", "", 0),
+        (running(underWay=LATE | {"checkpoint": 4, "seconds": 0.5}), AT, "RUNNING", "good", "", "", 0),
+        (running(underWay=LATE | {"checkpoint": 4, "seconds": 9}), AT, "RUNNING, checkpoint stuck", "warn",
          "checkpoint 4 has waited 9.0 s for the vote of worker 0", "", 0),
-        (running(underWay=LATE | {"checkpoint": 4, "seconds": 9}, lastProgress={"checkpointSeconds": 5}), CUT,
+        (running(underWay=LATE | {"checkpoint": 4, "seconds": 9}, lastProgress={"checkpointSeconds": 5}), AT,
          "RUNNING", "good", "", "", 0),
-        (ANSWERED | {"status": status(1, state="PAUSED", reason="by hand")}, CUT, "PAUSED", "warn", "by hand",
+        (ANSWERED | {"status": status(1, state="PAUSED", reason="by hand")}, AT, "PAUSED", "warn", "by hand",
          "", 0),
-        (SILENT, CUT, "no driver", "bad", "no driver of it", "last sign", 2_400_000),
-        (SILENT | {"lastReport": FAILED}, CUT, "no driver", "warn", "no driver of it", "last sign", 9),
+        (SILENT, AT, "no driver", "bad", "no driver of it", "last sign", 2_400_000),
+        (SILENT | {"lastReport": FAILED}, AT, "no driver", "warn", "no driver of it", "last sign", 9),
         (SILENT, None, "no driver", "bad", "no driver of it", "", 0),
-        (SILENT | {"ended": True, "lastReport": FAILED}, CUT, "FAILED", "bad", "a check failed", "ended", 9),
-        (SILENT | {"ended": True, "lastReport": STOPPED}, CUT, "STOPPED", "", "", "ended", 9),
-        (SILENT, CUT | {"final": True}, "FINISHED", "good", "all input is processed", "ended", 2_400_000),
-        (running() | {"stale": AWAY}, CUT, "RUNNING", "warn", "2 of 3 members", "as of", 70_000),
-        (SILENT | {"ended": True, "lastReport": FAILED, "stale": AWAY}, CUT, "FAILED", "bad", "2 of 3",
+        (SILENT | {"ended": True, "lastReport": FAILED}, AT, "FAILED", "bad", "a check failed", "ended", 9),
+        (SILENT | {"ended": True, "lastReport": STOPPED}, AT, "STOPPED", "", "", "ended", 9),
+        (SILENT, AT | {"final": True}, "FINISHED", "good", "all input is processed", "ended", 2_400_000),
+        (running() | {"stale": AWAY}, AT, "RUNNING", "warn", "2 of 3 members", "as of", 70_000),
+        (SILENT | {"ended": True, "lastReport": FAILED, "stale": AWAY}, AT, "FAILED", "bad", "2 of 3",
          "as of", 70_000),
     ],
 )  # fmt: skip
 def test_the_state_of_a_region_is_shown_with_what_is_known_of_its_driver(
-    reading: dict, cut: dict | None, name: str, kind: str, text: str, since: str, past_ms: int
+    reading: dict, checkpoint: dict | None, name: str, kind: str, text: str, since: str, past_ms: int
 ) -> None:
-    manifest = {"manifest": {"lastCheckpoint": cut}}
+    manifest = {"manifest": {"lastCheckpoint": checkpoint}}
     shown = shown_state({"stale": None, "timeMs": NOW_MS, "problem": ""} | manifest | reading)
     assert (shown["name"], shown["kind"], shown["since"]) == (name, kind, since)
     assert text in shown["text"]

@@ -66,7 +66,7 @@ def test_dump_as_json_is_one_object_a_line() -> None:
         "end": 5132,
         "version": 1,
         "op": 5,
-        "name": "CUT",
+        "name": "CHECKPOINT",
         "tag": 5,
         "flags": 0,
         "ints": [12, 340, 7],
@@ -384,6 +384,8 @@ async def write_chain(url: str, directory: str) -> None:
 
 
 def test_an_empty_pattern_is_in_all_records_of_an_operation(tmp_path: Path) -> None:
-    path = file_of(tmp_path, *(encode(Record(Op.CUT, ints=(number, 10 * number))) for number in (1, 2)))
-    assert len(journal("grep", "--op", "CUT", "", path).stdout.splitlines()) == 2
+    path = file_of(
+        tmp_path, *(encode(Record(Op.CHECKPOINT, ints=(number, 10 * number))) for number in (1, 2))
+    )
+    assert len(journal("grep", "--op", "CHECKPOINT", "", path).stdout.splitlines()) == 2
     assert journal("grep", "--op", "WRITE", "", path).returncode == 4

@@ -53,7 +53,7 @@ async def fill(url: str, unique: str, live: Path) -> None:
             store,
             f"wordcount{unique}.coord",
             "manifest",
-            Record(Op.CUT, ints=(7, 41, 1), strings=(b'{"step":41}',)),
+            Record(Op.CHECKPOINT, ints=(7, 41, 1), strings=(b'{"step":41}',)),
         )
         await one_chain(
             store,

@@ -294,14 +294,14 @@ def test_the_history_of_a_chain_is_read_below_its_newest_snapshot_as_far_as_it_i
     assert (every["sound"], every["first_offset"], every["bytes"]) == (True, 0, size)
     assert newest["first_offset"] > 0
     assert newest["end_offset"] == every["end_offset"] == size
-    cuts = journal("grep", "--op", "CUT", "", "--json", "--history", url).stdout.splitlines()
+    cuts = journal("grep", "--op", "CHECKPOINT", "", "--json", "--history", url).stdout.splitlines()
     assert [json.loads(line)["ints"][0] for line in cuts] == list(range(1, 81))
     drawn = json.loads(journal("timeline", "--json", "--history", url).stdout)["stretches"]
     assert sum(one.get("checkpoints", 0) for one in drawn) == 80
 
     trimmed = journal("trim", "--before", "checkpoint:40", "--apply", "--stopped", url)
     assert trimmed.returncode == 0, trimmed.stderr
-    left = journal("grep", "--op", "CUT", "", "--json", "--history", url)
+    left = journal("grep", "--op", "CHECKPOINT", "", "--json", "--history", url)
     assert (left.returncode, "was trimmed: it begins at" in left.stderr) == (0, True)
     numbers = [json.loads(line)["ints"][0] for line in left.stdout.splitlines()]
     assert numbers == list(range(numbers[0], 81))

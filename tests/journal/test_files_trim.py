@@ -214,7 +214,7 @@ def test_a_start_that_releases_nothing_has_the_bytes_it_always_had() -> None:
 
 
 @pytest.mark.trio
-async def test_files_are_restored_as_of_a_cut_or_its_step_also_below_snapshots(tmp_path: Path) -> None:
+async def test_files_are_restored_as_of_a_checkpoint_or_its_step_also_below_snapshots(tmp_path: Path) -> None:
     store, held = MemoryStore(), {}
     async with opened(store, tmp_path / "live", 1, **SMALL) as directory:
         for number in range(1, 31):
@@ -247,12 +247,12 @@ async def test_files_are_restored_as_of_a_cut_or_its_step_also_below_snapshots(t
 
 
 @pytest.mark.trio
-async def test_a_step_is_not_looked_for_where_cuts_say_none(tmp_path: Path) -> None:
+async def test_a_step_is_not_looked_for_where_checkpoints_say_none(tmp_path: Path) -> None:
     """Directories of operators that older programs wrote: their cuts have a number alone."""
     store = MemoryStore()
     async with opened(store, tmp_path / "live", 1) as directory:
         await directory.append("log", b"x")
-        directory.writer.append(Record(Op.CUT, ints=(12,)))
+        directory.writer.append(Record(Op.CHECKPOINT, ints=(12,)))
         await directory.wait_synced()
     await restore(tmp_path / "at", store, DIRECTORY, at=AtCheckpoint(12))
     with pytest.raises(
@@ -305,7 +305,7 @@ def test_the_command_shows_and_deletes_and_reports_what_it_refuses(
         assert refused.returncode in (2, 3), (target, refused.stderr, text)
 
 
-def test_a_local_journal_has_its_cuts_by_the_same_names(tmp_path: Path) -> None:
+def test_a_local_journal_has_its_checkpoints_by_the_same_names(tmp_path: Path) -> None:
     from journal import LocalJournal
 
     async def write() -> None:
@@ -329,7 +329,7 @@ def test_a_local_journal_has_its_cuts_by_the_same_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_nothing_is_let_go_before_a_cut_that_is_none(tmp_path: Path) -> None:
+async def test_nothing_is_let_go_before_a_checkpoint_that_is_none(tmp_path: Path) -> None:
     """A number too high would let go of nearly everything."""
     store = MemoryStore()
     async with opened(store, tmp_path / "live", 1, **SMALL) as directory:
@@ -344,11 +344,11 @@ async def test_nothing_is_let_go_before_a_cut_that_is_none(tmp_path: Path) -> No
         assert (await directory.trim(store, DIRECTORY, before=AtStep(290))).segments
 
 
-def test_a_record_of_a_cut_is_visible_in_a_dump(tmp_path: Path) -> None:
+def test_a_record_of_a_checkpoint_is_visible_in_a_dump(tmp_path: Path) -> None:
     from journal.core.record import encode_v1
 
-    (tmp_path / "j").write_bytes(encode_v1(Record(Op.CUT, ints=(7, 41))))
-    assert "CUT" in dos("journal", "dump", tmp_path / "j").stdout
+    (tmp_path / "j").write_bytes(encode_v1(Record(Op.CHECKPOINT, ints=(7, 41))))
+    assert "CHECKPOINT" in dos("journal", "dump", tmp_path / "j").stdout
 
 
 def test_a_replay_to_a_time_takes_what_was_recorded_at_that_very_moment() -> None:

@@ -44,7 +44,7 @@ V1_EVERY_OP = [
     Record(Op.SNAPSHOT_END, ints=(1,)),
     *V0_EXAMPLE[:4],
     Record(Op.MARK, ints=(1_732_147_200_000,)),
-    Record(Op.CUT, 5, (12, 340, 7), (b'{"cut":12}',)),
+    Record(Op.CHECKPOINT, 5, (12, 340, 7), (b'{"cut":12}',)),
     Record(Op.DIVISION, ints=(341, 1_732_147_200_123), strings=(b'{"lines":{"a.txt":[0,100]}}',)),
     Record(Op.OUTPUT, 2**64 - 1, (341,), (b"word\t1\n", b""), flags=0x00FF),
 ]

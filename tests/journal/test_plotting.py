@@ -28,7 +28,7 @@ def life() -> Timeline:
         if second == 5:
             several.append(Record(Op.SNAPSHOT_END, ints=(0,)))
         if second in (3, 8):
-            several.append(Record(Op.CUT, ints=(second,)))
+            several.append(Record(Op.CHECKPOINT, ints=(second,)))
         for record in several:
             timeline.take(Located(f"files.{epoch:016x}.{at:016x}", at, at + 100, 1, record))
             at += 100

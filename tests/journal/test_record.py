@@ -123,7 +123,7 @@ def test_ops_are_numbered_for_ever() -> None:
         (2, "REMOVE"),
         (3, "SEGMENT_START"),
         (4, "MARK"),
-        (5, "CUT"),
+        (5, "CHECKPOINT"),
         (6, "STATE_BLOCK"),
         (7, "SNAPSHOT_BEGIN"),
         (8, "SNAPSHOT_END"),

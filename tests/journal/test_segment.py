@@ -106,7 +106,7 @@ def changed(start: SegmentStart, **fields: object) -> Record:
     [
         (Record(Op.MARK), FIRST.name, "a SEGMENT_START record"),
         (Record(Op.SEGMENT_START), FIRST.name, "a SEGMENT_START record"),
-        (Record(Op.CUT, strings=start_record(FIRST).strings), FIRST.name, "a SEGMENT_START record"),
+        (Record(Op.CHECKPOINT, strings=start_record(FIRST).strings), FIRST.name, "a SEGMENT_START record"),
         (
             Record(Op.SEGMENT_START, ints=(1,), strings=start_record(FIRST).strings),
             FIRST.name,

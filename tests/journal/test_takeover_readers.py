@@ -35,7 +35,7 @@ from tests.journal.takeovers import (
 pytestmark = pytest.mark.trio
 
 
-async def test_v6_a_reader_is_not_shown_a_cut_that_may_still_vanish() -> None:
+async def test_v6_a_reader_is_not_shown_a_checkpoint_that_may_still_vanish() -> None:
     """R10: on one member is not committed, though GET would serve it."""
     # EVIDENCE-OF: P-2
     store = MemoryStore()

@@ -34,7 +34,7 @@ WRITE = Record(Op.WRITE, ints=(0,), strings=(b"f", b"x"))
 ANY = st.one_of(
     st.just(WRITE),
     st.builds(mark, st.integers(0, 10**8)),
-    st.builds(lambda step: Record(Op.CUT, ints=(step, step, 1), strings=(b"{}",)), st.integers(0, 9)),
+    st.builds(lambda step: Record(Op.CHECKPOINT, ints=(step, step, 1), strings=(b"{}",)), st.integers(0, 9)),
 )
 
 
@@ -44,7 +44,9 @@ def test_every_record_is_counted_once(records: list[Record], lines: int) -> None
     assert 0 < len(found) <= lines
     assert sum(one.records for one in found) == len(records)
     assert sum(one.bytes for one in found) == 100 * len(records)
-    assert sum(one.events["checkpoints"] for one in found) == sum(record.op is Op.CUT for record in records)
+    assert sum(one.events["checkpoints"] for one in found) == sum(
+        record.op is Op.CHECKPOINT for record in records
+    )
     begins = [one.begin for one in found]
     assert len({later - earlier for earlier, later in pairwise(begins)}) <= 1, "equally long"
 
@@ -63,7 +65,7 @@ def test_memory_does_not_grow_with_the_journal() -> None:
 
 def test_the_chart_has_a_bar_for_the_bytes_and_names_what_stands_out() -> None:
     timeline = timeline_of(
-        [mark(0), WRITE, WRITE, mark(1000), Record(Op.CUT, ints=(1, 1, 1), strings=(b"{}",))]
+        [mark(0), WRITE, WRITE, mark(1000), Record(Op.CHECKPOINT, ints=(1, 1, 1), strings=(b"{}",))]
     )
     first, second = as_text(timeline, lines=5, columns=100).splitlines()
     assert first.count("#") * 2 == second.count("#") * 3 or first.count("#") > second.count("#") > 0
@@ -84,7 +86,7 @@ def test_a_journal_without_clocks_is_divided_by_offset() -> None:
 
 def checkpoint(number: int, ms: int) -> Record:
     text = b'{"cut":%d,"step":4,"wall_time_ms":%d,"workers":{}}' % (number, BEGIN_MS + ms)
-    return Record(Op.CUT, ints=(number, 4, 1), strings=(text,))
+    return Record(Op.CHECKPOINT, ints=(number, 4, 1), strings=(text,))
 
 
 def test_a_manifest_has_times_because_its_checkpoints_have() -> None:

@@ -16,7 +16,8 @@ from tests.models.configurations import CONFIGURATIONS, EXPLORED, LOSSES, Config
 from tests.models.explore import Result, explore, explore_by_hash
 
 STATES_MAX = 20_000_000
-HELP = """Explore the models of take-over, cuts, replacement and local recovery: every state, or until a loss.
+HELP = """Explore the models of take-over, checkpoints, replacement and local recovery: every state, or
+until a loss.
 
 Without names: all configurations that CI runs, with all rules on; or, with --without, the one in which
 that rule's loss is found.

@@ -1,21 +1,26 @@
-"""The model of cuts: positions, votes and releases of two workers, under coordinators that replace one
+"""The model of checkpoints: positions, votes and releases of two workers, under coordinators that replace one
 another.
 
 The manifest is one list, to which only the holder of the newest incarnation appends. Each worker has one
 journal, which keeps everything that was synced. `take_over.py` shows that a few servers can provide both. A
-coordinator requests a cut. A worker adds one record for it and votes with its position. When all votes are
-in, the cut is committed. At any time a new incarnation may begin: it restores the last cut and orders the
+coordinator requests a checkpoint. A worker adds one record for it and votes with its position. When all
+votes are
+in, the checkpoint is committed. At any time a new incarnation may begin: it restores the last checkpoint and
+orders the
 workers to its positions; or a person rolls back to an older one. Workers receive orders at any later time.
 
     a zombie that wakes up     a worker that is not notified continues in its incarnation; its votes arrive
                                at any time
     a contender that dies      no step is ever required; a new incarnation may begin at any time
 
-The promises checked in every state (P-6, P-7): a committed cut is *one* history (both workers have the same
-records, of the same incarnations, and it continues the cut that was restored or committed before it), and
-each cut that is still retained can be restored exactly.
+The promises checked in every state (P-6, P-7): a committed checkpoint is *one* history (both workers have
+the same
+records, of the same incarnations, and it continues the checkpoint that was restored or committed before it),
+and
+each checkpoint that is still retained can be restored exactly.
 
-What is abstracted: a step of the region and a cut are the same (one record each); output is handled like
+What is abstracted: a step of the region and a checkpoint are the same (one record each); output is handled
+like
 state. Votes are kept for ever: a vote that arrives late, or twice, is a vote that is used late.
 """
 
@@ -30,8 +35,8 @@ ORIGIN: Position = (0, 0)
 WORKERS = (0, 1)
 
 
-class CutRules(NamedTuple):
-    """The rules of docs/decisions/0003 that cuts need. Each can be switched off."""
+class CheckpointRules(NamedTuple):
+    """The rules of docs/decisions/0003 that checkpoints need. Each can be switched off."""
 
     r11_claim_before_reading: bool = True
     """A coordinator holds the manifest before it reads what to restore, and before it sends orders."""
@@ -42,20 +47,20 @@ class CutRules(NamedTuple):
     r13_base_is_the_position_ordered: bool = True
     """A worker continues at the ordered position; without it, at the end of its longest history."""
     r14_release_is_a_record: bool = True
-    """Workers delete what older cuts need after the manifest records the release; without it, when the
+    """Workers delete what older checkpoints need after the manifest records the release; without it, when the
     coordinator orders it.
     """
 
 
-class CutSetup(NamedTuple):
-    """The size of the model: the number of incarnations, and of cuts that may be requested."""
+class CheckpointSetup(NamedTuple):
+    """The size of the model: the number of incarnations, and of checkpoints that may be requested."""
 
     incarnations: int = 3
-    cuts: int = 2
+    checkpoints: int = 2
 
 
-class Cut(NamedTuple):
-    """An entry of the manifest. `back`: not a new cut, but a rollback by a person to an older one."""
+class Checkpoint(NamedTuple):
+    """An entry of the manifest. `back`: not a new checkpoint, but a rollback by a person to an older one."""
 
     number: int
     incarnation: int
@@ -64,64 +69,64 @@ class Cut(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """The records that a worker added in one incarnation, after `base`: the numbers of their cuts."""
+    """The records that a worker added in one incarnation, after `base`: the numbers of their checkpoints."""
 
     base: Position
-    cuts: tuple[int, ...] = ()
+    checkpoints: tuple[int, ...] = ()
 
 
-class CutState(NamedTuple):
+class CheckpointState(NamedTuple):
     """The whole state. Lists are by incarnation, from 1 on."""
 
-    manifest: tuple[Cut, ...] = ()
+    manifest: tuple[Checkpoint, ...] = ()
     incarnation: int = 1
     orders: tuple[tuple[Position, ...], ...] = ((ORIGIN, ORIGIN),)
     """The positions to which each incarnation orders the workers."""
     requested: tuple[int, ...] = (0,)
-    """The number of the last cut that each incarnation requested."""
+    """The number of the last checkpoint that each incarnation requested."""
     segments: tuple[tuple[Segment | None, ...], ...] = ((None,), (None,))
     """By worker, then by incarnation."""
     votes: frozenset[tuple[int, int, int, Position]] = frozenset()
-    """(worker, incarnation, cut, position)"""
+    """(worker, incarnation, checkpoint, position)"""
     released: int = 0
-    """The manifest has released the cuts below this number."""
+    """The manifest has released the checkpoints below this number."""
     deleted: tuple[int, ...] = (0, 0)
-    """By worker: the number below which it has deleted what cuts need."""
+    """By worker: the number below which it has deleted what checkpoints need."""
 
 
-class Cuts:
-    """The model of cuts: an `explore.Model`."""
+class Checkpoints:
+    """The model of checkpoints: an `explore.Model`."""
 
-    def __init__(self, setup: CutSetup, rules: CutRules) -> None:
+    def __init__(self, setup: CheckpointSetup, rules: CheckpointRules) -> None:
         self.setup, self.rules = setup, rules
 
-    def start(self) -> CutState:
-        return CutState()
+    def start(self) -> CheckpointState:
+        return CheckpointState()
 
-    def canonical(self, state: CutState) -> CutState:
+    def canonical(self, state: CheckpointState) -> CheckpointState:
         return state
 
     # --- histories ------------------------------------------------------------------------------------------
 
-    def history(self, state: CutState, worker: int, at: Position) -> tuple[tuple[int, int], ...]:
-        """Return the records up to a position, each as (cut, incarnation)."""
+    def history(self, state: CheckpointState, worker: int, at: Position) -> tuple[tuple[int, int], ...]:
+        """Return the records up to a position, each as (checkpoint, incarnation)."""
         incarnation, size = at
         if not incarnation:
             return ()
         segment = state.segments[worker][incarnation - 1]
         assert segment is not None, "a position lies in a segment that was begun"
         count = size - segment.base[1]
-        own = tuple((cut, incarnation) for cut in segment.cuts[:count])
+        own = tuple((checkpoint, incarnation) for checkpoint in segment.checkpoints[:count])
         return (*self.history(state, worker, segment.base), *own)
 
-    def end(self, state: CutState, worker: int) -> Position:
+    def end(self, state: CheckpointState, worker: int) -> Position:
         """Return the end of the newest segment."""
         for incarnation in range(state.incarnation + 1, 0, -1):
             if len(state.orders) >= incarnation and (segment := state.segments[worker][incarnation - 1]):
-                return incarnation, segment.base[1] + len(segment.cuts)
+                return incarnation, segment.base[1] + len(segment.checkpoints)
         return ORIGIN
 
-    def named(self, state: CutState, worker: int, at: Position) -> Position | None:
+    def named(self, state: CheckpointState, worker: int, at: Position) -> Position | None:
         """Return the position that a record with this one refers to now (R12); None if there is none."""
         if self.rules.r12_positions_name_their_line:
             return at
@@ -134,77 +139,94 @@ class Cuts:
 
     # --- what is lost ---------------------------------------------------------------------------------------
 
-    def loss(self, state: CutState) -> str:
+    def loss(self, state: CheckpointState) -> str:
         before: tuple[tuple[int, int], ...] = ()
-        for cut in state.manifest:
-            histories = [self.history(state, worker, cut.positions[worker]) for worker in WORKERS]
+        for checkpoint in state.manifest:
+            histories = [self.history(state, worker, checkpoint.positions[worker]) for worker in WORKERS]
             if histories[0] != histories[1]:
-                return f"cut {cut.number} is a mixture: {self._histories_text(histories)}"
-            if not cut.back and histories[0] != (*before, (cut.number, cut.incarnation)):
+                return f"checkpoint {checkpoint.number} is a mixture: {self._histories_text(histories)}"
+            if not checkpoint.back and histories[0] != (*before, (checkpoint.number, checkpoint.incarnation)):
                 return (
-                    f"cut {cut.number} does not continue the cut before it: {self._histories_text(histories)}"
+                    f"checkpoint {checkpoint.number} does not continue the checkpoint before it:"
+                    f" {self._histories_text(histories)}"
                 )
             before = histories[0]
-            if cut.number >= state.released and (lost := self._unrestorable(state, cut)):
+            if checkpoint.number >= state.released and (lost := self._unrestorable(state, checkpoint)):
                 return lost
         return ""
 
-    def _unrestorable(self, state: CutState, cut: Cut) -> str:
+    def _unrestorable(self, state: CheckpointState, checkpoint: Checkpoint) -> str:
         for worker in WORKERS:
-            if state.deleted[worker] > cut.number:
-                return f"worker {worker} has deleted what cut {cut.number} needs, which is retained"
-            found = self.named(state, worker, cut.positions[worker])
+            if state.deleted[worker] > checkpoint.number:
+                return (
+                    f"worker {worker} has deleted what checkpoint {checkpoint.number} needs, which is"
+                    f" retained"
+                )
+            found = self.named(state, worker, checkpoint.positions[worker])
             if found is None or self.history(state, worker, found) != self.history(
-                state, worker, cut.positions[worker]
+                state, worker, checkpoint.positions[worker]
             ):
-                return f"worker {worker} restores something else for cut {cut.number} than what was committed"
+                return (
+                    f"worker {worker} restores something else for checkpoint {checkpoint.number} than"
+                    f" what was committed"
+                )
         return ""
 
     def _histories_text(self, histories: list[tuple[tuple[int, int], ...]]) -> str:
         lines = [
             f"worker {worker} "
-            + (", ".join(f"cut {cut} of life {life}" for cut, life in history) or "nothing")
+            + (
+                ", ".join(f"checkpoint {checkpoint} of life {life}" for checkpoint, life in history)
+                or "nothing"
+            )
             for worker, history in enumerate(histories)
         ]
         return "; ".join(lines)
 
     # --- steps ----------------------------------------------------------------------------------------------
 
-    def steps(self, state: CutState) -> Iterator[tuple[Step, CutState]]:
+    def steps(self, state: CheckpointState) -> Iterator[tuple[Step, CheckpointState]]:
         yield from self._coordinator(state)
         yield from self._incarnations(state)
         for worker in WORKERS:
             yield from self._worker(state, worker)
 
-    def _coordinator(self, state: CutState) -> Iterator[tuple[Step, CutState]]:
-        """Yield the steps of the manifest's holder: it requests a cut, commits it, releases old ones."""
-        now, number = state.incarnation, max((cut.number for cut in state.manifest), default=0) + 1
-        if state.requested[now - 1] < number <= self.setup.cuts:
+    def _coordinator(self, state: CheckpointState) -> Iterator[tuple[Step, CheckpointState]]:
+        """Yield the steps of the manifest's holder: it requests a checkpoint, commits it, releases old
+        ones.
+        """
+        now, number = (
+            state.incarnation,
+            max((checkpoint.number for checkpoint in state.manifest), default=0) + 1,
+        )
+        if state.requested[now - 1] < number <= self.setup.checkpoints:
             requested = (*state.requested[: now - 1], number, *state.requested[now:])
             yield ("ask", now, number), state._replace(requested=requested)
         if state.requested[now - 1] == number:
             for positions in self._votes_for(state, number):
-                cut = Cut(number, now, positions)
-                yield ("commit", now, number), state._replace(manifest=(*state.manifest, cut))
+                checkpoint = Checkpoint(number, now, positions)
+                yield ("commit", now, number), state._replace(manifest=(*state.manifest, checkpoint))
         if state.released < number - 1:
             yield ("release", now, number - 1), state._replace(released=number - 1)
 
-    def _votes_for(self, state: CutState, number: int) -> list[tuple[Position, ...]]:
-        """Return the positions that complete a cut, for each combination of votes."""
+    def _votes_for(self, state: CheckpointState, number: int) -> list[tuple[Position, ...]]:
+        """Return the positions that complete a checkpoint, for each combination of votes."""
         by_worker = [
             [
                 position
-                for voter, incarnation, cut, position in sorted(state.votes)
+                for voter, incarnation, checkpoint, position in sorted(state.votes)
                 if voter == worker
-                and cut == number
+                and checkpoint == number
                 and (incarnation == state.incarnation or not self.rules.r12_votes_of_this_incarnation)
             ]
             for worker in WORKERS
         ]
         return [(first, second) for first in by_worker[0] for second in by_worker[1]]
 
-    def _incarnations(self, state: CutState) -> Iterator[tuple[Step, CutState]]:
-        """Yield the steps of a new coordinator: it orders the workers to the last cut, or rolls back."""
+    def _incarnations(self, state: CheckpointState) -> Iterator[tuple[Step, CheckpointState]]:
+        """Yield the steps of a new coordinator: it orders the workers to the last checkpoint, or rolls
+        back.
+        """
         newest = len(state.orders)
         if newest > state.incarnation:
             yield ("open", newest), state._replace(incarnation=newest)
@@ -216,20 +238,23 @@ class Cuts:
             yield ("begin", newest + 1), began._replace(incarnation=newest + 1)
         else:
             yield ("read", newest + 1), began
-        for cut in state.manifest[:-1]:
-            if not cut.back and cut.number >= state.released and cut.positions != last:
-                back = Cut(cut.number, newest + 1, cut.positions, back=True)
-                restored = self._began(state, cut.positions)._replace(incarnation=newest + 1)
-                yield ("back", newest + 1, cut.number), restored._replace(manifest=(*state.manifest, back))
+        for checkpoint in state.manifest[:-1]:
+            if not checkpoint.back and checkpoint.number >= state.released and checkpoint.positions != last:
+                back = Checkpoint(checkpoint.number, newest + 1, checkpoint.positions, back=True)
+                restored = self._began(state, checkpoint.positions)._replace(incarnation=newest + 1)
+                yield (
+                    ("back", newest + 1, checkpoint.number),
+                    restored._replace(manifest=(*state.manifest, back)),
+                )
 
-    def _began(self, state: CutState, positions: tuple[Position, ...]) -> CutState:
+    def _began(self, state: CheckpointState, positions: tuple[Position, ...]) -> CheckpointState:
         return state._replace(
             orders=(*state.orders, positions),
             requested=(*state.requested, 0),
             segments=tuple((*segments, None) for segments in state.segments),
         )
 
-    def _worker(self, state: CutState, worker: int) -> Iterator[tuple[Step, CutState]]:
+    def _worker(self, state: CheckpointState, worker: int) -> Iterator[tuple[Step, CheckpointState]]:
         at = self.end(state, worker)[0]
         for incarnation in range(at + 1, len(state.orders) + 1):
             base = self._base(state, worker, state.orders[incarnation - 1][worker])
@@ -240,15 +265,15 @@ class Cuts:
                 )
         if at and (segment := state.segments[worker][at - 1]) is not None:
             requested = state.requested[at - 1]
-            if requested and requested not in segment.cuts:
-                grown = segment._replace(cuts=(*segment.cuts, requested))
-                position = (at, segment.base[1] + len(grown.cuts))
+            if requested and requested not in segment.checkpoints:
+                grown = segment._replace(checkpoints=(*segment.checkpoints, requested))
+                position = (at, segment.base[1] + len(grown.checkpoints))
                 after = self._set(state, worker, at, grown)
                 yield (
                     ("vote", worker, requested, at),
                     after._replace(votes=state.votes | {(worker, at, requested, position)}),
                 )
-        newest = max((cut.number for cut in state.manifest), default=0)
+        newest = max((checkpoint.number for checkpoint in state.manifest), default=0)
         released_below = state.released if self.rules.r14_release_is_a_record else newest
         if state.deleted[worker] < released_below:
             deleted = tuple(
@@ -256,13 +281,15 @@ class Cuts:
             )
             yield ("delete", worker, released_below), state._replace(deleted=deleted)
 
-    def _base(self, state: CutState, worker: int, ordered: Position) -> Position | None:
+    def _base(self, state: CheckpointState, worker: int, ordered: Position) -> Position | None:
         """Return the position at which a worker opens its segment (R13)."""
         if self.rules.r13_base_is_the_position_ordered:
             return self.named(state, worker, ordered)
         return max((self.end(state, worker), ordered), key=lambda position: position[1])
 
-    def _set(self, state: CutState, worker: int, incarnation: int, segment: Segment) -> CutState:
+    def _set(
+        self, state: CheckpointState, worker: int, incarnation: int, segment: Segment
+    ) -> CheckpointState:
         own = state.segments[worker]
         changed = (*own[: incarnation - 1], segment, *own[incarnation:])
         segments = (changed, state.segments[1]) if worker == 0 else (state.segments[0], changed)
@@ -274,14 +301,15 @@ class Cuts:
 
 
 STORIES = {
-    "ask": "coordinator {0} asks for cut {1}",
-    "commit": "coordinator {0} has all votes, and appends cut {1} to the manifest",
-    "release": "coordinator {0} records that cuts below {1} are released",
-    "read": "coordinator {0} reads the manifest without a claim, and orders the workers to its last cut",
+    "ask": "coordinator {0} asks for checkpoint {1}",
+    "commit": "coordinator {0} has all votes, and appends checkpoint {1} to the manifest",
+    "release": "coordinator {0} records that checkpoints below {1} are released",
+    "read": "coordinator {0} reads the manifest without a claim, and orders the workers to its last"
+    " checkpoint",
     "open": "coordinator {0} claims the manifest",
-    "begin": "coordinator {0} takes the manifest over, and orders the workers to its last cut",
-    "back": "coordinator {0} takes the manifest over and records that a person goes back to cut {1}",
+    "begin": "coordinator {0} takes the manifest over, and orders the workers to its last checkpoint",
+    "back": "coordinator {0} takes the manifest over and records that a person goes back to checkpoint {1}",
     "join": "worker {0} joins incarnation {1}, behind {2} records",
-    "vote": "worker {0} has its record for cut {1} synced, and votes, in incarnation {2}",
-    "delete": "worker {0} deletes what cuts below {1} need",
+    "vote": "worker {0} has its record for checkpoint {1} synced, and votes, in incarnation {2}",
+    "delete": "worker {0} deletes what checkpoints below {1} need",
 }

@@ -8,7 +8,7 @@ names for each switch the configuration in which the loss is found; a test runs 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tests.models.cuts import CutRules, Cuts, CutSetup
+from tests.models.checkpoints import CheckpointRules, Checkpoints, CheckpointSetup
 from tests.models.explore import Model
 from tests.models.local_recovery import LocalRules, LocalSetup
 from tests.models.local_recovery_steps import LocalRecovery
@@ -32,8 +32,8 @@ def chain(name: str, about: str, setup: Setup, *, by_hand: bool = False) -> Conf
     return Configuration(name, about, lambda rules: TakeOver(setup, rules), Rules(), by_hand)
 
 
-def cuts(name: str, about: str, setup: CutSetup, *, by_hand: bool = False) -> Configuration:
-    return Configuration(name, about, lambda rules: Cuts(setup, rules), CutRules(), by_hand)
+def checkpoints(name: str, about: str, setup: CheckpointSetup, *, by_hand: bool = False) -> Configuration:
+    return Configuration(name, about, lambda rules: Checkpoints(setup, rules), CheckpointRules(), by_hand)
 
 
 def replacement(name: str, about: str, setup: ReplacementSetup, *, by_hand: bool = False) -> Configuration:
@@ -80,10 +80,10 @@ _ALL = (
         "A, B, C; snapshots, then DELETE; 1 + 1 + 1 records; a wipe",
         Setup(ABC, RISING, (2, 2, 2), snapshots=True, wipes=1),
     ),
-    cuts(
-        "cuts",
-        "2 workers, 3 incarnations, 2 cuts; positions, votes, a rollback by hand, releases",
-        CutSetup(),
+    checkpoints(
+        "checkpoints",
+        "2 workers, 3 incarnations, 2 checkpoints; positions, votes, a rollback by hand, releases",
+        CheckpointSetup(),
     ),
     replacement(
         "replace",
@@ -203,12 +203,12 @@ LOSSES = {
     "r7_settle_before_rolling": "roll",
     "r8_silent_until_the_start": "contenders",
     "r9_one_record_at_a_time": "manifest",
-    "r11_claim_before_reading": "cuts",
-    "r12_positions_name_their_line": "cuts",
-    "r12_votes_of_this_incarnation": "cuts",
-    "r13_base_is_the_position_ordered": "cuts",
+    "r11_claim_before_reading": "checkpoints",
+    "r12_positions_name_their_line": "checkpoints",
+    "r12_votes_of_this_incarnation": "checkpoints",
+    "r13_base_is_the_position_ordered": "checkpoints",
     "r14_delete_after_the_snapshot": "trim",
-    "r14_release_is_a_record": "cuts",
+    "r14_release_is_a_record": "checkpoints",
     "r15_the_set_is_in_the_record": "replace-start",
     "both_sets": "replace-filled",
     "fence_first": "replace-start",

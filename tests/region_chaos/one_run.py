@@ -17,7 +17,7 @@ from tests.region_chaos.plan import Fault, Kind
 from tests.support.sockets import break_between
 
 STUCK_S = 240.0
-"""No cut for so long: this is no longer a slow machine."""
+"""No checkpoint for so long: this is no longer a slow machine."""
 POLL_S = 0.05
 
 

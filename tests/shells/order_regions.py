@@ -17,8 +17,8 @@ from checkpoint.coordinator.before_claim import before_claim
 from checkpoint.coordinator.shell import RegionShell, listening, run_region
 from checkpoint.core.consumers import output_register, query_need
 from checkpoint.core.coordinator_vocabulary import CheckpointWanted, WorkerEnded
-from checkpoint.core.manifest import WorkerCut
-from checkpoint.core.messages import Committed, Counters, RequestCut, Restore
+from checkpoint.core.manifest import WorkerCheckpoint
+from checkpoint.core.messages import Committed, Counters, RequestCheckpoint, Restore
 from checkpoint.core.outputs import OutputTime, Publish
 from checkpoint.core.region import RegionSpec, worker_directory
 from checkpoint.core.region_events import CheckpointCommitted, RegionEvent
@@ -87,7 +87,7 @@ class _Process:
                 self._scopes.clear()
                 self.step = 0 if order.restore is None else order.restore.step
                 nursery.start_soon(self._restored, control, self._scope())
-            elif isinstance(order, RequestCut):
+            elif isinstance(order, RequestCheckpoint):
                 nursery.start_soon(self._vote, control, order, self._scope())
             elif isinstance(order, Committed):
                 self.region.heard(order)
@@ -102,14 +102,16 @@ class _Process:
             await self.region.orders.point(f"{self.name} has restored")
             await self._report(control.restored, last_step=self.step)
 
-    async def _vote(self, control: Participant, order: RequestCut, scope: trio.CancelScope) -> None:
+    async def _vote(self, control: Participant, order: RequestCheckpoint, scope: trio.CancelScope) -> None:
         with scope:
             self.step += 1
             at = Position(order.incarnation, self.step, 0)
-            part = WorkerCut(state=at, steps=at)
+            part = WorkerCheckpoint(state=at, steps=at)
             await self.region.orders.point(f"{self.name} has synced")
-            self.region.votes.setdefault((order.incarnation, order.cut), {})[self.worker] = part
-            await self._report(control.prepared, cut=order.cut, step=part.state.size, positions=part)
+            self.region.votes.setdefault((order.incarnation, order.checkpoint), {})[self.worker] = part
+            await self._report(
+                control.prepared, checkpoint=order.checkpoint, step=part.state.size, positions=part
+            )
 
     async def _report(self, report: Callable[..., Any], **fields: Any) -> None:
         try:
@@ -136,7 +138,7 @@ class _Region:
         )
         self.shell = RegionShell(self.spec, self.observe)
         self.address = ("", 0)
-        self.votes: dict[tuple[int, int], dict[int, WorkerCut]] = {}
+        self.votes: dict[tuple[int, int], dict[int, WorkerCheckpoint]] = {}
         self.committed: dict[int, int] = {}
         """Checkpoint -> its incarnation."""
         self.running: dict[int, _Process] = {}
@@ -145,19 +147,21 @@ class _Region:
 
     def observe(self, event: RegionEvent) -> None:
         if isinstance(event, CheckpointCommitted):
-            cut = self.shell.last_checkpoint()
-            assert cut is not None
-            assert cut.workers == self.votes.get((cut.incarnation, cut.cut)), (
+            checkpoint = self.shell.last_checkpoint()
+            assert checkpoint is not None
+            assert checkpoint.workers == self.votes.get((checkpoint.incarnation, checkpoint.number)), (
                 "not the votes of its incarnation"
             )
-            assert set(cut.workers) == set(range(_WORKERS))
-            assert cut.cut > max(self.committed, default=0)
-            self.committed[cut.cut] = cut.incarnation
+            assert set(checkpoint.workers) == set(range(_WORKERS))
+            assert checkpoint.number > max(self.committed, default=0)
+            self.committed[checkpoint.number] = checkpoint.incarnation
             self.moved.set()
             self.moved = trio.Event()
 
     def heard(self, order: Committed) -> None:
-        assert self.committed.get(order.cut) == order.incarnation, "a worker hears of a commit that is none"
+        assert self.committed.get(order.checkpoint) == order.incarnation, (
+            "a worker hears of a commit that is none"
+        )
 
     # The launcher
 
@@ -235,7 +239,7 @@ async def votes_and_resets(orders: Orders) -> None:
         async with open_store(server.url) as store:
             seen = await before_claim(store, region.spec)
             assert seen is not None
-            assert seen.cut >= max(region.committed)
+            assert seen.number >= max(region.committed)
 
 
 # A sink of two phases: the circuit's thread votes while others make durable and show

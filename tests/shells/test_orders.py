@@ -156,8 +156,8 @@ PLANTED = {
         "votes and resets",
         (
             ManifestLog.append,
-            "await writer.wait_synced(writer.append(cut_record(cut)))",
-            "writer.append(cut_record(cut))",
+            "await writer.wait_synced(writer.append(checkpoint_record(checkpoint)))",
+            "writer.append(checkpoint_record(checkpoint))",
         ),
         Slowed(0),
     ),

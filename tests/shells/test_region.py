@@ -16,9 +16,9 @@ def saw(result: Result, *what: str) -> bool:
     return all(result.history.sometimes[one] for one in what)
 
 
-def test_a_quiet_region_commits_cuts_finishes_and_finds_nothing_to_do_when_started_again() -> None:
+def test_a_quiet_region_commits_checkpoints_finishes_and_finds_nothing_to_do_when_started_again() -> None:
     result = run_seed(QUIET, faults=[])
-    assert saw(result, "event: CutAppended", "voted", "sent: Committed")
+    assert saw(result, "event: CheckpointAppended", "voted", "sent: Committed")
     assert result.history.sometimes["end: FINISHED"] == 2
     assert result.history.sometimes["manifest opens"] == 2
 

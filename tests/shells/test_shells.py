@@ -140,7 +140,7 @@ def test_tasks_take_turns_by_the_seed_and_trio_is_left_as_it_was() -> None:
         ("votes_do_not_wait_for_the_state", 10),
         ("votes_do_not_wait_for_output_logs", 10),
         ("votes_do_not_wait_for_files", 5),
-        ("files_have_what_came_behind_the_cut", 3),
+        ("files_have_what_came_behind_the_checkpoint", 3),
         ("listeners_are_not_closed", 2),
     ],
 )

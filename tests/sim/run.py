@@ -23,7 +23,7 @@ from tests.sim.engine.trace import Trace
 from tests.sim.history import History
 from tests.sim.membership.kind import has_operator
 from tests.sim.nemesis import Fault
-from tests.sim.oracles import ViolationError, backups, bench, cuts
+from tests.sim.oracles import ViolationError, backups, bench, checkpoints
 from tests.sim.regions.audit import Auditor
 from tests.sim.regions.region import Region, has_region
 from tests.sim.result import Result
@@ -325,7 +325,7 @@ def _final_take_over(cluster: Cluster) -> None:
 
 def _run_region_again(cluster: Cluster, region: Region) -> None:
     """Restore the finished region by fresh processes, and check all of its checkpoints."""
-    cuts.check_output(region)
+    checkpoints.check_output(region)
     region.run_again()
     if not cluster.env.run(lambda: region.finished, cluster.env.now + LIVENESS_S):
         raise ViolationError("O11", "a fresh driver and fresh workers do not restore the region")
@@ -335,7 +335,7 @@ def _run_region_again(cluster: Cluster, region: Region) -> None:
     audit = Auditor(region)
     if not cluster.env.run(lambda: audit.done, cluster.env.now + LIVENESS_S):
         raise ViolationError("O11", "the region's journals cannot be read")
-    cuts.check_cuts(region, audit)
+    checkpoints.check_checkpoints(region, audit)
 
 
 def _check_backups(cluster: Cluster, region: Region) -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace as replaced
 
 from checkpoint.core import backups as rules
 from checkpoint.core.backup_record import BackupRecord
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.maintenance import backup, backup_copying
 from journal import ChainState
 from tests.sim.region_runs import SEEDS, Planted, assert_found, seen_in
@@ -67,8 +67,8 @@ def only_the_newest_segment_is_copied() -> Planted:
     """The floor of a chain is where its newest segment begins, whatever a replay needs."""
     original = backup_copying.needed_chains
 
-    def needed(cut: Cut, region: str) -> list[rules.NeededChain]:
-        return [one._replace(floor=one.at.size) for one in original(cut, region)]
+    def needed(checkpoint: Checkpoint, region: str) -> list[rules.NeededChain]:
+        return [one._replace(floor=one.at.size) for one in original(checkpoint, region)]
 
     return mock.patch.object(backup_copying, "needed_chains", needed)
 

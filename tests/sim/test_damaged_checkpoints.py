@@ -8,7 +8,7 @@ import pytest
 
 from checkpoint.chains import whole_checkpoints
 from checkpoint.core.damaged import Examination
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from tests.sim.region_runs import Planted, seen_in
 from tests.sim.regions.region import Region
 from tests.sim.result import Result
@@ -30,9 +30,9 @@ def test_a_region_falls_back_only_if_it_must_and_only_to_what_is_whole() -> None
 
 
 def the_next_older_one_is_taken_without_reading_it() -> Planted:
-    async def examine(store: Any, region: str, kept: Sequence[Cut]) -> Examination:
+    async def examine(store: Any, region: str, kept: Sequence[Checkpoint]) -> Examination:
         found = await original(store, region, kept)
-        return Examination(found.damaged, kept[-2].cut) if found.damaged else found
+        return Examination(found.damaged, kept[-2].number) if found.damaged else found
 
     original = whole_checkpoints.examine
     return mock.patch.object(whole_checkpoints, "examine", examine)

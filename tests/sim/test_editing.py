@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 from msgspec.structs import replace as replaced
 
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.maintenance import editing
 from tests.sim.region_runs import SEEDS, Planted, assert_found, seen_in
 from tests.sim.regions.region import Region
@@ -39,7 +39,7 @@ def changed(**fields: Any) -> Callable[[], Planted]:
     """The record of an edit has other fields."""
     original = editing.edited
 
-    def edited(kept: Any, target: Cut, *args: Any, **more: Any) -> Cut:
+    def edited(kept: Any, target: Checkpoint, *args: Any, **more: Any) -> Checkpoint:
         record = original(kept, target, *args, **more)
         return replaced(record, **{name: make(record, target) for name, make in fields.items()})
 
@@ -48,7 +48,9 @@ def changed(**fields: Any) -> Callable[[], Planted]:
 
 def it_counts_for_the_checkpoint_that_was_edited() -> Planted:
     """A restore to it is a restore to that checkpoint."""
-    return mock.patch.object(Cut, "voted_as", property(lambda self: self.rolled_back_to or self.cut))
+    return mock.patch.object(
+        Checkpoint, "voted_as", property(lambda self: self.rolled_back_to or self.checkpoint)
+    )
 
 
 def its_state_is_that_of_the_edited_checkpoint() -> Planted:

@@ -11,7 +11,7 @@ from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.core import rewinding
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
 from checkpoint.core.forking import forked, needs_original
-from checkpoint.core.manifest import Cut, ForkOrigin
+from checkpoint.core.manifest import Checkpoint, ForkOrigin
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.savepoints import Savepoints
 from dataflow.worker.journals import Journals
@@ -60,17 +60,17 @@ def the_savepoint_is_made_after_the_fork() -> Planted:
 
     def wanted(self: Savepoints, event: SavepointWanted, now: float) -> None:
         if event.note.fork:
-            self._state.report(SavepointSettled(event.name, event.cut))
+            self._state.report(SavepointSettled(event.name, event.checkpoint))
         else:
             original(self, event, now)
 
     return mock.patch.object(Savepoints, "on_savepoint_wanted", wanted)
 
 
-def changed(**fields: Callable[[Cut, Cut], Any]) -> Callable[[], Planted]:
+def changed(**fields: Callable[[Checkpoint, Checkpoint], Any]) -> Callable[[], Planted]:
     """The first record of a fork has other fields."""
 
-    def other(source: Cut, origin: ForkOrigin, incarnation: int) -> Cut:
+    def other(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoint:
         record = forked(source, origin, incarnation)
         return replaced(record, **{name: make(record, source) for name, make in fields.items()})
 
@@ -82,13 +82,13 @@ def its_output_continues_that_of_the_original() -> Planted:
 
 
 def it_starts_without_a_checkpoint_of_its_own() -> Planted:
-    return mock.patch.object(Cut, "begins", lambda self, layout: self.rewound or self.layout != layout)
+    return mock.patch.object(Checkpoint, "begins", lambda self, layout: self.rewound or self.layout != layout)
 
 
 def a_restore_to_its_first_checkpoint_reads_its_own_journals() -> Planted:
     original = rewinding.restored
 
-    def restored(*args: Any, **more: Any) -> Cut:
+    def restored(*args: Any, **more: Any) -> Checkpoint:
         return replaced(original(*args, **more), in_origin=False)
 
     return mock.patch.object(rewinding, "restored", restored)

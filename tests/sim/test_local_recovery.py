@@ -10,7 +10,7 @@ from checkpoint.core.barrier import Alignment
 from checkpoint.core.channel_frames import FrameType
 from checkpoint.core.divisions import NO_MARK, Division
 from checkpoint.core.take_overs import TakeOvers
-from checkpoint.core.voting import PendingCut
+from checkpoint.core.voting import PendingCheckpoint
 from dataflow.core.peer_links import PeerLinks
 from dataflow.core.retained_steps import Held, Records, Sent
 from dataflow.worker.circuit_incarnation import CircuitIncarnation
@@ -66,10 +66,10 @@ def marks_of_former_incarnations_count() -> Planted:
 
 
 def the_vote_of_a_lost_worker_counts() -> Planted:
-    def taken_over(self: PendingCut, worker: int, term: int) -> None:
+    def taken_over(self: PendingCheckpoint, worker: int, term: int) -> None:
         self.terms[worker] = term
 
-    return mock.patch.object(PendingCut, "taken_over", taken_over)
+    return mock.patch.object(PendingCheckpoint, "taken_over", taken_over)
 
 
 def an_append_is_not_settled_first() -> Planted:

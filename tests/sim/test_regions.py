@@ -33,7 +33,7 @@ FOUND_SOON = {
     "old_markers_count": 12,
     "barrier_overtakes_data": 4,
     "channel_state_is_dropped": 2,
-    "sources_are_ahead_of_the_cut": 6,
+    "sources_are_ahead_of_the_checkpoint": 6,
     "deletes_when_it_votes": 4,
     "only_the_last_checkpoint_has_floors": 4,
     "a_missing_segment_is_empty": 4,
@@ -49,7 +49,7 @@ def test_without_faults_a_region_runs_through_and_is_restored_at_its_end() -> No
     assert result.history.sometimes["event: ManifestOpened"] == 2, (
         "one incarnation, and one for the final restore"
     )
-    assert result.history.sometimes["event: CutAppended"] > 5
+    assert result.history.sometimes["event: CheckpointAppended"] > 5
 
 
 def test_data_of_released_checkpoints_is_deleted_from_the_servers() -> None:

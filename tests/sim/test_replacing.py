@@ -35,9 +35,9 @@ def the_checkpoint_seen_before_the_claim_is_restored() -> Planted:
     original, seen = ManifestClaim.on_manifest_opened, {}
     may = ManifestClaim.may_begin
 
-    def note(self: ManifestClaim, cut: Any, now: float) -> bool:
-        seen[id(self)] = cut
-        return may(self, cut, now)
+    def note(self: ManifestClaim, checkpoint: Any, now: float) -> bool:
+        seen[id(self)] = checkpoint
+        return may(self, checkpoint, now)
 
     def opened(self: ManifestClaim, event: ManifestOpened, now: float) -> None:
         first = seen.pop(id(self), None)

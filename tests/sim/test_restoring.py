@@ -10,8 +10,8 @@ from msgspec.structs import replace as replaced
 
 from checkpoint.core import checkpointing, coordinator_state, rewinding
 from checkpoint.core.checkpointing import Checkpointing
-from checkpoint.core.coordinator_vocabulary import CutAppended
-from checkpoint.core.manifest import Cut
+from checkpoint.core.coordinator_vocabulary import CheckpointAppended
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.retention import floors_of
 from checkpoint.core.rewinding import Rewinding
@@ -39,7 +39,7 @@ def changed(**fields: Any) -> Callable[[], Planted]:
     """The record of a restore has other fields."""
     original = rewinding.restored
 
-    def restored(kept: Sequence[Cut], target: Cut, *args: Any, **more: Any) -> Cut:
+    def restored(kept: Sequence[Checkpoint], target: Checkpoint, *args: Any, **more: Any) -> Checkpoint:
         record = original(kept, target, *args, **more)
         return replaced(record, **{name: make(record, kept, target) for name, make in fields.items()})
 
@@ -51,8 +51,11 @@ def its_savepoints_are_those_of_then() -> Planted:
 
 
 def what_came_after_is_released() -> Planted:
-    def retained(record: Cut, kept: Sequence[Cut], target: Cut) -> tuple[int, ...]:
-        return (*(cut.cut for cut in kept if cut.cut <= target.cut), record.cut)
+    def retained(record: Checkpoint, kept: Sequence[Checkpoint], target: Checkpoint) -> tuple[int, ...]:
+        return (
+            *(checkpoint.number for checkpoint in kept if checkpoint.number <= target.number),
+            record.number,
+        )
 
     return changed(retained=retained)()
 
@@ -73,7 +76,7 @@ def all_below_the_last_checkpoint_is_deleted() -> Planted:
 
 
 def inputs_continue_where_they_are() -> Planted:
-    def workers(record: Cut, kept: Sequence[Cut], _: Cut) -> dict[int, Any]:
+    def workers(record: Checkpoint, kept: Sequence[Checkpoint], _: Checkpoint) -> dict[int, Any]:
         now = kept[-1].workers
         return {
             worker: replaced(part, sources=now[worker].sources if worker in now else part.sources)
@@ -86,11 +89,11 @@ def inputs_continue_where_they_are() -> Planted:
 def a_checkpoint_is_requested_meanwhile() -> Planted:
     """One append can follow the other, and take the number of the restore."""
 
-    def can_cut(self: Checkpointing) -> bool:
+    def can_checkpoint(self: Checkpointing) -> bool:
         state = self._state
         return state.phase is CoordinatorPhase.RUNNING and state.pending is None
 
-    return mock.patch.object(Checkpointing, "can_cut", property(can_cut))
+    return mock.patch.object(Checkpointing, "can_checkpoint", property(can_checkpoint))
 
 
 def it_counts_before_the_commit() -> Planted:
@@ -99,8 +102,8 @@ def it_counts_before_the_commit() -> Planted:
 
     def append(self: Rewinding) -> None:
         original(self)
-        if (cut := self._state.appending) is not None and cut.rewound:
-            self.on_cut_appended(CutAppended(cut), 0.0)
+        if (checkpoint := self._state.appending) is not None and checkpoint.rewound:
+            self.on_checkpoint_appended(CheckpointAppended(checkpoint), 0.0)
 
     return mock.patch.object(Rewinding, "append_if_free", append)
 

@@ -15,11 +15,11 @@ from checkpoint.core import checkpointing, coordinator_state, voting
 from checkpoint.core.consumers import need_of
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.gathering import Gathering
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.rebalancing import TakenPart
 from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.retention import floors_of
-from checkpoint.core.voting import PendingCut
+from checkpoint.core.voting import PendingCheckpoint
 from dataflow.state.moving import Share
 from dataflow.worker import copying, layout_change
 from dataflow.worker.circuit import Circuit
@@ -128,33 +128,37 @@ def chains_are_released_before_they_are_taken_over() -> Planted:
 
 
 def the_former_layout_is_stored() -> Planted:
-    original = PendingCut.build
+    original = PendingCheckpoint.build
 
-    def build(self: PendingCut, parent: Any, layout: Any, *args: Any) -> Any:
+    def build(self: PendingCheckpoint, parent: Any, layout: Any, *args: Any) -> Any:
         return original(self, parent, layout if parent is None else parent.layout, *args)
 
-    return mock.patch.object(PendingCut, "build", build)
+    return mock.patch.object(PendingCheckpoint, "build", build)
 
 
-def without_savepoints(kept: Sequence[Cut]) -> Sequence[Cut]:
-    return [cut for cut in kept if cut.cut not in kept[-1].savepoints.values()] or kept
+def without_savepoints(kept: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
+    return [
+        checkpoint for checkpoint in kept if checkpoint.number not in kept[-1].savepoints.values()
+    ] or kept
 
 
 def floors_ignore_savepoints() -> Planted:
-    def floors(kept: Sequence[Cut], worker: int) -> Any:
+    def floors(kept: Sequence[Checkpoint], worker: int) -> Any:
         return floors_of(without_savepoints(kept), worker)
 
     return mock.patch.multiple(checkpointing, floors_of=floors)
 
 
 def savepoints_are_dropped_by_another_layout() -> Planted:
-    original = PendingCut.build
+    original = PendingCheckpoint.build
 
-    def build(self: PendingCut, parent: Any, layout: Any, *args: Any) -> Any:
-        cut = original(self, parent, layout, *args)
-        return cut if parent is None or parent.layout == layout else replaced(cut, savepoints={})
+    def build(self: PendingCheckpoint, parent: Any, layout: Any, *args: Any) -> Any:
+        checkpoint = original(self, parent, layout, *args)
+        return (
+            checkpoint if parent is None or parent.layout == layout else replaced(checkpoint, savepoints={})
+        )
 
-    return mock.patch.object(PendingCut, "build", build)
+    return mock.patch.object(PendingCheckpoint, "build", build)
 
 
 def input_is_trimmed_that_savepoints_need() -> Planted:

@@ -157,10 +157,10 @@ class Cast:
         turns: tuple[tuple[str, Callable[[], None]], ...] = (
             ("worker", lambda: self._restart("worker", self._kill_worker)),
             ("status", lambda: self._ask("status")),
-            ("pin", lambda: self._ask("pin", name="held")),
+            ("savepoint", lambda: self._ask("savepoint", name="held")),
             ("server", lambda: self._restart("server", self._kill_server)),
             ("checkpoint", lambda: self._ask("checkpoint")),
-            ("unpin", lambda: self._ask("unpin", name="held")),
+            ("drop_savepoint", lambda: self._ask("drop_savepoint", name="held")),
         )
         turns[self._turn % len(turns)][1]()
         self._turn += 1

@@ -14,9 +14,9 @@ from checkpoint.chains.directory_store import DirectoryStore
 from checkpoint.chains.state_blocks import block_schema, encode_block, make_block
 from checkpoint.chains.state_store import StateStore
 from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
-from checkpoint.coordinator.manifest_log import cut_record
+from checkpoint.coordinator.manifest_log import checkpoint_record
 from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Cut, SplitPosition, WorkerCut, in_its_version
+from checkpoint.core.manifest import Checkpoint, SplitPosition, WorkerCheckpoint, in_its_version
 from checkpoint.core.outputs import Output, OutputHead, Publish, encode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.key_hash import hash_keys
@@ -88,11 +88,11 @@ async def _writer(claim: Claim, chain_name: str, at: Position | None, *, snapsho
     )
 
 
-def write_cuts(
+def write_checkpoints(
     store: BlockingStore,
     region: str,
     sink: str,
-    cuts: Iterable[Mapping[int, Position]],
+    checkpoints: Iterable[Mapping[int, Position]],
     *,
     states: Sequence[Mapping[int, Position]] = (),
     operators: Mapping[str, str] | None = None,
@@ -111,9 +111,9 @@ def write_cuts(
                 claim, MANIFEST_CHAIN, chain, store.record.generation, pipelined=False
             )
             async with writer:
-                for number, ends in enumerate(cuts, 1):
+                for number, ends in enumerate(checkpoints, 1):
                     workers = {
-                        worker: WorkerCut(
+                        worker: WorkerCheckpoint(
                             state=states[number - 1][worker] if states else Position(1, 0, 0),
                             steps=Position(1, 0, 0),
                             sinks={sink: msgspec.to_builtins(end)},
@@ -123,8 +123,8 @@ def write_cuts(
                         )
                         for worker, end in ends.items()
                     }
-                    cut = Cut(
-                        cut=number,
+                    checkpoint = Checkpoint(
+                        number=number,
                         step=number,
                         incarnation=max((at.epoch for at in states[number - 1].values()), default=1)
                         if states
@@ -138,7 +138,7 @@ def write_cuts(
                         parent=number - 1,
                         retained=tuple(range(max(number - retain + 1, 1), number + 1)) if retain else (),
                     )
-                    await writer.wait_synced(writer.append(cut_record(in_its_version(cut))))
+                    await writer.wait_synced(writer.append(checkpoint_record(in_its_version(checkpoint))))
 
     store.portal.call(write)
 
@@ -162,7 +162,7 @@ def write_state(
     store: BlockingStore,
     region: str,
     worker: int,
-    cuts: Sequence[Changes],
+    checkpoints: Sequence[Changes],
     *,
     epoch: int = 1,
     at: tuple[int, Position] | None = None,
@@ -185,10 +185,10 @@ def write_state(
                 generation=store.record.generation,
             )
             ends = []
-            for cut, changes in enumerate(cuts, first):
+            for checkpoint, changes in enumerate(checkpoints, first):
                 blocks = [(name, data) for name, rows in changes.items() for data in state_of(rows, schema)]
-                ends.append(await state.commit(cut, blocks))
-                for name, rows in (snapshots or {}).get(cut, {}).items():
+                ends.append(await state.commit(checkpoint, blocks))
+                for name, rows in (snapshots or {}).get(checkpoint, {}).items():
                     await state.snapshot([(name, data) for data in state_of(rows, schema)])
             await state.aclose()
             return ends
@@ -197,7 +197,7 @@ def write_state(
 
 
 def write_directory(
-    store: BlockingStore, region: str, worker: int, operator: str, cuts: int
+    store: BlockingStore, region: str, worker: int, operator: str, checkpoints: int
 ) -> list[Position]:
     """Write an operator's files: a line more in each checkpoint, and one after all. Return the positions."""
 
@@ -207,9 +207,13 @@ def write_directory(
                 claim, operator, at=None, generation=store.record.generation
             )
             ends = []
-            for cut in range(1, cuts + 1):
-                await directory.append([Record(Op.WRITE, ints=(cut - 1,), strings=(b"log", b"x"))])
-                ends.append((await directory.synced(directory.cut(cut, 10 * cut, cut))).position)
+            for checkpoint in range(1, checkpoints + 1):
+                await directory.append([Record(Op.WRITE, ints=(checkpoint - 1,), strings=(b"log", b"x"))])
+                ends.append(
+                    (
+                        await directory.synced(directory.checkpoint(checkpoint, 10 * checkpoint, checkpoint))
+                    ).position
+                )
             await directory.aclose()
             return ends
 
@@ -286,7 +290,7 @@ __all__ = [
     "pretended",
     "take_away",
     "write_batches",
-    "write_cuts",
+    "write_checkpoints",
     "write_objects",
     "write_state",
     "write_steps",

@@ -18,7 +18,7 @@ import pytest
 
 from dos_client.blocking import open_store
 from dos_server.testing import Servers, ThreadedServer
-from tests.spark_integration.stored_data import write_cuts, write_state, write_steps
+from tests.spark_integration.stored_data import write_checkpoints, write_state, write_steps
 from tests.spark_integration.test_local_cluster import SparkProgram
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(300)]
@@ -55,7 +55,7 @@ stream = spark.readStream.format("dos").option("input", "orders").load(f"{store}
 written(stream.writeStream.format("dos").options(input="copies", checkpointLocation=checkpoint))
 written(stream.writeStream.format("dos").options(input="copies", checkpointLocation=checkpoint))
 said["copies"] = rows(spark.read.format("dos").option("input", "copies").load(f"{store}/shop"))
-said["cuts"] = rows(spark.read.format("dos-checkpoints").load(f"{store}/words").select("checkpoint"))
+said["checkpoints"] = rows(spark.read.format("dos-checkpoints").load(f"{store}/words").select("checkpoint"))
 said["state"] = rows(spark.read.format("dos-state").option("operator", "counts").load(f"{store}/words"))
 records = spark.read.format("dos-journal").load(f"{store}/words.w0000/state")
 said["records"] = rows(records.groupBy("name").count())
@@ -103,9 +103,9 @@ def test_formats_work_through_connect_and_what_submits_jobs_is_refused_by_name(
     with open_store(servers.url) as store:
         (end,) = write_steps(store, "words", "out", 0, {1: [{"word": "a", "count": 1}]}, COUNTS)
         states = [write_state(store, "words", 0, [{"counts": {"a": 1}}, {"counts": {"b": 2}}])]
-        cuts = [dict(enumerate(at)) for at in zip(*states, strict=True)]
-        write_cuts(
-            store, "words", "out", [{0: end}] * 2, states=cuts, operators={"counts": "count"}, retain=2
+        checkpoints = [dict(enumerate(at)) for at in zip(*states, strict=True)]
+        write_checkpoints(
+            store, "words", "out", [{0: end}] * 2, states=checkpoints, operators={"counts": "count"}, retain=2
         )
         with connect_server(tmp_path) as url:
             said = run_client(url, servers.url, tmp_path)
@@ -113,7 +113,7 @@ def test_formats_work_through_connect_and_what_submits_jobs_is_refused_by_name(
     assert said["session"] == "pyspark.sql.connect.session"
     assert said["output"] == [["a", 1]]
     assert said["copies"] == [[0], [1], [2], [3]]
-    assert said["cuts"] == [[1], [2]]
+    assert said["checkpoints"] == [[1], [2]]
     assert said["state"] == [["a", 1], ["b", 2]]
     assert ["STATE_BLOCK", 2] in said["records"]
     assert "UnknownOptionError" in said["option"]

@@ -19,7 +19,7 @@ from dos_protocol.errors import CorruptDataError
 from dos_server.testing import Servers, ThreadedServer, threaded_store
 from journal import Op, Record
 from journal.core.record import encode
-from spark_integration.core.inside_options import parse_cuts, parse_journal, parse_state
+from spark_integration.core.inside_options import parse_checkpoints, parse_journal, parse_state
 from spark_integration.errors import (
     BadOptionError,
     DataLossError,
@@ -34,7 +34,7 @@ from spark_integration.inside.state import OperatorStateTable
 from spark_integration.inside.table import InsideReader, columns_of
 from tests.spark_integration.stored_data import (
     take_away,
-    write_cuts,
+    write_checkpoints,
     write_directory,
     write_objects,
     write_state,
@@ -48,7 +48,7 @@ NEWER = block_schema(pa.schema([("word", pa.string())]), pa.schema([("count", pa
 
 @pytest.fixture(scope="module")
 def store(servers: Servers[ThreadedServer]) -> Iterator[BlockingStore]:
-    """What all tests of this file read: region `words` with four cuts, of which three are retained."""
+    """What all tests of this file read: region `words` with four checkpoints, of which three are retained."""
     with open_store(servers.url) as found:
         first = write_state(
             found,
@@ -69,12 +69,12 @@ def store(servers: Servers[ThreadedServer]) -> Iterator[BlockingStore]:
             [{"counts": {"y": 1}, "limits": {"x": 5}}, {"counts": {"z": 1}}, {"counts": {"z": 2}}, {}],
         )
         states = [dict(enumerate(at)) for at in zip(first, second, strict=True)]
-        write_cuts(found, "words", "out", states, states=states, operators=OPERATORS, retain=3)
+        write_checkpoints(found, "words", "out", states, states=states, operators=OPERATORS, retain=3)
         steps = {step: [{"word": f"w{step}"}] for step in (1, 2, 3)}
         ends = write_steps(found, "told", "out", 0, steps, WORDS)
-        write_cuts(found, "told", "out", [{0: end} for end in ends], retain=3)
+        write_checkpoints(found, "told", "out", [{0: end} for end in ends], retain=3)
         at = write_directory(found, "filed", 0, "own.s", 3)
-        write_cuts(found, "filed", "out", [{0: end} for end in at], retain=2, files={"own.s": at})
+        write_checkpoints(found, "filed", "out", [{0: end} for end in at], retain=2, files={"own.s": at})
         yield found
 
 
@@ -85,7 +85,7 @@ class Inside:
         given = {"path": path, **{name.rstrip("_"): value for name, value in options.items()}}
         makers: dict[str, Any] = {
             "journal": lambda: JournalTable(parse_journal(given)),
-            "cuts": lambda: CheckpointsTable(parse_cuts(given)),
+            "checkpoints": lambda: CheckpointsTable(parse_checkpoints(given)),
             "state": lambda: OperatorStateTable(parse_state(given)),
         }
         self.table = makers[kind]()
@@ -190,7 +190,7 @@ def test_a_difference_that_the_blocks_do_not_tell_is_refused_with_the_reason(
         inside.rows()
     ends = write_state(store, "back", 0, [{"counts": {"a": 1}}, {"counts": {"a": 2}}])
     again = write_state(store, "back", 0, [{"counts": {"b": 1, "c": 2, "d": 3}}], epoch=2, at=(1, ends[0]))
-    write_cuts(
+    write_checkpoints(
         store,
         "back",
         "out",
@@ -210,7 +210,7 @@ def test_state_of_two_versions_is_refused_and_named(
 ) -> None:
     ends = write_state(store, "moved", 0, [{"counts": {"a": 1}}])
     ends += write_state(store, "moved", 0, [{"counts": {"b": 2}}], epoch=2, at=(1, ends[0]), schema=NEWER)
-    write_cuts(store, "moved", "out", [{0: end} for end in ends], states=[{0: end} for end in ends])
+    write_checkpoints(store, "moved", "out", [{0: end} for end in ends], states=[{0: end} for end in ends])
     assert Inside("state", f"{servers.url}/moved", operator="counts", checkpoint="1").rows()
     with pytest.raises(SchemaMismatchError, match=r"left some of it in version 1 .* and some in version 2"):
         Inside("state", f"{servers.url}/moved", operator="counts", checkpoint="2").rows()
@@ -240,7 +240,7 @@ def test_blocks_that_went_away_are_said_to_have_gone_with_their_checkpoint(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     ends = write_state(store, "gone", 0, [{"counts": {"a": 1}}])
-    write_cuts(store, "gone", "out", [{0: ends[0]}], states=[{0: ends[0]}])
+    write_checkpoints(store, "gone", "out", [{0: ends[0]}], states=[{0: ends[0]}])
     inside = Inside("state", f"{servers.url}/gone", operator="counts")
     reader = InsideReader(inside.table, columns_of(inside.table))
     (part,) = reader.partitions()
@@ -256,7 +256,7 @@ def test_blocks_that_went_away_are_said_to_have_gone_with_their_checkpoint(
 def test_checkpoints_are_rows_as_the_command_lists_them(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
-    rows = Inside("cuts", f"{servers.url}/words").rows()
+    rows = Inside("checkpoints", f"{servers.url}/words").rows()
     said = json.loads(CliRunner().invoke(app, ["checkpoint", "ls", servers.url, "words", "--json"]).output)[
         "checkpoints"
     ]
@@ -268,11 +268,11 @@ def test_checkpoints_are_rows_as_the_command_lists_them(
         assert row == one
 
 
-def test_a_cut_in_full_exists_when_it_is_named(
+def test_a_checkpoint_in_full_exists_when_it_is_named(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     (row,) = Inside(
-        "cuts", f"{servers.url}/words", columns="parent, operators, workers", filter="checkpoint = 3"
+        "checkpoints", f"{servers.url}/words", columns="parent, operators, workers", filter="checkpoint = 3"
     ).rows()
     said = json.loads(
         CliRunner().invoke(app, ["checkpoint", "show", servers.url, "words", "3", "--json"]).output
@@ -283,14 +283,16 @@ def test_a_cut_in_full_exists_when_it_is_named(
     assert first["state"] == one["state"]
     assert {name: dict(splits) for name, splits in first["sources"]} == one["sources"]
     assert {sink: json.loads(stands) for sink, stands in first["sinks"]} == one["sinks"]
-    assert columns_of(Inside("cuts", f"{servers.url}/words", columns="shards").table).names == ["shards"]
+    assert columns_of(Inside("checkpoints", f"{servers.url}/words", columns="shards").table).names == [
+        "shards"
+    ]
 
 
 def test_a_region_that_is_missing_has_no_checkpoints(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     with pytest.raises(NoRegionError, match="no region 'wrods': it has"):
-        Inside("cuts", f"{servers.url}/wrods").rows()
+        Inside("checkpoints", f"{servers.url}/wrods").rows()
 
 
 # --- dos-journal --------------------------------------------------------------------------------------------
@@ -342,9 +344,9 @@ def test_the_changes_of_an_operators_files_between_two_checkpoints_are_rows(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
     url = f"{servers.url}/filed.w0000/{directory_chain('own.s')}"
-    (change, cut) = Inside("journal", url, from_="checkpoint:2", to="checkpoint:3").rows()
+    (change, checkpoint) = Inside("journal", url, from_="checkpoint:2", to="checkpoint:3").rows()
     assert (change["name"], change["ints"]) == ("WRITE", [2])
-    assert (cut["name"], cut["ints"]) == ("CUT", [3, 30])
+    assert (checkpoint["name"], checkpoint["ints"]) == ("CHECKPOINT", [3, 30])
     with pytest.raises(CheckpointReleasedError, match="checkpoint 1 of region filed was released"):
         Inside("journal", url, from_="checkpoint:1").rows()
 
@@ -391,8 +393,8 @@ def test_a_token_that_is_wrong_is_said_at_once() -> None:
     with threaded_store(1, token=b"right") as servers:
         with open_store(servers.url, token=b"right") as store:
             ends = write_state(store, "r", 0, [{"counts": {"a": 1}}])
-            write_cuts(store, "r", "out", [{0: ends[0]}], states=[{0: ends[0]}])
-        for kind, path in (("cuts", "r"), ("journal", "r.w0000/state"), ("state", "r")):
+            write_checkpoints(store, "r", "out", [{0: ends[0]}], states=[{0: ends[0]}])
+        for kind, path in (("checkpoints", "r"), ("journal", "r.w0000/state"), ("state", "r")):
             options = {"operator": "counts"} if kind == "state" else {}
             assert Inside(kind, f"{servers.url}/{path}", token="right", **options).rows()
         with pytest.raises(StoreNotReadyError, match="token"):

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from dos_client.blocking import BlockingStore, open_store
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration import register
-from tests.spark_integration.stored_data import write_cuts, write_state
+from tests.spark_integration.stored_data import write_checkpoints, write_state
 from tests.support.examples import run_example
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -31,7 +31,9 @@ def store(servers: Servers[ThreadedServer], spark: SparkSession) -> Iterator[Blo
         )
         second = write_state(found, "wordcount", 1, [{"counts": {"y": 3}}, {}, {"counts": {"y": 4}}])
         states = [dict(enumerate(at)) for at in zip(first, second, strict=True)]
-        write_cuts(found, "wordcount", "out", states, states=states, operators={"counts": "count"}, retain=3)
+        write_checkpoints(
+            found, "wordcount", "out", states, states=states, operators={"counts": "count"}, retain=3
+        )
         yield found
 
 
@@ -62,10 +64,10 @@ def test_the_examples_of_the_page_look_inside(
 def test_all_columns_come_to_spark_as_they_are(
     spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
-    cuts = spark.read.format("dos-checkpoints").options(
+    checkpoints = spark.read.format("dos-checkpoints").options(
         columns="*, workers, shards, operators, parent, fingerprint"
     )
-    row = cuts.load(f"{servers.url}/wordcount").where("checkpoint = 2").collect()[0]
+    row = checkpoints.load(f"{servers.url}/wordcount").where("checkpoint = 2").collect()[0]
     assert row["time"].timestamp() == 2.0
     assert row["workers"][1]["sources"] == {
         "lines": {"part1": row["workers"][1]["sources"]["lines"]["part1"]}

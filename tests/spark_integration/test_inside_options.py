@@ -3,10 +3,10 @@
 import pytest
 
 from dos_client.errors import BadUrlError
-from spark_integration.core.inside_options import parse_cuts, parse_journal, parse_state
+from spark_integration.core.inside_options import parse_checkpoints, parse_journal, parse_state
 from spark_integration.errors import BadOptionError, UnknownOptionError
 
-PARSERS = {"journal": parse_journal, "cuts": parse_cuts, "state": parse_state}
+PARSERS = {"journal": parse_journal, "checkpoints": parse_checkpoints, "state": parse_state}
 
 
 def test_options_that_are_wrong_are_named() -> None:
@@ -23,7 +23,11 @@ def test_options_that_are_wrong_are_named() -> None:
         operater="x",
     )
     refused(
-        UnknownOptionError, "the source dos-checkpoints has no option 'output'", "cuts", state, output="x"
+        UnknownOptionError,
+        "the source dos-checkpoints has no option 'output'",
+        "checkpoints",
+        state,
+        output="x",
     )
     refused(
         UnknownOptionError,
@@ -51,9 +55,9 @@ def test_options_that_are_wrong_are_named() -> None:
         since="3",
     )
     refused(BadOptionError, "at most 1024", "state", state, operator="c", tasksPerWorker="5000")
-    refused(BadOptionError, "names an object", "cuts", "dos://h/words/x")
-    refused(BadOptionError, "names a store but nothing in it", "cuts", "dos://h")
+    refused(BadOptionError, "names an object", "checkpoints", "dos://h/words/x")
+    refused(BadOptionError, "names a store but nothing in it", "checkpoints", "dos://h")
     refused(BadOptionError, "names a directory but no journal", "journal", state)
     refused(BadOptionError, "must be a logical offset", "journal", f"{state}/c", from_="step:3")
     refused(BadOptionError, "is after option 'to'", "journal", f"{state}/c", from_="9", to="3")
-    refused(BadUrlError, "words", "cuts", "words")
+    refused(BadUrlError, "words", "checkpoints", "words")

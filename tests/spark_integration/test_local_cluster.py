@@ -41,24 +41,24 @@ here, master, passes, options = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 spark = session(master, here, {"spark.executor.cores": "1", "spark.cores.max": "2"})
 region = run(spark, word_count(here, passes, local=True), checkpoint_interval=0.2, spare_slots=0, **options)
 
-def running_and_cut_since(before):
+def running_and_checkpoint_since(before):
     return region.status.state is RegionState.RUNNING and region.status.checkpoints_committed > before
 
-def cut_once_more():
+def checkpoint_once_more():
     before = region.status.checkpoints_committed
-    until(region, "cut", lambda: running_and_cut_since(before))
+    until(region, "checkpoint", lambda: running_and_checkpoint_since(before))
 
-cut_once_more()
+checkpoint_once_more()
 daemons = {daemon_of(worker) for worker in region.status.workers}
 os.kill(region.status.workers[0].pid, signal.SIGKILL)
 until(region, "one reset", lambda: len(region.status.resets) == 1)
-cut_once_more()
+checkpoint_once_more()
 executors = [executor_of(worker) for worker in region.status.workers]
 names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in executors}
 os.kill(executors[1], signal.SIGKILL)
 killed = time.monotonic()
 until(region, "two resets", lambda: len(region.status.resets) == 2)
-cut_once_more()
+checkpoint_once_more()
 seconds = time.monotonic() - killed
 new = executor_of(region.status.workers[1])
 HURRY.touch()

@@ -12,7 +12,7 @@ import pytest
 from pyspark import cloudpickle
 
 from spark_integration import on_executor, runner, versions
-from spark_integration.core.inside_options import parse_cuts
+from spark_integration.core.inside_options import parse_checkpoints
 from spark_integration.core.source_options import parse_options
 from spark_integration.inside.checkpoints import CheckpointsTable
 from spark_integration.inside.table import InsideReader, TablePart
@@ -49,11 +49,11 @@ def test_another_version_of_a_package_is_named(tmp_path: Path, name: str) -> Non
 
 def test_a_task_of_the_source_reads_nothing_where_a_package_is_another(tmp_path: Path) -> None:
     options = parse_options({"path": "dos://nobody/logs", "content": "lines"})
-    table = CheckpointsTable(parse_cuts({"path": "dos://nobody/words"}))
+    table = CheckpointsTable(parse_checkpoints({"path": "dos://nobody/words"}))
     readers = [
         DosReader(options, LINES),
         DosStreamReader(options, LINES),
-        InsideReader(table, pa.schema([("cut", pa.int64())])),
+        InsideReader(table, pa.schema([("checkpoint", pa.int64())])),
     ]
     parts = [DosPartition("a", ()), DosPartition("a", ()), TablePart(1)]
     said = with_first_on_path(

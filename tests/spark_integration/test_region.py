@@ -73,7 +73,7 @@ def wait_until(condition: Callable[[], bool], region: RegionHandle) -> None:
         time.sleep(0.02)
 
 
-def cuts(region: RegionHandle, count: int) -> Callable[[], bool]:
+def checkpoints(region: RegionHandle, count: int) -> Callable[[], bool]:
     return lambda: region.status.state is RegionState.RUNNING and region.status.checkpoints_committed >= count
 
 
@@ -137,12 +137,12 @@ def test_words_are_counted_right_and_the_handle_tells_of_it(start: Start, tmp_pa
     assert heard.calls[-1][1]["state"] == "FINISHED"
 
 
-def test_a_region_on_spark_is_asked_cut_and_stopped_from_outside(
+def test_a_region_on_spark_is_asked_checkpoint_and_stopped_from_outside(
     start: Start, tmp_path: Path, store: str
 ) -> None:
     graph = word_count(tmp_path, passes=20_000, function=split_slowly)
     region = start(graph, store=store, metrics="127.0.0.1:0")
-    wait_until(cuts(region, 1), region)
+    wait_until(checkpoints(region, 1), region)
 
     def dos(*arguments: str) -> dict[str, Any]:
         done = CliRunner().invoke(dos_app, [*arguments, store, "wordcount", "--json"])
@@ -172,7 +172,7 @@ def test_a_killed_worker_is_started_again_and_the_output_shows_nothing_of_it(
 ) -> None:
     graph = word_count(tmp_path, passes=150, function=split_slowly)
     region = start(graph, store=store, checkpoint_interval=0.2, scratch=tmp_path / "scratch")
-    wait_until(cuts(region, 2), region)
+    wait_until(checkpoints(region, 2), region)
     os.kill(region.status.workers[1].pid, signal.SIGKILL)
     wait_until(lambda: len(region.status.resets) == 1, region)
     assert "worker 1" in region.status.resets[0].reason or region.status.resets[0].worker == 1
@@ -193,7 +193,7 @@ def test_while_the_store_is_unavailable_the_region_waits_names_the_reason_and_co
     server = embedded.start(tmp_path / "store")
     try:
         region = start(graph, store=server.url, checkpoint_interval=0.2)
-        wait_until(cuts(region, 1), region)
+        wait_until(checkpoints(region, 1), region)
         pids = [worker.pid for worker in region.status.workers]
         server.stop()
         address = "127.0.0.1:" + str(server.address[1])
@@ -214,7 +214,7 @@ def test_a_region_that_was_stopped_continues_from_its_last_checkpoint(
 ) -> None:
     graph = word_count(tmp_path, passes=150, function=split_slowly)
     first = start(graph, store=store, checkpoint_interval=0.2)
-    wait_until(cuts(first, 1), first)
+    wait_until(checkpoints(first, 1), first)
     first.stop()
     assert first.status.state is RegionState.STOPPED
     last_checkpoint = first.status.last_checkpoint
@@ -244,7 +244,7 @@ def test_a_newer_driver_fences_the_older_one(start: Start, tmp_path: Path, store
 
     graph = word_count(tmp_path, passes=1_500, function=split_until_hurried)
     older = start(graph, store=store, checkpoint_interval=0.2)
-    wait_until(cuts(older, 1), older)
+    wait_until(checkpoints(older, 1), older)
     newer = start(graph, store=store, checkpoint_interval=0.2)
     with pytest.raises(RegionFencedError):
         older.awaitTermination(PATIENCE_S)

@@ -10,7 +10,7 @@ import pytest
 
 from dataflow import FileSink, Graph, RateSource
 from tests.dataflow.test_rescaled_regions import counts_in
-from tests.spark_integration.test_region import PATIENCE_S, Start, cuts, start, store, wait_until
+from tests.spark_integration.test_region import PATIENCE_S, Start, checkpoints, start, store, wait_until
 
 __all__ = ["start", "store"]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # a busy machine is slow, not wrong
@@ -33,7 +33,7 @@ def test_two_three_five_and_one_workers_give_the_output_of_an_undisturbed_run(
     rng = random.Random(seed)
     done = 0
     for workers in (3, 5, 1):
-        wait_until(cuts(region, done + 1), region)
+        wait_until(checkpoints(region, done + 1), region)
         assert region.scale(workers, PATIENCE_S).workers == workers
         resets = len(region.status.resets)
         os.kill(rng.choice(region.status.workers).pid, signal.SIGKILL)

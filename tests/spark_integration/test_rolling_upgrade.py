@@ -37,10 +37,10 @@ LATER: Edits = {
     VERSIONS: [(r"= \(1, 2\)", "= (1, 3)")],
     "checkpoint/core/messages.py": [
         (
-            "    counters: Counters\n\n\nclass Prepared",
-            '    counters: Counters\n    mood: str = "calm"\n\n\nclass Prepared',
+            "    counters: Counters\n\n\nclass Vote",
+            '    counters: Counters\n    mood: str = "calm"\n\n\nclass Vote',
         ),
-        ("    restore: Cut \\| None", "    patience: int = 7\n    restore: Cut | None"),
+        ("    restore: Checkpoint \\| None", "    patience: int = 7\n    restore: Checkpoint | None"),
     ],
     "dataflow/operators/count.py": [
         ("import dataclass\n", "import dataclass, field\n"),

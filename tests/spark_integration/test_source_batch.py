@@ -30,7 +30,7 @@ from tests.spark_integration.stored_data import (
     arrow,
     lines,
     write_batches,
-    write_cuts,
+    write_checkpoints,
     write_objects,
     write_steps,
 )
@@ -50,10 +50,16 @@ def store(servers: Servers[ThreadedServer]) -> Iterator[BlockingStore]:
         write_steps(found, "words", "counts", 0, {4: [row("c", 3)]}, WORDS, epoch=2)
         write_steps(found, "words", "counts", 1, {1: [], 2: [row("z", 9)], 3: []}, WORDS)
         ends = write_steps(
-            found, "cut", "out", 0, {1: [row("a", 1)], 2: [row("b", 2)]}, WORDS, publish=Publish.CUT
+            found,
+            "checkpoint",
+            "out",
+            0,
+            {1: [row("a", 1)], 2: [row("b", 2)]},
+            WORDS,
+            publish=Publish.CHECKPOINT,
         )
-        write_cuts(found, "cut", "out", [{0: ends[0]}])
-        write_cuts(found, "words", "counts", [{0: first[0], 1: first[0]}])
+        write_checkpoints(found, "checkpoint", "out", [{0: ends[0]}])
+        write_checkpoints(found, "words", "counts", [{0: first[0], 1: first[0]}])
         write_steps(found, "quiet", "out", 0, {1: []}, WORDS)
         write_batches(
             found, "shop", "orders", "till", [[row("tea", 3), row("egg", 1)], [row("tea", 4)]], WORDS
@@ -116,8 +122,8 @@ def test_partitions_are_by_worker_and_segment_up_to_a_size(
 def test_output_that_no_checkpoint_covers_is_read_only_when_synced_will_do(
     servers: Servers[ThreadedServer], store: BlockingStore
 ) -> None:
-    assert Reading(servers.url, "cut", output="out").words() == "a"
-    assert Reading(servers.url, "cut", output="out", read="synced").words() == "ab"
+    assert Reading(servers.url, "checkpoint", output="out").words() == "a"
+    assert Reading(servers.url, "checkpoint", output="out", read="synced").words() == "ab"
 
 
 def test_rows_tell_by_option_where_they_come_from(

@@ -37,9 +37,9 @@ from spark_integration.reading.outputs import OutputOrigin
 from spark_integration.reading.planning import plan_batch
 from spark_integration.reading.tasks import rows_of
 from tests.checkpoint.restored_output_model import SINK
-from tests.checkpoint.test_lines import cut_at
+from tests.checkpoint.test_lines import checkpoint_at
 from tests.spark_integration.restored_streams import ModelStream, UnnamedStream, play
-from tests.spark_integration.stored_data import write_cuts, write_steps
+from tests.spark_integration.stored_data import write_checkpoints, write_steps
 from tests.spark_integration.streaming import N, n, query
 
 SEEDS = 10
@@ -50,7 +50,7 @@ SEEDS = 10
 
 @given(st.integers(0, 200), st.integers(0, 20), st.integers(0, 20))
 def test_a_point_is_moved_if_and_only_if_it_lies_after_the_branch(size: int, step: int, branch: int) -> None:
-    kept = [cut_at(1, branch, retained=(1,))]
+    kept = [checkpoint_at(1, branch, retained=(1,))]
     kept.append(restored(kept, kept[0], 1))
     here = points_on_line(kept[-1], SINK, {"w0000": SplitPoint(1, size, 0, step)})
     if size <= 10 * branch:
@@ -64,7 +64,7 @@ def test_a_point_is_moved_if_and_only_if_it_lies_after_the_branch(size: int, ste
 
 
 def test_all_output_of_a_worker_that_the_restored_checkpoint_does_not_know_was_taken_back() -> None:
-    kept = [cut_at(1, 5, retained=(1,))]
+    kept = [checkpoint_at(1, 5, retained=(1,))]
     kept.append(restored(kept, kept[0], 1))
     here = points_on_line(kept[-1], SINK, {"w0007": SplitPoint(1, 30, 0, 4)})
     assert here.points["w0007"].size == 0
@@ -141,7 +141,7 @@ def test_a_restored_region_is_read_on_its_present_line(
     servers: Servers[ThreadedServer], store: BlockingStore, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ends = write_steps(store, name, "out", 0, {step: n(step) for step in range(1, 5)}, N)
-    write_cuts(store, name, "out", [{0: ends[0]}, {0: ends[1]}], retain=2)
+    write_checkpoints(store, name, "out", [{0: ends[0]}, {0: ends[1]}], retain=2)
     with (
         query(servers, name, output="out", onRewind="follow") as follows,
         query(servers, name, output="out", maxRowsPerTrigger="1") as before,
@@ -193,7 +193,7 @@ def test_a_query_of_a_line_that_is_too_old_to_be_known_is_refused_and_does_not_r
 ) -> None:
     monkeypatch.setattr(limits, "rewinds_kept_max", 1)
     ends = write_steps(store, name, "out", 0, {step: n(step) for step in range(1, 5)}, N)
-    write_cuts(store, name, "out", [{0: ends[0]}, {0: ends[1]}], retain=2)
+    write_checkpoints(store, name, "out", [{0: ends[0]}, {0: ends[1]}], retain=2)
     with query(servers, name, output="out") as stream:
         assert stream.batch() == [1, 2, 3, 4]
         read = stream.at
@@ -213,8 +213,8 @@ def test_a_query_on_spark_ends_with_a_named_error_or_follows(
     spark: SparkSession, servers: Servers[ThreadedServer], store: BlockingStore, tmp_path: Path
 ) -> None:
     dos.register(spark)
-    ends = write_steps(store, "shop", "out", 0, {1: n(1), 2: n(2), 3: n(3)}, N, publish=Publish.CUT)
-    write_cuts(store, "shop", "out", [{0: ends[0]}, {0: ends[2]}], retain=2)
+    ends = write_steps(store, "shop", "out", 0, {1: n(1), 2: n(2), 3: n(3)}, N, publish=Publish.CHECKPOINT)
+    write_checkpoints(store, "shop", "out", [{0: ends[0]}, {0: ends[2]}], retain=2)
 
     def run(**options: str) -> list[int]:
         stream = spark.readStream.format("dos").options(output="out", **options).load(f"{servers.url}/shop")

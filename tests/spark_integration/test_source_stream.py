@@ -10,7 +10,7 @@ from dos_client.blocking import BlockingStore
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration.errors import MalformedOffsetError
 from spark_integration.spark_api import ReadAllAvailable
-from tests.spark_integration.stored_data import write_batches, write_cuts, write_objects, write_steps
+from tests.spark_integration.stored_data import write_batches, write_checkpoints, write_objects, write_steps
 from tests.spark_integration.streaming import LINE, N, n, query
 
 pytestmark = pytest.mark.usefixtures("transfer")
@@ -36,10 +36,10 @@ def test_a_stream_of_an_output_continues_where_it_was_and_skips_and_repeats_noth
 def test_output_by_checkpoint_is_given_when_the_checkpoint_is_committed(
     servers: Servers[ThreadedServer], store: BlockingStore, name: str
 ) -> None:
-    ends = write_steps(store, name, "out", 0, {1: n(1), 2: n(2), 3: n(3)}, N, publish=Publish.CUT)
+    ends = write_steps(store, name, "out", 0, {1: n(1), 2: n(2), 3: n(3)}, N, publish=Publish.CHECKPOINT)
     with query(servers, name, output="out") as stream:
         assert stream.batch() == []
-        write_cuts(store, name, "out", [{0: ends[0]}, {0: ends[1]}])
+        write_checkpoints(store, name, "out", [{0: ends[0]}, {0: ends[1]}])
     with query(servers, name, output="out") as stream:
         assert stream.batch() == [1, 2]
     with query(servers, name, output="out", startingOffset="checkpoint:1", maxRowsPerTrigger="1") as stream:

@@ -34,7 +34,7 @@ async def trimmed_input(*, fail: bool) -> tuple[ChainOrigin, str, int]:
     for _ in range(12):
         await model.send()
         await region.read(1_000)
-        await region.cut()
+        await region.checkpoint()
     await model.trim()
     await model.trim()
     options: Any = SimpleNamespace(directory=inputs.APPLICATION, input=inputs.HANDLE, fail_on_data_loss=fail)
@@ -47,9 +47,9 @@ async def trimmed_output(publish: Publish, *, fail: bool) -> tuple[ChainOrigin, 
     await model.open()
     region = await model.region("reader")
     for _ in range(12):
-        await model.cut()
+        await model.checkpoint()
         await region.read(1_000)
-        await region.cut()
+        await region.checkpoint()
         await model.trim()
     found = [piece async for piece in model.follower(inputs.SplitPosition(0), from_retained=True).poll()]
     options: Any = SimpleNamespace(

@@ -16,7 +16,7 @@ from spark_integration.standbys import standby_tag
 from tests.spark_integration.test_region import (
     Start,
     assert_right,
-    cuts,
+    checkpoints,
     split,
     start,
     store,
@@ -88,7 +88,7 @@ def test_a_killed_worker_continues_in_the_process_that_stood_by_and_another_one_
     first = waits(region, pids, 1)
     wait_until(lambda: region.status.standbys == 1, region)
     os.kill(region.status.workers[1].pid, signal.SIGKILL)
-    wait_until(lambda: len(region.status.resets) == 1 and cuts(region, 1)(), region)
+    wait_until(lambda: len(region.status.resets) == 1 and checkpoints(region, 1)(), region)
     assert [(one.attempt, one.pid) for one in region.status.workers][1] == (2, first)
 
     second = waits(region, pids, 2)
@@ -98,7 +98,7 @@ def test_a_killed_worker_continues_in_the_process_that_stood_by_and_another_one_
     assert len(region.status.resets) == 1, "the loss of a stand-by is no loss of a worker"
 
     os.kill(first, signal.SIGKILL)  # the worker that was a stand-by is lost like any other
-    wait_until(lambda: len(region.status.resets) == 2 and cuts(region, 1)(), region)
+    wait_until(lambda: len(region.status.resets) == 2 and checkpoints(region, 1)(), region)
     assert [(one.attempt, one.pid) for one in region.status.workers][1] == (3, third)
 
     waits(region, pids, 4)
@@ -149,7 +149,7 @@ def test_without_a_slot_for_it_the_region_runs_without_a_stand_by_and_says_so_on
 
     wait_until(lambda: told() != [], region)
     os.kill(region.status.workers[0].pid, signal.SIGKILL)
-    wait_until(lambda: len(region.status.resets) == 1 and cuts(region, 1)(), region)
+    wait_until(lambda: len(region.status.resets) == 1 and checkpoints(region, 1)(), region)
     hurry.touch()
     assert region.awaitTermination(150)
     assert region.status.state is RegionState.FINISHED

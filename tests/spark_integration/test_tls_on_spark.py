@@ -20,7 +20,7 @@ from spark_integration.stores import choose_store
 from tests.spark_integration.test_region import (
     Start,
     assert_right,
-    cuts,
+    checkpoints,
     start,
     wait_until,
     word_count,
@@ -62,7 +62,7 @@ def test_a_worker_is_killed_and_the_region_continues_over_tls(
 ) -> None:
     graph = word_count(tmp_path, passes=PASSES, function=split_slowly)
     region = start(graph, store=tls_store, name="wc", workers=2, checkpoint_interval=0.3)
-    wait_until(cuts(region, 1), region)
+    wait_until(checkpoints(region, 1), region)
     os.kill(region.status.workers[0].pid, signal.SIGKILL)
     region.awaitTermination()
     assert region.status.incarnation > 1

@@ -41,7 +41,9 @@ WORKERS = {"stream": 2, "batch": 1}
 SLOTS = 6
 """The workers', and one for each task that may be held at the same time."""
 STEP_S = 0.3
-"""What user code takes for a batch: longer than a step should, so that there are steps, and cuts, between."""
+"""What user code takes for a batch: longer than a step should, so that there are steps, and checkpoints,
+between.
+"""
 TOO_SLOW = "Python worker failed to connect back"
 """Spark gives a process ten seconds to start, which a busy machine may not keep: the call is made again."""
 LOOK_S = 0.01

@@ -15,7 +15,7 @@ channel_head = Struct(
     "job" / Int64ub,
     "sender_epoch" / Int64ub,
     "step" / Int64ub,
-    "cut" / Int64ub,
+    "checkpoint" / Int64ub,
     "seq" / Int32ub,
     "channel" / Int32ub,
     "payload_bytes" / Int32ub,

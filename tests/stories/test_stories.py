@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from checkpoint import limits as checkpoint_limits
 from checkpoint.core.take_overs import TakeOvers
-from checkpoint.core.voting import PendingCut
+from checkpoint.core.voting import PendingCheckpoint
 from checkpoint.errors import StepOrderError
 from dataflow.core.peer_links import PeerLinks
 from dataflow.errors import StepsMissingError
@@ -94,7 +94,7 @@ def test_with_its_rule_broken_a_story_goes_otherwise(bug: str) -> None:
     ("owner", "name", "wrong", "story"),
     [
         (
-            PendingCut,
+            PendingCheckpoint,
             "taken_over",
             lambda self, worker, term: self.terms.update({worker: term}),
             "taken-over",

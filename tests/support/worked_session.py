@@ -113,13 +113,13 @@ def _spaced(line: Line) -> list[str]:
     meta, payload = frame[32 : 32 + meta_bytes], frame[32 + meta_bytes :]
     row = m.TABLE[m.opcode_of(line.message)]
     return [
-        _cut(frame[:32], [2, 1, 1, 2, 2, 8, 4, 4, 8]),
-        *_lines(_cut(meta, _widths(row, meta))),
-        *_lines(_cut(payload, _entry_widths(payload) if row.entries else [len(payload)])),
+        _checkpoint(frame[:32], [2, 1, 1, 2, 2, 8, 4, 4, 8]),
+        *_lines(_checkpoint(meta, _widths(row, meta))),
+        *_lines(_checkpoint(payload, _entry_widths(payload) if row.entries else [len(payload)])),
     ]
 
 
-def _cut(data: bytes, widths: list[int]) -> str:
+def _checkpoint(data: bytes, widths: list[int]) -> str:
     """In hex, a space between fields of these widths."""
     parts, start = [], 0
     for width in widths:

@@ -11,8 +11,8 @@ import trio
 
 from checkpoint.chains.directory_store import DirectoryStore
 from checkpoint.chains.state_store import StateStore
-from checkpoint.coordinator.manifest_log import CHAIN, cuts_in
-from checkpoint.core.manifest import Cut
+from checkpoint.coordinator.manifest_log import CHAIN, checkpoints_in
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import coordinator_directory, worker_directory
 from dataflow.outputs import StepRows, read_output
 from dos_client import Claim, QuorumUnavailableError, Store, StoreNotReadyError, open_store
@@ -28,15 +28,15 @@ _AWAY = (QuorumUnavailableError, StoreNotReadyError)
 
 
 class Auditor(RegionProcess):
-    """The audit of one region. `cuts`: the manifest's checkpoints; `counts`: (checkpoint, worker) -> word ->
-    count; `files`: (checkpoint, worker) -> name -> content; `done`: everything is read.
+    """The audit of one region. `checkpoints`: the manifest's checkpoints; `counts`: (checkpoint, worker) ->
+    word -> count; `files`: (checkpoint, worker) -> name -> content; `done`: everything is read.
     """
 
     kind = "auditor"
 
     def __init__(self, region: "ShellRegion", name: str) -> None:
         super().__init__(region, name)
-        self.cuts: list[Cut] = []
+        self.checkpoints: list[Checkpoint] = []
         self.counts: dict[tuple[int, int], dict[str, int]] = {}
         self.files: dict[tuple[int, int], dict[str, bytes]] = {}
         self.done = False
@@ -53,28 +53,28 @@ class Auditor(RegionProcess):
         name = self.region.spec.name
         directory = coordinator_directory(name)
         chain = await inspect_chain(store, directory, CHAIN)
-        async with aclosing(cuts_in(read_records(store, chain, directory=directory))) as cuts:
-            self.cuts = [cut async for cut in cuts]
+        async with aclosing(checkpoints_in(read_records(store, chain, directory=directory))) as checkpoints:
+            self.checkpoints = [checkpoint async for checkpoint in checkpoints]
         for sink, kind in self.region.kinds.items():
             if kind != "file":
                 self.region.output.logs[sink] = await read_all(store, name, sink)
         for worker in range(self.region.spec.workers):
-            for cut in retained_of(self.cuts):
-                self.counts[cut.cut, worker] = await self._state(store, cut, worker)
+            for checkpoint in retained_of(self.checkpoints):
+                self.counts[checkpoint.number, worker] = await self._state(store, checkpoint, worker)
         self.done = True
 
-    async def _state(self, store: Store, cut: Cut, worker: int) -> dict[str, int]:
+    async def _state(self, store: Store, checkpoint: Checkpoint, worker: int) -> dict[str, int]:
         directory = worker_directory(self.region.spec.name, worker)
         view = await store.inspect(directory)
         claim = await store.claim(directory, view.epoch_seen + 1, self.rng.randbytes(16))
         async with claim:
             generation = store.record.generation
-            at = cut.workers[worker].state
-            state = await StateStore.open(claim, version=cut.cut, at=at, generation=generation)
+            at = checkpoint.workers[worker].state
+            state = await StateStore.open(claim, version=checkpoint.number, at=at, generation=generation)
             async with aclosing(state):
                 block = (await state.load()).get("count")
-            for operator, position in cut.workers[worker].directories.items():
-                self.files[cut.cut, worker] = await _files_at(claim, operator, position, generation)
+            for operator, position in checkpoint.workers[worker].directories.items():
+                self.files[checkpoint.number, worker] = await _files_at(claim, operator, position, generation)
         if block is None:
             return {}
         words, counts = block.column("word").to_pylist(), block.column("count").to_pylist()

@@ -90,13 +90,13 @@ def votes_do_not_wait_for_the_state() -> list[Patch]:
     """The vote is sent before the state is synced."""
     original = StateStore.commit
 
-    async def commit(self: Any, cut: int, blocks: Any) -> Any:
+    async def commit(self: Any, checkpoint: int, blocks: Any) -> Any:
         async def at_once(position: Any) -> None:
             await trio.lowlevel.checkpoint()
 
         writer, self._writer = self._writer, _Instead(self._writer, wait_synced=at_once)
         try:
-            return await original(self, cut, blocks)
+            return await original(self, checkpoint, blocks)
         finally:
             self._writer = writer
 
@@ -115,7 +115,7 @@ def votes_do_not_wait_for_files() -> list[Patch]:
 
 
 @bug("R13")
-def files_have_what_came_behind_the_cut() -> list[Patch]:
+def files_have_what_came_behind_the_checkpoint() -> list[Patch]:
     """The chain of the files is taken over at its head."""
     return [(chain_store, "take_over", _at_its_head)]
 

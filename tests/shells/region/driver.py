@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from checkpoint.coordinator.shell import RegionShell, listening, run_region
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
-    CutAppended,
+    AppendCheckpoint,
+    CheckpointAppended,
     Effect,
     End,
     Event,
@@ -40,8 +40,8 @@ class RecordedShell(RegionShell):
         region = self._driver.region
         if isinstance(event, ManifestOpened):
             region.guarded(region.record.started, event.incarnation, event.last_checkpoint)
-        elif isinstance(event, CutAppended):
-            region.guarded(region.record.acknowledged, event.cut)
+        elif isinstance(event, CheckpointAppended):
+            region.guarded(region.record.acknowledged, event.checkpoint)
         region.saw(f"event: {type(event).__name__}")
         super()._handle(event)
 
@@ -50,8 +50,8 @@ class RecordedShell(RegionShell):
         if isinstance(effect, SendControl):
             region.guarded(region.record.sent, effect.message)
             region.saw(f"sent: {type(effect.message).__name__}")
-        elif isinstance(effect, AppendCut):
-            region.guarded(region.record.appended, effect.cut, len(effect.cut.layout.workers))
+        elif isinstance(effect, AppendCheckpoint):
+            region.guarded(region.record.appended, effect.checkpoint, len(effect.checkpoint.layout.workers))
             region.saw("appends a checkpoint")
         elif isinstance(effect, OpenManifest):
             region.saw("manifest opens")

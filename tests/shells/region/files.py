@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from dataflow import RuntimeContext, UserOperator
 from dataflow.state.operator_directory import OperatorDirectory
 from tests.sim.history import ViolationError
@@ -42,19 +42,20 @@ class Keeper(UserOperator):
 def check_files(region: "ShellRegion", audit: "Auditor") -> None:
     """O7: check that the files of a checkpoint contain the rows that the sink received up to it. Raises
     ViolationError."""
-    cuts = {cut.cut: cut for cut in audit.cuts}
+    checkpoints = {checkpoint.number: checkpoint for checkpoint in audit.checkpoints}
     for (number, worker), files in audit.files.items():
-        _check(region, cuts[number], worker, files)
+        _check(region, checkpoints[number], worker, files)
 
 
-def _check(region: "ShellRegion", cut: Cut, worker: int, files: dict[str, bytes]) -> None:
-    output = Counter(map(tuple, region.output.upto(cut, worker, "rows")))
+def _check(region: "ShellRegion", checkpoint: Checkpoint, worker: int, files: dict[str, bytes]) -> None:
+    output = Counter(map(tuple, region.output.upto(checkpoint, worker, "rows")))
     written = Counter(tuple(line.split("\t")) for line in files.get("rows", b"").decode().splitlines())
     counts = {name: int.from_bytes(data) for name, data in files.items() if name != "rows"}
     expected = Counter(f"counts/{word}" for word, _ in output.elements())
     if written != output or counts != expected:
         raise ViolationError(
             "O7",
-            f"cut {cut.cut} restores worker {worker} with {written.total()} rows in files, counts {counts};"
+            f"checkpoint {checkpoint.number} restores worker {worker} with {written.total()} rows in"
+            f" files, counts {counts};"
             f" its output has {output.total()}",
         )

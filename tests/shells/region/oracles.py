@@ -4,7 +4,8 @@ O10  a process that has ended left nothing open; between two there is one link e
      workers end after their driver
 O11  a silent worker is given up in time; after the heal the region finishes (`phases`)
 
-O7 and O8 are the first tier's: `tests.sim.regions.record` on the way, `tests.sim.oracles.cuts` at the end.
+O7 and O8 are the first tier's: `tests.sim.regions.record` on the way, `tests.sim.oracles.checkpoints` at the
+end.
 """
 
 from collections import Counter

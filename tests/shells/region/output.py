@@ -3,7 +3,7 @@
 The files are those of the simulator, written by real writers; logs are read with the code that users use.
 """
 
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from dataflow.outputs import StepRows
 from tests.sim.regions.output import Output
 
@@ -22,10 +22,12 @@ class ShellOutput(Output):
             row for step in self.logs[sink] for worker in sorted(step.parts) for row in of_step(step, worker)
         ]
 
-    def upto(self, cut: Cut, worker: int, sink: str) -> list[list[str]]:
+    def upto(self, checkpoint: Checkpoint, worker: int, sink: str) -> list[list[str]]:
         if sink not in self.logs:
-            return super().upto(cut, worker, sink)
-        return [row for step in self.logs[sink] if step.step <= cut.step for row in of_step(step, worker)]
+            return super().upto(checkpoint, worker, sink)
+        return [
+            row for step in self.logs[sink] if step.step <= checkpoint.step for row in of_step(step, worker)
+        ]
 
     def open_files(self) -> list[str]:
         """Return the paths of the open files."""

@@ -10,7 +10,7 @@ from unittest import mock
 
 import trio
 
-from checkpoint.core.messages import Prepared, Restored, ToCoordinator
+from checkpoint.core.messages import Restored, ToCoordinator, Vote
 from checkpoint.core.region import answers_directory, requests_directory
 from checkpoint.participant import Participant
 from dos_client import ObjectWriter
@@ -23,7 +23,7 @@ from tests.shells.region.nemesis import strike
 from tests.shells.region.users import Requester, Viewer
 from tests.sim.history import ViolationError
 from tests.sim.nemesis.fault import Fault
-from tests.sim.oracles.cuts import check_cuts, check_output
+from tests.sim.oracles.checkpoints import check_checkpoints, check_output
 
 if TYPE_CHECKING:
     from tests.shells.region.region import ShellRegion
@@ -42,7 +42,7 @@ def _recorded(region: "ShellRegion") -> Iterator[None]:
     report, append = Participant._report, ObjectWriter.append
 
     async def reported(self: Participant, message: ToCoordinator) -> None:
-        if isinstance(message, Prepared):
+        if isinstance(message, Vote):
             region.guarded(region.record.voted, message.worker, self._taken, message)
             region.saw("voted")
         elif isinstance(message, Restored):
@@ -140,7 +140,7 @@ async def _verdict(region: "ShellRegion") -> None:
         region.cluster.fail(ViolationError("O11", f"the journals cannot be read: {auditor.failure}"))
         return
     region.guarded(check_output, region)
-    region.guarded(check_cuts, region, auditor)
+    region.guarded(check_checkpoints, region, auditor)
     region.guarded(check_files, region, auditor)
 
 

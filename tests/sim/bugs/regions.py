@@ -8,16 +8,16 @@ from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.state_store import StateStore, _records
 from checkpoint.chains.steps_log import StepsLog
 from checkpoint.coordinator import manifest_log
-from checkpoint.coordinator.manifest_log import ManifestLog, cut_record
+from checkpoint.coordinator.manifest_log import ManifestLog, checkpoint_record
 from checkpoint.core import barrier, checkpointing, continuing, coordinator_state
 from checkpoint.core.barrier import Alignment
 from checkpoint.core.checkpointing import Checkpointing
-from checkpoint.core.coordinator_vocabulary import CutAppended, ManifestLost, ManifestOpened
+from checkpoint.core.coordinator_vocabulary import CheckpointAppended, ManifestLost, ManifestOpened
 from checkpoint.core.manifest_claim import ManifestClaim
-from checkpoint.core.messages import Prepared
+from checkpoint.core.messages import Vote
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.retention import floors_of, keep
-from checkpoint.core.voting import PendingCut
+from checkpoint.core.voting import PendingCheckpoint
 from dataflow.core.incoming_frames import IncomingFrames
 from dataflow.core.schedule import Schedule
 from dataflow.sinks.files import FileWriter
@@ -35,10 +35,10 @@ from tests.sim.store.claim import SimWriter
 
 of_regions = partial(bug, where=has_region)
 
-_all_votes = PendingCut.missing
+_all_votes = PendingCheckpoint.missing
 
 
-def _one_may_be_missing(self: PendingCut) -> list[int]:
+def _one_may_be_missing(self: PendingCheckpoint) -> list[int]:
     missing = _all_votes(self)
     return [] if len(missing) == 1 and self.number > 1 else missing
 
@@ -46,51 +46,51 @@ def _one_may_be_missing(self: PendingCut) -> list[int]:
 @of_regions("row 33: a checkpoint with a vote missing")
 def a_vote_may_be_missing() -> list[Patch]:
     """A worker that has not voted counts as being at the last checkpoint."""
-    original = PendingCut.build
+    original = PendingCheckpoint.build
 
-    def build(self: PendingCut, parent: Any, *args: Any) -> Any:
+    def build(self: PendingCheckpoint, parent: Any, *args: Any) -> Any:
         vote = next(iter(self.votes.values()))
         for worker in _all_votes(self) if parent is not None else ():
-            self.votes[worker] = Prepared(
+            self.votes[worker] = Vote(
                 job=vote.job, worker=worker, step=vote.step, positions=parent.workers[worker]
             )
         return original(self, parent, *args)
 
-    return [(PendingCut, "missing", _one_may_be_missing), (PendingCut, "build", build)]
+    return [(PendingCheckpoint, "missing", _one_may_be_missing), (PendingCheckpoint, "build", build)]
 
 
 @of_regions("row 33: an incomplete checkpoint is appended to the manifest")
 def partial_manifest() -> list[Patch]:
-    original = PendingCut.build
+    original = PendingCheckpoint.build
 
-    def build(self: PendingCut, *args: Any) -> Any:
+    def build(self: PendingCheckpoint, *args: Any) -> Any:
         whole, self.workers = self.workers, 0
-        cut = original(self, *args)
+        checkpoint = original(self, *args)
         self.workers = whole
         positions = {worker: vote.positions for worker, vote in self.votes.items()}
-        return type(cut)(
-            **{name: getattr(cut, name) for name in cut.__struct_fields__ if name != "workers"},
+        return type(checkpoint)(
+            **{name: getattr(checkpoint, name) for name in checkpoint.__struct_fields__ if name != "workers"},
             workers=positions,
         )
 
-    def check(cut: Any, **others: Any) -> None:
+    def check(checkpoint: Any, **others: Any) -> None:
         """Accept any checkpoint."""
 
     return [
-        (PendingCut, "missing", _one_may_be_missing),
-        (PendingCut, "build", build),
-        (checkpointing, "check_cut", check),
-        (continuing, "check_cut", check),
-        (manifest_log, "check_cut", check),
+        (PendingCheckpoint, "missing", _one_may_be_missing),
+        (PendingCheckpoint, "build", build),
+        (checkpointing, "check_checkpoint", check),
+        (continuing, "check_checkpoint", check),
+        (manifest_log, "check_checkpoint", check),
     ]
 
 
 @of_regions("a vote before its state is durable")
 def state_is_not_waited_for() -> list[Patch]:
-    async def commit(self: StateStore, cut: int, blocks: Any) -> Any:
-        for record in _records(cut, blocks):
+    async def commit(self: StateStore, checkpoint: int, blocks: Any) -> Any:
+        for record in _records(checkpoint, blocks):
             self._writer.append(record)
-        self.version = cut
+        self.version = checkpoint
         return self._writer.end
 
     return [(StateStore, "commit", commit)]
@@ -125,9 +125,9 @@ def commits_are_not_waited_for() -> list[Patch]:
         if self._writer is None:
             return
         try:
-            end = self._writer.append(cut_record(order.cut))
-            self._kept = keep(self._kept, order.cut)
-            self._emit(CutAppended(order.cut))
+            end = self._writer.append(checkpoint_record(order.checkpoint))
+            self._kept = keep(self._kept, order.checkpoint)
+            self._emit(CheckpointAppended(order.checkpoint))
             await self._writer.wait_synced(end)
         except FencedError as error:
             self._lost(error)
@@ -162,7 +162,7 @@ def longest_state_is_restored() -> list[Patch]:
 def votes_of_any_incarnation() -> list[Patch]:
     """A checkpoint is requested again with the number that the reset left free, and the earlier votes
     count."""
-    votes: dict[tuple[int, int], dict[int, Prepared]] = {}
+    votes: dict[tuple[int, int], dict[int, Vote]] = {}
     original, reset = Checkpointing.request_checkpoint, Recovery.reset
 
     def remember(self: Recovery, *args: Any, **others: Any) -> None:
@@ -184,14 +184,14 @@ def votes_of_any_incarnation() -> list[Patch]:
 @of_regions("row 35: a marker of an earlier checkpoint starts a checkpoint again")
 def old_markers_count() -> list[Patch]:
     return [
-        (barrier, "cut_of_step", lambda requested, last_checkpoint: max(requested, default=0)),
+        (barrier, "checkpoint_of_step", lambda requested, last_checkpoint: max(requested, default=0)),
         (Schedule, "step_aligned", _always_aligned),
     ]
 
 
 def _always_aligned(self: Schedule, step: int, watermark: Any) -> None:
-    if watermark.cut:
-        self.cuts[step] = watermark
+    if watermark.checkpoint:
+        self.checkpoints[step] = watermark
         self.ended = self.ended or watermark.final
 
 
@@ -235,13 +235,13 @@ def channel_state_is_dropped() -> list[Patch]:
 
     def take(self: Alignment[Any]) -> Any:
         done = original(self)
-        return done._replace(items=done.items[:1]) if done is not None and done.cut else done
+        return done._replace(items=done.items[:1]) if done is not None and done.checkpoint else done
 
     return [(Alignment, "take", take)]
 
 
 @of_regions("a checkpoint has the sources further than its step")
-def sources_are_ahead_of_the_cut() -> list[Patch]:
+def sources_are_ahead_of_the_checkpoint() -> list[Patch]:
     original = CircuitIncarnation._step_over
 
     def step_over(self: CircuitIncarnation, step: int) -> None:
@@ -280,7 +280,7 @@ def fenced_drivers_commit() -> list[Patch]:
         finally:
             self._emit = emit
         for event in emitted:
-            emit(CutAppended(order.cut) if isinstance(event, ManifestLost) else event)
+            emit(CheckpointAppended(order.checkpoint) if isinstance(event, ManifestLost) else event)
 
     return [(ManifestLog, "append", append)]
 

@@ -2,7 +2,7 @@
 
     reset_at_a_step     a user requests a reset exactly at a step of the coordinator: it is unknown whether
                         an append in flight was committed, and the same driver must find out (R11, V10)
-    claimed_at_a_cut    another driver claims the manifest while a checkpoint is being appended to it
+    claimed_at_a_checkpoint    another driver claims the manifest while a checkpoint is being appended to it
     late_rows           a worker that has read all its rows becomes slow, and executes steps after another
                         worker has read its last row
     left_behind         a worker waits for the lock of its output since before its driver died, and gets it
@@ -33,8 +33,8 @@ SHARE: Final = 0.5
 MOMENTS: Final = (
     "appends a checkpoint",
     "appends a checkpoint",
-    "event: CutAppended",
-    "sent: RequestCut",
+    "event: CheckpointAppended",
+    "sent: RequestCheckpoint",
     "sent: Start",
 )
 _POLL_S: Final = 0.02
@@ -90,11 +90,11 @@ async def reset_at_a_step(play: Play) -> None:
     play.region.at_next(moment, lambda: cluster.env.after(delay_s, request))
 
 
-async def claimed_at_a_cut(play: Play) -> None:
+async def claimed_at_a_checkpoint(play: Play) -> None:
     """The second driver has the manifest claimed for a while, or dies during it."""
     cluster, region, rng = play.cluster, play.region, play.rng
     moment, delay_s = (
-        rng.choice(["sent: RequestCut", "voted", "appends a checkpoint"]),
+        rng.choice(["sent: RequestCheckpoint", "voted", "appends a checkpoint"]),
         rng.choice([0.0, 0.1, 0.3]),
     )
     survives_s = rng.choice([0.3, 0.6, 30.0])
@@ -150,8 +150,8 @@ async def left_behind(play: Play) -> None:
         third = await play.until(lambda: play.waits_for_lock(first.index, (first, second)))
         first.die("killed")
         if third is not None:
-            cuts = len(region.record.committed)
-            await play.until(lambda: len(region.record.committed) > cuts or not third.alive)
+            checkpoints = len(region.record.committed)
+            await play.until(lambda: len(region.record.committed) > checkpoints or not third.alive)
             await play.sleep(play.rng.choice([0.0, 0.3]))
             third.die("killed")
         second.resume()
@@ -189,7 +189,7 @@ def _kind(play: Callable[[Play], Coroutine[Any, Any, None]]) -> Kind:
 
 
 REGION_PLAYS: Final[dict[str, Kind]] = {
-    play.__name__: _kind(play) for play in (reset_at_a_step, claimed_at_a_cut, late_rows, left_behind)
+    play.__name__: _kind(play) for play in (reset_at_a_step, claimed_at_a_checkpoint, late_rows, left_behind)
 }
 REGION_ACTS: Final[dict[str, Kind]] = {request_at_a_start.__name__: _kind(request_at_a_start)}
 _ACTS_SHARE: Final = 0.08

@@ -21,12 +21,12 @@ DRIVERS_MAX: Final = 3
 """Maximum number of drivers at a time."""
 MOMENTS: Final = (
     "event: ManifestOpened",
-    "event: CutAppended",
+    "event: CheckpointAppended",
     "participant: RESTORING to RESTORED",
     "participant: RESTORED to RUNNING",
     "sent: Restore",
     "sent: Start",
-    "sent: RequestCut",
+    "sent: RequestCheckpoint",
     "sent: Committed",
     "voted",
     "appends a checkpoint",
@@ -186,7 +186,7 @@ def _check_paused(cluster: "Cluster", driver: Driver) -> None:
         if shared.incarnation == state.incarnation and shared.step > state.last_checkpoint.step:
             raise ViolationError(
                 "O7",
-                f"region paused at checkpoint {state.last_checkpoint.cut} of step"
+                f"region paused at checkpoint {state.last_checkpoint.number} of step"
                 f" {state.last_checkpoint.step}, and worker {worker.index} has ended step {shared.step}",
             )
 

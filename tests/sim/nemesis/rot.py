@@ -75,7 +75,7 @@ def _older(data: bytearray, rng: Random) -> None:
 
 
 def _truncate(data: bytearray, rng: Random) -> None:
-    """Cut the file anywhere, near the end, or between two extents."""
+    """Checkpoint the file anywhere, near the end, or between two extents."""
     edges = [found.start() for found in re.finditer(re.escape(MAGIC), data)] or [0]
     near = max(0, len(data) - 1 - rng.randrange(400))
     del data[rng.choice([rng.randrange(len(data)), near, rng.choice(edges), edges[-1]]) :]

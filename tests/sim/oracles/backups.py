@@ -11,7 +11,7 @@ from checkpoint.chains.manifest_reading import read_manifest
 from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.core.backup_record import PIECE_PREFIX, BackupRecord
 from checkpoint.core.backups import needed_chains
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupDamagedError, BackupRefusedError
 from checkpoint.maintenance.backup import backups_of
@@ -22,7 +22,7 @@ from dos_server.testing import memory_store
 from journal import Record, inspect_chain_at, read_records
 from tests.checkpoint.backup_model import MemoryPlace, run
 from tests.sim.history import ViolationError
-from tests.sim.oracles.cuts import counts_owned
+from tests.sim.oracles.checkpoints import counts_owned
 from tests.sim.regions.audit import counts_in
 from tests.sim.regions.backing_up import Backups
 from tests.sim.regions.region import Region
@@ -48,14 +48,14 @@ async def _check(region: Region, place: MemoryPlace) -> None:
 
 
 async def _check_restored(region: Region, place: MemoryPlace, record: BackupRecord) -> None:
-    committed = region.record.reported[record.cut.cut]
+    committed = region.record.reported[record.checkpoint.number]
     async with memory_store(seed=record.number) as servers, open_store(servers.url) as store:
         await restore_backup(place, record, store, old_is_gone=True)
-        cut = (await read_manifest(store, record.region)).last
-        assert cut is not None
-        if cut.workers != committed.workers:
+        checkpoint = (await read_manifest(store, record.region)).last
+        assert checkpoint is not None
+        if checkpoint.workers != committed.workers:
             raise ViolationError(
-                "O7", f"backup {record.number} restores another checkpoint than {cut.parent}"
+                "O7", f"backup {record.number} restores another checkpoint than {checkpoint.parent}"
             )
         for directory, chain, at, floor in needed_chains(committed, record.region):
             try:
@@ -72,11 +72,11 @@ async def _check_restored(region: Region, place: MemoryPlace, record: BackupReco
                 _check_counts(region, committed, directory, read)
 
 
-def _check_counts(region: Region, cut: Cut, directory: str, records: list[Record]) -> None:
+def _check_counts(region: Region, checkpoint: Checkpoint, directory: str, records: list[Record]) -> None:
     found = Counter(counts_in(records))
-    (worker,) = (one for one in cut.workers if worker_directory(region.spec.name, one) == directory)
-    expected = counts_owned(region, region.record.committed[-1], cut, worker)
+    (worker,) = (one for one in checkpoint.workers if worker_directory(region.spec.name, one) == directory)
+    expected = counts_owned(region, region.record.committed[-1], checkpoint, worker)
     if found != expected:
         raise ViolationError(
-            "O7", f"a backup of checkpoint {cut.cut} has {dict(found)}, not {dict(expected)}"
+            "O7", f"a backup of checkpoint {checkpoint.number} has {dict(found)}, not {dict(expected)}"
         )

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from checkpoint.core.consumers import need_of
 from checkpoint.core.lines import taken_back
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.key_hash import hash_keys
 from tests.sim.history import ViolationError
 from tests.sim.regions.audit import Auditor, retained_of
@@ -55,39 +55,49 @@ def check_output(region: Region) -> None:
         raise ViolationError("O8", f"the last counts are {last_counts}, not {dict(expected)}")
 
 
-def check_cuts(region: Region, audit: Auditor) -> None:
+def check_checkpoints(region: Region, audit: Auditor) -> None:
     """Check the manifest and the states that an auditor has read."""
-    chain = audit.cuts
-    for before, cut in pairwise(chain):
+    chain = audit.checkpoints
+    for before, checkpoint in pairwise(chain):
         # A manifest that begins with a snapshot has savepoints, and not what was released after them.
-        follows = cut.parent == before.cut or (cut.parent > before.cut and _released(cut.parent, chain))
-        if cut.cut <= before.cut or not follows or cut.incarnation < before.incarnation:
+        follows = checkpoint.parent == before.number or (
+            checkpoint.parent > before.number and _released(checkpoint.parent, chain)
+        )
+        if checkpoint.number <= before.number or not follows or checkpoint.incarnation < before.incarnation:
             raise ViolationError(
-                "O7", f"checkpoint {cut.cut} of incarnation {cut.incarnation} follows checkpoint {before.cut}"
+                "O7",
+                f"checkpoint {checkpoint.number} of incarnation {checkpoint.incarnation} follows"
+                f" checkpoint {before.number}",
             )
-    by_number = {cut.cut: cut for cut in chain}
+    by_number = {checkpoint.number: checkpoint for checkpoint in chain}
     lost = [
-        cut.cut
-        for cut in region.record.reported.values()
-        if (not same(cut, by_number[cut.cut]) if cut.cut in by_number else not _released(cut.cut, chain))
+        checkpoint.number
+        for checkpoint in region.record.reported.values()
+        if (
+            not same(checkpoint, by_number[checkpoint.number])
+            if checkpoint.number in by_number
+            else not _released(checkpoint.number, chain)
+        )
     ]
     if lost:
         raise ViolationError(
-            "O7", f"checkpoints {lost} were committed, the manifest has {[one.cut for one in chain]}"
+            "O7", f"checkpoints {lost} were committed, the manifest has {[one.number for one in chain]}"
         )
     if chain:
         _check_retained(region, audit)
-    for cut in chain:
-        votes = region.record.votes.get((cut.incarnation, cut.cut))
-        if votes != cut.workers and not cut.rewound and not cut.in_origin:
+    for checkpoint in chain:
+        votes = region.record.votes.get((checkpoint.incarnation, checkpoint.number))
+        if votes != checkpoint.workers and not checkpoint.rewound and not checkpoint.in_origin:
             raise ViolationError(
-                "O7", f"checkpoint {cut.cut} of incarnation {cut.incarnation} differs from its votes (R12)"
+                "O7",
+                f"checkpoint {checkpoint.number} of incarnation {checkpoint.incarnation} differs from its"
+                f" votes (R12)",
             )
-        if taken_back(chain[-1], cut.line, cut.step) is None:
-            _check_cut(region, cut)
+        if taken_back(chain[-1], checkpoint.line, checkpoint.step) is None:
+            _check_checkpoint(region, checkpoint)
     for (number, worker), counts in audit.counts.items():
-        cut = next(one for one in chain if one.cut == number)
-        expected = counts_owned(region, chain[-1], cut, worker)
+        checkpoint = next(one for one in chain if one.number == number)
+        expected = counts_owned(region, chain[-1], checkpoint, worker)
         if Counter(counts) != expected:
             raise ViolationError(
                 "O7",
@@ -95,70 +105,76 @@ def check_cuts(region: Region, audit: Auditor) -> None:
             )
 
 
-def counts_owned(region: Region, newest: Cut, cut: Cut, worker: int) -> Counter[str]:
+def counts_owned(region: Region, newest: Checkpoint, checkpoint: Checkpoint, worker: int) -> Counter[str]:
     """Return the last count of each word that belongs to a worker, whichever worker has shown it. If the
     output of the checkpoint was taken back since: as its input demands.
     """
     last: Counter[str] = Counter()
-    if region.first is not None or region.edits or taken_back(newest, cut.line, cut.step) is not None:
-        last.update(word for word, _ in region.given.upto(_read_in(cut)))
-        for word, added in edits_in(cut) if region.edits else []:
+    if (
+        region.first is not None
+        or region.edits
+        or taken_back(newest, checkpoint.line, checkpoint.step) is not None
+    ):
+        last.update(word for word, _ in region.given.upto(_read_in(checkpoint)))
+        for word, added in edits_in(checkpoint) if region.edits else []:
             last[word] += added
     else:
-        for one in cut.outputs():
-            last |= counts_of(region.output.upto(cut, one, "counts"))
+        for one in checkpoint.outputs():
+            last |= counts_of(region.output.upto(checkpoint, one, "counts"))
     words = pa.array(sorted(last), pa.string())
-    owners = [cut.layout.worker_of(int(one)) for one in hash_keys([words])] if last else []
+    owners = [checkpoint.layout.worker_of(int(one)) for one in hash_keys([words])] if last else []
     owned = [word for word, one in zip(sorted(last), owners, strict=True) if one == worker]
     return Counter({word: last[word] for word in owned})
 
 
-def _released(number: int, chain: list[Cut]) -> bool:
+def _released(number: int, chain: list[Checkpoint]) -> bool:
     """Return whether the manifest's last checkpoint has released this one."""
-    return bool(chain) and number < chain[-1].cut and number not in chain[-1].retained
+    return bool(chain) and number < chain[-1].number and number not in chain[-1].retained
 
 
 def _check_retained(region: Region, audit: Auditor) -> None:
     """Check that the last `retain` committed checkpoints exist and were restored."""
-    last, retain = audit.cuts[-1], region.spec.retain
+    last, retain = audit.checkpoints[-1], region.spec.retain
     if region.makes_savepoints:
         region.savepoints.check(last)
-    committed = sorted(cut.cut for cut in region.record.reported.values())
-    missing = set(committed[-retain:]) - {cut.cut for cut in retained_of(audit.cuts)}
+    committed = sorted(checkpoint.number for checkpoint in region.record.reported.values())
+    missing = set(committed[-retain:]) - {checkpoint.number for checkpoint in retained_of(audit.checkpoints)}
     if missing or len(last.retained) > retain + len(last.savepoints):
         raise ViolationError(
             "O7",
-            f"checkpoints {committed[-retain:]} must be kept, {last.cut} retains {list(last.retained)}",
+            f"checkpoints {committed[-retain:]} must be kept, {last.number} retains {list(last.retained)}",
         )
     read = {number for number, _ in audit.counts}
-    for cut in retained_of(audit.cuts):
+    for checkpoint in retained_of(audit.checkpoints):
         for split in region.given.splits:
-            region.given.check_there(split, need_of([cut], SOURCES, split), f"checkpoint {cut.cut}")
+            region.given.check_there(
+                split, need_of([checkpoint], SOURCES, split), f"checkpoint {checkpoint.number}"
+            )
     if read != set(last.retained):
         raise ViolationError(
             "O7", f"of the retained checkpoints {list(last.retained)} only {sorted(read)} exist"
         )
 
 
-def _read_in(cut: Cut) -> dict[str, int]:
+def _read_in(checkpoint: Checkpoint) -> dict[str, int]:
     """Return split -> how far a checkpoint has read it."""
     return {
         split: at.position
-        for part in cut.workers.values()
+        for part in checkpoint.workers.values()
         for splits in part.sources.values()
         for split, at in splits.items()
     }
 
 
-def _check_cut(region: Region, cut: Cut) -> None:
-    read = _read_in(cut)
+def _check_checkpoint(region: Region, checkpoint: Checkpoint) -> None:
+    read = _read_in(checkpoint)
     if read.keys() != region.given.splits.keys():
-        raise ViolationError("O7", f"checkpoint {cut.cut} has splits {sorted(read)}")
+        raise ViolationError("O7", f"checkpoint {checkpoint.number} has splits {sorted(read)}")
     rows: Counter[tuple[str, ...]] = Counter()
-    for worker in cut.outputs():
-        rows.update(map(tuple, region.output.upto(cut, worker, "rows")))
+    for worker in checkpoint.outputs():
+        rows.update(map(tuple, region.output.upto(checkpoint, worker, "rows")))
     before = [] if region.first is None else region.given.upto(_read_in(region.first))
-    _same_rows("O7", f"checkpoint {cut.cut}", rows, _without(region.given.upto(read), before))
+    _same_rows("O7", f"checkpoint {checkpoint.number}", rows, _without(region.given.upto(read), before))
 
 
 def _without(rows: list[tuple[str, int]], before: list[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import aclosing
 
 from checkpoint.chains.state_blocks import StateFold, decode_block
-from checkpoint.core.manifest import Cut, decode_cut
+from checkpoint.core.manifest import Checkpoint, decode_checkpoint
 from checkpoint.core.region import coordinator_directory, worker_directory
 from dos_client.errors import QuorumUnavailableError
 from journal import Op, Record, read_records, take_over
@@ -17,9 +17,9 @@ from tests.sim.regions.claiming import Host, RegionClaim
 from tests.sim.regions.region import Region
 
 
-def retained_of(cuts: list[Cut]) -> list[Cut]:
+def retained_of(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
     """Return the checkpoints that a manifest with these checkpoints retains."""
-    return [cut for cut in cuts if cut.cut in cuts[-1].retained]
+    return [checkpoint for checkpoint in checkpoints if checkpoint.number in checkpoints[-1].retained]
 
 
 def counts_in(records: Iterable[Record]) -> dict[str, int]:
@@ -35,14 +35,14 @@ def counts_in(records: Iterable[Record]) -> dict[str, int]:
 
 
 class Auditor(Process):
-    """The audit of one region. `cuts`: the manifest's checkpoints; `counts`: (checkpoint, worker) -> word ->
-    count; `done`: everything is read.
+    """The audit of one region. `checkpoints`: the manifest's checkpoints; `counts`: (checkpoint, worker) ->
+    word -> count; `done`: everything is read.
     """
 
     def __init__(self, region: Region) -> None:
         super().__init__(region.env, "auditor")
         self.region = region
-        self.cuts: list[Cut] = []
+        self.checkpoints: list[Checkpoint] = []
         self.counts: dict[tuple[int, int], dict[str, int]] = {}
         self.done = False
         rng = region.rng.stream("auditor")
@@ -55,13 +55,13 @@ class Auditor(Process):
         chain = await take_over(claim, "manifest", generation=self.region.store.generation)
         async with aclosing(read_records(claim, chain)) as records:
             async for _, record in records:
-                if record.op is Op.CUT:
-                    self.cuts.append(decode_cut(record.flags, record.ints, record.strings[0]))
+                if record.op is Op.CHECKPOINT:
+                    self.checkpoints.append(decode_checkpoint(record.flags, record.ints, record.strings[0]))
         claim.close()
-        for cut in retained_of(self.cuts):
-            for worker in cut.workers:
-                claim = await self._claim(worker_directory(cut.chains_of(name), worker))
-                self.counts[cut.cut, worker] = await self._state(claim, cut, worker)
+        for checkpoint in retained_of(self.checkpoints):
+            for worker in checkpoint.workers:
+                claim = await self._claim(worker_directory(checkpoint.chains_of(name), worker))
+                self.counts[checkpoint.number, worker] = await self._state(claim, checkpoint, worker)
                 claim.close()
         self.done = True
 
@@ -76,8 +76,8 @@ class Auditor(Process):
         assert claim is not None, "it waits without a limit"
         return claim
 
-    async def _state(self, claim: RegionClaim, cut: Cut, worker: int) -> dict[str, int]:
-        at = cut.workers[worker].state
+    async def _state(self, claim: RegionClaim, checkpoint: Checkpoint, worker: int) -> dict[str, int]:
+        at = checkpoint.workers[worker].state
         chain = await take_over(claim, "state", at=at, generation=self.region.store.generation)
         async with aclosing(read_records(claim, chain)) as records:
             return counts_in([record async for _, record in records])

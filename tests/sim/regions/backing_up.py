@@ -153,10 +153,10 @@ class _Requests:
         self._maker = maker
         self._backups = backups
 
-    async def make(self, name: str, *, why: str, cut: int = 0, fork: str = "") -> int:
+    async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
         del fork
         self._backups.held[name] = self._maker
-        return (await self._ask(SavepointWanted(name, cut, note=SavepointNote(why=why)))).checkpoint
+        return (await self._ask(SavepointWanted(name, checkpoint, note=SavepointNote(why=why)))).checkpoint
 
     async def drop(self, name: str) -> None:
         await self._ask(SavepointWanted(name, on=False))
@@ -183,10 +183,10 @@ class _NoDriver:
     def __init__(self, region: "Region") -> None:
         self._region = region
 
-    async def make(self, name: str, *, why: str, cut: int = 0, fork: str = "") -> int:
-        del name, why, cut, fork
+    async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
+        del name, why, checkpoint, fork
         await trio.lowlevel.checkpoint()
-        return self._region.record.committed[-1].cut
+        return self._region.record.committed[-1].number
 
     async def drop(self, name: str) -> None:
         del name

@@ -6,7 +6,7 @@ from random import Random
 from typing import ClassVar, Final
 
 from checkpoint.core.coordinator_vocabulary import End
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import RegionSpec, RegionState
 from dataflow.graph.builder import GraphPlan
 from dataflow.worker.messages import CircuitFailed
@@ -82,7 +82,7 @@ class RegionBase:
         self.finished = False
         self.broken = False
         self.finishing = False
-        self.first: Cut | None = None
+        self.first: Checkpoint | None = None
         """Of a fork: its first record."""
         self.forker: Forker | None = None
         self.backups: Backups | None = None

@@ -12,14 +12,14 @@ from checkpoint.core.control_frames import control_frame, decode_from_worker
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_state import CoordinatorState
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
     Begin,
     CancelWorker,
+    CheckpointAppended,
     CheckpointsExamined,
     CloseLink,
     ControlReceived,
     CoordinatorTick,
-    CutAppended,
     Effect,
     End,
     Event,
@@ -80,7 +80,7 @@ class Driver(Process):
         self.manifest = ManifestLog(host, region.spec.name, self.post, rolling=region.rolling)
         self._links: dict[int, Channel] = {}
         self._last_link = 0
-        self._orders: deque[OpenManifest | AppendCut] = deque()
+        self._orders: deque[OpenManifest | AppendCheckpoint] = deque()
         self._working: Task | None = None
         self._examining: Task | None = None
         self._timer = DeadlineTimer(self, self._tick)
@@ -103,8 +103,8 @@ class Driver(Process):
             record.started(event.incarnation, event.last_checkpoint)
             if self.core.state.spec.hand_over:
                 self.region.saw("a region was handed over")
-        elif isinstance(event, CutAppended):
-            record.acknowledged(event.cut)
+        elif isinstance(event, CheckpointAppended):
+            record.acknowledged(event.checkpoint)
         self.region.saw(f"event: {type(event).__name__}")
         for effect in self.core.handle(event, self.now):
             self._perform(effect)
@@ -115,7 +115,7 @@ class Driver(Process):
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case OpenManifest() | AppendCut() | ExamineCheckpoints():
+            case OpenManifest() | AppendCheckpoint() | ExamineCheckpoints():
                 self._order(effect)
             case LaunchWorker() | CancelWorker():
                 self._launch(effect)
@@ -187,14 +187,14 @@ class Driver(Process):
 
     # The manifest: one order at a time; an opening cancels the order in progress
 
-    def _order(self, order: OpenManifest | AppendCut | ExamineCheckpoints) -> None:
+    def _order(self, order: OpenManifest | AppendCheckpoint | ExamineCheckpoints) -> None:
         if isinstance(order, ExamineCheckpoints):
             if self._examining is not None:
                 self._examining.stop()
             self._examining = self.start("examination", self._examine(order))
             return
-        if isinstance(order, AppendCut):
-            self.region.record.appended(order.cut, len(self.core.state.roster))
+        if isinstance(order, AppendCheckpoint):
+            self.region.record.appended(order.checkpoint, len(self.core.state.roster))
             self.region.saw("appends a checkpoint")
         else:
             self.region.saw("manifest opens")
@@ -209,7 +209,7 @@ class Driver(Process):
         order = self._orders.popleft()
         self._working = self.start("manifest", self._execute(order))
 
-    async def _execute(self, order: OpenManifest | AppendCut) -> None:
+    async def _execute(self, order: OpenManifest | AppendCheckpoint) -> None:
         try:
             if isinstance(order, OpenManifest):
                 await self.manifest.open(order)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from checkpoint import Edit
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.maintenance.editing import EncodedRows, edit_stopped
 from dataflow.editing.planning import NO_STATE, as_table, planned, rules_for
 from dos_protocol.errors import DosError
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 ADDED: Final = 1_000
 
 
-def edits_in(cut: Cut) -> list[tuple[str, int]]:
+def edits_in(checkpoint: Checkpoint) -> list[tuple[str, int]]:
     """Return (word, what was added) of each edit that a checkpoint contains, oldest first."""
-    known, line, found = {rewind.line: rewind for rewind in cut.rewinds}, cut.line, []
+    known, line, found = {rewind.line: rewind for rewind in checkpoint.rewinds}, checkpoint.line, []
     while line:
         rewind = known[line]
         if rewind.edited:
@@ -63,18 +63,18 @@ class Editor(Process):
                 self._region.saw(f"editor: {type(error).__name__}")
             self.busy = False
 
-    async def _rows_for(self, cut: Cut) -> tuple[EncodedRows, Edit]:
+    async def _rows_for(self, checkpoint: Checkpoint) -> tuple[EncodedRows, Edit]:
         """Return the row of a word with a higher count, as its owner stores it."""
         read = {
             split: at.position
-            for part in cut.workers.values()
+            for part in checkpoint.workers.values()
             for splits in part.sources.values()
             for split, at in splits.items()
         }
         word = self._rng.choice(self._region.given.rows)[0]
         count = sum(one == word for one, _ in self._region.given.upto(read))
-        count += sum(added for one, added in edits_in(cut) if one == word)
+        count += sum(added for one, added in edits_in(checkpoint) if one == word)
         table = as_table("count", pa.table({"word": [word], "count": [count + ADDED]}))
         rules = rules_for(self._region.plan, self._region.spec.name, {"count": table})
-        plan = planned(rules, {"count": table}, NO_STATE, cut.layout)
+        plan = planned(rules, {"count": table}, NO_STATE, checkpoint.layout)
         return plan.rows, Edit(by=f"{word}+{ADDED}", wall_time_ms=1)

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from checkpoint import WorkerCut
+from checkpoint import WorkerCheckpoint
 from checkpoint.core.manifest import SplitPosition
 from dataflow.sources.inputs import InputSource
 from dataflow.sources.prefetch_buffer import PrefetchBuffer
@@ -27,7 +27,9 @@ _POLL_S = 0.9
 class Feeds:
     """The feeds of one incarnation. `buffers`: by source, for the circuit."""
 
-    def __init__(self, worker: "Worker", part: WorkerCut | None, incarnation: int, *, workers: int) -> None:
+    def __init__(
+        self, worker: "Worker", part: WorkerCheckpoint | None, incarnation: int, *, workers: int
+    ) -> None:
         self._workers = workers
         self._worker = worker
         self._incarnation = incarnation

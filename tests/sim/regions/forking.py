@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
 from checkpoint.core.forking import forked, made_for_forks
-from checkpoint.core.manifest import Cut, ForkOrigin, SavepointNote
+from checkpoint.core.manifest import Checkpoint, ForkOrigin, SavepointNote
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.maintenance.forking import fork_needs
 from checkpoint.maintenance.stopped_region import append_record, hold_manifest
@@ -30,7 +30,7 @@ class Forker(Process):
 
     def __init__(self, region: "Region") -> None:
         super().__init__(region.env, "forker")
-        self.first: Cut | None = None
+        self.first: Checkpoint | None = None
         self.busy = False
         self._region = region
         self._rng = region.rng.stream("forker")

@@ -16,7 +16,7 @@ from checkpoint.chains.output_following import split_of
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.trimming import Trimmer, TrimPlanner
 from checkpoint.core.consumers import output_register
-from checkpoint.core.manifest import WorkerCut
+from checkpoint.core.manifest import WorkerCheckpoint
 from checkpoint.core.messages import Restore
 from checkpoint.core.outputs import OutputDecision, output_chain
 from checkpoint.core.region import worker_directory
@@ -74,7 +74,7 @@ class LogOutputs:
         self,
         claim: RegionClaim,
         order: Restore,
-        part: WorkerCut | None,
+        part: WorkerCheckpoint | None,
         collecting: FloorCollector,
         *,
         joins: bool,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from dataflow.errors import SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec
@@ -57,9 +57,9 @@ class Output:
         """Return the rows of all parts."""
         return [row for worker in range(len(self.disks)) for row in rows_of(self.content(worker, sink))]
 
-    def upto(self, cut: Cut, worker: int, sink: str) -> list[list[str]]:
+    def upto(self, checkpoint: Checkpoint, worker: int, sink: str) -> list[list[str]]:
         """Return the rows of a worker's part up to a checkpoint."""
-        prepared = cut.outputs()[worker].sinks.get(sink)  # none in a fork that begins
+        prepared = checkpoint.outputs()[worker].sinks.get(sink)  # none in a fork that begins
         size: int = prepared["size"] if prepared else 0
         return rows_of(self.content(worker, sink)[:size])
 
@@ -119,8 +119,8 @@ class Part:
         self._disk.write(self._handle, position, [bytes(data)])
         return len(data)
 
-    def cut(self, size: int) -> None:
-        self._disk.cut(self._handle, size)
+    def checkpoint(self, size: int) -> None:
+        self._disk.checkpoint(self._handle, size)
         self._disk.sync(self._handle)
 
     def set_aside(self, checkpoint: int) -> None:
@@ -152,5 +152,5 @@ class RegionSink(SinkSpec):
         return FileWriter(context, self._part_of(context.worker))
 
 
-Prepared = dict[str, Any]
+Vote = dict[str, Any]
 """What a checkpoint contains of a part: `file`, `size`, `digest`."""

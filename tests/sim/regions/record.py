@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from checkpoint.chains.directory_store import directory_chain
-from checkpoint.core.manifest import Cut, WorkerCut, decode_cut
-from checkpoint.core.messages import Committed, Prepared, RequestCut, Restore, Start, ToWorker
+from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint, decode_checkpoint
+from checkpoint.core.messages import Committed, RequestCheckpoint, Restore, Start, ToWorker, Vote
 from checkpoint.core.outputs import output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from journal import Op
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.sim.regions.region import Region
     from tests.sim.store.machine import Machine
 
-_ORDERS = (Restore, Start, RequestCut, Committed)
+_ORDERS = (Restore, Start, RequestCheckpoint, Committed)
 
 
 class Record:
@@ -33,43 +33,47 @@ class Record:
 
     def __init__(self, region: "Region") -> None:
         self._region = region
-        self.votes: dict[tuple[int, int], dict[int, WorkerCut]] = {}
+        self.votes: dict[tuple[int, int], dict[int, WorkerCheckpoint]] = {}
         """(incarnation, checkpoint) -> worker -> the positions of its vote."""
-        self.opened: dict[int, Cut | None] = {}
+        self.opened: dict[int, Checkpoint | None] = {}
         """Incarnation -> the last checkpoint of its manifest when its start was acknowledged."""
-        self.committed: list[Cut] = []
-        self.reported: dict[int, Cut] = {}
+        self.committed: list[Checkpoint] = []
+        self.reported: dict[int, Checkpoint] = {}
         """Number -> the checkpoint that was reported to workers as committed, or ordered to be restored."""
         self.terms: dict[tuple[int, int], int] = {}
         """(incarnation, worker) -> the epoch of its last order to restore."""
         self._restores: set[tuple[int, int, int]] = set()
 
-    def voted(self, worker: int, incarnation: int, vote: Prepared) -> None:
+    def voted(self, worker: int, incarnation: int, vote: Vote) -> None:
         """A worker sends a vote: all that it names must be durable."""
         directory = worker_directory(self._region.spec.name, worker)
         chains = {"state": vote.positions.state, "steps": vote.positions.steps}
         files = {directory_chain(name): at for name, at in vote.positions.directories.items()}
         for chain, position in {**chains, **files}.items():
             self._check_durable(
-                directory, chain, position, f"worker {worker} votes for checkpoint {vote.cut}"
+                directory, chain, position, f"worker {worker} votes for checkpoint {vote.checkpoint}"
             )
         for sink, prepared in vote.positions.sinks.items():
             if "epoch" in prepared:  # an output log
                 at = msgspec.convert(prepared, Position)
                 self._check_durable(
-                    directory, output_chain(sink), at, f"worker {worker} votes for checkpoint {vote.cut}"
+                    directory,
+                    output_chain(sink),
+                    at,
+                    f"worker {worker} votes for checkpoint {vote.checkpoint}",
                 )
                 continue
             durable = self._region.output.durable_bytes(worker, sink)
             if durable < prepared["size"]:
                 raise ViolationError(
                     "O7",
-                    f"worker {worker} votes for checkpoint {vote.cut}; of output {sink} {durable} bytes of "
+                    f"worker {worker} votes for checkpoint {vote.checkpoint}; of output {sink} {durable}"
+                    f" bytes of "
                     f"{prepared['size']} are durable",
                 )
-        self.votes.setdefault((incarnation, vote.cut), {})[worker] = vote.positions
+        self.votes.setdefault((incarnation, vote.checkpoint), {})[worker] = vote.positions
 
-    def started(self, incarnation: int, last: Cut | None) -> None:
+    def started(self, incarnation: int, last: Checkpoint | None) -> None:
         """The start of a manifest segment counts as acknowledged."""
         name, directory = f"manifest.{incarnation:016x}.", coordinator_directory(self._region.spec.name)
         holders = sum(
@@ -106,54 +110,65 @@ class Record:
             if message.restore is not None:
                 self._report(message.restore)
         elif isinstance(message, Committed):
-            known = self.reported.get(message.cut)
+            known = self.reported.get(message.checkpoint)
             if known is None or known.incarnation != message.incarnation:
-                raise ViolationError("O7", f"checkpoint {message.cut} is reported as committed, and is not")
+                raise ViolationError(
+                    "O7", f"checkpoint {message.checkpoint} is reported as committed, and is not"
+                )
 
-    def appended(self, cut: Cut, workers: int) -> None:
+    def appended(self, checkpoint: Checkpoint, workers: int) -> None:
         """A checkpoint is appended to the manifest: it needs every worker's vote of this incarnation, or the
         positions of the older checkpoint that it restores.
         """
-        if cut.rewound:
-            if cut.workers != self.reported[cut.rolled_back_to].workers:
-                raise ViolationError("O7", f"{cut.cut} does not restore checkpoint {cut.rolled_back_to}")
+        if checkpoint.rewound:
+            if checkpoint.workers != self.reported[checkpoint.rolled_back_to].workers:
+                raise ViolationError(
+                    "O7", f"{checkpoint.number} does not restore checkpoint {checkpoint.rolled_back_to}"
+                )
             return
-        terms = {worker: self.terms[cut.incarnation, worker] for worker in cut.workers}
-        old = [worker for worker, part in cut.workers.items() if part.epochs() != {terms[worker]}]
+        terms = {worker: self.terms[checkpoint.incarnation, worker] for worker in checkpoint.workers}
+        old = [worker for worker, part in checkpoint.workers.items() if part.epochs() != {terms[worker]}]
         if old:
-            raise ViolationError("O7", f"checkpoint {cut.cut} has parts of former processes of workers {old}")
-        votes = self.votes.get((cut.incarnation, cut.cut), {})
-        if votes != cut.workers or set(votes) != set(range(workers)):
+            raise ViolationError(
+                "O7", f"checkpoint {checkpoint.number} has parts of former processes of workers {old}"
+            )
+        votes = self.votes.get((checkpoint.incarnation, checkpoint.number), {})
+        if votes != checkpoint.workers or set(votes) != set(range(workers)):
             raise ViolationError(
                 "O7",
-                f"checkpoint {cut.cut} of incarnation {cut.incarnation} has {sorted(cut.workers)}; its "
+                f"checkpoint {checkpoint.number} of incarnation {checkpoint.incarnation} has"
+                f" {sorted(checkpoint.workers)}; its "
                 f"votes are of {sorted(votes)}",
             )
 
-    def acknowledged(self, cut: Cut) -> None:
+    def acknowledged(self, checkpoint: Checkpoint) -> None:
         """The append of a checkpoint is acknowledged, which is the commit."""
-        if self.committed and cut.cut <= self.committed[-1].cut:
-            raise ViolationError("O7", f"checkpoint {cut.cut} is committed after {self.committed[-1].cut}")
-        self._check_kept(cut)
-        self.committed.append(cut)
-        self._report(cut)
-
-    def _report(self, cut: Cut) -> None:
-        known = self.reported.setdefault(cut.cut, cut)
-        if not same(known, cut):
+        if self.committed and checkpoint.number <= self.committed[-1].number:
             raise ViolationError(
-                "O7", f"checkpoint {cut.cut} is of incarnations {known.incarnation} and {cut.incarnation}"
+                "O7", f"checkpoint {checkpoint.number} is committed after {self.committed[-1].number}"
+            )
+        self._check_kept(checkpoint)
+        self.committed.append(checkpoint)
+        self._report(checkpoint)
+
+    def _report(self, checkpoint: Checkpoint) -> None:
+        known = self.reported.setdefault(checkpoint.number, checkpoint)
+        if not same(known, checkpoint):
+            raise ViolationError(
+                "O7",
+                f"checkpoint {checkpoint.number} is of incarnations {known.incarnation} and"
+                f" {checkpoint.incarnation}",
             )
 
-    def _check_kept(self, cut: Cut) -> None:
+    def _check_kept(self, checkpoint: Checkpoint) -> None:
         """Check that its record in the manifest is reported as synced by a quorum of machines (R9)."""
         directory = coordinator_directory(self._region.spec.name)
         most = 0
         for (place, segment), content in self._region.history.segments.items():
             name = parse_segment_name(segment) if place == directory else None
-            if name is None or name.epoch != cut.incarnation:
+            if name is None or name.epoch != checkpoint.incarnation:
                 continue
-            end = _end_in(bytes(content), cut.cut)
+            end = _end_in(bytes(content), checkpoint.number)
             if end is None:
                 continue
             reported = [machine.reported.ever().get((place, segment), 0) for machine in self._region.machines]
@@ -161,7 +176,7 @@ class Record:
             most = max(most, sum(size >= end for size in reported) + wiped)
         if most < self._region.quorum:
             raise ViolationError(
-                "O7", f"checkpoint {cut.cut} counts as committed, {most} members have it (R9)"
+                "O7", f"checkpoint {checkpoint.number} counts as committed, {most} members have it (R9)"
             )
 
     def _check_durable(self, directory: str, chain: str, position: Position, what: str) -> None:
@@ -187,11 +202,14 @@ class Record:
 def _end_in(segment: bytes, number: int) -> int | None:
     """Return where the record of that checkpoint ends in a segment of a manifest; None if it is not there."""
     for end, record in decode_all(segment)[0]:
-        if record.op is Op.CUT and decode_cut(record.flags, record.ints, record.strings[0]).cut == number:
+        if (
+            record.op is Op.CHECKPOINT
+            and decode_checkpoint(record.flags, record.ints, record.strings[0]).number == number
+        ):
             return end
     return None
 
 
-def same(one: Cut, other: Cut) -> bool:
+def same(one: Checkpoint, other: Checkpoint) -> bool:
     """Return whether they are one checkpoint, except for the wall time, which is set when it is written."""
-    return (one.cut, one.incarnation, one.workers) == (other.cut, other.incarnation, other.workers)
+    return (one.number, one.incarnation, one.workers) == (other.number, other.incarnation, other.workers)

@@ -16,7 +16,7 @@ from checkpoint.core.coordinator_vocabulary import (
     RestoreWanted,
     ScaleWanted,
 )
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import RegionState
 from checkpoint.core.retention import Rolling
 from dataflow import Graph
@@ -81,7 +81,7 @@ class Region(RegionBase):
     """Whether a producer trims its input. A test sets it, so that all other runs stay as they are."""
 
     def __init__(
-        self, cluster: "Cluster", first: Cut | None = None, original: "Region | None" = None
+        self, cluster: "Cluster", first: Checkpoint | None = None, original: "Region | None" = None
     ) -> None:
         """first: of a fork, its first record; original: the region of which it is a fork."""
         super().__init__(cluster.history)
@@ -109,7 +109,7 @@ class Region(RegionBase):
         """The reader of each worker's newest incarnation."""
         plan = _plan()
         interval_s = rng.choice([0.5, 1.0, 1.0])
-        if self.rng.stream(f"{self._prefix}rare cuts").random() < 0.25:
+        if self.rng.stream(f"{self._prefix}rare checkpoints").random() < 0.25:
             interval_s = 3.0
         self.spec = region_spec(
             plan, workers, store_url="dos://here", job_key=KEY, checkpoint_interval_s=interval_s
@@ -249,7 +249,7 @@ class Region(RegionBase):
         """Return how many workers have journals: creating others needs every member (R16), and a member may
         be lost for good."""
         assert self.spec.workers is not None
-        made = [len(cut.outputs()) for cut in self.record.committed]
+        made = [len(checkpoint.outputs()) for checkpoint in self.record.committed]
         return max([self.spec.workers, *made])
 
     def _scale(self, driver: Driver) -> None:

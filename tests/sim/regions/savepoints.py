@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region_events import SavepointSettled
 from tests.sim.history import ViolationError
 
@@ -28,7 +28,7 @@ class SavepointRequests:
         drawn, committed = self._rng.random(), self._region.record.committed
         if drawn < 0.4 and committed:
             self._requested += 1
-            numbers = [0, 0, *(cut.cut for cut in committed[-2:-1])]
+            numbers = [0, 0, *(checkpoint.number for checkpoint in committed[-2:-1])]
             driver.post(SavepointWanted(f"s{self._requested}", self._rng.choice(numbers)))
         elif drawn < 0.5 and self.held:
             name = self._rng.choice(sorted(self.held))
@@ -42,12 +42,13 @@ class SavepointRequests:
         if not event.error and event.name not in self._dropped and event.name.startswith("s"):
             self.held[event.name] = event.checkpoint
 
-    def check(self, last: Cut) -> None:
+    def check(self, last: Checkpoint) -> None:
         """Check that the last checkpoint of the manifest has the savepoints that were acknowledged."""
-        for name, cut in self.held.items():
-            if last.savepoints.get(name) != cut or cut not in last.retained:
+        for name, checkpoint in self.held.items():
+            if last.savepoints.get(name) != checkpoint or checkpoint not in last.retained:
                 raise ViolationError(
                     "O7",
-                    f"savepoint {name} holds checkpoint {cut}; checkpoint {last.cut} has {last.savepoints}"
+                    f"savepoint {name} holds checkpoint {checkpoint}; checkpoint {last.number} has"
+                    f" {last.savepoints}"
                     f" and retains {list(last.retained)}",
                 )

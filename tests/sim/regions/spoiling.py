@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from checkpoint.core.lines import taken_back
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.core.region_states import CoordinatorPhase
 from journal.core.segment import SegmentName, parse_segment_name
@@ -40,14 +40,22 @@ class Spoiling:
         if len(core.kept) < 3 or core.kept[-1].rewound:
             return False
         last = core.kept[-1]
-        valid = [cut for cut in core.kept if taken_back(last, cut.line, cut.step) is None]
+        valid = [
+            checkpoint
+            for checkpoint in core.kept
+            if taken_back(last, checkpoint.line, checkpoint.step) is None
+        ]
         if len(valid) < 3:
             return False
         index = self._rng.choice([-2, -3])
         keep, members = valid[index], [one.server_id for one in self._region.store.voters]
         worker = self._rng.choice(sorted(last.workers.keys() & keep.workers.keys()))
         whole = self._segment(keep, worker)
-        segments = {self._segment(cut, worker) for cut in valid[index + 1 :] if worker in cut.workers}
+        segments = {
+            self._segment(checkpoint, worker)
+            for checkpoint in valid[index + 1 :]
+            if worker in checkpoint.workers
+        }
         if whole is None or {None, whole} & segments:
             return False  # the whole of a damaged segment cannot be claimed
         if self._rng.random() < 0.5:
@@ -66,22 +74,22 @@ class Spoiling:
 
     def fell_back(self, last: int, to: int) -> None:
         """Check a fall back: the last checkpoint is damaged on all members, and the older one is not."""
-        cuts = {cut.cut: cut for cut in self._region.record.committed}
-        if not any(self._damaged(cuts[last], whole_chain=True)):
+        checkpoints = {checkpoint.number: checkpoint for checkpoint in self._region.record.committed}
+        if not any(self._damaged(checkpoints[last], whole_chain=True)):
             raise ViolationError("O7", f"checkpoint {last} is not damaged, and the region fell back to {to}")
-        if wrong := [*self._damaged(cuts[to], whole_chain=False)]:
+        if wrong := [*self._damaged(checkpoints[to], whole_chain=False)]:
             raise ViolationError(
                 "O7", f"the region fell back to checkpoint {to}, which is damaged: {wrong[0]}"
             )
 
-    def _damaged(self, cut: Cut, *, whole_chain: bool) -> Iterator[str]:
+    def _damaged(self, checkpoint: Checkpoint, *, whole_chain: bool) -> Iterator[str]:
         """Yield the segments that are damaged on all members and that a checkpoint needs; whole_chain: or may
         need, because they are below its position.
         """
         voters = {one.server_id for one in self._region.store.voters}
-        for worker, part in cut.workers.items():
+        for worker, part in checkpoint.workers.items():
             place = worker_directory(self._region.spec.name, worker)
-            head = self._segment(cut, worker)
+            head = self._segment(checkpoint, worker)
             spoiled = (
                 self._before | self._region.history.spoiled if whole_chain else self._region.history.spoiled
             )
@@ -93,9 +101,9 @@ class Spoiling:
                 if below or (segment == head and part.state.size > head.base + offset):
                     yield name
 
-    def _segment(self, cut: Cut, worker: int) -> SegmentName | None:
+    def _segment(self, checkpoint: Checkpoint, worker: int) -> SegmentName | None:
         """Return the segment of the position of a worker's state."""
-        at, place = cut.workers[worker].state, worker_directory(self._region.spec.name, worker)
+        at, place = checkpoint.workers[worker].state, worker_directory(self._region.spec.name, worker)
         segments = self._region.history.segments
         names = [parse_segment_name(name) for directory, name in segments if directory == place]
         found = [

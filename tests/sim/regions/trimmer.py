@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from checkpoint.chains.manifest_reading import retained_checkpoints
 from checkpoint.core.consumers import need_of
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process
 from tests.sim.regions.forking import FORK
@@ -49,6 +49,6 @@ class Trimmer(Process):
                 region.given.trim(split, min(needs, default=0))
             region.saw("trimmed")
 
-    def needs(self, kept: Sequence[Cut], split: str) -> int:
+    def needs(self, kept: Sequence[Checkpoint], split: str) -> int:
         """Return the position from which on the retained checkpoints need a split."""
         return need_of(kept, SOURCES, split)

@@ -16,12 +16,12 @@ from checkpoint.core.messages import (
     Failed,
     Join,
     Pause,
-    Prepared,
-    RequestCut,
+    RequestCheckpoint,
     Restore,
     Start,
     ToCoordinator,
     View,
+    Vote,
 )
 from checkpoint.core.participant import (
     LinkGone,
@@ -43,11 +43,11 @@ from dataflow.worker.copying import CopiedState, create_journals
 from dataflow.worker.identity import Clock, Identity
 from dataflow.worker.layout_change import LayoutChange
 from dataflow.worker.messages import (
+    CheckpointRequested,
     CircuitFailed,
-    CutRequested,
     LinksEnded,
     PauseRequested,
-    PublishCut,
+    PublishCheckpoint,
     Shared,
     ToLinks,
 )
@@ -244,7 +244,7 @@ class Worker(Process):
         self._timer.arm(self.core.deadline())
 
     def _send(self, message: ToCoordinator) -> None:
-        if isinstance(message, Prepared):
+        if isinstance(message, Vote):
             self.region.record.voted(self.index, message.incarnation, message)
             self.region.saw("voted")
         channel = self._control
@@ -279,7 +279,9 @@ class Worker(Process):
             order = self.core.orders.popleft()
             if not isinstance(order, CopyAhead):
                 self._taken = order.incarnation
-            self.note(f"receives {type(order).__name__} {order.cut} of incarnation {order.incarnation}")
+            self.note(
+                f"receives {type(order).__name__} {order.checkpoint} of incarnation {order.incarnation}"
+            )
             if isinstance(order, Restore):
                 self._begin(order)
             elif isinstance(order, CopyAhead):
@@ -291,11 +293,13 @@ class Worker(Process):
                 self.incarnation.start(order)
             elif isinstance(order, View):
                 self.incarnation.links.view(order)
-            elif isinstance(order, RequestCut):
-                self.inbox.put(CutRequested(self.incarnation.number, order.cut, order.final))
+            elif isinstance(order, RequestCheckpoint):
+                self.inbox.put(CheckpointRequested(self.incarnation.number, order.checkpoint, order.final))
             elif isinstance(order, Committed):
                 self.incarnation.committed(order)
-                self.inbox.put(PublishCut(self.incarnation.number, order.cut, order.final, order.step))
+                self.inbox.put(
+                    PublishCheckpoint(self.incarnation.number, order.checkpoint, order.final, order.step)
+                )
             elif isinstance(order, Pause):
                 self.shared.pausing = order.pause > 0
                 self.inbox.put(PauseRequested(self.incarnation.number, order.pause))

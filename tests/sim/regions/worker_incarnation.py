@@ -17,10 +17,10 @@ from checkpoint.core.messages import (
     Failed,
     Finished,
     Paused,
-    Prepared,
     Restore,
     Restored,
     Start,
+    Vote,
 )
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import ManifestError
@@ -33,7 +33,7 @@ from dataflow.worker.journals import Journals, after_step
 from dataflow.worker.layout_change import LayoutChange, part_of
 from dataflow.worker.messages import (
     BlockLoaded,
-    CutTaken,
+    CheckpointTaken,
     LoadStateBlock,
     OutputMade,
     PausedAt,
@@ -97,7 +97,7 @@ class WorkerIncarnation:
         self._change = LayoutChange.of(order, worker.region.plan_for(worker))
         self._outputs = LogOutputs(worker)
         self._to_serve: deque[StageEnded | Published | PausedAt | Committed] = deque()
-        self._to_vote: deque[CutTaken] = deque()
+        self._to_vote: deque[CheckpointTaken] = deque()
         self._changed = Signal()
         self._blocks_out = 0
         self._loaded = False
@@ -119,7 +119,7 @@ class WorkerIncarnation:
             self._blocks_out -= 1
         elif isinstance(message, StateLoaded):
             self._loaded = True
-        elif isinstance(message, CutTaken):
+        elif isinstance(message, CheckpointTaken):
             self._to_vote.append(message)
         elif isinstance(message, OutputMade):
             self._outputs.take(message)
@@ -215,7 +215,7 @@ class WorkerIncarnation:
             RestoreCircuit(
                 self.number,
                 after,
-                order.cut,
+                order.checkpoint,
                 part,
                 order.layout,
                 store.store_id,
@@ -323,10 +323,10 @@ class WorkerIncarnation:
                 sinks={**taken.voted(RunningOperator()), **outputs},
                 floors={**positions.floors, **floors},
             )
-            vote = Prepared(
+            vote = Vote(
                 job="",
                 worker=worker.index,
-                cut=taken.barrier.cut,
+                checkpoint=taken.barrier.checkpoint,
                 step=taken.step,
                 positions=positions,
                 produced=worker.shared.step,

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from checkpoint.core.manifest import Cut
-from checkpoint.core.messages import Prepared, ToWorker
+from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.messages import ToWorker, Vote
 from dataflow.sinks.files import part_name
 from tests.sim.engine.disk import SimDisk
 from tests.sim.engine.trace import Trace
@@ -145,9 +145,9 @@ class TailFile:
             self._forget(self._tail.rfind(b"\n", 0, len(self._tail) - WINDOW_BYTES) + 1)
         return len(data)
 
-    def cut(self, size: int) -> None:
+    def checkpoint(self, size: int) -> None:
         if size < self._begin:
-            raise ViolationError("O7", f"{self._label}: cut to {size}, of {self.size}")
+            raise ViolationError("O7", f"{self._label}: checkpoint to {size}, of {self.size}")
         del self._tail[size - self._begin :]
 
     def _forget(self, count: int) -> None:
@@ -209,8 +209,8 @@ class TailPart:
         assert self._output.holders[self._worker] is self._process, "only the holder writes"
         return self._file.write(position, data)
 
-    def cut(self, size: int) -> None:
-        self._file.cut(size)
+    def checkpoint(self, size: int) -> None:
+        self._file.checkpoint(size)
 
     def sync(self) -> None:
         """Nothing: these machines do not lose their power."""
@@ -225,25 +225,27 @@ class Commits:
     def __init__(self, region: "SoakRegion") -> None:
         self._region = region
         self.count = 0
-        self.last: Cut | None = None
-        self.opened: dict[int, Cut | None] = {0: None}
+        self.last: Checkpoint | None = None
+        self.opened: dict[int, Checkpoint | None] = {0: None}
 
-    def acknowledged(self, cut: Cut) -> None:
+    def acknowledged(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is committed."""
-        if self.last is not None and cut.cut <= self.last.cut:
-            raise ViolationError("O7", f"checkpoint {cut.cut} is committed after {self.last.cut}")
-        self.last = cut
+        if self.last is not None and checkpoint.number <= self.last.number:
+            raise ViolationError(
+                "O7", f"checkpoint {checkpoint.number} is committed after {self.last.number}"
+            )
+        self.last = checkpoint
         self.count += 1
         self._region.committed()
 
-    def started(self, incarnation: int, last: Cut | None) -> None:
+    def started(self, incarnation: int, last: Checkpoint | None) -> None:
         self.opened = {incarnation: last}
 
-    def voted(self, worker: int, incarnation: int, vote: Prepared) -> None:
+    def voted(self, worker: int, incarnation: int, vote: Vote) -> None:
         """Record nothing."""
 
     def sent(self, message: ToWorker) -> None:
         """Record nothing."""
 
-    def appended(self, cut: Cut, workers: int) -> None:
+    def appended(self, checkpoint: Checkpoint, workers: int) -> None:
         """Record nothing."""

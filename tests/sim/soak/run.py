@@ -266,11 +266,11 @@ class Soak:
     def _ask_reset(self) -> None:
         self._person().ask("reset", self._heard)
 
-    def _ask_pin(self) -> None:
-        self._person().ask("pin", self._heard, name="held")
+    def _ask_savepoint(self) -> None:
+        self._person().ask("savepoint", self._heard, name="held")
 
-    def _ask_unpin(self) -> None:
-        self._person().ask("unpin", self._heard, name="held")
+    def _ask_drop(self) -> None:
+        self._person().ask("drop_savepoint", self._heard, name="held")
 
     def _ask_register(self) -> None:
         self._person().register(self._heard)
@@ -323,19 +323,19 @@ _STOP: Final = (
 _TURNS: Final[tuple[Callable[[Soak], None], ...]] = (
     Soak._kill_worker,
     Soak._ask_status,
-    Soak._ask_pin,
+    Soak._ask_savepoint,
     Soak._kill_driver,
     Soak._kill_server,
-    Soak._ask_unpin,
+    Soak._ask_drop,
     Soak._ask_register,
     Soak.new_producer,
     Soak._cut_power,
     Soak._ask_reset,
 )
 _CALM: Final[tuple[Callable[[Soak], None], ...]] = (
-    Soak._ask_pin,
+    Soak._ask_savepoint,
     Soak._ask_register,
-    Soak._ask_unpin,
+    Soak._ask_drop,
     Soak._ask_status,
 )
 """Without resets: an incarnation of a worker lives as long as the run, too."""

@@ -10,7 +10,7 @@ from checkpoint.chains.consumer_register import change_register
 from checkpoint.chains.input_log import InputLog
 from checkpoint.chains.output_following import PublishedOutput, split_of
 from checkpoint.core.consumers import input_register, with_consumer, without_consumer
-from checkpoint.core.manifest import Cut, SplitPosition, decode_cut
+from checkpoint.core.manifest import Checkpoint, SplitPosition, decode_checkpoint
 from checkpoint.core.region import answers_directory, requests_directory
 from checkpoint.core.request_records import Answer, Request, encode_record
 from checkpoint.requests.queue import QueueReader, write_records
@@ -89,13 +89,13 @@ class Producer(Process):
 class _Published(PublishedOutput):
     """`PublishedOutput`, without trio's clock and lock."""
 
-    async def last_checkpoint(self, *, fresh: bool = False) -> Cut | None:
+    async def last_checkpoint(self, *, fresh: bool = False) -> Checkpoint | None:
         del fresh  # it always is
         async with aclosing(self._manifest.poll()) as records:
             async for _, record in records:
-                if record.op is Op.CUT:
-                    self._cut = decode_cut(record.flags, record.ints, record.strings[0])
-        return self._cut
+                if record.op is Op.CHECKPOINT:
+                    self._checkpoint = decode_checkpoint(record.flags, record.ints, record.strings[0])
+        return self._checkpoint
 
 
 class LogReader(Process):

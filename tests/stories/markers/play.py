@@ -12,8 +12,8 @@ from checkpoint.errors import ChannelFrameError
 from dataflow.core.incoming_frames import IncomingFrames
 from dataflow.limits import WorkerLimits
 from dataflow.worker.messages import (
-    CutRequested,
-    CutTaken,
+    CheckpointRequested,
+    CheckpointTaken,
     OutputMade,
     PausedAt,
     PauseRequested,
@@ -66,19 +66,19 @@ class Workers(OneThreadRegion):
             read = self.words.given[index][part.begin : part.end]
             does = f"ends step {message.step} with {in_words(read) if read else 'no word'}"
         for peer, frames in message.frames.items():
-            cut = f", with checkpoint {frames[-1].cut}" if frames[-1].cut else ""
+            checkpoint = f", with checkpoint {frames[-1].checkpoint}" if frames[-1].checkpoint else ""
             gets = words_in(frames)
             gets = f"{gets} and the marker" if gets else "the marker alone"
-            self.tell(f"worker {index} {does}; worker {peer} is sent {gets}{cut}")
+            self.tell(f"worker {index} {does}; worker {peer} is sent {gets}{checkpoint}")
         super()._stage_ended(index, message)
 
-    def _cut_taken(self, index: int, message: CutTaken) -> None:
+    def _checkpoint_taken(self, index: int, message: CheckpointTaken) -> None:
         changed = counts_in(data for _, data in message.blocks)
-        at = f"checkpoint {message.barrier.cut}, the end of step {message.step}"
+        at = f"checkpoint {message.barrier.checkpoint}, the end of step {message.step}"
         self.tell(f"worker {index} votes for {at}: changed is {changed}")
-        super()._cut_taken(index, message)
+        super()._checkpoint_taken(index, message)
 
-    def _commit(self, number: int, votes: dict[int, CutTaken]) -> None:
+    def _commit(self, number: int, votes: dict[int, CheckpointTaken]) -> None:
         self.tell(f"checkpoint {number}, the end of step {votes[0].step}, is committed")
         super()._commit(number, votes)
 
@@ -137,11 +137,11 @@ class Play:
         self.side(number)
         self.workers.words.given[number] += words
 
-    def ask(self, numbers: list[int], cut: int) -> None:
+    def ask(self, numbers: list[int], checkpoint: int) -> None:
         for number in numbers:
             run = self.side(number).run
             assert run is not None
-            run.request_checkpoint(CutRequested(self.workers.incarnation, cut, final=False))
+            run.request_checkpoint(CheckpointRequested(self.workers.incarnation, checkpoint, final=False))
 
     def pause(self, order: int) -> None:
         for side in self.workers.sides:
@@ -171,6 +171,6 @@ class Play:
                 if (peer, index) in self.held:
                     self.late[peer, index] += queue
         self.workers.restore()
-        at = self.workers.cut
-        where = "the beginning" if at is None else f"checkpoint {at.cut}, the end of step {at.step}"
+        at = self.workers.checkpoint
+        where = "the beginning" if at is None else f"checkpoint {at.checkpoint}, the end of step {at.step}"
         self.told.append(f"incarnation {self.workers.incarnation}: all stand at {where}, and go on")

@@ -37,18 +37,18 @@ def arrives(play: Play, number: int, other: int) -> None:
     play.settle()
 
 
-@WORDS.form("all are asked for checkpoint {cut:number}", "as a coordinator would")
-def ask_all(play: Play, cut: int) -> None:
-    play.ask([*range(play.workers.workers)], cut)
+@WORDS.form("all are asked for checkpoint {checkpoint:number}", "as a coordinator would")
+def ask_all(play: Play, checkpoint: int) -> None:
+    play.ask([*range(play.workers.workers)], checkpoint)
     play.settle()
 
 
 @WORDS.form(
-    "worker {number} alone is asked for checkpoint {cut:number}",
+    "worker {number} alone is asked for checkpoint {checkpoint:number}",
     "the others have not received the request yet",
 )
-def ask_one(play: Play, number: int, cut: int) -> None:
-    play.ask([number], cut)
+def ask_one(play: Play, number: int, checkpoint: int) -> None:
+    play.ask([number], checkpoint)
     play.settle()
 
 

@@ -7,8 +7,8 @@ and the steps of workers, which the story controls.
 from typing import Any
 
 from checkpoint.core.coordinator_vocabulary import (
+    CheckpointAppended,
     CoordinatorTick,
-    CutAppended,
     Effect,
     ManifestLost,
     ManifestOpened,
@@ -46,8 +46,10 @@ class StoryWorld(RegionModel):
             case ManifestOpened(incarnation, last, _):
                 goes_on = f"it continues from {cut_in_words(last)}"
                 self.told.say(f"{name}'s start is acknowledged: incarnation {incarnation}; {goes_on}")
-            case CutAppended(cut):
-                self.told.say(f"the manifest has checkpoint {cut.cut} on its quorum: it is committed")
+            case CheckpointAppended(checkpoint):
+                self.told.say(
+                    f"the manifest has checkpoint {checkpoint.number} on its quorum: it is committed"
+                )
             case ManifestLost(_, held):
                 self.told.say(f"the manifest refuses {name}: it is claimed with epoch {held}")
         super().feed(driver, event)

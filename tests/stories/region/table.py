@@ -42,7 +42,7 @@ def worker_steps(play: Play, number: int, count: int) -> None:
 
 
 @WORDS.form("driver {number} wants a checkpoint", "it requests one from its workers")
-def wants_a_cut(play: Play, number: int) -> None:
+def wants_a_checkpoint(play: Play, number: int) -> None:
     play.world.feed(play.driver(number), CheckpointWanted())
     play.settle()
 
@@ -66,16 +66,16 @@ def asks_to_restore(play: Play, number: int, name: str) -> None:
     "which is what the story is about from here on",
 )
 def forks(play: Play, name: str) -> None:
-    cuts, workers = play.world.manifest.cuts, play.world.workers
-    if name not in cuts[-1].savepoints:
+    checkpoints, workers = play.world.manifest.checkpoints, play.world.workers
+    if name not in checkpoints[-1].savepoints:
         raise WrongStepError(f"the last checkpoint has no savepoint {name}")
-    number = cuts[-1].savepoints[name]
-    source = next(cut for cut in cuts if cut.cut == number)
+    number = checkpoints[-1].savepoints[name]
+    source = next(checkpoint for checkpoint in checkpoints if checkpoint.number == number)
     origin = ForkOrigin(region="the original", checkpoint=number, step=source.step, savepoint=name)
     play.make(workers)
     manifest = play.world.manifest
     manifest.claimed = 1
-    manifest.cuts.append(forked(source, origin, incarnation=1))
+    manifest.checkpoints.append(forked(source, origin, incarnation=1))
     play.told.append(
         f"the manifest of the fork has checkpoint 1 on its quorum, the end of step {source.step}"
     )
@@ -86,12 +86,12 @@ def forks(play: Play, name: str) -> None:
     "and finds whether the fork needs its savepoint",
 )
 def original_looks(play: Play, count: int) -> None:
-    kept = play.world.manifest.cuts[-count:]
+    kept = play.world.manifest.checkpoints[-count:]
     origin = kept[-1].origin
     if origin is None:
         raise WrongStepError("the region is no fork")
     needs = needs_original(kept, origin.region, origin.savepoint)
-    listed = ", ".join(str(cut.cut) for cut in kept)
+    listed = ", ".join(str(checkpoint.number) for checkpoint in kept)
     rest = "the savepoint stays" if needs else "the savepoint is dropped"
     play.told.append(f"it retains {listed}: {rest}")
 
@@ -100,9 +100,9 @@ def original_looks(play: Play, count: int) -> None:
     "a reader has read line {line:count} up to step {step:count}", "it compares that with the last checkpoint"
 )
 def reader_looks(play: Play, line: int, step: int) -> None:
-    last = play.world.manifest.cuts[-1]
+    last = play.world.manifest.checkpoints[-1]
     back = taken_back(last, line, step)
-    where = f"checkpoint {last.cut} is of line {last.line}"
+    where = f"checkpoint {last.number} is of line {last.line}"
     if back is None:
         play.told.append(f"{where}: what it has read counts, and it reads on")
     else:
@@ -176,9 +176,12 @@ def driver_dies_append_arrives(play: Play, number: int) -> None:
 def show(play: Play) -> None:
     manifest = play.world.manifest
     play.told.append(f"claimed with epoch {manifest.claimed}")
-    for cut in manifest.cuts:
-        at = ", ".join(f"worker {number} at {one.state}" for number, one in sorted(cut.workers.items()))
-        behind = f"behind checkpoint {cut.parent}" if cut.parent else "the first"
+    for checkpoint in manifest.checkpoints:
+        at = ", ".join(
+            f"worker {number} at {one.state}" for number, one in sorted(checkpoint.workers.items())
+        )
+        behind = f"behind checkpoint {checkpoint.parent}" if checkpoint.parent else "the first"
         play.told.append(
-            f"checkpoint {cut.cut}, {behind}: end of step {cut.step}, incarnation {cut.incarnation}; {at}"
+            f"checkpoint {checkpoint.number}, {behind}: end of step {checkpoint.step}, incarnation"
+            f" {checkpoint.incarnation}; {at}"
         )

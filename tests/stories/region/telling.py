@@ -4,7 +4,7 @@
 """
 
 from checkpoint.core.coordinator_vocabulary import (
-    AppendCut,
+    AppendCheckpoint,
     CancelWorker,
     Effect,
     End,
@@ -13,29 +13,33 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
 )
 from checkpoint.core.coordinator_vocabulary import MessageRefused as CoordinatorRefused
-from checkpoint.core.manifest import Cut
+from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.messages import (
     Committed,
     ControlMessage,
     Failed,
     Finished,
     Join,
-    Prepared,
-    RequestCut,
+    RequestCheckpoint,
     Restore,
     Restored,
     Start,
     Stop,
     View,
+    Vote,
 )
 from checkpoint.core.region import ResetReport
 from checkpoint.core.region_events import RegionEvent, RestoreSettled, SavepointSettled, WorkerLost
 from tests.stories.store.copies import in_words
 
 
-def cut_in_words(cut: Cut | None) -> str:
+def cut_in_words(checkpoint: Checkpoint | None) -> str:
     """`checkpoint 2, the end of step 5`, or `the beginning`."""
-    return "the beginning" if cut is None else f"checkpoint {cut.cut}, the end of step {cut.step}"
+    return (
+        "the beginning"
+        if checkpoint is None
+        else f"checkpoint {checkpoint.number}, the end of step {checkpoint.step}"
+    )
 
 
 def ordered(message: ControlMessage) -> str:
@@ -46,21 +50,21 @@ def ordered(message: ControlMessage) -> str:
             return f"tells {{}} to take over in term {message.epoch}, from {where}"
         case View():
             return f"tells {{}} that worker {message.peer} is another process, in term {message.term}"
-        case Restore(restore=Cut(in_origin=True, workers=parts)):
+        case Restore(restore=Checkpoint(in_origin=True, workers=parts)):
             at = parts[message.worker].state
             where = f"in the chains of {message.restore.chains_of('')} up to {at}"
             return f"tells {{}} to stand at {cut_in_words(message.restore)}, {where}"
-        case Restore(restore=Cut(rewound=True, workers=parts)):
+        case Restore(restore=Checkpoint(rewound=True, workers=parts)):
             at = parts[message.worker].state
             return f"tells {{}} to stand at {cut_in_words(message.restore)}, with its chain at {at}"
         case Restore():
             return f"tells {{}} to stand at {cut_in_words(message.restore)}"
         case Start():
             return "tells {} to go"
-        case RequestCut():
-            return f"asks {{}} for checkpoint {message.cut}"
+        case RequestCheckpoint():
+            return f"asks {{}} for checkpoint {message.checkpoint}"
         case Committed():
-            return f"tells {{}} that checkpoint {message.cut} is committed"
+            return f"tells {{}} that checkpoint {message.checkpoint} is committed"
         case Stop():
             return f"tells {{}} to stop: {message.reason}"
     return ""
@@ -73,10 +77,10 @@ def reported(message: ControlMessage) -> str:
             return "{} joins"
         case Restored():
             return "{} stands there, and owns its directory"
-        case Prepared():
+        case Vote():
             at = message.positions.state
             synced = f"all of step {message.step} is synced, up to {at}"
-            return f"{{}} votes for checkpoint {message.cut}: {synced}"
+            return f"{{}} votes for checkpoint {message.checkpoint}: {synced}"
         case Failed():
             return f"{{}} fails: {message.kind}, its directory is claimed by incarnation {message.epoch_held}"
         case Finished():
@@ -107,11 +111,13 @@ def performed(effect: Effect) -> tuple[str, int | None]:
             return f"launches {{}}, attempt {attempt}", worker
         case CancelWorker(worker, _):
             return "ends {}", worker
-        case AppendCut(cut) if cut.rewound:
-            positions = f"with the positions of checkpoint {cut.rolled_back_to}, line {cut.line}"
-            return f"appends checkpoint {cut.cut} to the manifest, {positions}", None
-        case AppendCut(cut):
-            return f"has every vote, and appends checkpoint {cut.cut} to the manifest", None
+        case AppendCheckpoint(checkpoint) if checkpoint.rewound:
+            positions = (
+                f"with the positions of checkpoint {checkpoint.rolled_back_to}, line {checkpoint.line}"
+            )
+            return f"appends checkpoint {checkpoint.number} to the manifest, {positions}", None
+        case AppendCheckpoint(checkpoint):
+            return f"has every vote, and appends checkpoint {checkpoint.number} to the manifest", None
         case CoordinatorRefused(_, refusal):
             return f"refuses {{}}: {refusal.name}, {refusal.text}", None
         case End(state, reason):
