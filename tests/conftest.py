@@ -15,7 +15,7 @@ from xdist.workermanage import WorkerController
 
 from tests.support import class_archive
 
-pytest_plugins = ["tests.support.second_chance"]
+pytest_plugins = ["tests.support.parts", "tests.support.second_chance"]
 
 ROOT = Path(__file__).parent.parent
 SPARK_TESTS = "tests/spark_integration/"

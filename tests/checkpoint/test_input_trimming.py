@@ -1,6 +1,5 @@
 """Inputs are trimmed to what retained checkpoints of registered regions need, and not further."""
 
-import os
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from checkpoint.core.consumers import (
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.errors import InputTrimmedError
 from tests.checkpoint.trim_model import DIRECTORY, REGISTER, PatientHost, TrimModel
+from tests.support.parts import with_long
 
 
 @pytest.fixture(autouse=True)
@@ -95,9 +95,10 @@ async def test_a_savepoint_keeps_what_it_needs_and_its_end_frees_it() -> None:
 
 
 # EVIDENCE-OF: P-6
-def test_sizes_and_numbers_of_objects_stay_flat_over_many_checkpoints() -> None:
+@pytest.mark.parametrize("checkpoints", with_long([240], [20_000]))
+def test_sizes_and_numbers_of_objects_stay_flat_over_many_checkpoints(checkpoints: int) -> None:
     """Input, manifest and register: the second half of the run needs no more than the first one."""
-    trio.run(soak, 20_000 if os.environ.get("DOS_TEST_PROFILE") == "long" else 240)
+    trio.run(soak, checkpoints)
 
 
 async def soak(checkpoints: int) -> None:

@@ -2,7 +2,6 @@
 checkpoints, and the planted bugs that they find.
 """
 
-import os
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -29,8 +28,9 @@ from spark_integration.reading.stream_planning import StreamPlanner
 from tests.checkpoint.query_model import QueryModel
 from tests.checkpoint.test_input_trimming import model_with, read_and_commit
 from tests.checkpoint.trim_model import REGISTER, TrimModel
+from tests.support.parts import with_long
 
-SEEDS = 200 if os.environ.get("DOS_TEST_PROFILE") == "long" else 3
+SEEDS, SEEDS_LONG = range(3), range(3, 200)
 STEPS = 40
 
 
@@ -206,7 +206,7 @@ async def play(rng: random.Random) -> None:
 
 
 # EVIDENCE-OF: P-6
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", with_long(SEEDS, SEEDS_LONG))
 def test_whatever_happens_spark_can_replay_from_its_checkpoint_and_from_recent_copies(seed: int) -> None:
     trio.run(play, random.Random(seed))
 

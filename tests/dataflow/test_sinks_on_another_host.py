@@ -2,7 +2,6 @@
 files.
 """
 
-import os
 import re
 import shutil
 from collections import Counter
@@ -129,9 +128,7 @@ def test_a_region_continues_on_hosts_that_have_nothing(
     assert uploads("counts") == [], "nothing waits at the end"
 
 
-@pytest.mark.skipif(
-    os.environ.get("DOS_TEST_PROFILE") != "long", reason="waits for repeated requests: DOS_TEST_PROFILE=long"
-)
+@pytest.mark.long  # waits for repeated requests
 def test_a_region_resumes_when_the_service_of_its_input_is_available_again(
     shared_store: str, tmp_path: Path, bucket: FakeS3
 ) -> None:

@@ -15,9 +15,6 @@ from tests.hosts.cluster import Cluster, Region, open_cluster
 from tests.hosts.network import Host
 
 pytestmark = pytest.mark.timeout(600)
-long_only = pytest.mark.skipif(
-    os.environ.get("DOS_TEST_PROFILE") != "long", reason="takes minutes: DOS_TEST_PROFILE=long"
-)
 
 ROWS = 1_500_000
 """A worker with slow user code reads about 3,400 of them a second: they last for almost four minutes."""
@@ -123,7 +120,7 @@ def test_a_host_that_is_cut_off_and_returns_as_a_zombie_changes_nothing(
     region.until_checkpoints(3)
 
 
-@long_only
+@pytest.mark.long(ci=False)
 @pytest.mark.parametrize("seconds", [5, 60])
 def test_a_host_that_is_cut_off_for_a_while(cluster: Cluster, region: Region, seconds: int) -> None:
     one, _ = hosts_of(cluster, region)
@@ -133,7 +130,7 @@ def test_a_host_that_is_cut_off_for_a_while(cluster: Cluster, region: Region, se
     region.until_checkpoints(3)
 
 
-@long_only
+@pytest.mark.long(ci=False)
 def test_a_driver_that_cannot_reach_the_store_waits(cluster: Cluster, region: Region) -> None:
     for server in cluster.servers:
         cluster.network.part(cluster.driver, server)
@@ -153,7 +150,7 @@ def test_two_of_three_servers_that_are_cut_off_stop_checkpoints_until_they_retur
     region.until_checkpoints(3)
 
 
-@long_only
+@pytest.mark.long(ci=False)
 def test_a_slow_and_lossy_network_delays_checkpoints_only(cluster: Cluster, region: Region) -> None:
     for host in hosts_of(cluster, region):
         cluster.network.slow_down(host, delay_s=0.05, loss=0.01)
@@ -161,7 +158,7 @@ def test_a_slow_and_lossy_network_delays_checkpoints_only(cluster: Cluster, regi
     assert not region.resets, region
 
 
-@long_only
+@pytest.mark.long(ci=False)
 @pytest.mark.timeout(RANDOM_S + 600)
 def test_random_faults_for_ten_minutes(cluster: Cluster) -> None:
     """Up to three faults at once, for up to 20 s, and a pause in which they are healed."""

@@ -1,6 +1,5 @@
 """Three sites with replicas, and the faults of a site. The exit has each row once, as without a fault."""
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -12,9 +11,6 @@ from tests.hosts.sites import ARRIVE_S_MAX, SERVERS, Pair, Sites, open_sites
 from tests.support.polling import until
 
 pytestmark = pytest.mark.timeout(300)
-long_only = pytest.mark.skipif(
-    os.environ.get("DOS_TEST_PROFILE") != "long", reason="takes CPU time: DOS_TEST_PROFILE=long"
-)
 BASELINE_S = 2.0
 MOVED, OTHERS = ("s0",), ("s1", "s2")
 """The servers whose producers begin at the entry point of site a, where all faults are, and the others."""
@@ -74,7 +70,7 @@ def lateness(rows: list[Pair], begin: float, end: float, servers: tuple[str, ...
     return f"{text}, {gap_s(rows, begin, end, servers):.2f} of {end - begin:.1f} s without rows"
 
 
-@long_only
+@pytest.mark.long
 def test_rows_arrive_while_a_site_is_slow(sites: Sites) -> None:
     site = sites.sites[0]
     suffer(sites, lambda: sites.slow_down(site, 0.3, 0.02), lambda: sites.slow_down(site), 4)

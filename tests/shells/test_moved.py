@@ -1,7 +1,6 @@
 """Members that move to other addresses, and copies of their disks: runs of real shells, and the bugs that
 they must find."""
 
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from dos_server.core.stamps import History
 from tests.shells.moved import MovedCluster
 from tests.shells.watched import run_watched
 from tests.sim.bugs.catalogue import Bug, Patch, planted_from
+from tests.support.parts import with_long
 
 SEEDS = [3]
 """More by hand: `python -m tests.shells.moved 100`."""
@@ -108,14 +108,12 @@ BUGS: dict[str, tuple[Callable[[], list[Patch]], str, int]] = {
 """Bug -> its patches, the oracle that finds it, and the seed."""
 
 
-LONG = ["an_older_copy_at_the_old_address_stops_the_move"]
+LONG = {"an_older_copy_at_the_old_address_stops_the_move"}
 """These take seconds of CPU: the refused move is tried again and again."""
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", with_long(sorted(BUGS.keys() - LONG), LONG))
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name in LONG and os.environ.get("DOS_TEST_PROFILE") != "long":
-        pytest.skip("takes seconds: DOS_TEST_PROFILE=long")
     monkeypatch.setattr("tests.shells.run.LIVENESS_S", 8.0)
     patches, oracle, seed = BUGS[name]
     with planted_from({name: Bug(name, "P-5", patches)}, name):

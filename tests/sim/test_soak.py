@@ -1,6 +1,5 @@
 """Nothing grows in a region that runs for a long virtual time; and what would grow is found."""
 
-import os
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,7 +9,6 @@ from tests.sim.soak.bugs import IN_MEMORY, STORED, Growth, all_planted
 from tests.sim.soak.run import Soak, soaking
 from tests.support.growth import Compared
 
-LONG: Final = os.environ.get("DOS_TEST_PROFILE") == "long"
 LIMIT_RESTARTS: Final = (1.25, 10.0)
 LIMIT_CALM: Final = (1.1, 4.0)
 """In a short run a quarter has one turn of all disturbances, so maxima of two quarters differ more."""
@@ -39,11 +37,16 @@ def grown(checkpoints: int, *, calm: bool, workers: int = 1, seed: int = 1) -> l
 # EVIDENCE-OF: P-6
 @pytest.mark.parametrize("calm", [False, True], ids=["restarts", "calm"])
 def test_nothing_grows(calm: bool) -> None:
-    checkpoints = 2_000 if LONG else (100 if calm else 160)
-    assert not grown(checkpoints, calm=calm)
+    assert not grown(100 if calm else 160, calm=calm)
 
 
-@pytest.mark.skipif(not LONG, reason="DOS_TEST_PROFILE=long only: links between two workers, 1 minute")
+@pytest.mark.long
+@pytest.mark.parametrize("calm", [False, True], ids=["restarts", "calm"])
+def test_nothing_grows_in_2000_checkpoints(calm: bool) -> None:
+    assert not grown(2_000, calm=calm)
+
+
+@pytest.mark.long  # links between two workers: 1 minute
 @pytest.mark.parametrize("calm", [False, True], ids=["restarts", "calm"])
 def test_nothing_grows_in_a_region_of_two_workers(calm: bool) -> None:
     assert not grown(1_000, calm=calm, workers=2)
@@ -60,13 +63,13 @@ def test_planted_growth_in_memory_is_found() -> None:
         check_found(IN_MEMORY, grown(100, calm=True))
 
 
-@pytest.mark.skipif(not LONG, reason="DOS_TEST_PROFILE=long only: everything stays, 10 seconds")
+@pytest.mark.long
 def test_planted_growth_on_disk_is_found() -> None:
     with all_planted(STORED):
         check_found(STORED, grown(160, calm=False))
 
 
-@pytest.mark.skipif(not LONG, reason="DOS_TEST_PROFILE=long only: one run for each bug, 1 minute")
+@pytest.mark.long  # one run for each bug: 1 minute
 @pytest.mark.parametrize("bug", [*STORED, *IN_MEMORY], ids=lambda bug: bug.what)
 def test_each_planted_growth_is_found_alone(bug: Growth) -> None:
     with bug.plant():

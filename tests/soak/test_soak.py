@@ -1,20 +1,17 @@
 """Nothing grows in ten minutes of real processes."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
 
 import pytest
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1_500)]
-LONG: Final = os.environ.get("DOS_TEST_PROFILE") == "long"
 
 
 # EVIDENCE-OF: P-6
-@pytest.mark.skipif(not LONG, reason="DOS_TEST_PROFILE=long only: servers and workers for ten minutes")
+@pytest.mark.long(ci=False)  # servers and workers for ten minutes
 def test_nothing_grows_in_ten_minutes(tmp_path: Path) -> None:
     """A process of its own, because a soak shortens limits for good."""
     options = ("--minutes", "10", "--sampled", "2", "--disturbed", "6", "--report", tmp_path, "--json")

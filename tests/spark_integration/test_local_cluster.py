@@ -1,7 +1,7 @@
 """A region on executors that are processes of their own, as on a real cluster, and import nothing of ours but
 what is installed: `local-cluster`, and a standalone cluster on loopback, started with Spark's own classes.
 
-A worker is killed, then the whole executor of one. The standalone cluster runs with DOS_TEST_PROFILE=long:
+A worker is killed, then the whole executor of one. The standalone cluster is in the long part of the tests:
 `tests/hosts` has one in every run, with an executor on each of several hosts, which are lost.
 """
 
@@ -24,9 +24,6 @@ from tests.spark_integration.cluster_program import COUNTS, counted
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.spark
-long_only = pytest.mark.skipif(
-    os.environ.get("DOS_TEST_PROFILE") != "long", reason="takes minutes: DOS_TEST_PROFILE=long"
-)
 
 PASSES = 150
 START_S_MAX = 120.0
@@ -140,7 +137,7 @@ def standalone(folder: Path) -> Iterator[str]:
 # EVIDENCE-OF: P-7, P-10
 @pytest.mark.every_pyspark
 @pytest.mark.timeout(500)  # a Spark of three to five JVMs, on a busy machine
-@pytest.mark.parametrize("master", ["local-cluster", pytest.param("standalone", marks=long_only)])
+@pytest.mark.parametrize("master", ["local-cluster", pytest.param("standalone", marks=pytest.mark.long)])
 def test_the_loss_of_a_worker_and_of_an_executor_changes_nothing(master: str, tmp_path: Path) -> None:
     if master == "local-cluster":
         options: dict[str, object] = {"data_dir": str(tmp_path / "data")}
