@@ -40,12 +40,12 @@ class CuttingDisk(SimDisk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.on_checkpoint: Callable[[], None] = lambda: None
+        self.on_cut: Callable[[], None] = lambda: None
 
     def _called(self, method: str, what: str) -> None:
-        if self.checkpoint_in is not None and self.checkpoint_in <= 1 and not self.off:
-            self.checkpoint_in = None
-            self.on_checkpoint()
+        if self.cut_in is not None and self.cut_in <= 1 and not self.off:
+            self.cut_in = None
+            self.on_cut()
             raise OSError(errno.EIO, "the power failed", what)
         super()._called(method, what)
 
@@ -87,7 +87,7 @@ class Machine:
         self.damaged: dict[str, None] = {}
         self._with_log, self._starts, self._log_choice = with_log, 0, repr(rng.getstate()).encode()
         self.disk = CuttingDisk()
-        self.disk.on_checkpoint = self.power_cut
+        self.disk.on_cut = self.power_cut
         self.host = MemoryHost(
             network, name, PORT, lambda: MemoryPorts(network.timers, rng, self._takes_s), disk=self.disk
         )
@@ -193,7 +193,7 @@ class Machine:
     def kill(self) -> None:
         """SIGKILL."""
         if self.up:
-            self.disk.checkpoint_in = None
+            self.disk.cut_in = None
             self.host.crash()
             self._note(self.name, "was killed")
 
@@ -214,7 +214,7 @@ class Machine:
         self.disk, other.disk = other.disk, self.disk
         self.reported, other.reported = other.reported, self.reported
         for one in (self, other):
-            one.disk.on_checkpoint, one.host.disk = one.power_cut, one.disk
+            one.disk.on_cut, one.host.disk = one.power_cut, one.disk
         self._note(self.name, f"exchanges disks with {other.name}")
 
     def is_member_with(self, other: "Machine") -> bool:
@@ -240,7 +240,7 @@ class Machine:
         """Cut the power of this machine."""
         if self.host.without_power:
             return
-        self.disk.checkpoint_in = None
+        self.disk.cut_in = None
         self.host.power_cut(self.rng)
         self._note(self.name, "lost its power")
         self._bench.power_cut(self)

@@ -45,7 +45,7 @@ def power_cut_midway(cluster: "Cluster", fault: Fault, rng: Random) -> None:
     """The power fails at one particular disk call."""
     machine = rng.choice(cluster.machines)
     if machine.up:
-        machine.disk.checkpoint_in = rng.randint(1, 30)
+        machine.disk.cut_in = rng.randint(1, 30)
     cluster.later(fault.seconds, cluster.start, machine)
 
 

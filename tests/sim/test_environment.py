@@ -190,10 +190,10 @@ def test_inspecting_a_disk_makes_no_disk_call() -> None:
     disk = SimDisk()
     disk.put("d/a/two", b"2")
     disk.put("d/a/one", b"1")
-    disk.checkpoint_in = 1
+    disk.cut_in = 1
     assert disk.entries("d/a") == ["one", "two"]
     assert disk.entries("d/b") == disk.entries("d/a/one") == []
     assert disk.stable("d/a/one") == disk.content("d/a/one") == b"1"
-    assert disk.checkpoint_in == 1
+    assert disk.cut_in == 1
     with pytest.raises(PowerCutError):
         disk.names("d/a")

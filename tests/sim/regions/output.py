@@ -120,7 +120,7 @@ class Part:
         return len(data)
 
     def checkpoint(self, size: int) -> None:
-        self._disk.checkpoint(self._handle, size)
+        self._disk.cut(self._handle, size)
         self._disk.sync(self._handle)
 
     def set_aside(self, checkpoint: int) -> None:
