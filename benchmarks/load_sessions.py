@@ -16,7 +16,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.frames import Frame, FrameDecoder, encode_frame, frame_head
 from dos_protocol.limits import frame_header_bytes
-from dos_protocol.vocabulary import refused
+from dos_protocol.messages import refused
 
 Address = tuple[str, int]
 

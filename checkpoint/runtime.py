@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, TypeVar
 import trio
 
 from dos_client.runtime import RunScoped
-from dos_protocol.addresses import address_text, is_wildcard
+from dos_protocol.arguments import address_text, is_wildcard
 from dos_protocol.digests import Buffer
 from dos_tls import WORKER_NAME, ServerContext, TlsListener, TlsStream, connect_tls, tls_of_environment
 

@@ -48,7 +48,7 @@ from dos_client.cli.kit import (
     print_result,
     warn,
 )
-from dos_protocol.addresses import address_text, is_loopback, parse_listen
+from dos_protocol.arguments import address_text, is_loopback, parse_listen
 from dos_protocol.errors import FencedError
 from dos_tls import ServerContext, TlsSettingsError, directory_settings, tls_of_environment
 

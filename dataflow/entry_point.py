@@ -33,7 +33,7 @@ from dataflow import limits
 from dataflow.errors import SchemaError
 from dataflow.producing import Producer, open_producer
 from dos_client import Store
-from dos_protocol.addresses import is_loopback
+from dos_protocol.arguments import is_loopback
 from dos_protocol.errors import DosError
 from dos_tls import (
     LogLimit,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoint import RegionSpec
 from dos_client import parse_url
-from dos_protocol.addresses import is_loopback, parse_listen
+from dos_protocol.arguments import is_loopback, parse_listen
 
 if TYPE_CHECKING:
     from dos_ui.serving import PageServer

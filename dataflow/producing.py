@@ -29,7 +29,7 @@ from dataflow.operators.results import batch_of_result, batch_of_rows
 from dataflow.schema import parse_schema, schema_text
 from dos_client import Store
 from dos_client.tasks import background_tasks
-from dos_protocol.addresses import parse_listen
+from dos_protocol.arguments import parse_listen
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatch | Iterable[Mapping[str, Any]]"
 

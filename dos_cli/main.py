@@ -113,7 +113,7 @@ class LazyGroup(typer_core.TyperGroup):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            extras = importlib.import_module("dos_protocol.extras")
+            extras = importlib.import_module("dos_protocol.lazy_names")
             missing = extras.missing_extra(error, str(ctx.invoked_subcommand))
             if missing is None:
                 raise

@@ -11,8 +11,8 @@ import trio
 from dos_client.core.quorum import Quorums
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.limits import u64_max
+from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import StoreRecord
-from dos_protocol.vocabulary import ObjectInfo
 
 
 def check_number(value: int, argument: str, *, least: int = 0, most: int = u64_max) -> int:

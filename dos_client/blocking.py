@@ -32,8 +32,8 @@ from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import ClosedError, FencedError
+from dos_protocol.messages import ObjectInfo, StatResult
 from dos_protocol.store_record import StoreRecord
-from dos_protocol.vocabulary import ObjectInfo, StatResult
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Final, Self
 
+from dos_protocol.arguments import token_in
 from dos_protocol.errors import LocalProtocolError
-from dos_protocol.tokens import token_in
 
 logger: Final = logging.getLogger("dos.client")
 

@@ -37,9 +37,9 @@ from dos_client.status.counters import StoreCounters
 from dos_client.urls import DosUrl
 from dos_client.writing.claim import Claim
 from dos_protocol.errors import DosError, LocalProtocolError, UnauthorisedError
+from dos_protocol.messages import NO_DIGEST, DirectoryOpened, StatResult
 from dos_protocol.names import NO_ID, check_id, check_name, id_text
 from dos_protocol.store_record import Member, StoreRecord
-from dos_protocol.vocabulary import NO_DIGEST, DirectoryOpened, StatResult
 
 log: Final = logging.getLogger("dos.client")
 

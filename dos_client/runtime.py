@@ -14,7 +14,7 @@ from typing import Final, Generic, Protocol, Self, TypeVar
 
 import trio
 
-from dos_protocol.addresses import address_text
+from dos_protocol.arguments import address_text
 from dos_protocol.digests import Buffer
 from dos_tls import connect_tls, tls_of_environment
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from dos_client.errors import BadUrlError
 from dos_client.limits import default_port
-from dos_protocol.addresses import bare_host, is_loopback, is_wildcard
+from dos_protocol.arguments import bare_host, is_loopback, is_wildcard
 from dos_protocol.limits import address_bytes_max, store_members_max
 from dos_protocol.names import check_name
 

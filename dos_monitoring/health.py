@@ -25,7 +25,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dos_monitoring.core.listening import MetricsListen
-from dos_protocol.addresses import is_loopback
+from dos_protocol.arguments import is_loopback
 from dos_tls import TlsSettings, TlsSettingsError, expiries, expiry_problem, tls_of_environment
 
 logger: Final = logging.getLogger("dos.monitoring")

@@ -15,7 +15,7 @@ from dos_monitoring.core.spans import (
     parse_appends_traced,
     parse_trace_choice,
 )
-from dos_protocol.extras import missing_extra
+from dos_protocol.lazy_names import missing_extra
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

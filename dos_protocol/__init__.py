@@ -1,12 +1,6 @@
 """The wire protocol of DOS: frames, messages, digests, the store record, errors, session states.
 
-Pure: no I/O, no clock. The modules build on each other in this order:
-
-    limits
-    errors, names, digests
-    frames          bytes <-> frames
-    messages        frames <-> messages; `vocabulary` has the message classes
-    session_states  which message is legal when
+Pure: no I/O, no clock. Bytes become frames (`frames`), frames become messages (`messages`).
 """
 
 from dos_protocol.digests import PrefixDigest, digest64, prefix_digest

@@ -1,4 +1,4 @@
-"""The public names of a package, imported on first use (PEP 562).
+"""Imports on first use: public names of packages (PEP 562), and libraries that only an extra installs.
 
 Spark starts several Python processes for each query; each pays only for the imports it uses
 (docs/decisions/0170). A package lists its names once, as imports for type checkers:
@@ -9,14 +9,65 @@ Spark starts several Python processes for each query; each pays only for the imp
         __getattr__, __dir__, __all__ = lazy_names(globals())
 
 At run time `lazy_names` reads that block from the package's own source.
+
+The server, the client, journals and the `dos` command need no extra. What does imports its library where it
+uses it, and raises MissingExtraError if the library is not installed.
 """
 
 import ast
 import importlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
-from dos_protocol.extras import missing_extra
+from dos_protocol.errors import DosError
+
+DISTRIBUTION: Final = "dos-journal"
+EXTRA_OF: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "cloudpickle": "dataflow",
+        "datasketches": "dataflow",
+        "lmdb": "dataflow",
+        "numpy": "dataflow",
+        "pandas": "dataflow",
+        "pyarrow": "dataflow",
+        "py4j": "spark",
+        "pyspark": "spark",
+        "boto3": "s3",
+        "botocore": "s3",
+        "sqlalchemy": "sql",
+        "matplotlib": "plots",
+        "hypercorn": "ui",
+        "starlette": "ui",
+        "opentelemetry": "otel",
+    }
+)
+"""Top-level module -> extra."""
+
+
+class MissingExtraError(DosError, ModuleNotFoundError):
+    """A library is not installed that only an extra installs. Nothing was done. `name`: the module."""
+
+
+def missing_extra(error: ModuleNotFoundError, user: str) -> MissingExtraError | None:
+    """Return the error that names the extra; None if no extra has the module that was not found.
+
+    user: what needs the module, for the message.
+    """
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRA_OF.get(module)
+    if extra is None:
+        return None
+    found = MissingExtraError(
+        f"{user} needs the library {module}, which is not installed", remedy=install_command(extra)
+    )
+    found.name = error.name
+    return found
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def lazy_names(held: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

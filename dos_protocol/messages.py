@@ -1,7 +1,7 @@
-"""Messages as frames. One row of `TABLE` per opcode defines the layout; `vocabulary` has the message classes.
+"""Messages: which one is legal when, one frozen class for each, and their bytes in frames.
 
-Meta is the row's fixed fields, packed big-endian in order, then its variable fields in order, and nothing
-after them:
+Meta is the fixed fields of the message's row in `TABLE`, packed big-endian in order, then its variable
+fields in order, and nothing after them:
 
     name   u8 length, then that many bytes (latin-1: a bad name is answered BAD_NAME, not lost in decoding)
     text   u16 length, then UTF-8
@@ -11,99 +11,475 @@ after them:
 u64 | synced u64 | digest u64 | marks u8 (1 being appended, 2 corrupt, 4 poisoned).
 
 A message is valid if and only if (1) its opcode has a row, (2) meta is exactly as the row defines, (3)
-payload is empty unless the row has one. Opcodes below 128 are requests, from 128 on answers. Numbers are
-never reused.
+payload is empty unless the row has one.
 """
 
 import functools
 import struct
 from collections.abc import Callable
+from enum import Enum, IntEnum, unique
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from dos_protocol.digests import Buffer
-from dos_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
+from dos_protocol.errors import (
+    ERRORS_BY_CODE,
+    ErrorCode,
+    LocalProtocolError,
+    RefusedError,
+    RemoteProtocolError,
+)
 from dos_protocol.frames import Frame
-from dos_protocol.limits import id_bytes
-from dos_protocol.names import check_id
-from dos_protocol.vocabulary import (
-    NO_DIGEST,
-    Append,
-    Bye,
-    ChangeDirectory,
-    Configure,
-    Configured,
-    Data,
-    Delete,
-    Deleted,
-    DirectoryOpened,
-    DurabilityAck,
-    Error,
-    Get,
-    Hello,
-    List,
-    Listing,
-    Message,
-    ObjectInfo,
-    Opcode,
-    Ping,
-    Pong,
-    Quit,
-    RepairAck,
-    RepairChunk,
-    ScrubProgress,
-    ScrubRequest,
-    Stamp,
-    Stamped,
-    Stat,
-    StatResult,
-    Welcome,
-    Witness,
-    Witnessed,
+from dos_protocol.limits import id_bytes, u64_max
+from dos_protocol.names import NO_ID, check_id, printable
+
+# --- The states of a session. The diagram in protocol.md is drawn from the table ----------------------------
+
+
+class SessionState(Enum):
+    """The state of a session on the server. A client derives its copy from the answers."""
+
+    NEW = "NEW"
+    """Connected. Only HELLO and QUIT are answered, for 5 s."""
+    READY = "READY"
+    """HELLO was answered. LIST names directories."""
+    READING = "READING"
+    """In a directory, without a claim."""
+    CLAIMED = "CLAIMED"
+    """In a directory, as its writer."""
+    SUPERSEDED = "SUPERSEDED"
+    """In a directory that another writer has claimed since, or in which an object was repaired since.
+
+    Reads continue, appends are answered FENCED, no durability ack is sent.
+    """
+    CLOSED = "CLOSED"
+
+
+class SessionEvent(Enum):
+    """An event of a session."""
+
+    WELCOMED = "HELLO answered WELCOME"
+    OPENED = "CWD answered DIRECTORY_OPENED"
+    CLAIMED = "claim answered DIRECTORY_OPENED"
+    SUPERSEDED = "a later claim of the directory, or a repaired object in it"
+    ENDED = "QUIT, the connection ended, or an error that closes"
+
+
+_OPENING: Final = {
+    SessionEvent.OPENED: SessionState.READING,
+    SessionEvent.CLAIMED: SessionState.CLAIMED,
+    SessionEvent.ENDED: SessionState.CLOSED,
+}
+
+SESSION_TABLE: Final[dict[SessionState, dict[SessionEvent, SessionState]]] = {
+    SessionState.NEW: {
+        SessionEvent.WELCOMED: SessionState.READY,
+        SessionEvent.ENDED: SessionState.CLOSED,
+    },
+    SessionState.READY: _OPENING,
+    SessionState.READING: _OPENING | {SessionEvent.SUPERSEDED: SessionState.SUPERSEDED},
+    SessionState.CLAIMED: _OPENING | {SessionEvent.SUPERSEDED: SessionState.SUPERSEDED},
+    SessionState.SUPERSEDED: _OPENING,
+    SessionState.CLOSED: {},
+}
+
+
+def step(state: SessionState, event: SessionEvent) -> SessionState:
+    """Return the state after the event. Raises LocalProtocolError for an event not in the table."""
+    try:
+        return SESSION_TABLE[state][event]
+    except KeyError:
+        raise LocalProtocolError(
+            f"event {event.name} is not valid for a session in state {state.name}"
+        ) from None
+
+
+def diagram() -> str:
+    """Return the table as a Mermaid state diagram, as in protocol.md."""
+    lines = ["stateDiagram-v2", "    [*] --> NEW"]
+    for state, row in SESSION_TABLE.items():
+        lines += [f"    {state.name} --> {after.name}: {event.value}" for event, after in row.items()]
+    return "\n".join([*lines, "    CLOSED --> [*]"])
+
+
+# --- The messages -------------------------------------------------------------------------------------------
+
+
+NO_DIGEST: Final = u64_max
+"""Value of `Stat.digest_at` that requests no digest."""
+
+
+@unique
+class Opcode(IntEnum):
+    """The message type in a frame. Values below 128 are requests, from 128 on answers. Never reused."""
+
+    HELLO = 1
+    CHANGE_DIRECTORY = 2
+    APPEND = 3
+    GET = 4
+    LIST = 5
+    STAT = 6
+    DELETE = 7
+    CONFIGURE = 8
+    PING = 9
+    QUIT = 10
+    MEND = 11
+    STAMP = 12
+    WITNESS = 13
+    SCRUB = 14
+
+    WELCOME = 129
+    DIRECTORY_OPENED = 130
+    WATERMARK = 131
+    DATA = 132
+    LISTING = 133
+    STAT_RESULT = 134
+    DELETED = 135
+    CONFIGURED = 136
+    PONG = 137
+    BYE = 138
+    MENDED = 139
+    STAMPED = 140
+    WITNESSED = 141
+    SCRUBBED = 142
+    ERROR = 255
+
+
+class ObjectInfo(msgspec.Struct, frozen=True):
+    """One object as a server holds it. In a listing of directories: one directory, with sizes 0.
+
+    `synced <= received`. `digest` is the prefix digest at `synced`. `appending`: an append is in progress.
+    `corrupt`: this copy must not be counted. It is damaged from `synced` on (0: the damage is somewhere
+    inside), or it is `poisoned`: a write or sync failed since the server started.
+    """
+
+    name: str
+    received: int = 0
+    synced: int = 0
+    digest: int = 0
+    appending: bool = False
+    corrupt: bool = False
+    poisoned: bool = False
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first message of a session. `store_id` NO_ID: the session is with this one server only."""
+
+    version: int = 1
+    token: bytes = b""
+    store_id: bytes = NO_ID
+    generation: int = 0
+    client: str = ""
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The server's identity, its limits, and its store record (empty: it is in no store).
+
+    `rolled_back`: its disk is known to have gone back in time. `refuses_appends`: its disk is full. In a
+    session of a store also `stamp_number` and `stamp_id`, the newest stamp of its disk, and `witnessed`, the
+    stamps of other members that it keeps (see `stamps`).
+    """
+
+    version: int
+    server_id: bytes
+    payload_bytes_max: int
+    in_flight_bytes_max: int
+    entries_max: int
+    store_record: bytes = b""
+    stamp_number: int = 0
+    stamp_id: bytes = NO_ID
+    rolled_back: bool = False
+    witnessed: bytes = b""
+    refuses_appends: bool = False
+
+
+class ChangeDirectory(msgspec.Struct, frozen=True):
+    """CWD: open a directory to read, or claim it as its one writer."""
+
+    directory: str
+    claim: bool = False
+    epoch: int = 0
+    writer_id: bytes = NO_ID
+
+
+class DirectoryOpened(msgspec.Struct, frozen=True):
+    """The answer to CWD: the claim held now (epoch 0: there never was one) and every object."""
+
+    epoch: int
+    writer_id: bytes
+    entries: tuple[ObjectInfo, ...] = ()
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Append bytes at exactly `expected_size`, after content with exactly `prefix_digest`."""
+
+    name: str
+    expected_size: int
+    prefix_digest: int
+    payload: Buffer
+
+
+class DurabilityAck(msgspec.Struct, frozen=True):
+    """The durability ack: bytes below `received` are in the server's file, below `synced` on stable storage.
+
+    Cumulative. Not related to event-time watermarks.
+    """
+
+    name: str
+    received: int
+    synced: int
+
+
+class Get(msgspec.Struct, frozen=True):
+    """Read at most `max_bytes` bytes from `offset` on.
+
+    If there are none yet, the answer waits up to `wait_ms` milliseconds for the first ones.
+    """
+
+    name: str
+    offset: int
+    max_bytes: int
+    wait_ms: int = 0
+
+
+class Data(msgspec.Struct, frozen=True):
+    """The answer to GET: durable bytes; empty at the synced end."""
+
+    name: str
+    offset: int
+    synced: int
+    payload: Buffer
+
+
+class List(msgspec.Struct, frozen=True):
+    """List names in order: those with the prefix that sort after `after`.
+
+    Lists directories before CWD, objects after it.
+    """
+
+    prefix: str = ""
+    after: str = ""
+    entries_max: int = 1_000
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """One page of names. `more`: request the next page with the last name as `after`."""
+
+    entries: tuple[ObjectInfo, ...] = ()
+    more: bool = False
+
+
+class Stat(msgspec.Struct, frozen=True):
+    """Read the sizes of one object and the digest of a prefix of it (NO_DIGEST: none)."""
+
+    name: str
+    digest_at: int = NO_DIGEST
+
+
+class StatResult(msgspec.Struct, frozen=True):
+    """The answer to STAT. `digest` is 0 if none was requested."""
+
+    info: ObjectInfo
+    digest_at: int
+    digest: int
+
+
+class Delete(msgspec.Struct, frozen=True):
+    """Delete a whole object permanently."""
+
+    name: str
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """The object was deleted durably. Its name is free."""
+
+    name: str
+
+
+class Configure(msgspec.Struct, frozen=True):
+    """Install a newer store record."""
+
+    store_record: bytes
+
+
+class Configured(msgspec.Struct, frozen=True):
+    """The store record of that generation is on stable storage."""
+
+    generation: int
+
+
+class Ping(msgspec.Struct, frozen=True):
+    """Request an answer with the same payload."""
+
+    payload: Buffer = b""
+
+
+class Pong(msgspec.Struct, frozen=True):
+    """The answer to PING, with its payload."""
+
+    payload: Buffer = b""
+
+
+class Quit(msgspec.Struct, frozen=True):
+    """End the session after everything before it is answered."""
+
+
+class Bye(msgspec.Struct, frozen=True):
+    """The last message of a server."""
+
+
+class RepairChunk(msgspec.Struct, frozen=True):
+    """Bytes of a new copy of an object, at `offset` of it (a repair).
+
+    The new copy replaces the old one when it has `goal_size` bytes with the digest `goal_digest`. `old_size`,
+    `old_digest`: the copy to be replaced, as its entry reports it (0, 0: none). `overwrite`: the caller has
+    shown that nothing that the old copy holds beyond the new one was ever acknowledged.
+    """
+
+    name: str
+    offset: int
+    goal_size: int
+    goal_digest: int
+    old_size: int
+    old_digest: int
+    overwrite: bool
+    payload: Buffer
+
+
+class RepairAck(msgspec.Struct, frozen=True):
+    """The answer to MEND: `size` bytes of the new copy were received. `done`: it has replaced the old one."""
+
+    name: str
+    size: int
+    done: bool
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """Announce that another member witnessed this stamp of the server's disk. Number 0: none."""
+
+    number: int = 0
+    stamp_id: bytes = NO_ID
+
+
+class Stamped(msgspec.Struct, frozen=True):
+    """The announced stamp proves nothing against the disk. The answer is its newest stamp."""
+
+    number: int
+    stamp_id: bytes
+
+
+class Witness(msgspec.Struct, frozen=True):
+    """The newest stamp of another member's disk, to be kept.
+
+    `before_*`: the stamp of that member that the server kept before (number 0: none). The member was shown to
+    have it.
+    """
+
+    server_id: bytes
+    number: int
+    stamp_id: bytes
+    before_number: int = 0
+    before_id: bytes = NO_ID
+
+
+class Witnessed(msgspec.Struct, frozen=True):
+    """The stamp that is kept now, on stable storage. Another than the one sent if `before` did not match."""
+
+    server_id: bytes
+    number: int
+    stamp_id: bytes
+
+
+class ScrubRequest(msgspec.Struct, frozen=True):
+    """Report the progress of the scrub, which verifies all stored objects on the disk. `begin`: first begin a
+    round over everything. `bytes_per_s`: the rate of that round; 0: the server's own.
+    """
+
+    begin: bool = False
+    bytes_per_s: int = 0
+
+
+class ScrubProgress(msgspec.Struct, frozen=True):
+    """The answer to SCRUB. `rounds`: completed since the server started; a round that `begin` began is
+    complete when this number has grown. `objects`, `bytes`, `damaged`: verified and found damaged since the
+    start. `directories_left`: in this round; 0 between rounds.
+    """
+
+    rounds: int
+    objects: int
+    bytes: int
+    damaged: int
+    directories_left: int
+
+
+class Error(msgspec.Struct, frozen=True):
+    """A refusal.
+
+    `actual`: a number whose meaning depends on the code. `record`: the server's store record where it helps.
+    """
+
+    code: int
+    message: str = ""
+    remedy: str = ""
+    actual: int = 0
+    record: bytes = b""
+
+
+Message = (
+    Hello
+    | Welcome
+    | ChangeDirectory
+    | DirectoryOpened
+    | Append
+    | DurabilityAck
+    | Get
+    | Data
+    | List
+    | Listing
+    | Stat
+    | StatResult
+    | Delete
+    | Deleted
+    | Configure
+    | Configured
+    | Ping
+    | Pong
+    | Quit
+    | Bye
+    | RepairChunk
+    | RepairAck
+    | Stamp
+    | Stamped
+    | Witness
+    | Witnessed
+    | ScrubRequest
+    | ScrubProgress
+    | Error
 )
 
-__all__ = [
-    "NO_DIGEST",
-    "TABLE",
-    "Append",
-    "Bye",
-    "ChangeDirectory",
-    "Configure",
-    "Configured",
-    "Data",
-    "Delete",
-    "Deleted",
-    "DirectoryOpened",
-    "DurabilityAck",
-    "Error",
-    "Get",
-    "Hello",
-    "List",
-    "Listing",
-    "Message",
-    "MessageLayout",
-    "ObjectInfo",
-    "Opcode",
-    "Ping",
-    "Pong",
-    "Quit",
-    "RepairAck",
-    "RepairChunk",
-    "ScrubProgress",
-    "ScrubRequest",
-    "Stamp",
-    "Stamped",
-    "Stat",
-    "StatResult",
-    "Welcome",
-    "Witness",
-    "Witnessed",
-    "decode",
-    "decode_entries",
-    "encode",
-    "encode_entries",
-    "opcode_of",
-]
+
+def refused(error: Error) -> RefusedError:
+    """Return the exception for an ERROR message, of the class for its code. Its texts reach terminals and
+    logs, so what is not printable is escaped.
+    """
+    error = msgspec.structs.replace(error, message=printable(error.message), remedy=printable(error.remedy))
+    try:
+        code = ErrorCode(error.code)
+    except ValueError:
+        return RefusedError(
+            f"the server refused with code {error.code}, unknown to this client: {error.message}",
+            code=ErrorCode.INTERNAL,
+            remedy=error.remedy,
+            actual=error.actual,
+            record=error.record,
+        )
+    cls = ERRORS_BY_CODE.get(code, RefusedError)
+    return cls(error.message, code=code, remedy=error.remedy, actual=error.actual, record=error.record)
+
+
+# --- Their bytes --------------------------------------------------------------------------------------------
 
 
 class MessageLayout(NamedTuple):

@@ -1,9 +1,8 @@
-"""The store record: which servers replicate together, and how many must hold a byte before it counts.
+"""What the members of a store know of each other: the store record, and the stamps of their disks. Pure.
 
-Each server keeps the record on stable storage. A higher generation replaces a lower one of the same store.
-Pure: the value, its bytes, and the counts that follow from N and Qa.
-
-Layout (big-endian), at most 16 KiB:
+The record says which servers replicate together, and how many must hold a byte before it counts. Each server
+keeps it on stable storage. A higher generation replaces a lower one of the same store. Big-endian, at most
+16 KiB:
 
     magic 2 = D0 53 | version u8 = 1 | reserved u8 = 0 | store id 16 | generation u64 | ack quorum u8 |
     members u8 |
@@ -13,10 +12,19 @@ Layout (big-endian), at most 16 KiB:
 
 Valid if and only if (1) the digest matches, (2) the counts fit the bytes exactly, (3) the value passes
 `check`.
+
+A server gives its disk a *stamp* at each start and periodically while it runs: the next number, and an id,
+which is random in its first half and a MAC of the server in its second half. Clients report it to the other
+members, which *witness* it. A disk that lacks a stamp that another member witnessed is an older copy of
+itself, for example a restored backup. Bytes that it acknowledged since may be missing, so nothing that it
+reports counts. The id is needed beside the number because a disk that went back continues counting and
+reaches the same number again (docs/decisions/0211). The MAC shows the server which stamps it made
+(docs/decisions/0258).
 """
 
 import struct
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -30,6 +38,41 @@ from dos_protocol.limits import (
     u64_max,
 )
 from dos_protocol.names import NO_ID
+
+_WITNESSED: Final = struct.Struct(f">{id_bytes}sQ{id_bytes}s")
+
+
+class DiskStamp(NamedTuple):
+    """One stamp. `number` counts from 1 on one disk; Only the server can check `stamp_id`."""
+
+    number: int
+    stamp_id: bytes
+
+
+NO_STAMP: Final = DiskStamp(0, NO_ID)
+"""The stamp of a server that has none, or of which none was witnessed."""
+
+
+def encode_witnessed(witnessed: Mapping[bytes, DiskStamp]) -> bytes:
+    """Return the entries server id 16 | number u64 | stamp id 16, ordered by server id."""
+    return b"".join(_WITNESSED.pack(one, *stamp) for one, stamp in sorted(witnessed.items()))
+
+
+def decode_witnessed(data: bytes) -> dict[bytes, DiskStamp]:
+    """Return the newest witnessed stamp per server id.
+
+    Raises ValueError unless the data are whole entries with distinct server ids.
+    """
+    if len(data) % _WITNESSED.size:
+        raise ValueError(f"{len(data)} bytes are not a multiple of the {_WITNESSED.size} bytes of an entry")
+    witnessed = {one: DiskStamp(number, stamp_id) for one, number, stamp_id in _WITNESSED.iter_unpack(data)}
+    if len(witnessed) * _WITNESSED.size != len(data):
+        raise ValueError("more than one entry for one server")
+    return witnessed
+
+
+# --- The store record ---------------------------------------------------------------------------------------
+
 
 MAGIC: Final = b"\xd0\x53"
 VERSION: Final = 1

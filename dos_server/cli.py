@@ -26,12 +26,18 @@ import trio
 import typer
 
 from dos_monitoring import HealthServer, LogChoice, begin_logs
-from dos_protocol.addresses import address_text, is_loopback, parse_listen
+from dos_protocol.arguments import (
+    address_text,
+    is_loopback,
+    parse_listen,
+    parse_rate,
+    parse_span,
+    refuse_weak,
+    token_in,
+)
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.limits import MIB
 from dos_protocol.names import id_text
-from dos_protocol.quantities import parse_rate, parse_span
-from dos_protocol.tokens import refuse_weak, token_in
 from dos_server import audit
 from dos_server.allocator import keep_large_blocks
 from dos_server.core.failures import DiskFailure

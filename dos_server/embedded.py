@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from dos_protocol.addresses import address_text
+from dos_protocol.arguments import address_text
 from dos_protocol.names import id_text
 from dos_server.core.scrub import NO_SCRUB, ScrubPlan
 from dos_server.disk import RealDisk

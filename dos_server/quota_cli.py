@@ -21,8 +21,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dos_protocol.arguments import parse_bytes
 from dos_protocol.errors import LocalProtocolError
-from dos_protocol.quantities import parse_bytes
 from dos_server.core.quota_file import (
     QUOTA_FILE_VERSION,
     Quota,

@@ -26,8 +26,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dos_protocol.arguments import parse_span
 from dos_protocol.errors import LocalProtocolError
-from dos_protocol.quantities import parse_span
 from dos_server.core.access import (
     FILE_VERSION,
     Grant,

@@ -36,7 +36,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dos_protocol.addresses import bare_host
+from dos_protocol.arguments import bare_host
 from dos_protocol.errors import BadNameError, DosError, ForbiddenError, LocalProtocolError, NotFoundError
 from dos_protocol.names import check_name
 from dos_ui.browsing import directory_rows, objects_of, records_of, state_of

@@ -7,9 +7,8 @@ import trio
 import typer
 
 from dos_client.cli.kit import REFUSED, StoreUrl, TokenFile, fail, parsed_url, read_token, run, warn
-from dos_protocol.addresses import is_loopback, parse_listen
+from dos_protocol.arguments import is_loopback, parse_listen, refuse_weak
 from dos_protocol.errors import LocalProtocolError
-from dos_protocol.tokens import refuse_weak
 from dos_tls import TlsSettings, expiry_problem, tls_of_environment
 
 _PORT = 4050

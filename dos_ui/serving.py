@@ -13,7 +13,7 @@ from hypercorn.config import Config
 from hypercorn.trio import serve
 
 from dos_client.tasks import background_tasks
-from dos_protocol.addresses import address_text
+from dos_protocol.arguments import address_text
 from dos_tls import TlsSettings
 from dos_tls.authority import facts
 from dos_ui.app import PageKey, make_app

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dos_protocol.extras import EXTRA_OF
+from dos_protocol.lazy_names import EXTRA_OF
 
 ROOT = Path(__file__).parent.parent
 

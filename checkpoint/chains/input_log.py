@@ -46,13 +46,7 @@ from checkpoint.core.inputs import (
 from checkpoint.errors import InputClosedError
 from checkpoint.runtime import wall_time_ms
 from dos_client import Claim, QuorumUnavailableError, Store, backoff_s, randomness
-from dos_protocol.errors import (
-    BrokenConnectionError,
-    ClosedError,
-    DosError,
-    FencedError,
-    LocalProtocolError,
-)
+from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, FencedError, LocalProtocolError
 from journal import (
     ChainState,
     ChainWriter,

@@ -27,9 +27,9 @@ from dos_client.cli.kit import REFUSED, TokenFile, fail, print_table, read_token
 from dos_client.cli.settings import contexts_path, read_contexts, read_settings, settings_path
 from dos_client.errors import ConfigurationError
 from dos_client.redacting import REMOVED, Redactor, names_secret, secrets_in
+from dos_protocol.arguments import token_in
 from dos_protocol.errors import DosError
-from dos_protocol.extras import DISTRIBUTION, EXTRA_OF
-from dos_protocol.tokens import token_in
+from dos_protocol.lazy_names import DISTRIBUTION, EXTRA_OF
 
 FORMAT: Final = "dos-support-bundle"
 VERSION: Final = 1

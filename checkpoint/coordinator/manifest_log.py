@@ -43,7 +43,7 @@ from checkpoint.core.region import coordinator_directory
 from checkpoint.core.retention import Rolling, keep
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.errors import ClosedError, DosError, FencedError, StaleGenerationError
-from dos_protocol.vocabulary import ObjectInfo
+from dos_protocol.messages import ObjectInfo
 from journal import (
     ChainWriter,
     NotEnoughAnswersError,

@@ -13,7 +13,7 @@ from math import inf
 
 from checkpoint import limits
 from checkpoint.core.roster import Worker
-from dos_protocol.addresses import is_loopback
+from dos_protocol.arguments import is_loopback
 
 
 class Placement:

@@ -27,7 +27,7 @@ from checkpoint.core.request_records import QueueItem, RecordReader, Skipped
 from dos_client import Claim, ObjectWriter, Store, backoff_s, randomness, repair_store
 from dos_protocol.errors import FencedError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
-from dos_protocol.vocabulary import ObjectInfo
+from dos_protocol.messages import ObjectInfo
 
 _NAME: Final = re.compile(r"[0-9a-f]{16}")
 

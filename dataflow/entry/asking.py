@@ -17,7 +17,7 @@ from dataflow.core.entry_messages import (
     message_frame,
     part_frame,
 )
-from dos_protocol.addresses import parse_listen
+from dos_protocol.arguments import parse_listen
 from dos_protocol.errors import BrokenConnectionError
 
 

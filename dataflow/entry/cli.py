@@ -34,7 +34,7 @@ from dos_client.cli.kit import (
     run,
     warn,
 )
-from dos_protocol.addresses import address_text
+from dos_protocol.arguments import address_text
 from dos_protocol.errors import DosError
 
 if TYPE_CHECKING:

@@ -30,13 +30,7 @@ from dataflow.core.entry_messages import (
 )
 from dataflow.entry.asking import EntryLink, OtherEntryPointError
 from dos_client import backoff_s, randomness
-from dos_protocol.errors import (
-    BrokenConnectionError,
-    DosError,
-    FencedError,
-    LocalProtocolError,
-    errors_in,
-)
+from dos_protocol.errors import BrokenConnectionError, DosError, FencedError, LocalProtocolError, errors_in
 from journal import LostBytesError
 
 logger = logging.getLogger("dos.dataflow")

@@ -15,7 +15,7 @@ import pyarrow as pa
 from checkpoint.key_hash import hash_keys
 from dataflow.state.accumulators import Accumulator, present
 from dataflow.state.columns import Slots
-from dos_protocol.extras import MissingExtraError, install_command
+from dos_protocol.lazy_names import MissingExtraError, install_command
 
 
 def sketch_library() -> Any:

@@ -45,8 +45,8 @@ from dos_client.writing.claim import Claim
 from dos_client.writing.resuming import resume
 from dos_protocol.errors import DosError
 from dos_protocol.limits import payload_bytes_max, u64_max
+from dos_protocol.messages import ObjectInfo, StatResult
 from dos_protocol.names import id_text
-from dos_protocol.vocabulary import ObjectInfo, StatResult
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Objects on DOS servers.")
 store_app = typer.Typer(

@@ -34,8 +34,8 @@ from dos_client.repair.verifying import (
 )
 from dos_client.store import open_store
 from dos_client.urls import parse_url
+from dos_protocol.arguments import parse_rate
 from dos_protocol.names import has_one_writer, id_text
-from dos_protocol.quantities import parse_rate
 
 Directories = Annotated[
     list[str] | None,

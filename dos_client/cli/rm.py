@@ -23,8 +23,8 @@ from dos_client.cli.kit import (
     tool_writer_id,
 )
 from dos_client.sessions.connection import Connection, open_connection
+from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import id_text
-from dos_protocol.vocabulary import ObjectInfo
 
 
 def rm(

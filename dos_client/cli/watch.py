@@ -35,9 +35,8 @@ from dos_client.membership.history import now_text
 from dos_client.membership.spares import add_spare, move_member, remove_spare
 from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
 from dos_monitoring import silence_of
-from dos_protocol.addresses import address_text, parse_listen
+from dos_protocol.arguments import address_text, parse_listen, parse_span
 from dos_protocol.names import id_text
-from dos_protocol.quantities import parse_span
 from dos_protocol.store_record import StoreRecord
 
 spare_app = typer.Typer(

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from dos_client.core.quorum import Quorums
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.limits import epoch_jump_max
-from dos_protocol.vocabulary import ObjectInfo
+from dos_protocol.messages import ObjectInfo
 
 
 class ClaimState(Enum):

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import epoch_of_segment
-from dos_protocol.vocabulary import ObjectInfo
 
 
 class CopyState(Enum):

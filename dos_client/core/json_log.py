@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dos_protocol.vocabulary import ObjectInfo
+from dos_protocol.messages import ObjectInfo
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

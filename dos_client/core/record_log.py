@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from dos_client.core.quorum import deciding_record
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.limits import store_record_bytes_max
+from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
-from dos_protocol.vocabulary import ObjectInfo
 
 DIRECTORY = "dos.store"
 _PREFIX = "records."

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Final
 
 from dos_protocol.errors import LocalProtocolError, RemoteProtocolError
-from dos_protocol.vocabulary import ObjectInfo
+from dos_protocol.messages import ObjectInfo
 
 
 class ReplicaState(Enum):

@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from dos_client.core.quorum import Quorums, deciding_record, filled_member, replaced_member, tie_breaker
-from dos_protocol.stamps import DiskStamp
-from dos_protocol.store_record import Member, StoreRecord
+from dos_protocol.store_record import DiskStamp, Member, StoreRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from dos_client.limits import chunk_bytes_max, milestone_bytes
 from dos_protocol.digests import Buffer, PrefixDigest
 from dos_protocol.frames import frame_head
 from dos_protocol.limits import digest_block_bytes, object_bytes_max
-from dos_protocol.messages import encode
-from dos_protocol.vocabulary import Append
+from dos_protocol.messages import Append, encode
 
 APPEND_IDS = 1 << 63
 _TAG_SHIFT = 43

@@ -6,15 +6,15 @@ disk could be replaced by an older copy, and P would not notice.
 Before P receives a newer stamp of A, A must prove that its disk has the stamp that P knows. Otherwise the
 newer stamp would erase the evidence against a disk that went back.
 
-This client is a witness too: it remembers the newest stamp of each member. `dos_protocol.stamps` describes
-stamps, docs/decisions/0211 the reasons for these rules.
+This client is a witness too: it remembers the newest stamp of each member. `dos_protocol.store_record`
+describes stamps, docs/decisions/0211 the reasons for these rules.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from dos_protocol.names import NO_ID
-from dos_protocol.stamps import NO_STAMP, DiskStamp
+from dos_protocol.store_record import NO_STAMP, DiskStamp
 
 OURSELVES: Final = NO_ID
 

@@ -49,9 +49,9 @@ from dos_protocol.errors import (
     RefusedError,
     WrongStoreError,
 )
+from dos_protocol.messages import DirectoryOpened, DurabilityAck, ObjectInfo
 from dos_protocol.names import NO_ID
 from dos_protocol.store_record import Member
-from dos_protocol.vocabulary import DirectoryOpened, DurabilityAck, ObjectInfo
 
 log: Final = logging.getLogger("dos.client")
 

@@ -26,8 +26,7 @@ from dos_client.sessions.discovery import ServerSurvey, find_membership
 from dos_client.store import open_store
 from dos_client.urls import DosUrl
 from dos_protocol.errors import DosError
-from dos_protocol.stamps import DiskStamp, decode_witnessed
-from dos_protocol.store_record import Member, StoreRecord
+from dos_protocol.store_record import DiskStamp, Member, StoreRecord, decode_witnessed
 
 log: Final = logging.getLogger("dos.client")
 

@@ -31,9 +31,9 @@ from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import ServerSurvey, find_membership, send_record
 from dos_protocol.errors import CorruptDataError, CorruptError, DosError, NotFoundError, PastEndError
 from dos_protocol.limits import epoch_jump_max, u64_max
+from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord
-from dos_protocol.vocabulary import ObjectInfo
 
 log: Final = logging.getLogger("dos.client")
 

@@ -26,9 +26,9 @@ from dos_client.sessions.connection import Connection
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import CorruptError, DosError, NotFoundError
 from dos_protocol.limits import digest_block_bytes
+from dos_protocol.messages import StatResult
 from dos_protocol.names import check_name
 from dos_protocol.store_record import Member
-from dos_protocol.vocabulary import StatResult
 
 T = TypeVar("T")
 U = TypeVar("U")

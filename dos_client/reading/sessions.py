@@ -15,15 +15,11 @@ from dos_client.arguments import check_run
 from dos_client.limits import read_bytes_max, reader_sessions_max
 from dos_client.sessions.connection import Connection
 from dos_client.sessions.witnesses import WitnessedStore, open_member_session
-from dos_protocol.errors import (
-    BrokenConnectionError,
-    DosError,
-    StaleGenerationError,
-)
+from dos_protocol.errors import BrokenConnectionError, DosError, StaleGenerationError
 from dos_protocol.limits import payload_bytes_max
+from dos_protocol.messages import DirectoryOpened
 from dos_protocol.names import check_name
 from dos_protocol.store_record import Member
-from dos_protocol.vocabulary import DirectoryOpened
 
 log: Final = logging.getLogger("dos.client")
 

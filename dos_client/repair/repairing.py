@@ -37,8 +37,8 @@ from dos_protocol.errors import (
     SizeMismatchError,
     WouldLoseError,
 )
+from dos_protocol.messages import RepairChunk as RepairChunk
 from dos_protocol.names import check_name, has_one_writer
-from dos_protocol.vocabulary import RepairChunk as RepairChunk
 
 log: Final = logging.getLogger("dos.client")
 

@@ -42,9 +42,9 @@ from dos_protocol.errors import (
     RolledBackError,
     StaleGenerationError,
 )
+from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member
-from dos_protocol.vocabulary import ObjectInfo
 
 log: Final = logging.getLogger("dos.client")
 

@@ -47,10 +47,7 @@ from dos_protocol.errors import (
 )
 from dos_protocol.frames import Frame, FrameDecoder, frame_head
 from dos_protocol.limits import PROTOCOL_VERSION
-from dos_protocol.messages import decode, encode
-from dos_protocol.names import NO_ID
-from dos_protocol.store_record import StoreRecord, decode_store_record
-from dos_protocol.vocabulary import (
+from dos_protocol.messages import (
     Bye,
     DurabilityAck,
     Error,
@@ -61,8 +58,12 @@ from dos_protocol.vocabulary import (
     Ping,
     Quit,
     Welcome,
+    decode,
+    encode,
     refused,
 )
+from dos_protocol.names import NO_ID
+from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_tls import TlsBusyError
 
 log: Final = logging.getLogger("dos.client")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from dos_client.core.quorum import Quorums, refusal_of_token
 from dos_client.errors import DamagedMembersError, QuorumUnavailableError
 from dos_protocol.errors import CorruptError, DosError
+from dos_protocol.messages import DirectoryOpened, ObjectInfo
 from dos_protocol.store_record import Member, StoreRecord
-from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
 
 @dataclass(frozen=True, slots=True)

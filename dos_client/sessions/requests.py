@@ -11,9 +11,7 @@ import trio
 
 from dos_client.limits import answer_timeout_s, delete_timeout_s, repair_timeout_s
 from dos_protocol.errors import DosError, RemoteProtocolError
-from dos_protocol.names import is_name
-from dos_protocol.store_record import StoreRecord, encode_store_record
-from dos_protocol.vocabulary import (
+from dos_protocol.messages import (
     NO_DIGEST,
     ChangeDirectory,
     Configure,
@@ -36,6 +34,8 @@ from dos_protocol.vocabulary import (
     Stat,
     StatResult,
 )
+from dos_protocol.names import is_name
+from dos_protocol.store_record import StoreRecord, encode_store_record
 
 Answer = TypeVar("Answer")
 

@@ -24,10 +24,9 @@ from dos_protocol.errors import (
     RemoteProtocolError,
     RolledBackError,
 )
+from dos_protocol.messages import Stamp, Stamped, Welcome, Witness, Witnessed
 from dos_protocol.names import NO_ID, id_text
-from dos_protocol.stamps import NO_STAMP, DiskStamp, decode_witnessed
-from dos_protocol.store_record import Member, StoreRecord
-from dos_protocol.vocabulary import Stamp, Stamped, Welcome, Witness, Witnessed
+from dos_protocol.store_record import NO_STAMP, DiskStamp, Member, StoreRecord, decode_witnessed
 
 Answer = TypeVar("Answer", Stamped, Witnessed)
 log: Final = logging.getLogger("dos.client")

@@ -41,8 +41,8 @@ from dos_client.writing.object_writer import ObjectWriter
 from dos_client.writing.target import WriteTarget
 from dos_client.writing.views import ClaimStore, LinkView
 from dos_protocol.errors import ClosedError, DosError, FencedError, LocalProtocolError, RefusedError
+from dos_protocol.messages import DirectoryOpened, ObjectInfo
 from dos_protocol.names import check_name
-from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
 log: Final = logging.getLogger("dos.client")
 

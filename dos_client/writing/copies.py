@@ -30,7 +30,7 @@ from dos_client.writing.target import WriteTarget
 from dos_client.writing.views import LinkView, ObjectCopy
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import CorruptError, PoisonedError, RefusedError, RemoteProtocolError
-from dos_protocol.vocabulary import DirectoryOpened, DurabilityAck, ObjectInfo
+from dos_protocol.messages import DirectoryOpened, DurabilityAck, ObjectInfo
 
 log: Final = logging.getLogger("dos.client")
 

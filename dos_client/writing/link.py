@@ -44,9 +44,9 @@ from dos_protocol.errors import (
     UnauthorisedError,
     WrongStoreError,
 )
+from dos_protocol.messages import DirectoryOpened
 from dos_protocol.names import NO_ID
 from dos_protocol.store_record import Member
-from dos_protocol.vocabulary import DirectoryOpened
 
 log: Final = logging.getLogger("dos.client")
 

@@ -17,8 +17,8 @@ from dos_client.reading.sessions import ReadableStore
 from dos_client.sessions.connection import Connection
 from dos_client.writing.target import WriteTarget
 from dos_protocol.errors import DosError, FencedError
+from dos_protocol.messages import DirectoryOpened, ObjectInfo
 from dos_protocol.store_record import Member
-from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 
 
 class ObjectCopy:

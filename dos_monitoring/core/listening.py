@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from dos_protocol.addresses import PORT_MAX, address_text, bare_host, is_wildcard
+from dos_protocol.arguments import PORT_MAX, address_text, bare_host, is_wildcard
 
 METRICS_VARIABLE: Final = "DOS_METRICS"
 """The environment variable that a driver reads if its program names no place."""

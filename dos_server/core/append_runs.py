@@ -11,7 +11,7 @@ from typing import Final
 
 from dos_protocol.frames import Frame
 from dos_protocol.limits import object_bytes_max
-from dos_protocol.session_states import SessionState
+from dos_protocol.messages import SessionState
 from dos_server.core.access import Right
 from dos_server.core.append_checks import refuses_session
 from dos_server.core.session import Session

@@ -8,8 +8,8 @@ from functools import partial
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
+from dos_protocol.messages import SessionEvent, SessionState
 from dos_protocol.names import id_text
-from dos_protocol.session_states import SessionEvent, SessionState
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import Claimant, DirectoryState, LoadState, Opening
 from dos_server.core.name_table import ObjectTable

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from dos_protocol.session_states import SessionState
+from dos_protocol.messages import SessionState
 from dos_server.core.directory_state import LoadState
 from dos_server.core.quotas import QuotaGauge
 from dos_server.core.tables import Tables

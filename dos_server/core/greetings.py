@@ -11,10 +11,9 @@ from msgspec import structs
 from dos_protocol import limits as wire
 from dos_protocol import messages as m
 from dos_protocol.errors import CorruptDataError, ErrorCode
+from dos_protocol.messages import SessionEvent, SessionState
 from dos_protocol.names import NO_ID, id_text
-from dos_protocol.session_states import SessionEvent, SessionState
-from dos_protocol.stamps import encode_witnessed
-from dos_protocol.store_record import StoreRecord, decode_store_record
+from dos_protocol.store_record import StoreRecord, decode_store_record, encode_witnessed
 from dos_server.core import vocabulary as v
 from dos_server.core.attempts import Attempts, HeldRefusal
 from dos_server.core.session import Session

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
+from dos_protocol.messages import SessionState
 from dos_protocol.names import id_text
-from dos_protocol.session_states import SessionState
 from dos_server.core import vocabulary as v
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState

@@ -22,7 +22,7 @@ from typing import Any, Final
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode, RemoteProtocolError
 from dos_protocol.frames import Frame
-from dos_protocol.session_states import SessionState
+from dos_protocol.messages import SessionState
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens, why_forbidden

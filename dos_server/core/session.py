@@ -1,14 +1,14 @@
 """One connection as the core sees it.
 
-The protocol state follows the table in `dos_protocol.session_states`. Only values of one session belong here.
+The protocol state follows the table in `dos_protocol.messages`. Only values of one session belong here.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
 from dos_protocol.frames import Frame
+from dos_protocol.messages import SessionEvent, SessionState, step
 from dos_protocol.names import NO_ID
-from dos_protocol.session_states import SessionEvent, SessionState, step
 from dos_server.core.access import EVERYTHING, Access
 from dos_server.core.object_state import ObjectState
 

@@ -36,7 +36,7 @@ from dos_protocol.digests import digest64
 from dos_protocol.errors import VERDICTS, CorruptDataError, ErrorCode
 from dos_protocol.limits import id_bytes
 from dos_protocol.names import NO_ID, id_text
-from dos_protocol.stamps import NO_STAMP, DiskStamp, decode_witnessed, encode_witnessed
+from dos_protocol.store_record import NO_STAMP, DiskStamp, decode_witnessed, encode_witnessed
 from dos_server.core import vocabulary as v
 from dos_server.core.layout import STAMPS, WITNESSED
 from dos_server.core.session import Session

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from dos_protocol import limits as wire
 from dos_protocol import messages as m
 from dos_protocol.errors import CLOSING, VERDICTS, Blame, ErrorCode
+from dos_protocol.messages import SessionEvent
 from dos_protocol.names import is_name
-from dos_protocol.session_states import SessionEvent
 from dos_protocol.store_record import StoreRecord, decode_store_record
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v

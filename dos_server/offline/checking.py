@@ -16,8 +16,7 @@ from pathlib import Path
 from dos_protocol.errors import VERDICTS, CorruptDataError, ErrorCode, LocalProtocolError
 from dos_protocol.limits import epoch_jump_max, id_bytes
 from dos_protocol.names import id_text, is_name
-from dos_protocol.stamps import NO_STAMP
-from dos_protocol.store_record import decode_store_record
+from dos_protocol.store_record import NO_STAMP, decode_store_record
 from dos_server import side_files, small_files
 from dos_server.core import findings as f
 from dos_server.core import records

@@ -23,9 +23,9 @@ from typing import Final, Self
 
 from dos_protocol.errors import CorruptError, LocalProtocolError, NotFoundError
 from dos_protocol.limits import MIB
+from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import is_name
 from dos_protocol.store_record import Member, StoreRecord, decode_store_record
-from dos_protocol.vocabulary import ObjectInfo
 from dos_server import small_files
 from dos_server.core import findings, records
 from dos_server.core.extent import object_seed

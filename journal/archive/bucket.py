@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
 from dos_client.errors import BadUrlError
-from dos_protocol.extras import missing_extra
+from dos_protocol.lazy_names import missing_extra
 from journal.archive.url import URL_REMEDY, S3Url
 from journal.core.errors import ArchiveNotFoundError, ArchiveRefusedError, ArchiveUnavailableError
 from journal.limits import archive_block_bytes, archive_retry_s, archive_timeout_s, archive_tries_max

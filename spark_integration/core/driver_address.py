@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit
 
-from dos_protocol.addresses import bare_host, is_loopback, is_wildcard
+from dos_protocol.arguments import bare_host, is_loopback, is_wildcard
 from spark_integration.core.slots import SparkMaster
 from spark_integration.errors import InsecureNetworkError, WrongAddressError
 

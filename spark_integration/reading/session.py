@@ -17,8 +17,8 @@ from checkpoint.chains.query_registration import QueryRegistration
 from checkpoint.coordinator.manifest_host import StoreHost
 from dos_client import blocking, randomness
 from dos_client.blocking import BlockingStore
+from dos_protocol.arguments import token_in
 from dos_protocol.errors import LocalProtocolError
-from dos_protocol.tokens import token_in
 from dos_tls import warn_if_open
 from spark_integration import on_executor
 from spark_integration.core.option_texts import StoreOptions, TokenOptions

@@ -26,7 +26,7 @@ from dataflow import (
 )
 from dataflow.errors import OperatorError
 from dataflow.testing import Trial
-from dos_protocol.extras import MissingExtraError
+from dos_protocol.lazy_names import MissingExtraError
 from tests.dataflow.trials import Row, arrangements, multiset, play, play_with_trouble, reordered
 
 SCHEMA = "key string, n bigint, x double, day date, who string"

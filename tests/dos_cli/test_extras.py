@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dos_cli.main import COMMANDS
-from dos_protocol.extras import EXTRA_OF
+from dos_protocol.lazy_names import EXTRA_OF
 from tests.test_architecture import MAY_IMPORT, ROOT, face_of, module_file, tree_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -13,7 +13,7 @@ from dos_client.core.comparing import (
     needed_digests,
 )
 from dos_protocol.digests import prefix_digest
-from dos_protocol.vocabulary import ObjectInfo
+from dos_protocol.messages import ObjectInfo
 
 A, B, C, D, E = (bytes([n]) * 16 for n in range(1, 6))
 Contents = dict[bytes, bytes | None]

@@ -26,8 +26,7 @@ from dos_protocol.errors import (
     WrongStoreError,
 )
 from dos_protocol.frames import FrameDecoder, encode_frame
-from dos_protocol.messages import encode
-from dos_protocol.vocabulary import DurabilityAck, Pong, Welcome
+from dos_protocol.messages import DurabilityAck, Pong, Welcome, encode
 from tests.dos_client.support import ThreadServer, new_writer
 from tests.support.proxy import Way, proxies
 

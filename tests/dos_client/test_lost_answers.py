@@ -9,7 +9,7 @@ import random
 import pytest
 
 from dos_client.core.replica import ReplicaState
-from dos_protocol.vocabulary import DurabilityAck, Opcode
+from dos_protocol.messages import DurabilityAck, Opcode
 from tests.dos_client.support import Threads, claimed_through_proxies, has, until
 from tests.support.proxy import Way
 

@@ -24,8 +24,8 @@ from dos_client.limits import change_beat_s
 from dos_client.membership import history
 from dos_client.membership.record_log import open_record_log
 from dos_protocol.errors import ClosedError, FencedError
+from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import Member, StoreRecord, decode_store_record, encode_store_record
-from dos_protocol.vocabulary import ObjectInfo
 from dos_server.testing import memory_store
 from tests.dos_client.records import member, record, server_id
 

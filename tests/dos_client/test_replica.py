@@ -30,7 +30,7 @@ from dos_client.core.replica import (
 )
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import LocalProtocolError, RemoteProtocolError
-from dos_protocol.vocabulary import ObjectInfo
+from dos_protocol.messages import ObjectInfo
 
 CONTENT = bytes(range(100))
 OPEN, SEALED = ObjectGoal(100, sealed=False), ObjectGoal(100, sealed=True)

@@ -32,7 +32,7 @@ from dos_client.core.replica import (
 )
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import LocalProtocolError, RemoteProtocolError
-from dos_protocol.vocabulary import ObjectInfo
+from dos_protocol.messages import ObjectInfo
 
 
 def may_come_in(event: ReplicaEvent) -> set[ReplicaState]:

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from dos_client import open_store
 from dos_client.core.witnessing import ProveStamp, StoreStamp
 from dos_protocol.errors import RolledBackError
-from dos_protocol.stamps import NO_STAMP, DiskStamp
+from dos_protocol.store_record import NO_STAMP, DiskStamp
 from dos_server.testing import memory_store
 from tests.dos_client.support import new_writer
 

@@ -27,7 +27,7 @@ from dos_client.repair.repairing import RepairOutcome
 from dos_client.repair.verifying import verify_store
 from dos_client.sessions.connection import open_connection
 from dos_protocol.messages import Stamp, Stamped, Witness, Witnessed
-from dos_protocol.stamps import DiskStamp, decode_witnessed
+from dos_protocol.store_record import DiskStamp, decode_witnessed
 from dos_server.core.stamps import decode_history, decode_witnesses, encode_history
 from journal import ChainWriter, EpochUsedTwiceError, Op, Record, inspect_chain, read_records, take_over
 from tests.dos_client.support import (

@@ -17,7 +17,7 @@ from dos_client.live_store import Store
 from dos_client.reading.damage import CopyFault
 from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import prefix_digest
-from dos_protocol.vocabulary import ObjectInfo
+from dos_protocol.messages import ObjectInfo
 from tests.dos_client.support import ThreadServer, caught_up, claimed, damage, has, off, on, until, url_of
 from tests.sim.bugs import planted
 

@@ -30,8 +30,8 @@ from dos_client.core.watching import (
     WatchPolicy,
     decide,
 )
-from dos_protocol.stamps import DiskStamp
 from dos_protocol.store_record import (
+    DiskStamp,
     Member,
     StoreRecord,
     decode_store_record,

@@ -22,8 +22,8 @@ from dos_client.repair.walking import open_walk
 from dos_client.sessions.directory_view import view_of
 from dos_client.store import Store
 from dos_protocol.errors import BrokenConnectionError, ForbiddenError, NotFoundError
+from dos_protocol.messages import DirectoryOpened, ObjectInfo
 from dos_protocol.store_record import Member, StoreRecord
-from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 from dos_server.testing import memory_store
 from journal.core.chain import segments_seen
 from journal.core.read_walk import held_by_quorum

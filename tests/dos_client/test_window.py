@@ -11,8 +11,7 @@ from dos_client.limits import chunk_bytes_max
 from dos_protocol.digests import prefix_digest
 from dos_protocol.frames import FrameDecoder
 from dos_protocol.limits import digest_block_bytes, frame_header_bytes
-from dos_protocol.messages import decode
-from dos_protocol.vocabulary import Append
+from dos_protocol.messages import Append, decode
 
 BLOCK = digest_block_bytes
 sizes = st.one_of(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client.core.witnessing import ProveStamp, StoreStamp, Witnessing
-from dos_protocol.stamps import NO_STAMP, DiskStamp
+from dos_protocol.store_record import NO_STAMP, DiskStamp
 
 A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
 MEMBERS = [A, B, C]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dos_protocol.addresses import address_text, is_loopback, parse_listen
+from dos_protocol.arguments import address_text, is_loopback, parse_listen
 
 
 @pytest.mark.parametrize(

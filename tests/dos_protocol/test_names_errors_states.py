@@ -5,18 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_protocol import errors
-from dos_protocol.errors import (
-    CLOSING,
-    VERDICTS,
-    BadNameError,
-    ErrorCode,
-    FencedError,
-    LocalProtocolError,
-)
-from dos_protocol.messages import Error
+from dos_protocol.errors import CLOSING, VERDICTS, BadNameError, ErrorCode, FencedError, LocalProtocolError
+from dos_protocol.messages import SESSION_TABLE, Error, SessionEvent, SessionState, diagram, refused, step
 from dos_protocol.names import check_name, id_text, parse_id, printable
-from dos_protocol.session_states import SESSION_TABLE, SessionEvent, SessionState, diagram, step
-from dos_protocol.vocabulary import refused
 from tests.dos_protocol.strategies import good_names
 
 HOSTILE = [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dos_protocol.quantities import parse_bytes, parse_rate, parse_span
+from dos_protocol.arguments import parse_bytes, parse_rate, parse_span
 from tests.dos_server.fsck.data_directories import dos
 
 

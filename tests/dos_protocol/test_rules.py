@@ -8,11 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dos_protocol import messages as m
-from dos_protocol.errors import (
-    ErrorCode,
-    LocalProtocolError,
-    RemoteProtocolError,
-)
+from dos_protocol.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from dos_protocol.frames import Frame, FrameDecoder, encode_frame, frame_head
 from dos_protocol.limits import meta_bytes_max, payload_bytes_max
 from dos_protocol.names import check_id

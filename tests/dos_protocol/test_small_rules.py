@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_protocol import errors, limits, vocabulary
+from dos_protocol import errors, limits
 from dos_protocol import messages as m
-from dos_protocol.addresses import address_text, is_loopback
+from dos_protocol.arguments import address_text, is_loopback, refuse_weak, token_in
 from dos_protocol.errors import (
     CLOSING,
     VERDICTS,
@@ -19,11 +19,9 @@ from dos_protocol.errors import (
     RefusedError,
     RemoteProtocolError,
 )
+from dos_protocol.messages import refused
 from dos_protocol.names import check_name, epoch_of_segment, has_one_writer, is_name, parse_id
-from dos_protocol.stamps import DiskStamp, decode_witnessed, encode_witnessed
-from dos_protocol.store_record import default_ack_quorum
-from dos_protocol.tokens import refuse_weak, token_in
-from dos_protocol.vocabulary import refused
+from dos_protocol.store_record import DiskStamp, decode_witnessed, default_ack_quorum, encode_witnessed
 from tests.dos_protocol.strategies import ids, u64
 
 
@@ -193,4 +191,4 @@ def test_messages_have_these_defaults() -> None:
         "Stamp": (0, no_id), "Witness": (0, no_id), "ScrubRequest": (False, 0), "Error": ("", "", 0, b""),
     }  # fmt: skip
     assert m.ObjectInfo.__struct_defaults__ == (0, 0, 0, False, False, False)
-    assert vocabulary.NO_DIGEST == 2**64 - 1
+    assert m.NO_DIGEST == 2**64 - 1

@@ -6,7 +6,7 @@ import pytest
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
-from dos_protocol.stamps import DiskStamp
+from dos_protocol.store_record import DiskStamp
 from dos_server import small_files
 from dos_server.core.stamps import History, decode_history, encode_history
 from dos_server.limits import stamp_seconds

@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 from dos_protocol import messages as m
 from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError, ErrorCode
-from dos_protocol.stamps import NO_STAMP, DiskStamp, decode_witnessed, encode_witnessed
-from dos_protocol.store_record import Member, StoreRecord, encode_store_record
+from dos_protocol.store_record import (
+    NO_STAMP,
+    DiskStamp,
+    Member,
+    StoreRecord,
+    decode_witnessed,
+    encode_store_record,
+    encode_witnessed,
+)
 from dos_server.core.stamps import (
     History,
     decode_history,

@@ -16,13 +16,7 @@ import trio
 from dos_client import connect
 from dos_monitoring.logs import JsonLines
 from dos_protocol import messages as m
-from dos_protocol.errors import (
-    ErrorCode,
-    ForbiddenError,
-    LocalProtocolError,
-    RefusedError,
-    UnauthorisedError,
-)
+from dos_protocol.errors import ErrorCode, ForbiddenError, LocalProtocolError, RefusedError, UnauthorisedError
 from dos_server.core import attempts
 from dos_server.core.access import (
     FILE_VERSION,

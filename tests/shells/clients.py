@@ -22,9 +22,8 @@ from dos_client.writing.claim import Claim
 from dos_protocol.errors import DosError, FencedError
 from dos_protocol.frames import encode_frame
 from dos_protocol.limits import PROTOCOL_VERSION
-from dos_protocol.messages import encode
+from dos_protocol.messages import ChangeDirectory, Get, Hello, encode
 from dos_protocol.names import NO_ID
-from dos_protocol.vocabulary import ChangeDirectory, Get, Hello
 from dos_server.memory.network import here
 from journal import ChainWriter, Op, Record, inspect_chain, take_over
 from journal.core.chain import ChainState

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from dos_client.sessions.connection import Connection, open_connection
 from dos_protocol.errors import DosError
-from dos_protocol.stamps import NO_STAMP, DiskStamp, decode_witnessed
-from dos_protocol.vocabulary import Stamp, Stamped, Witness, Witnessed
+from dos_protocol.messages import Stamp, Stamped, Witness, Witnessed
+from dos_protocol.store_record import NO_STAMP, DiskStamp, decode_witnessed
 from tests.shells.clients import Client
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from dos_client.core.record_log import DIRECTORY
 from dos_protocol import messages as m
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import NO_ID
-from dos_protocol.stamps import NO_STAMP
-from dos_protocol.store_record import StoreRecord, decode_store_record
+from dos_protocol.store_record import NO_STAMP, StoreRecord, decode_store_record
 from dos_server.core import vocabulary as v
 from dos_server.core.records import decode_identity
 from dos_server.core.scrub import ScrubPlan

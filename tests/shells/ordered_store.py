@@ -12,7 +12,7 @@ import trio
 from dos_client.runtime import replace_runtime, runtime
 from dos_protocol.frames import MAGIC
 from dos_protocol.limits import frame_header_bytes
-from dos_protocol.vocabulary import Opcode
+from dos_protocol.messages import Opcode
 from dos_server.memory.host import MemoryHost
 from dos_server.memory.network import MemoryNetwork, MemoryStream, here
 from dos_server.memory.pipes import PipeDirection

@@ -8,9 +8,8 @@ from dos_client import connect
 from dos_client.runtime import ClientStream, runtime
 from dos_protocol.frames import encode_frame
 from dos_protocol.limits import PROTOCOL_VERSION
-from dos_protocol.messages import encode
+from dos_protocol.messages import ChangeDirectory, Get, Hello, encode
 from dos_protocol.names import NO_ID
-from dos_protocol.vocabulary import ChangeDirectory, Get, Hello
 from dos_server.testing import MemoryServer
 
 APPENDS = 4

@@ -7,8 +7,7 @@ from trio.testing import MockClock
 
 from dos_protocol.frames import FrameDecoder
 from dos_protocol.limits import MIB
-from dos_protocol.messages import decode
-from dos_protocol.vocabulary import Data
+from dos_protocol.messages import Data, decode
 from dos_server.testing import memory_server
 from tests.shells.bugs import planted
 from tests.shells.repeated_gets import repeated_gets

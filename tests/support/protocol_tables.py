@@ -13,7 +13,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import digest64, prefix_digest
 from dos_protocol.errors import CLOSING, VERDICTS, ErrorCode
 from dos_protocol.frames import encode_frame
-from dos_protocol.session_states import diagram
+from dos_protocol.messages import diagram
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core.extent import ExtentHeader, encode_header, object_seed
 from dos_server.core.records import ClaimRecord, ObjectMark, encode_claim, encode_mark

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from dos_protocol import messages as m
-from dos_protocol.session_states import SessionEvent
+from dos_protocol.messages import SessionEvent
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens
 from dos_server.core.appends import Appends

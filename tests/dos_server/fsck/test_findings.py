@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from dos_protocol.errors import CorruptDataError
-from dos_protocol.stamps import DiskStamp
-from dos_protocol.store_record import Member, StoreRecord, encode_store_record
+from dos_protocol.store_record import DiskStamp, Member, StoreRecord, encode_store_record
 from dos_server.core import records
 from dos_server.core.extent import AcceptedBytes, build_extents, link_after, object_seed
 from dos_server.core.findings import Severity

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dos_protocol import messages as m
-from dos_protocol.vocabulary import Append
+from dos_protocol.messages import Append
 from dos_server.core import appends
 from dos_server.core import vocabulary as v
 from dos_server.core.append_checks import refuses_append

@@ -4,7 +4,7 @@ from typing import Any
 
 from dos_client.core.claim import ClaimMachine, ClaimState, MemberFenced, MemberLeft
 from dos_client.core.quorum import Quorums
-from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
+from dos_protocol.messages import DirectoryOpened, ObjectInfo
 from journal import ChainWriter
 from journal.core import chain as chain_core
 from journal.core import read_walk, walk

@@ -6,7 +6,7 @@ import errno
 from typing import Any
 
 import dos_server.core.vocabulary as v
-from dos_protocol.session_states import SessionEvent
+from dos_protocol.messages import SessionEvent
 from dos_server import disk, disk_errors, loading, small_files, storage
 from dos_server.core.claims import Claims
 from dos_server.core.directory_state import LoadState

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from dos_protocol.vocabulary import Append
+from dos_protocol.messages import Append
 from dos_server.core import append_checks, append_runs, appends
 from dos_server.core.object_state import ObjectState
 from dos_server.core.version0 import streams, wire

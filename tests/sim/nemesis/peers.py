@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dos_protocol.errors import DosError
 from dos_protocol.limits import epoch_jump_max
-from dos_protocol.vocabulary import Get, List, Stat
+from dos_protocol.messages import Get, List, Stat
 from tests.sim.engine.environment import Process
 from tests.sim.nemesis.fault import Fault
 from tests.sim.store.session import Session

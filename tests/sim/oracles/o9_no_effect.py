@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from dos_protocol.errors import ErrorCode
 from dos_protocol.frames import Frame
-from dos_protocol.messages import decode
-from dos_protocol.vocabulary import Append, Opcode
+from dos_protocol.messages import Append, Opcode, decode
 from tests.sim.oracles.oracle import Oracle
 from tests.sim.oracles.platters import payload_at
 from tests.sim.visitors import LOOSE

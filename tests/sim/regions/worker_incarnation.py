@@ -49,11 +49,7 @@ from dataflow.worker.messages import (
 )
 from dataflow.worker.pulse import RunningOperator
 from dos_client.errors import MissingDataError
-from dos_protocol.errors import (
-    CorruptDataError,
-    DosError,
-    LocalProtocolError,
-)
+from dos_protocol.errors import CorruptDataError, DosError, LocalProtocolError
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError
 from tests.sim.engine.environment import Signal, Task
 from tests.sim.history import ViolationError

@@ -30,8 +30,8 @@ from dos_client.core.window import SendWindow
 from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_client.limits import answer_timeout_s, answers_grace_s, read_timeout_s
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError, FencedError
+from dos_protocol.messages import DirectoryOpened, ObjectInfo
 from dos_protocol.store_record import StoreRecord
-from dos_protocol.vocabulary import DirectoryOpened, ObjectInfo
 from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network
 from tests.sim.store.member import Link

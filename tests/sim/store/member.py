@@ -40,8 +40,8 @@ from dos_protocol.errors import (
     RemoteProtocolError,
     UnsupportedError,
 )
+from dos_protocol.messages import Append, Delete, Deleted, DirectoryOpened, DurabilityAck, ObjectInfo
 from dos_protocol.store_record import Member
-from dos_protocol.vocabulary import Append, Delete, Deleted, DirectoryOpened, DurabilityAck, ObjectInfo
 from tests.sim.store.session import Session
 
 if TYPE_CHECKING:

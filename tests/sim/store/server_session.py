@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from dos_protocol import messages as m
 from dos_protocol.frames import Frame
 from dos_protocol.limits import KIB
-from dos_protocol.vocabulary import Opcode
+from dos_protocol.messages import Opcode
 from dos_server.core import vocabulary as v
 from dos_server.core.version0.wire import LENGTH_BYTES, Inlet
 from tests.sim.engine.network import Wire

@@ -11,16 +11,9 @@ from typing import Final
 from dos_client.core.window import tag_of
 from dos_client.limits import connect_timeout_s, silence_broken_s, silence_ping_s
 from dos_client.sessions.requests import Requests
-from dos_protocol.errors import (
-    BrokenConnectionError,
-    DosError,
-    RefusedError,
-    RemoteProtocolError,
-)
+from dos_protocol.errors import BrokenConnectionError, DosError, RefusedError, RemoteProtocolError
 from dos_protocol.frames import Frame
-from dos_protocol.messages import decode, encode
-from dos_protocol.names import NO_ID
-from dos_protocol.vocabulary import (
+from dos_protocol.messages import (
     Append,
     DurabilityAck,
     Error,
@@ -29,8 +22,11 @@ from dos_protocol.vocabulary import (
     Opcode,
     Ping,
     Welcome,
+    decode,
+    encode,
     refused,
 )
+from dos_protocol.names import NO_ID
 from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network, Wire
 

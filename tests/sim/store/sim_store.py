@@ -10,8 +10,8 @@ from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import inspect_timeout_s
 from dos_client.sessions.directory_view import DirectoryView, view_of
 from dos_protocol.errors import BrokenConnectionError, CorruptError, DosError, NotFoundError
+from dos_protocol.messages import DirectoryOpened
 from dos_protocol.store_record import Member, StoreRecord
-from dos_protocol.vocabulary import DirectoryOpened
 from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network
 from tests.sim.store.session import Session

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dos_client.core.window import append_id
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import BrokenConnectionError, NotFoundError, RefusedError
-from dos_protocol.vocabulary import Append, DurabilityAck
+from dos_protocol.messages import Append, DurabilityAck
 from tests.sim.store.session import Session
 from tests.sim.visitors import LOOSE
 from tests.sim.visitors.version0 import NAMES
