@@ -18,7 +18,7 @@ from dos_protocol.errors import RemoteProtocolError
 from dos_protocol.frames import Frame, frame_head
 from dos_protocol.messages import Opcode
 from dos_server import sockets
-from dos_server.core.version0 import wire as wire0
+from dos_server.core.requests import version0_wire as wire0
 from dos_server.inflow import Inflow
 from dos_server.limits import outgoing_bytes_max, shrink_seconds
 from dos_server.outflow import Outflow

@@ -4,7 +4,7 @@ from typing import Any
 
 from dos_server.core.quota_file import Quota
 from dos_server.core.quotas import Quotas
-from dos_server.core.server import ServerCore
+from dos_server.core.server_core import ServerCore
 from dos_server.limits import log_slots
 from dos_server.ports import Ports
 from dos_server.storage import Storage

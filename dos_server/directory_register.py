@@ -18,10 +18,10 @@ from collections.abc import Iterable
 
 from dos_protocol.errors import CorruptDataError
 from dos_server import small_files
-from dos_server.core import records
 from dos_server.core.failures import DiskFailure
+from dos_server.core.files import records
+from dos_server.core.files.records import ObjectMark
 from dos_server.core.layout import DIRECTORIES, OBJECTS
-from dos_server.core.records import ObjectMark
 from dos_server.disk import Disk
 from dos_server.disk_errors import failure_of
 from dos_server.marks import ObjectMarks

@@ -15,7 +15,7 @@ import trio
 
 from dos_protocol.arguments import address_text
 from dos_protocol.names import id_text
-from dos_server.core.scrub import NO_SCRUB, ScrubPlan
+from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
 from dos_server.disk import RealDisk
 from dos_server.figures import ServerFigures
 from dos_server.limits import connections_waiting_max, log_bytes_embedded

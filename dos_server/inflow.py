@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dos_protocol.frames import FrameDecoder
 from dos_protocol.limits import meta_bytes_max, payload_bytes_max
 from dos_server.buffers import BufferAccount
-from dos_server.core.version0 import wire as wire0
+from dos_server.core.requests import version0_wire as wire0
 from dos_server.limits import connection_buffer_bytes, connection_buffer_fair_bytes, hello_bytes_max
 
 

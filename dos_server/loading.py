@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import is_name
 from dos_server import removal, side_files, small_files
-from dos_server.core import findings, records
 from dos_server.core import vocabulary as v
-from dos_server.core.extent import object_seed
+from dos_server.core.files import findings, records
+from dos_server.core.files.extent import object_seed
+from dos_server.core.files.records import NO_CLAIM, ObjectMark
+from dos_server.core.files.recovery import NO_SPACE_LETTER, RecoveryDecision
 from dos_server.core.layout import OBJECTS
-from dos_server.core.records import NO_CLAIM, ObjectMark
-from dos_server.core.recovery import NO_SPACE_LETTER, RecoveryDecision
 from dos_server.core.recovery_scan import RecoveredObject, judge, lost
 from dos_server.directory_register import REMEDY, DirectoryRegister
 from dos_server.disk import Disk

@@ -13,8 +13,8 @@ from typing import Final
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import CorruptDataError
 from dos_server import small_files
-from dos_server.core.group_log.record import HEADER_BYTES
-from dos_server.core.group_log.survey import FoundRecord, RecordPlace, scan_slot
+from dos_server.core.files.log_record import HEADER_BYTES
+from dos_server.core.files.log_replay import FoundRecord, RecordPlace, scan_slot
 from dos_server.disk import Disk
 from dos_server.limits import log_align_bytes, log_slots
 

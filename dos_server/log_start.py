@@ -17,10 +17,19 @@ from typing import Final, NamedTuple
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import CorruptDataError
 from dos_server import removal, side_files, small_files
-from dos_server.core.extent import HeaderFault, decode_header, object_seed
 from dos_server.core.failures import DiskFailure
+from dos_server.core.files.extent import HeaderFault, decode_header, object_seed
+from dos_server.core.files.log_record import HEADER_BYTES, LogEntry, log_seed
+from dos_server.core.files.log_replay import FoundRecord, LogSurvey, RecordPlace, survey, unused_numbers
+from dos_server.core.files.records import (
+    NO_CLAIM,
+    ObjectMark,
+    decode_claim,
+    decode_identity,
+    encode_identity,
+    is_log_in_use,
+)
 from dos_server.core.group_log.life import Life, LogState, decode_life, decode_seen, encode_life
-from dos_server.core.group_log.record import HEADER_BYTES, LogEntry, log_seed
 from dos_server.core.group_log.replay import (
     NO_FILE,
     FileFacts,
@@ -30,17 +39,8 @@ from dos_server.core.group_log.replay import (
     plan_object,
 )
 from dos_server.core.group_log.segments import Segments
-from dos_server.core.group_log.survey import FoundRecord, LogSurvey, RecordPlace, survey, unused_numbers
 from dos_server.core.group_log.tail import LogTail
 from dos_server.core.layout import MEND, OBJECTS, torn_name
-from dos_server.core.records import (
-    NO_CLAIM,
-    ObjectMark,
-    decode_claim,
-    decode_identity,
-    encode_identity,
-    is_log_in_use,
-)
 from dos_server.core.space import reserve_of
 from dos_server.directory_register import DirectoryRegister, check_folder_of_objects, check_register
 from dos_server.disk import Disk, FreeSpace

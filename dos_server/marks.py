@@ -10,9 +10,9 @@ import logging
 import threading
 
 from dos_server import small_files
-from dos_server.core import records
+from dos_server.core.files import records
+from dos_server.core.files.records import ObjectMark
 from dos_server.core.quotas import StoredUsage
-from dos_server.core.records import ObjectMark
 from dos_server.disk import Disk
 from dos_server.limits import mark_bytes
 

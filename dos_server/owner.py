@@ -5,7 +5,7 @@ from typing import Protocol
 from dos_protocol.errors import RemoteProtocolError
 from dos_protocol.frames import Frame
 from dos_server.buffers import BufferAccount, OutgoingAccount
-from dos_server.core.version0 import wire as wire0
+from dos_server.core.requests import version0_wire as wire0
 from dos_server.ports import Rounds
 from dos_server.turns import Turns
 from dos_tls import TlsError

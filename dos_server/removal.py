@@ -16,7 +16,7 @@
 import contextlib
 import logging
 
-from dos_server.core.records import ObjectMark
+from dos_server.core.files.records import ObjectMark
 from dos_server.core.vocabulary import DiskFailure, Removal
 from dos_server.disk import Disk
 from dos_server.disk_errors import failure_of, preceded_sync

@@ -23,8 +23,8 @@ from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.connection import ServerConnection
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens
-from dos_server.core.scrub import NO_SCRUB, ScrubPlan
-from dos_server.core.version0 import wire as wire0
+from dos_server.core.requests import version0_wire as wire0
+from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core_start import start_core
 from dos_server.disk_effects import DiskEffects
 from dos_server.figures import ServerFigures

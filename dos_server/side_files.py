@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from dos_server.core import vocabulary as v
+from dos_server.core.files.recovery import RecoveryDecision
 from dos_server.core.layout import BROKEN, MEND, OBJECTS, torn_name
-from dos_server.core.recovery import RecoveryDecision
 from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.disk import Disk
 from dos_server.limits import in_flight_bytes_max

@@ -29,15 +29,15 @@ from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import NO_ID, is_name
 from dos_protocol.store_record import decode_store_record
 from dos_server import removal, side_files, small_files
-from dos_server.core import records
 from dos_server.core import vocabulary as v
-from dos_server.core.group_log.survey import RecordPlace
+from dos_server.core.files import records
+from dos_server.core.files.log_replay import RecordPlace
+from dos_server.core.files.records import ClaimRecord, ObjectMark
 from dos_server.core.group_log.tail import LogTail
 from dos_server.core.layout import OBJECTS, STAMPS, WITNESSED
 from dos_server.core.quotas import StoredUsage
-from dos_server.core.records import ClaimRecord, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject
-from dos_server.core.stamps import (
+from dos_server.core.requests.stamps import (
     NO_STAMPS,
     StampFiles,
     decode_witnesses,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 
 from dos_server.core import vocabulary as v
-from dos_server.core.extent import object_seed
+from dos_server.core.files.extent import object_seed
+from dos_server.core.files.scan import DamagedExtentError, ReadAt, prefix_fold, read_part
 from dos_server.core.layout import OBJECTS
-from dos_server.core.scan import DamagedExtentError, ReadAt, prefix_fold, read_part
 from dos_server.core.scrub_reads import ScrubRead, ScrubReadDone
 from dos_server.core.verify import verify_part
 from dos_server.disk import Disk

@@ -14,7 +14,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import VERDICTS, ErrorCode
 from dos_protocol.frames import encode_frame
-from dos_server.core.version0 import wire as wire0
+from dos_server.core.requests import version0_wire as wire0
 from dos_server.ports import Socket
 from dos_tls import (
     BUSY_ALERT,

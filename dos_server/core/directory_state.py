@@ -17,8 +17,8 @@ from typing import NamedTuple
 from dos_protocol.limits import epoch_jump_max
 from dos_protocol.messages import ChangeDirectory
 from dos_protocol.names import id_text
+from dos_server.core.files.records import NO_CLAIM, ClaimRecord
 from dos_server.core.name_table import ObjectTable
-from dos_server.core.records import NO_CLAIM, ClaimRecord
 from dos_server.core.session import Session
 
 

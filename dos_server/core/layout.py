@@ -1,7 +1,7 @@
 """The names in a data directory: files of the server, leftovers, and unknown files.
 
     identity, store, lock       see `dos_server.storage`
-    stamps, witnessed           see `dos_server.core.stamps`
+    stamps, witnessed           see `dos_server.core.requests.stamps`
     directories                 see `dos_server.directory_register`
     d/DIR/OBJECT                extents
     d/DIR/.claim, .marks        the claim; lower bounds of the synced sizes

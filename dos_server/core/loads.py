@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from dos_server.core.records import ClaimRecord
+from dos_server.core.files.records import ClaimRecord
 from dos_server.core.recovery_scan import RecoveredObject
 
 

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from dos_protocol.digests import Buffer
 from dos_server.core import vocabulary as v
-from dos_server.core.group_log.record import EntryKind, LogEntry, entry_bytes
+from dos_server.core.files.log_record import EntryKind, LogEntry, entry_bytes
+from dos_server.core.files.records import ClaimRecord, encode_claim
 from dos_server.core.group_log.segments import Key
 from dos_server.core.group_log.tail import LogTail
 from dos_server.core.object_state import ObjectState
-from dos_server.core.records import ClaimRecord, encode_claim
 from dos_server.limits import (
     log_content_bytes_max,
     log_direct_seconds,

@@ -25,10 +25,10 @@ from typing import Final
 
 from dos_protocol.digests import Buffer, PrefixDigest
 from dos_protocol.messages import ObjectInfo
-from dos_server.core.extent import AcceptedBytes, build_extents, link_after, object_seed
+from dos_server.core.files.extent import AcceptedBytes, build_extents, link_after, object_seed
+from dos_server.core.files.records import ObjectMark
 from dos_server.core.index import SparseIndex
 from dos_server.core.pending import PendingAppend, WriteBatch
-from dos_server.core.records import ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.vocabulary import Sync, Write
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max, log_small_bytes_max

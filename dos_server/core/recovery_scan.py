@@ -11,10 +11,9 @@ from typing import Final, NamedTuple
 
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.limits import KIB
-from dos_server.core.extent import MAGIC, HeaderFault, decode_header, steps_in
-from dos_server.core.index import SparseIndex
-from dos_server.core.records import ObjectMark
-from dos_server.core.recovery import (
+from dos_server.core.files.extent import MAGIC, HeaderFault, decode_header, steps_in
+from dos_server.core.files.records import ObjectMark
+from dos_server.core.files.recovery import (
     NO_SPACE_LETTER,
     ROTTEN_CASE,
     ExtentFacts,
@@ -23,7 +22,7 @@ from dos_server.core.recovery import (
     TailDamage,
     decide,
 )
-from dos_server.core.scan import (
+from dos_server.core.files.scan import (
     CONTENT_WINDOW_BYTES,
     DamagedExtentError,
     LocatedExtent,
@@ -33,6 +32,7 @@ from dos_server.core.scan import (
     payload_of,
     prefix_fold,
 )
+from dos_server.core.index import SparseIndex
 from dos_server.limits import extent_header_bytes
 
 SECTOR_BYTES: Final = 512

@@ -5,7 +5,7 @@ Pure: sizes, digests and extents of one new copy. `repairs` decides whether it m
 
 from dos_protocol.digests import Buffer, PrefixDigest
 from dos_protocol.messages import RepairChunk as Request
-from dos_server.core.extent import AcceptedBytes, build_extents, link_after, object_seed
+from dos_server.core.files.extent import AcceptedBytes, build_extents, link_after, object_seed
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
 

@@ -16,7 +16,7 @@ from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens
 from dos_server.core.attempts import Seldom
 from dos_server.core.directory_state import DirectoryState, LoadState
-from dos_server.core.extent import fresh_root
+from dos_server.core.files.extent import fresh_root
 from dos_server.core.in_flight import InFlight
 from dos_server.core.logged import GroupLog
 from dos_server.core.name_table import NameTable

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
-from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
 from dos_server.core.object_state import ObjectState
+from dos_server.core.requests.claims import Claims
 from dos_server.core.space import cost
 from dos_server.core.tables import Tables
 from dos_server.limits import tail_tries_seconds_max, tail_tries_seconds_min

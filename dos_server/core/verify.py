@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.limits import digest_block_bytes
-from dos_server.core.extent import HeaderFault
-from dos_server.core.scan import DamagedExtentError, ReadAt, ReadWindow, locate, payload_of
+from dos_server.core.files.extent import HeaderFault
+from dos_server.core.files.scan import DamagedExtentError, ReadAt, ReadWindow, locate, payload_of
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 
 part_bytes_min = extent_header_bytes + extent_payload_bytes_max

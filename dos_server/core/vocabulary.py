@@ -20,6 +20,7 @@ from dos_server.core.copies import RepairWritten as RepairWritten
 from dos_server.core.copies import WriteRepair as WriteRepair
 from dos_server.core.failures import DiskFailure as DiskFailure
 from dos_server.core.failures import Removal as Removal
+from dos_server.core.files.records import ClaimRecord, ObjectMark
 from dos_server.core.loads import DirectoriesLost as DirectoriesLost
 from dos_server.core.loads import DirectoryLoaded as DirectoryLoaded
 from dos_server.core.loads import ForgetDirectory as ForgetDirectory
@@ -31,7 +32,6 @@ from dos_server.core.readings import GotData as GotData
 from dos_server.core.readings import GotDigest as GotDigest
 from dos_server.core.readings import ReadData as ReadData
 from dos_server.core.readings import ReadDigest as ReadDigest
-from dos_server.core.records import ClaimRecord, ObjectMark
 
 # --- Events: what the shell reports to the core ---
 

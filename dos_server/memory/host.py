@@ -12,7 +12,7 @@ import trio
 
 from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord, encode_store_record
-from dos_server.core.scrub import NO_SCRUB, ScrubPlan
+from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
 from dos_server.memory.disk import MemoryDisk
 from dos_server.memory.ports import MemoryPorts
 from dos_server.ports import Listener

@@ -19,8 +19,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dos_server.core.findings import Finding, Severity
-from dos_server.offline.checking import Check, CheckReport, NotCheckedError
+from dos_server.core.files.findings import Finding, Severity
+from dos_server.offline.fsck import Check, CheckReport, NotCheckedError
 from dos_server.wording import path_argument
 
 DAMAGED = 1

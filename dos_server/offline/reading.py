@@ -27,12 +27,12 @@ from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import is_name
 from dos_protocol.store_record import Member, StoreRecord, decode_store_record
 from dos_server import small_files
-from dos_server.core import findings, records
-from dos_server.core.extent import object_seed
+from dos_server.core.files import findings, records
+from dos_server.core.files.extent import object_seed
+from dos_server.core.files.records import NO_CLAIM, ObjectMark
+from dos_server.core.files.scan import DamagedExtentError, ReadAt, ReadWindow, payload_of, walk
 from dos_server.core.layout import OBJECTS
-from dos_server.core.records import NO_CLAIM, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject, judge, lost
-from dos_server.core.scan import DamagedExtentError, ReadAt, ReadWindow, payload_of, walk
 from dos_server.directory_register import check_folder_of_objects, check_register, registered
 from dos_server.disk_errors import is_temporary, proves_damage
 from dos_server.offline.disk import PathSeen

@@ -7,9 +7,9 @@ nothing is synced.
 from pathlib import Path
 
 from dos_protocol.digests import PrefixDigest, digest64
-from dos_server.core.extent import ExtentHeader, encode_header, link_after, object_seed
+from dos_server.core.files.extent import ExtentHeader, encode_header, link_after, object_seed
+from dos_server.core.files.records import ObjectMark, encode_identity, encode_mark
 from dos_server.core.layout import DIRECTORIES, OBJECTS
-from dos_server.core.records import ObjectMark, encode_identity, encode_mark
 
 ROOT = 7
 _PART_EXTENTS = 100_000

@@ -5,8 +5,8 @@ Only whole, verified extents are read; anything else makes the copy unreadable.
 
 from pathlib import Path
 
-from dos_server.core.extent import object_seed
-from dos_server.core.scan import ReadWindow, locate, payload_of
+from dos_server.core.files.extent import object_seed
+from dos_server.core.files.scan import ReadWindow, locate, payload_of
 from dos_server.limits import extent_header_bytes
 
 _AHEAD_BYTES = 1 << 20

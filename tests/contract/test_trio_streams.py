@@ -14,8 +14,8 @@ import trio.testing
 
 from checkpoint.runtime import RealRegionRuntime
 from dos_server.memory.network import MemoryNetwork, here
-from dos_server.memory.streams import open_memory_listeners, open_memory_stream
 from dos_server.memory.timers import MemoryTimers
+from tests.support.memory_streams import open_memory_listeners, open_memory_stream
 
 KINDS = ["tcp", "memory", "memory in pieces", "memory, slow"]
 BACKLOG = 16

@@ -28,7 +28,7 @@ from dos_client.repair.verifying import verify_store
 from dos_client.sessions.connection import open_connection
 from dos_protocol.messages import Stamp, Stamped, Witness, Witnessed
 from dos_protocol.store_record import DiskStamp, decode_witnessed
-from dos_server.core.stamps import decode_history, decode_witnesses, encode_history
+from dos_server.core.requests.stamps import decode_history, decode_witnesses, encode_history
 from journal import ChainWriter, EpochUsedTwiceError, Op, Record, inspect_chain, read_records, take_over
 from tests.dos_client.support import (
     ThreadServer,
@@ -266,7 +266,7 @@ async def restored_while_another_is_away(
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disks are given a new stamp all the time."""
-    monkeypatch.setattr("dos_server.core.stamps.stamp_seconds", 0.1)
+    monkeypatch.setattr("dos_server.core.requests.stamps.stamp_seconds", 0.1)
     monkeypatch.setattr("dos_client.sessions.witnesses.stamp_renewal_s", 0.2)
 
 

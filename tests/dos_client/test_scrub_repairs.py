@@ -14,8 +14,8 @@ import trio
 from dos_client import init_store, open_store
 from dos_client.repair.verifying import verify_store
 from dos_client.sessions.connection import open_connection
-from dos_server.core.findings import Severity
-from dos_server.offline.checking import Check
+from dos_server.core.files.findings import Severity
+from dos_server.offline.fsck import Check
 from tests.dos_client.support import claimed, damage, until, url_of
 from tests.dos_client.test_cli import dos
 from tests.support.servers import ServerProcess

@@ -6,7 +6,7 @@ from dos_protocol import messages as m
 from dos_protocol.arguments import TOKEN_BYTES_MAX, token_in
 from dos_protocol.errors import LocalProtocolError
 from dos_protocol.names import check_id
-from dos_server.core.records import ClaimRecord, ObjectMark, encode_claim, encode_identity, encode_mark
+from dos_server.core.files.records import ClaimRecord, ObjectMark, encode_claim, encode_identity, encode_mark
 
 ANY = {
     "version": 1,

@@ -6,7 +6,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
-from dos_server.core.scrub import NO_SCRUB, ScrubPlan
+from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
 from dos_server.memory.disk import _Folder, _Node
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.fake_disk import FakeDisk

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from dos_protocol.errors import CorruptDataError
-from dos_server.core.records import ClaimRecord, ObjectMark, encode_mark
+from dos_server.core.files.records import ClaimRecord, ObjectMark, encode_mark
 from dos_server.limits import mark_bytes
 from dos_server.marks import ObjectMarks
 from dos_server.storage import Storage

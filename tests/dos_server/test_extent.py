@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dos_protocol.digests import PrefixDigest, digest64, prefix_digest
 from dos_protocol.errors import CorruptDataError
-from dos_server.core import records
-from dos_server.core.extent import (
+from dos_server.core.files import records
+from dos_server.core.files.extent import (
     AcceptedBytes,
     ExtentHeader,
     HeaderFault,

@@ -10,8 +10,8 @@ import pytest
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
-from dos_server.core.extent import object_seed
-from dos_server.core.records import ClaimRecord, encode_claim
+from dos_server.core.files.extent import object_seed
+from dos_server.core.files.records import ClaimRecord, encode_claim
 from dos_server.core.recovery_scan import judge
 from tests.dos_server.core_requests import append
 from tests.dos_server.store_member import LONGER, StoreMember

@@ -10,14 +10,14 @@ import pytest
 from dos_protocol import messages as m
 from dos_protocol.errors import CorruptDataError, ErrorCode, LocalProtocolError
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
-from dos_server.core import extent, records
-from dos_server.core.findings import Severity
-from dos_server.core.group_log import record
+from dos_server.core.files import extent, records
+from dos_server.core.files import log_record as record
+from dos_server.core.files.findings import Severity
 from dos_server.core.group_log.life import Life, LogState, encode_life
-from dos_server.core.stamps import History, encode_history, encode_witnesses
+from dos_server.core.requests.stamps import History, encode_history, encode_witnesses
 from dos_server.core.vocabulary import DirectoriesLost
 from dos_server.limits import log_reserved_bytes, mark_bytes
-from dos_server.offline.checking import Check, NotCheckedError
+from dos_server.offline.fsck import Check, NotCheckedError
 from tests.dos_server.core_requests import append
 from tests.support.core_harness import Harness
 from tests.support.dos_command import dos

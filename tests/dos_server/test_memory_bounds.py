@@ -50,7 +50,7 @@ def test_many_that_waited_are_answered_in_parts_and_none_reads_more_than_it_may(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # EVIDENCE-OF: P-2, P-9, P-10
-    monkeypatch.setattr("dos_server.core.reads.woken_of_event_max", 10)
+    monkeypatch.setattr("dos_server.core.requests.reads.woken_of_event_max", 10)
     server, writer = with_object()
     sessions = [reader(server) for _ in range(4)]
     requests = [
@@ -74,7 +74,7 @@ def test_who_was_woken_and_not_answered_is_notified_that_the_object_was_removed(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     # EVIDENCE-OF: P-2
-    monkeypatch.setattr("dos_server.core.reads.woken_of_event_max", 1)
+    monkeypatch.setattr("dos_server.core.requests.reads.woken_of_event_max", 1)
     server, writer = with_object()
     session = reader(server)
     requests = [server.send(session, m.Get("o", 1, 10, 60_000)) for _ in range(3)]

@@ -8,10 +8,11 @@ import pytest
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
-from dos_server.core import append_runs, appends, claims, quotas, removals, repairs, tables
-from dos_server.core import server as server_module
+from dos_server.core import append_runs, quotas, tables
+from dos_server.core import server_core as server_module
 from dos_server.core.quota_file import Quota
 from dos_server.core.quotas import StoredUsage
+from dos_server.core.requests import appends, claims, removals, repairs
 from dos_server.limits import log_reserved_bytes
 from tests.dos_server import test_quotas
 from tests.dos_server.test_quotas import (

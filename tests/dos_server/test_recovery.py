@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_protocol.digests import PrefixDigest, prefix_digest
-from dos_server.core.extent import AcceptedBytes, build_extents, link_after, object_seed
-from dos_server.core.findings import REPAIR, logged
-from dos_server.core.index import SparseIndex
-from dos_server.core.records import ObjectMark
-from dos_server.core.recovery import (
+from dos_server.core.files.extent import AcceptedBytes, build_extents, link_after, object_seed
+from dos_server.core.files.findings import REPAIR, logged
+from dos_server.core.files.records import ObjectMark
+from dos_server.core.files.recovery import (
     CASES,
     ExtentFacts,
     RecoveryCase,
@@ -23,8 +22,9 @@ from dos_server.core.recovery import (
     TailDamage,
     decide,
 )
+from dos_server.core.files.scan import DamagedExtentError, read_content
+from dos_server.core.index import SparseIndex
 from dos_server.core.recovery_scan import RecoveredObject, recover
-from dos_server.core.scan import DamagedExtentError, read_content
 
 SEED = object_seed("dir", "obj")
 ROOT = 0x0102_0304
@@ -234,7 +234,7 @@ def test_damage_found_while_the_digest_is_resumed_is_quarantined() -> None:
 def test_any_file_with_a_zero_tail_returns_whole_and_digests_any_prefix(
     sizes: list[int], zeros: int, ask: int
 ) -> None:
-    from dos_server.core.scan import prefix_fold
+    from dos_server.core.files.scan import prefix_fold
 
     texts = [bytes([7 * n % 255 + 1]) * size for n, size in enumerate(sizes)]
     content, file = b"".join(texts), b"".join(extents_of(texts)) + bytes(zeros)

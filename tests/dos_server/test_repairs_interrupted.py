@@ -10,7 +10,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
-from dos_server.core.records import decode_marks
+from dos_server.core.files.records import decode_marks
 from tests.dos_server.store_member import (
     CONTENT,
     HELLO,

@@ -12,7 +12,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_server.core import scrub_reads
-from dos_server.core.scrub import ScrubPlan
+from dos_server.core.requests.scrub import ScrubPlan
 from dos_server.core.verify import VerifiedChain, VerifyGoal, beginning
 from dos_server.limits import scrub_part_bytes, scrub_rest_share, scrub_yield_seconds_max
 from tests.dos_server.scrub_rounds import one_round, rounds_of, state_of

@@ -11,7 +11,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_server.core import scrub_reads
 from dos_server.core.object_state import ObjectState
-from dos_server.core.scrub import ScrubPlan
+from dos_server.core.requests.scrub import ScrubPlan
 from tests.dos_server.scrub_rounds import one_round, state_of
 from tests.dos_server.store_member import HELLO, StoreMember
 

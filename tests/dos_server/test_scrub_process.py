@@ -10,8 +10,8 @@ import pytest
 
 from dos_protocol import messages as m
 from dos_protocol.digests import PrefixDigest
-from dos_server.core.findings import Severity
-from dos_server.offline.checking import Check
+from dos_server.core.files.findings import Severity
+from dos_server.offline.fsck import Check
 from tests.support.servers import ServerProcess
 from tests.support.wire import Wire
 

@@ -8,7 +8,7 @@ import pytest
 
 from dos_server import small_files
 from dos_server.core import vocabulary as v
-from dos_server.core.records import ClaimRecord, decode_claim
+from dos_server.core.files.records import ClaimRecord, decode_claim
 from dos_server.storage import Storage
 from tests.dos_server.store_member import PowerCutError, PowerPlug
 from tests.support.core_harness import SERVER_ID, Harness

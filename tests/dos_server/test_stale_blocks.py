@@ -11,9 +11,9 @@ import pytest
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
-from dos_server.core.extent import object_seed
-from dos_server.core.records import decode_marks
-from dos_server.core.scrub import ScrubPlan
+from dos_server.core.files.extent import object_seed
+from dos_server.core.files.records import decode_marks
+from dos_server.core.requests.scrub import ScrubPlan
 from tests.dos_server.core_requests import claimed
 from tests.dos_server.test_recovery import extents_of
 from tests.support.core_harness import Harness

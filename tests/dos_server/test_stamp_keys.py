@@ -8,7 +8,7 @@ from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import DiskStamp
 from dos_server import small_files
-from dos_server.core.stamps import History, decode_history, encode_history
+from dos_server.core.requests.stamps import History, decode_history, encode_history
 from dos_server.limits import stamp_seconds
 from tests.dos_server.test_stamps import HELLO, made_by_a_newer_copy, newest_of, server
 from tests.support.core_harness import SERVER_ID, Harness

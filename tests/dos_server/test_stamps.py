@@ -18,7 +18,7 @@ from dos_protocol.store_record import (
     encode_store_record,
     encode_witnessed,
 )
-from dos_server.core.stamps import (
+from dos_server.core.requests.stamps import (
     History,
     decode_history,
     decode_witnesses,

@@ -9,8 +9,8 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
-from dos_server.core.extent import object_seed
-from dos_server.core.scrub import ScrubPlan
+from dos_server.core.files.extent import object_seed
+from dos_server.core.requests.scrub import ScrubPlan
 from dos_server.disk_errors import failure_of
 from dos_server.limits import again_seconds
 from tests.dos_server.core_requests import append, claimed

@@ -16,7 +16,7 @@ from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode, LocalProtocolError
 from dos_server.disk import RealDisk
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
-from dos_server.offline.checking import Check, NotCheckedError
+from dos_server.offline.fsck import Check, NotCheckedError
 from dos_server.offline.reading import DataDirectory
 from tests.dos_server.core_requests import append
 from tests.support.core_harness import Harness

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from dos_client.cli.kit import read_token
-from dos_server.cli import serve
+from dos_server.serve_cli import serve
 from spark_integration.core.option_texts import StoreOptions
 from spark_integration.errors import BadOptionError
 from spark_integration.reading.session import with_token

@@ -10,8 +10,8 @@ import pytest
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import MIB
-from dos_server.core.extent import object_seed
-from dos_server.core.records import ObjectMark, encode_mark
+from dos_server.core.files.extent import object_seed
+from dos_server.core.files.records import ObjectMark, encode_mark
 from dos_server.limits import space_check_seconds, tail_tries_seconds_max
 from tests.dos_server.core_requests import append
 from tests.dos_server.test_recovery import extents_of

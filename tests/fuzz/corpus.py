@@ -8,9 +8,9 @@ from checkpoint.core import channel_frames as channel
 from dos_protocol import messages as m
 from dos_protocol.frames import encode_frame
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
-from dos_server.core import records
 from dos_server.core.access import FILE_VERSION, Grant, GrantedToken, Right, TokenFile, encode_tokens
-from dos_server.core.extent import ExtentHeader, encode_header
+from dos_server.core.files import records
+from dos_server.core.files.extent import ExtentHeader, encode_header
 from journal.core.record import Record, encode
 from journal.ops import Op
 from tests.fuzz.disk_targets import SEED

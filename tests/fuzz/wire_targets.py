@@ -6,8 +6,8 @@ from typing import Any
 from dos_protocol import messages as m
 from dos_protocol.errors import RemoteProtocolError
 from dos_protocol.frames import Frame, FrameDecoder, encode_frame
+from dos_server.core.requests import version0_wire as v0_wire
 from dos_server.core.version0 import requests as v0
-from dos_server.core.version0 import wire as v0_wire
 from tests.fuzz.fields import HELD_BYTES_MAX, REFUSED_BY_SPEC, Fields, assert_printable, pieces
 from tests.specifications.wire import (
     META_SPECS,

@@ -25,7 +25,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="./run mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"packages: {', '.join(PACKAGES)}\n\nexamples:\n  ./run mutate journal --sample 50\n"
-        "  ./run mutate dos_server/core/claims.py\n  ./run mutate --show 3f2a9c01\n  ./run mutate --recorded",
+        "  ./run mutate dos_server/disk.py\n  ./run mutate --show 3f2a9c01\n  ./run mutate --recorded",
     )  # fmt: skip
     parser.add_argument("what", nargs="*", metavar="PACKAGE|MODULE", help="default: every package")
     parser.add_argument("--sample", type=int, default=50, help="mutants of each package; 0: all (default 50)")

@@ -19,7 +19,7 @@ from dos_client.writing.link import MemberLink
 from dos_server import small_files
 from dos_server.connection import ServerConnection
 from dos_server.core import vocabulary as v
-from dos_server.core.stamps import History, Stamps
+from dos_server.core.requests.stamps import History, Stamps
 from dos_server.disk_effects import DiskEffects
 from dos_server.paced_reads import PacedReads
 from dos_server.server import ObjectServer

@@ -18,9 +18,9 @@ from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import NO_ID
 from dos_protocol.store_record import NO_STAMP, StoreRecord, decode_store_record
 from dos_server.core import vocabulary as v
-from dos_server.core.records import decode_identity
-from dos_server.core.scrub import ScrubPlan
-from dos_server.core.stamps import decode_history, decode_witnesses
+from dos_server.core.files.records import decode_identity
+from dos_server.core.requests.scrub import ScrubPlan
+from dos_server.core.requests.stamps import decode_history, decode_witnesses
 from dos_server.memory.host import MemoryHost
 from dos_server.memory.network import MemoryNetwork
 from dos_server.memory.ports import MemoryPorts

@@ -14,7 +14,7 @@ from dos_client.core.watching import MemberSight
 from dos_client.live_store import Store
 from dos_client.membership import observing, spares
 from dos_client.sessions.discovery import find_membership
-from dos_server.core.stamps import History
+from dos_server.core.requests.stamps import History
 from tests.shells.moved import MovedCluster
 from tests.shells.watched import run_watched
 from tests.sim.bugs.catalogue import Bug, Patch, planted_from

@@ -23,7 +23,7 @@ from checkpoint.core.region_states import PHASES
 from dos_client.core.claim import ClaimState
 from dos_client.core.replica import ReplicaEffect
 from dos_protocol.errors import ErrorCode
-from dos_server.core.recovery import CASES, NO_SPACE_LETTER
+from dos_server.core.files.recovery import CASES, NO_SPACE_LETTER
 from journal.core.read_walk import ReadWalk
 from journal.core.walk import TakeOver
 from journal.core.walk_vocabulary import Effect as WalkEffect

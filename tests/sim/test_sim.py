@@ -7,7 +7,7 @@ from itertools import count, islice
 
 import pytest
 
-from dos_server.core.server import ServerCore
+from dos_server.core.server_core import ServerCore
 from tests.sim import hunt
 from tests.sim.bugs import BUGS
 from tests.sim.campaign import digest_elsewhere, run_batch

@@ -18,8 +18,8 @@ from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens
 from dos_server.core.quota_file import Quota
 from dos_server.core.quotas import Quotas
-from dos_server.core.scrub import NO_SCRUB, ScrubPlan
-from dos_server.core.server import ServerCore
+from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
+from dos_server.core.server_core import ServerCore
 from dos_server.storage import Storage
 from tests.support.fake_disk import FakeDisk
 from tests.support.thread_work import thread_work

@@ -5,7 +5,7 @@ from typing import Final
 
 from dos_protocol.limits import KIB
 from dos_server.core import vocabulary as v
-from dos_server.core.group_log import record as r
+from dos_server.core.files import log_record as r
 from dos_server.limits import log_slots
 
 LOG_SEEDS: Final = 1_000_000_000

@@ -15,8 +15,8 @@ from dos_protocol.errors import CLOSING, VERDICTS, ErrorCode
 from dos_protocol.frames import encode_frame
 from dos_protocol.messages import diagram
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
-from dos_server.core.extent import ExtentHeader, encode_header, object_seed
-from dos_server.core.records import ClaimRecord, ObjectMark, encode_claim, encode_mark
+from dos_server.core.files.extent import ExtentHeader, encode_header, object_seed
+from dos_server.core.files.records import ClaimRecord, ObjectMark, encode_claim, encode_mark
 from dos_server.core.version0.states import diagram as version0_diagram
 from tests.support.object_lives import answers_table
 from tests.support.object_lives import diagram as object_diagram

@@ -20,14 +20,14 @@ from typing import Final, NamedTuple
 
 from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError
-from dos_server.core.group_log.record import (
+from dos_server.core.files.log_record import (
     HEADER_BYTES,
     LogHeaderFault,
     TableError,
     decode_header,
     decode_table,
 )
-from dos_server.core.group_log.survey import SeenRecord
+from dos_server.core.files.log_replay import SeenRecord
 
 _MAGIC: Final = b"\xd0\x4e"
 _BODY: Final = struct.Struct(">2sBBQ16s")

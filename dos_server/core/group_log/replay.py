@@ -22,7 +22,7 @@ Afterwards the mark requires the end of the last entry. Nothing is ever cut here
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dos_server.core.group_log.record import EntryKind, LogEntry
+from dos_server.core.files.log_record import EntryKind, LogEntry
 
 
 class ReplayEntry(NamedTuple):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dos_protocol.digests import Buffer
-from dos_server.core.group_log.record import (
+from dos_server.core.files.log_record import (
     HEADER_BYTES,
     LogEntry,
     LogPlace,

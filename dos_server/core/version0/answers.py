@@ -8,8 +8,8 @@ from typing import Final
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import DirectoryState
 from dos_server.core.object_state import ObjectState
+from dos_server.core.requests import version0_wire as wire
 from dos_server.core.tables import Tables
-from dos_server.core.version0 import wire
 from dos_server.core.version0.session import V0Session
 from dos_server.core.version0.states import V0Event
 

@@ -9,10 +9,10 @@ Each piece is a GET of version 1, with its checks and its back-pressure.
 from dos_protocol import messages as m
 from dos_protocol.limits import payload_bytes_max
 from dos_server.core import vocabulary as v
-from dos_server.core.reads import Reads
+from dos_server.core.requests import version0_wire as wire
+from dos_server.core.requests.reads import Reads
 from dos_server.core.tables import Tables
 from dos_server.core.version0 import requests as r
-from dos_server.core.version0 import wire
 from dos_server.core.version0.answers import V0Answers
 from dos_server.core.version0.session import V0Session
 

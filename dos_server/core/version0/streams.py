@@ -17,11 +17,11 @@ This part handles the course of a stream. `appends` decides the order of writing
 
 from dos_server.core import vocabulary as v
 from dos_server.core.append_checks import refuses_bytes, refuses_session
-from dos_server.core.appends import Appends
 from dos_server.core.object_state import ObjectState
+from dos_server.core.requests import version0_wire as wire
+from dos_server.core.requests.appends import Appends
 from dos_server.core.tables import Tables
 from dos_server.core.version0 import requests as r
-from dos_server.core.version0 import wire
 from dos_server.core.version0.answers import NO_DIRECTORY, V0Answers, read_only
 from dos_server.core.version0.session import V0Session
 from dos_server.core.version0.states import V0Event, V0State

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
-from dos_server.core.findings import Severity
+from dos_server.core.files.findings import Severity
 from dos_server.disk import RealDisk
-from dos_server.offline.checking import Check, CheckReport
+from dos_server.offline.fsck import Check, CheckReport
 from dos_server.storage import Storage
 from tests.support.core_harness import SERVER_ID, Harness
 

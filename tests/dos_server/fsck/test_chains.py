@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from dos_protocol.digests import PrefixDigest
-from dos_server.core.extent import AcceptedBytes, build_extents, link_after, object_seed
-from dos_server.core.records import ObjectMark
+from dos_server.core.files.extent import AcceptedBytes, build_extents, link_after, object_seed
+from dos_server.core.files.records import ObjectMark
+from dos_server.core.files.scan import DamagedExtentError
 from dos_server.core.recovery_scan import judge
-from dos_server.core.scan import DamagedExtentError
 from dos_server.core.verify import VerifiedChain, VerifyGoal, beginning, verify_part
 from dos_server.limits import extent_payload_bytes_max, fsck_part_bytes, fsck_part_extents_max
 

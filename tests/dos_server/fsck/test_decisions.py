@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dos_server.core.findings import Severity
-from dos_server.core.recovery import RecoveryDecision
+from dos_server.core.files.findings import Severity
+from dos_server.core.files.recovery import RecoveryDecision
 from dos_server.limits import mark_bytes
 from dos_server.storage import Storage
 from tests.dos_server.fsck.data_directories import (

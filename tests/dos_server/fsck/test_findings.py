@@ -7,14 +7,14 @@ import pytest
 
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.store_record import DiskStamp, Member, StoreRecord, encode_store_record
-from dos_server.core import records
-from dos_server.core.extent import AcceptedBytes, build_extents, link_after, object_seed
-from dos_server.core.findings import Severity
-from dos_server.core.records import ObjectMark
-from dos_server.core.stamps import decode_history, encode_history, encode_witnesses
+from dos_server.core.files import records
+from dos_server.core.files.extent import AcceptedBytes, build_extents, link_after, object_seed
+from dos_server.core.files.findings import Severity
+from dos_server.core.files.records import ObjectMark
+from dos_server.core.requests.stamps import decode_history, encode_history, encode_witnesses
 from dos_server.disk import RealDisk
 from dos_server.limits import mark_bytes
-from dos_server.offline.checking import Check
+from dos_server.offline.fsck import Check
 from tests.dos_server.fsck.data_directories import (
     CONTENT,
     EDGES,

@@ -10,13 +10,13 @@ import pytest
 import typer
 
 from dos_protocol.digests import PrefixDigest
-from dos_server.core.findings import Finding, Severity
-from dos_server.core.records import ObjectMark
-from dos_server.core.recovery import RecoveryDecision
+from dos_server.core.files.findings import Finding, Severity
+from dos_server.core.files.records import ObjectMark
+from dos_server.core.files.recovery import RecoveryDecision
 from dos_server.core.verify import VerifiedChain
 from dos_server.disk import RealDisk
-from dos_server.offline.checking import Check, NotCheckedError
 from dos_server.offline.cli import fsck
+from dos_server.offline.fsck import Check, NotCheckedError
 from tests.dos_server.fsck.data_directories import (
     EDGES,
     LARGE,
@@ -117,7 +117,7 @@ def test_an_interrupted_command_tells_what_it_found_and_that_it_was_not_all(
     def interrupted(*_: object) -> VerifiedChain:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dos_server.offline.checking.verify_part", interrupted)
+    monkeypatch.setattr("dos_server.offline.fsck.verify_part", interrupted)
     with pytest.raises(typer.Exit) as caught:
         fsck(data, repair=False, as_json=True)
     document = json.loads(capsys.readouterr().out)
@@ -134,9 +134,9 @@ def test_a_server_that_starts_meanwhile_is_noticed(data: Path) -> None:
 
 
 def test_every_row_that_is_not_kept_has_its_words() -> None:
-    from dos_server.core.findings import of_object
+    from dos_server.core.files.findings import of_object
+    from dos_server.core.files.recovery import CASES
     from dos_server.core.index import SparseIndex
-    from dos_server.core.recovery import CASES
     from dos_server.core.recovery_scan import RecoveredObject
 
     rows = [(case.letter, case.decision) for case in CASES] + [("R", RecoveryDecision.QUARANTINE)]

@@ -15,10 +15,10 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import DosError
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
-from dos_server.core.findings import Severity
+from dos_server.core.files.findings import Severity
 from dos_server.disk import RealDisk
 from dos_server.limits import log_reserved_bytes
-from dos_server.offline.checking import Check, NotCheckedError
+from dos_server.offline.fsck import Check, NotCheckedError
 from tests.dos_server.fsck.data_directories import CONTENT, PARTS
 from tests.support.core_harness import SERVER_ID, Harness
 

@@ -5,8 +5,7 @@ The slot has three records: a new object and a claim, bytes of two objects, a re
 
 from pathlib import Path
 
-from dos_server.core.group_log.life import Life, LogState, decode_life, decode_seen, encode_life
-from dos_server.core.group_log.record import (
+from dos_server.core.files.log_record import (
     HEADER_BYTES,
     EntryKind,
     LogEntry,
@@ -15,7 +14,8 @@ from dos_server.core.group_log.record import (
     encode_record,
     log_seed,
 )
-from dos_server.core.group_log.survey import LiveRecord, RecordPlace, scan_slot, survey
+from dos_server.core.files.log_replay import LiveRecord, RecordPlace, scan_slot, survey
+from dos_server.core.group_log.life import Life, LogState, decode_life, decode_seen, encode_life
 
 GOLDEN = Path(__file__).parent / "golden"
 KEY = bytes(range(16))

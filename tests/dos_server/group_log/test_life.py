@@ -3,8 +3,7 @@
 import pytest
 
 from dos_protocol.errors import CorruptDataError
-from dos_server.core.group_log.life import Life, LogState, decode_life, decode_seen, encode_life
-from dos_server.core.group_log.record import (
+from dos_server.core.files.log_record import (
     EntryKind,
     LogEntry,
     LogPlace,
@@ -13,6 +12,7 @@ from dos_server.core.group_log.record import (
     encode_record,
     log_seed,
 )
+from dos_server.core.group_log.life import Life, LogState, decode_life, decode_seen, encode_life
 
 KEY = bytes(range(16))
 SEED = log_seed(KEY)

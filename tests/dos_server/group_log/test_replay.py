@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from dos_server.core.group_log.record import EntryKind, LogEntry
+from dos_server.core.files.log_record import EntryKind, LogEntry
 from dos_server.core.group_log.replay import (
     NO_FILE,
     FileFacts,

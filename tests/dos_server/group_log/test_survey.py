@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_protocol.errors import CorruptDataError
-from dos_server.core.group_log.record import (
+from dos_server.core.files.log_record import (
     EntryKind,
     LogEntry,
     LogHeader,
@@ -19,7 +19,7 @@ from dos_server.core.group_log.record import (
     encode_record,
     log_seed,
 )
-from dos_server.core.group_log.survey import FoundRecord, LogSurvey, SeenRecord, scan_slot, survey
+from dos_server.core.files.log_replay import FoundRecord, LogSurvey, SeenRecord, scan_slot, survey
 
 SLOT_BYTES = 256 * 1024
 SEED = log_seed(b"k" * 16)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dos_protocol.names import is_name
+from dos_server.core.requests import version0_wire as wire
 from dos_server.core.version0 import requests as r
-from dos_server.core.version0 import wire
 from tests.dos_server.version0.frames import framed
 from tests.support.core_harness import Harness
 

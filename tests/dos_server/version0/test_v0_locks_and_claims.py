@@ -3,7 +3,7 @@
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
-from dos_server.core.repairs import refuses as refuses_mending
+from dos_server.core.requests.repairs import refuses as refuses_mending
 from tests.dos_server.version0.streams import reading, streaming, written
 from tests.support.core_harness import Harness
 

@@ -72,7 +72,7 @@ def test_a_get_of_nothing_or_of_damage_ends_the_connection_without_a_word() -> N
 
 
 def test_what_does_not_fit_a_frame_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dos_server.core.version0.wire.REPLY_BYTES_MAX", 4)
+    monkeypatch.setattr("dos_server.core.requests.version0_wire.REPLY_BYTES_MAX", 4)
     server = Harness()
     written(server, "f", b"12345")
     session = server.connect0("dir")

@@ -11,7 +11,7 @@ import trio
 
 from dataflow.worker.identity import Clock
 from dos_server.memory.network import MemoryNetwork, here
-from dos_server.memory.streams import (
+from tests.support.memory_streams import (
     MemoryTcpListener,
     MemoryTcpStream,
     open_memory_listeners,

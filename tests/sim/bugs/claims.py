@@ -4,15 +4,15 @@ from typing import Any
 
 from dos_protocol import messages as m
 from dos_protocol.messages import Append
-from dos_server.core import appends
 from dos_server.core import vocabulary as v
 from dos_server.core.append_checks import refuses_append
-from dos_server.core.appends import Appends
-from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
 from dos_server.core.object_state import ObjectState
 from dos_server.core.pending import AppendRefusal
-from dos_server.core.server import ServerCore
+from dos_server.core.requests import appends
+from dos_server.core.requests.appends import Appends
+from dos_server.core.requests.claims import Claims
+from dos_server.core.server_core import ServerCore
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.storage import Storage

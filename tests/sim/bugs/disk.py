@@ -4,14 +4,15 @@ import errno
 from typing import Any
 
 from dos_server import side_files, small_files
-from dos_server.core import recovery, recovery_scan, scan, scrub_reads, verify
+from dos_server.core import recovery_scan, scrub_reads, verify
 from dos_server.core import vocabulary as v
-from dos_server.core.extent import HeaderFault, decode_header
+from dos_server.core.files import recovery, scan
+from dos_server.core.files.extent import HeaderFault, decode_header
+from dos_server.core.files.records import ObjectMark
+from dos_server.core.files.recovery import RecoveryDecision
 from dos_server.core.layout import OBJECTS
 from dos_server.core.object_state import ObjectState
-from dos_server.core.records import ObjectMark
-from dos_server.core.recovery import RecoveryDecision
-from dos_server.core.scrub import Scrub
+from dos_server.core.requests.scrub import Scrub
 from dos_server.disk import Disk
 from dos_server.limits import extent_header_bytes
 from dos_server.storage import Storage

@@ -6,13 +6,13 @@ from typing import Any
 from dos_protocol.digests import Buffer
 from dos_server import log_start
 from dos_server.core import vocabulary as v
+from dos_server.core.files.log_replay import FoundRecord, LogSurvey
+from dos_server.core.files.records import ClaimRecord
 from dos_server.core.group_log.replay import ObjectPlan, ReplayEntry
 from dos_server.core.group_log.segments import Key, Segments
-from dos_server.core.group_log.survey import FoundRecord, LogSurvey
 from dos_server.core.logged import GroupLog
 from dos_server.core.object_state import ObjectState
-from dos_server.core.records import ClaimRecord
-from dos_server.core.removals import Removals, _remove
+from dos_server.core.requests.removals import Removals, _remove
 from dos_server.disk import Disk
 from dos_server.log_files import LogFiles
 from dos_server.storage import Storage

@@ -13,7 +13,7 @@ from dos_client.writing.target import WriteTarget
 from dos_protocol.names import NO_ID
 from dos_protocol.store_record import StoreRecord
 from dos_server import side_files
-from dos_server.core.greetings import Greetings
+from dos_server.core.requests.greetings import Greetings
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.membership.kind import has_operator

@@ -8,9 +8,9 @@ from typing import Any
 import dos_server.core.vocabulary as v
 from dos_protocol.messages import SessionEvent
 from dos_server import disk, disk_errors, loading, small_files, storage
-from dos_server.core.claims import Claims
 from dos_server.core.directory_state import LoadState
 from dos_server.core.failures import DiskFailure
+from dos_server.core.requests.claims import Claims
 from dos_server.directory_register import DirectoryRegister
 from dos_server.log_files import LogFiles
 from dos_server.storage import Storage

@@ -4,9 +4,11 @@ from functools import partial
 from typing import Any
 
 from dos_protocol.messages import Append
-from dos_server.core import append_checks, append_runs, appends
+from dos_server.core import append_checks, append_runs
 from dos_server.core.object_state import ObjectState
-from dos_server.core.version0 import streams, wire
+from dos_server.core.requests import appends
+from dos_server.core.requests import version0_wire as wire
+from dos_server.core.version0 import streams
 from dos_server.core.version0.streams import V0Streams
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.visitors.crowd import has_visitors

@@ -10,7 +10,7 @@ import re
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from dos_server.core.extent import MAGIC
+from dos_server.core.files.extent import MAGIC
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.nemesis.machines import down_for
 from tests.sim.oracles.platters import payload_at

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dos_protocol.store_record import StoreRecord, claims_needed
-from dos_server.core.extent import object_seed
+from dos_server.core.files.extent import object_seed
 from tests.sim.oracles.oracle import ViolationError
 from tests.sim.oracles.platters import payload_of
 

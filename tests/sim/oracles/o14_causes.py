@@ -14,7 +14,7 @@ from dos_server.limits import log_name_seconds
 from tests.sim.oracles.oracle import Oracle
 
 if TYPE_CHECKING:
-    from dos_server.core.server import ServerCore
+    from dos_server.core.server_core import ServerCore
     from tests.sim.run import Cluster
     from tests.sim.store.machine import Machine
 

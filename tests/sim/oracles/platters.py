@@ -1,7 +1,7 @@
 """Read what is on the platters, up to the first damaged extent, without the server's code for reading."""
 
 from dos_protocol.digests import digest64
-from dos_server.core.extent import HeaderFault, decode_header, object_seed
+from dos_server.core.files.extent import HeaderFault, decode_header, object_seed
 from dos_server.limits import extent_header_bytes
 
 

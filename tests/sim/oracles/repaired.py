@@ -7,7 +7,7 @@ Other oracles ignore what the run itself damaged; this one does not.
 
 from typing import TYPE_CHECKING
 
-from dos_server.core.extent import object_seed
+from dos_server.core.files.extent import object_seed
 from tests.sim.oracles.oracle import ViolationError
 from tests.sim.oracles.platters import whole_of
 from tests.sim.visitors import LOOSE

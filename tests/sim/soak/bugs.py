@@ -16,7 +16,7 @@ from checkpoint.chains.steps_log import StepsLog
 from checkpoint.core.request_handling import RequestHandler
 from checkpoint.requests import queue
 from dataflow.worker.collecting import FloorCollector
-from dos_server.core.removals import Removals
+from dos_server.core.requests.removals import Removals
 from dos_server.open_files import OpenFiles
 from journal import whole_state
 from tests.sim.soak.region import SoakDriver

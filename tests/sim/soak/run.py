@@ -24,7 +24,7 @@ from checkpoint.chains.consumer_register import change_register
 from checkpoint.core import coordinator_state
 from checkpoint.core.consumers import input_register, with_consumer
 from dos_protocol.store_record import Member, StoreRecord
-from dos_server.core import stamps
+from dos_server.core.requests import stamps
 from dos_server.memory.disk import MemoryDisk
 from tests.sim.engine.environment import Environment, Process
 from tests.sim.engine.network import Network, Wire

@@ -12,8 +12,8 @@ from dos_protocol.errors import CorruptDataError
 from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import LoadState
-from dos_server.core.records import decode_marks
-from dos_server.core.scrub import ScrubPlan
+from dos_server.core.files.records import decode_marks
+from dos_server.core.requests.scrub import ScrubPlan
 from dos_server.limits import space_check_seconds
 from dos_server.storage import Storage
 from tests.sim.engine.disk import PowerCutError, SimDisk

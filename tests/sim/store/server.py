@@ -14,7 +14,7 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import decode_store_record
 from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
-from dos_server.core.server import ServerCore
+from dos_server.core.server_core import ServerCore
 from dos_server.limits import log_slots, space_check_seconds
 from dos_server.storage import Storage
 from tests.sim.engine.disk import PowerCutError

@@ -14,7 +14,7 @@ from dos_protocol.frames import Frame
 from dos_protocol.limits import KIB
 from dos_protocol.messages import Opcode
 from dos_server.core import vocabulary as v
-from dos_server.core.version0.wire import LENGTH_BYTES, Inlet
+from dos_server.core.requests.version0_wire import LENGTH_BYTES, Inlet
 from tests.sim.engine.network import Wire
 from tests.sim.visitors import LOOSE
 

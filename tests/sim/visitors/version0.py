@@ -7,7 +7,7 @@ from collections import deque
 from typing import Final
 
 from dos_protocol.errors import BrokenConnectionError, DosError
-from dos_server.core.version0.wire import LENGTH_BYTES, head
+from dos_server.core.requests.version0_wire import LENGTH_BYTES, head
 from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network, Wire
 from tests.sim.visitors import LOOSE

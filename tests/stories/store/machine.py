@@ -2,7 +2,7 @@
 
 from random import Random
 
-from dos_server.core.scrub import ScrubPlan
+from dos_server.core.requests.scrub import ScrubPlan
 from tests.sim.engine.environment import Environment
 from tests.sim.engine.network import Network
 from tests.sim.store.machine import Machine

@@ -41,7 +41,7 @@ from dos_protocol.names import id_text
 from dos_server import audit
 from dos_server.allocator import keep_large_blocks
 from dos_server.core.failures import DiskFailure
-from dos_server.core.scrub import ScrubPlan
+from dos_server.core.requests.scrub import ScrubPlan
 from dos_server.disk_errors import failure_of
 from dos_server.embedded import DataDirectoryInUseError, OpenServer
 from dos_server.figures import ServerFigures, registry_of

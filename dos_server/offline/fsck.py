@@ -18,10 +18,12 @@ from dos_protocol.limits import epoch_jump_max, id_bytes
 from dos_protocol.names import id_text, is_name
 from dos_protocol.store_record import NO_STAMP, decode_store_record
 from dos_server import side_files, small_files
-from dos_server.core import findings as f
-from dos_server.core import records
-from dos_server.core.extent import object_seed
-from dos_server.core.findings import Finding, Severity
+from dos_server.core.files import findings as f
+from dos_server.core.files import records
+from dos_server.core.files.extent import object_seed
+from dos_server.core.files.findings import Finding, Severity
+from dos_server.core.files.records import NO_CLAIM, ObjectMark
+from dos_server.core.files.scan import DamagedExtentError, ReadAt
 from dos_server.core.layout import (
     DIRECTORIES,
     OBJECTS,
@@ -31,10 +33,8 @@ from dos_server.core.layout import (
     entry_of_folder,
     entry_of_root,
 )
-from dos_server.core.records import NO_CLAIM, ObjectMark
 from dos_server.core.recovery_scan import RecoveredObject, judge
-from dos_server.core.scan import DamagedExtentError, ReadAt
-from dos_server.core.stamps import NO_STAMPS, decode_witnesses, history_of
+from dos_server.core.requests.stamps import NO_STAMPS, decode_witnesses, history_of
 from dos_server.core.verify import VerifyGoal, beginning, verify_part
 from dos_server.directory_register import DirectoryRegister
 from dos_server.disk import RealDisk

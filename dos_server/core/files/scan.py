@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from dos_protocol.digests import PrefixDigest, digest64
 from dos_protocol.limits import KIB, digest_block_bytes, payload_bytes_max
-from dos_server.core.extent import ExtentHeader, HeaderFault, decode_linked
+from dos_server.core.files.extent import ExtentHeader, HeaderFault, decode_linked
 from dos_server.core.index import ExtentStart, FoldStarts
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
 

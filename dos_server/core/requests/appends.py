@@ -13,11 +13,11 @@ from dos_protocol.digests import Buffer
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.core.append_checks import refuses_append
-from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
 from dos_server.core.object_state import ObjectState
 from dos_server.core.pending import PendingAppend
-from dos_server.core.reads import Reads
+from dos_server.core.requests.claims import Claims
+from dos_server.core.requests.reads import Reads
 from dos_server.core.session import Session
 from dos_server.core.tables import REFUSALS, Tables
 from dos_server.limits import watermark_seconds_max

@@ -22,11 +22,11 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.messages import SessionState
 from dos_protocol.names import id_text
 from dos_server.core import vocabulary as v
-from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
 from dos_server.core.object_state import ObjectState
 from dos_server.core.pending import AppendRefusal
-from dos_server.core.reads import Reads
+from dos_server.core.requests.claims import Claims
+from dos_server.core.requests.reads import Reads
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 

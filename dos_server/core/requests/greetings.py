@@ -16,8 +16,8 @@ from dos_protocol.names import NO_ID, id_text
 from dos_protocol.store_record import StoreRecord, decode_store_record, encode_witnessed
 from dos_server.core import vocabulary as v
 from dos_server.core.attempts import Attempts, HeldRefusal
+from dos_server.core.requests.stamps import Stamps
 from dos_server.core.session import Session
-from dos_server.core.stamps import Stamps
 from dos_server.core.tables import Tables
 from dos_server.limits import in_flight_bytes_max
 

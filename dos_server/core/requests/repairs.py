@@ -25,12 +25,12 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import object_bytes_max
 from dos_protocol.names import NO_ID
 from dos_server.core import vocabulary as v
-from dos_server.core.claims import Claims
 from dos_server.core.directory_state import DirectoryState
 from dos_server.core.object_state import ObjectState
 from dos_server.core.pending import AppendRefusal
-from dos_server.core.reads import Reads
 from dos_server.core.repair import RepairInProgress
+from dos_server.core.requests.claims import Claims
+from dos_server.core.requests.reads import Reads
 from dos_server.core.session import Session
 from dos_server.core.space import cost
 from dos_server.core.tables import REFUSALS, Tables

@@ -27,24 +27,24 @@ from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens, why_forbidden
 from dos_server.core.append_runs import take_run
-from dos_server.core.appends import Appends
-from dos_server.core.claims import Claims
 from dos_server.core.directory_state import LoadState
 from dos_server.core.gauges import CoreGauges, gauges_of
-from dos_server.core.greetings import Greetings
 from dos_server.core.group_log.tail import LogTail
 from dos_server.core.logged import GroupLog
 from dos_server.core.object_state import ObjectState
 from dos_server.core.quotas import Quotas
-from dos_server.core.reads import Reads
-from dos_server.core.removals import Removals
-from dos_server.core.repairs import Repairs
-from dos_server.core.scrub import NO_SCRUB, Scrub, ScrubPlan
+from dos_server.core.requests.appends import Appends
+from dos_server.core.requests.claims import Claims
+from dos_server.core.requests.greetings import Greetings
+from dos_server.core.requests.reads import Reads
+from dos_server.core.requests.removals import Removals
+from dos_server.core.requests.repairs import Repairs
+from dos_server.core.requests.scrub import NO_SCRUB, Scrub, ScrubPlan
+from dos_server.core.requests.stamps import NO_FILES, StampFiles, Stamps
+from dos_server.core.requests.version0 import V0Service, why_off
 from dos_server.core.session import Session
-from dos_server.core.stamps import NO_FILES, StampFiles, Stamps
 from dos_server.core.tables import Tables
 from dos_server.core.tails import Tails
-from dos_server.core.version0.service import V0Service, why_off
 from dos_server.limits import (
     entries_few,
     reads_queued_of_one_max,

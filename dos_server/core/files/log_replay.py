@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from dos_protocol.errors import CorruptDataError
-from dos_server.core.group_log.record import (
+from dos_server.core.files.log_record import (
     HEADER_BYTES,
     LogEntry,
     LogHeader,
@@ -37,7 +37,7 @@ from dos_server.core.group_log.record import (
     decode_header,
     decode_table,
 )
-from dos_server.core.scan import ReadAt
+from dos_server.core.files.scan import ReadAt
 from dos_server.limits import log_align_bytes
 
 _REMEDY = "replace the server: a repair brings its objects back from the other members"

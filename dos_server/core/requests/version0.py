@@ -21,11 +21,11 @@ from dos_protocol import messages as m
 from dos_protocol.messages import SessionEvent
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens
-from dos_server.core.appends import Appends
-from dos_server.core.claims import Claims
 from dos_server.core.quotas import Quotas
-from dos_server.core.reads import Reads
-from dos_server.core.removals import RemovalOutcome, Removals
+from dos_server.core.requests.appends import Appends
+from dos_server.core.requests.claims import Claims
+from dos_server.core.requests.reads import Reads
+from dos_server.core.requests.removals import RemovalOutcome, Removals
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.core.version0 import requests as r

@@ -27,7 +27,7 @@ from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import DirectoryState, LoadState
 from dos_server.core.object_state import ObjectState
-from dos_server.core.reads import Reads
+from dos_server.core.requests.reads import Reads
 from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.core.verify import VerifyGoal, beginning

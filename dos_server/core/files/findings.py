@@ -1,18 +1,18 @@
 """The texts of what an offline check of a data directory finds: expected, found, meaning, and what to do.
 
 The table of `recovery` and `verify` decide what a file is; only the texts are added here. The letter of a
-finding is that of the row that a start would log. `dos_server.offline.checking` collects the facts.
+finding is that of the row that a start would log. `dos_server.offline.fsck` collects the facts.
 """
 
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Final
 
+from dos_server.core.files.records import ObjectMark
+from dos_server.core.files.recovery import RecoveryDecision
+from dos_server.core.files.scan import DamagedExtentError
 from dos_server.core.layout import Entry, torn_name
-from dos_server.core.records import ObjectMark
-from dos_server.core.recovery import RecoveryDecision
 from dos_server.core.recovery_scan import RecoveredObject
-from dos_server.core.scan import DamagedExtentError
 
 
 class Severity(Enum):
