@@ -21,9 +21,9 @@ from typer.main import get_command, get_group
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("dos_server.serve_cli", "Serve the objects kept in a directory."),
-    "fsck": ("dos_server.offline.cli", "Verify the data directory of a server that does not run."),
+    "fsck": ("dos_server.offline.fsck", "Verify the data directory of a server that does not run."),
     "token": ("dos_server.settings_cli", "Add, list and revoke the tokens of a server, with their rights."),
-    "quota": ("dos_server.quota_cli", "Set, list and remove limits for directories by prefix."),
+    "quota": ("dos_server.settings_cli", "Set, list and remove limits for directories by prefix."),
     "store": ("dos_client.cli.objects", "Create a store of several servers; show, change, repair it."),
     "ls": ("dos_client.cli.objects", "List directories, or the objects of one directory."),
     "get": ("dos_client.cli.objects", "Write an object's committed bytes to standard output."),

@@ -15,24 +15,35 @@ The limit of needed memory is above that of optional memory, so at least one fra
 
 Above its limit a connection waits and is not read. Memory that is returned goes first to connections that
 have delivered, then to the smallest need. While a connection waits, `connection` closes those that hold
-memory and send nothing.
+memory and send nothing. A large buffer is returned when the connection is idle, or when it is empty and
+others wait. Before HELLO is answered no frame may be larger than the small buffer.
 """
 
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Final, Protocol
 
+from dos_protocol.digests import Buffer
+from dos_protocol.frames import FrameDecoder
+from dos_protocol.limits import meta_bytes_max, payload_bytes_max
+from dos_server.core.requests import version0_wire as wire0
 from dos_server.limits import (
     buffers_large_bytes_max,
     buffers_needed_bytes_max,
     buffers_optional_bytes_max,
     buffers_total_bytes_max,
     connection_buffer_bytes,
+    connection_buffer_fair_bytes,
     full_send_seconds_max,
+    hello_bytes_max,
     outgoing_bytes_max,
     outgoing_full_bytes,
     outgoing_pressed_bytes,
     outgoing_total_bytes_max,
     send_seconds_max,
 )
+from dos_server.ports import Socket
 
 
 class BufferWaiter(Protocol):
@@ -125,3 +136,159 @@ class BufferAccount:
                 return
             del self._waiting[waiter]
             waiter.on_room()
+
+
+# --- The receive buffer of one connection ------------------------------------------------------------------
+
+
+class Inflow:
+    """The receive buffer of one connection.
+
+    `inlet` is set once the peer is known to speak version 0. `delivered`: a frame larger than the small
+    buffer was completed. `on_room` is called when a wait for memory may be over.
+    """
+
+    def __init__(self, account: BufferAccount, on_room: Callable[[], None]) -> None:
+        self.decoder = FrameDecoder(copy=False, meta_max=hello_bytes_max, payload_max=hello_bytes_max)
+        self.inlet: wire0.Inlet | None = None
+        self.on_room = on_room
+        self.delivered = False
+        self._account = account
+        self._first_bytes = self._granted_bytes = self.decoder.capacity_grown = self.decoder.capacity
+        self._began = False
+        self._writable_bytes = 0
+        self._filled = False
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that are not passed on yet."""
+        return (self.inlet or self.decoder).buffered
+
+    @property
+    def holds_large_buffer(self) -> bool:
+        """Whether it has a large buffer that holds an incomplete frame."""
+        return self._granted_bytes > self._first_bytes and self.buffered > 0
+
+    @property
+    def lacks_bytes(self) -> int:
+        """Bytes that the incoming frame needs beyond those that were granted."""
+        return max(self.decoder.needed - self._granted_bytes, 0)
+
+    def welcome(self) -> None:
+        """Allow frames of any length that the protocol allows: HELLO was answered."""
+        self.decoder.allow(meta_bytes_max, payload_bytes_max)
+
+    def writable(self) -> memoryview:
+        """Return the free part of the buffer."""
+        view = (self.inlet or self.decoder).writable()
+        self._writable_bytes = len(view)
+        return view
+
+    def wrote(self, count: int) -> bool:
+        """Note that `count` bytes were received. True: they are the first, and the peer speaks version 0."""
+        self._filled = count == self._writable_bytes
+        if self._began:
+            (self.inlet or self.decoder).wrote(count)
+            return False
+        self._began = True
+        first = self.decoder.writable()[:count]
+        if first[0] != wire0.FIRST_BYTE:
+            self.decoder.wrote(count)
+            return False
+        self.inlet = wire0.Inlet(self._first_bytes)
+        self.inlet.receive(first)
+        return True
+
+    def make_room(self) -> bool:
+        """Make room for the next bytes. False: no memory is available now; `on_room` will be called."""
+        inflow = self.inlet or self.decoder
+        filled, self._filled = self._filled, False
+        if self._granted_bytes > self._first_bytes >= self.decoder.needed:
+            self.delivered = True
+        if not inflow.buffered and (self.inlet is None or not filled):
+            if self._account.wanted:
+                self.release()
+            return True
+        have, needed = self._granted_bytes, self.decoder.needed
+        if filled:
+            have = self._account.take_optional(have, connection_buffer_bytes)
+            have = self._account.take_optional(have, connection_buffer_fair_bytes)
+        if needed > have and inflow.buffered == inflow.capacity:
+            have = self._account.need(have, needed, delivered=self.delivered)
+        self._granted_bytes = inflow.capacity_grown = have
+        if needed <= have or inflow.buffered < inflow.capacity:
+            return True
+        self._account.wait(self)
+        return False
+
+    def release(self) -> None:
+        """Shrink to the small buffer if the buffer is empty.
+
+        A frame that has begun keeps what it was granted, even before it fills it, because it will need it.
+        """
+        inflow = self.inlet or self.decoder
+        if inflow.buffered:
+            return
+        inflow.shrink()
+        if inflow.capacity == self._first_bytes:
+            inflow.capacity_grown = self._first_bytes
+            self.end()
+
+    def close(self) -> None:
+        """Release the buffer at once, even if something still refers to the connection."""
+        self.end()
+        self._account.leave(self)
+        self.inlet = None
+        del self.decoder
+
+    def end(self) -> None:
+        """Return everything beyond the small buffer to the account."""
+        count, self._granted_bytes = self._granted_bytes - self._first_bytes, self._first_bytes
+        if count:
+            self._account.release(count)
+
+
+# --- The bytes that wait for one peer ----------------------------------------------------------------------
+
+
+_IOV_MAX: Final = 64
+
+
+class Outflow:
+    """A queue of buffers. `bytes`: how many bytes are in it."""
+
+    def __init__(self, account: OutgoingAccount) -> None:
+        self._account = account
+        self._queue: deque[Buffer] = deque()
+        self.bytes = 0
+
+    def add(self, data: Buffer) -> None:
+        """Queue bytes; not empty."""
+        self._queue.append(data)
+        self._count(len(data))
+
+    def send_some(self, sock: Socket) -> bool:
+        """Send one group of buffers. False: the socket accepted only a part. Raises OSError."""
+        group = list(islice(self._queue, _IOV_MAX))
+        count = sock.sendmsg(group)
+        if count == self.bytes:  # the usual case
+            self.clear()
+            return True
+        complete = count == sum(map(len, group))
+        self._count(-count)
+        while count:
+            first = self._queue.popleft()
+            if count < len(first):
+                self._queue.appendleft(memoryview(first)[count:])
+                break
+            count -= len(first)
+        return complete
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._queue.clear()
+        self._count(-self.bytes)
+
+    def _count(self, more: int) -> None:
+        self.bytes += more
+        self._account.held += more

@@ -8,28 +8,247 @@ frame.
 Only the bytes and time-outs of one peer are handled here. The core decides what a frame means.
 """
 
+import contextlib
 import logging
-from typing import Final
+import resource
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, Protocol
 
 import trio
 
+from dos_protocol import messages as m
 from dos_protocol.digests import Buffer
-from dos_protocol.errors import RemoteProtocolError
-from dos_protocol.frames import Frame, frame_head
+from dos_protocol.errors import VERDICTS, ErrorCode, RemoteProtocolError
+from dos_protocol.frames import Frame, encode_frame, frame_head
 from dos_protocol.messages import Opcode
-from dos_server import sockets
+from dos_server.buffers import BufferAccount, Inflow, Outflow, OutgoingAccount
 from dos_server.core.requests import version0_wire as wire0
-from dos_server.inflow import Inflow
-from dos_server.limits import outgoing_bytes_max, shrink_seconds
-from dos_server.outflow import Outflow
-from dos_server.owner import ConnectionOwner
-from dos_server.ports import Socket
-from dos_server.reading import Fed, FrameClock, ReadingState
+from dos_server.limits import (
+    accepts_of_round_max,
+    descriptors_reserved,
+    directories_loaded_max,
+    frame_seconds_max,
+    hello_seconds_max,
+    linger_seconds,
+    open_files_max,
+    outgoing_bytes_max,
+    shrink_seconds,
+    slow_frame_seconds_max,
+    stalled_seconds_max,
+    version0_silence_seconds_max,
+)
+from dos_server.ports import Listener, Rounds, Socket
 from dos_server.tls_sockets import TlsSocket
-from dos_server.turns import ConnectionCost
+from dos_server.turns import ConnectionCost, Turns
 from dos_tls import TlsError
 
+# --- Sockets -----------------------------------------------------------------------------------------------
+
+
 logger = logging.getLogger("dos.server")
+_SCRATCH_BYTES: Final = 16 * 1024
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+
+
+def descriptors_for_connections() -> int:
+    """Return how many descriptors of this process are left for connections after those for files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    reserved = open_files_max + directories_loaded_max + descriptors_reserved
+    return max(soft - reserved, soft // 4)
+
+
+def accept_some(listener: Listener) -> Iterator[Socket]:
+    """Yield waiting connections, at most as many as one round accepts. Raises OSError."""
+    for _ in range(accepts_of_round_max):
+        try:
+            sock, _ = listener.accept()
+        except BlockingIOError:
+            return
+        prepare_socket(sock)
+        yield sock
+
+
+def prepare_socket(sock: Socket) -> None:
+    """Set the options of a connection that was just accepted."""
+    sock.setblocking(False)  # noqa: FBT003
+    if sock.family in _INTERNET:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def notice_silence(sock: Socket) -> None:
+    """Set keep-alive for version 0: nothing else releases the lock of a client whose machine is gone."""
+    if sock.family in _INTERNET:
+        pause = version0_silence_seconds_max // 4
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        milliseconds = 1000 * version0_silence_seconds_max
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+def reject(sock: Socket, open_now: int) -> None:
+    """Report to a peer that there are too many connections, and close."""
+    report_busy(sock, open_now)
+    sock.close()
+
+
+def report_busy(sock: Socket, open_now: int) -> None:
+    """Report to a peer that there are too many connections, and that it may try again."""
+    text = f"{open_now} connections are open"
+    busy = m.Error(int(ErrorCode.BUSY), text, VERDICTS[ErrorCode.BUSY].remedy)
+    try:
+        sock.send(encode_frame(m.encode(busy)))
+    except OSError:
+        logger.debug("a rejected peer was already gone")
+
+
+async def linger(sock: Socket, readiness: Rounds) -> None:
+    """Read and discard what the peer still sends, for at most `linger_seconds`.
+
+    Closing with unread bytes resets the connection, and the reset can overtake the error that was sent.
+    """
+    with contextlib.suppress(OSError), trio.move_on_after(linger_seconds):
+        sock.shutdown(socket.SHUT_WR)
+        scratch = bytearray(_SCRATCH_BYTES)
+        while True:
+            await readiness.wait_readable(sock)
+            if not sock.recv_into(scratch):
+                return
+
+
+def peer_of(sock: Socket) -> str:
+    """Return the peer's address, for the log."""
+    try:
+        name = sock.getpeername()
+    except OSError:
+        return "a disconnected peer"
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
+
+
+# --- The server, as a connection sees it -------------------------------------------------------------------
+
+
+class Resumable(Protocol):
+    """A connection that is paused."""
+
+    def wanted(self) -> bool:
+        """Whether it may be read again."""
+
+    def resume(self) -> None:
+        """Called when the reason for the pause may be gone."""
+
+
+class ConnectionOwner(Protocol):
+    """The server, as a connection sees it."""
+
+    def received(self, session: int, frame: Frame) -> None:
+        """Accept a whole frame."""
+
+    def received_appends(self, session: int, frames: list[Frame]) -> None:
+        """Accept whole frames, all of them APPEND."""
+
+    readiness: Rounds
+    buffers: BufferAccount
+    outgoing: OutgoingAccount
+    turns: Turns
+    rounds_ended: int
+    """At the end of a round, what its reads have left in the buffers is written."""
+
+    def requested(self, session: int, body: bytes) -> None:
+        """Accept a whole request of version 0."""
+
+    def streamed(self, session: int, data: memoryview) -> None:
+        """Accept bytes to append, of version 0. The view is valid only during the call."""
+
+    def is_streaming(self, session: int) -> bool:
+        """Whether the next bytes, in version 0, are bytes to append."""
+
+    def half_closed(self, session: int) -> None:
+        """Note that the peer sends no more; it may still read."""
+
+    def stalled(self, connection: Resumable) -> None:
+        """Call `resume` of the connection when it may continue."""
+
+    def has_sent(self, session: int) -> None:
+        """Note that the peer has taken answers."""
+
+    def bad_frame(self, session: int, error: RemoteProtocolError) -> None:
+        """Report the error and close: nothing more can be framed on this connection."""
+
+    def bad_request(self, session: int, error: wire0.RequestTooLongError) -> None:
+        """Do the same as `bad_frame`, for version 0."""
+
+    def tls_failed(self, error: TlsError) -> None:
+        """Log why TLS failed on a connection, which closes."""
+
+    def may_read(self, session: int) -> bool:
+        """Whether the core accepts more input."""
+
+    def may_answer(self, session: int, request: Frame | bytes) -> bool:
+        """Whether there is memory for the answer of LIST or CWD (up to 1 MiB), or of a version 0 request."""
+
+    def is_welcome(self, session: int) -> bool:
+        """Whether HELLO was answered."""
+
+
+# --- The state of reading, and the clock of frames ---------------------------------------------------------
+
+
+class Fed(Enum):
+    """How much of the buffered input was passed on."""
+
+    ALL = auto()
+    STALLED = auto()
+    """Back-pressure stopped it."""
+    YIELDED = auto()
+    """The time slice of the connection ended."""
+
+
+class ReadingState(Enum):
+    """Whether a connection is read."""
+
+    ON = auto()
+    PAUSED = auto()
+    ENDED = auto()
+
+
+@dataclass
+class FrameClock:
+    """The times at which the peer connected, last sent bytes, and began the incomplete frame, if any."""
+
+    connected: float
+    last_bytes_at: float = 0.0
+    began: float | None = None
+
+    def watch(self, now: float, *, begun: bool, anew: bool) -> None:
+        """Update the clock of the current frame.
+
+        It runs from the first byte of a frame, also while the frame waits for buffer space, but not while the
+        server does not read for another reason. `anew`: it is another frame than before.
+        """
+        if not begun:
+            self.began = None
+        elif anew or self.began is None:
+            self.began = now
+
+    def is_late(self, now: float, *, welcome: bool) -> bool:
+        """Whether HELLO, or a frame that has begun, was not completed in time."""
+        if self.began is not None and now > self.began + frame_seconds_max:
+            return True
+        return not welcome and now > self.connected + hello_seconds_max
+
+    def blocks_others(self, now: float) -> bool:
+        """Whether the frame makes too little progress to keep buffer space that others wait for."""
+        began = now if self.began is None else self.began
+        return now > self.last_bytes_at + stalled_seconds_max or now > began + slow_frame_seconds_max
+
+
+# --- The connection ----------------------------------------------------------------------------------------
+
 
 _APPEND: Final = int(Opcode.APPEND)
 _LONG_ANSWERS: Final = frozenset({int(Opcode.CHANGE_DIRECTORY), int(Opcode.LIST)})
@@ -44,7 +263,7 @@ class ServerConnection:
 
     def __init__(self, session: int, sock: Socket, owner: ConnectionOwner) -> None:
         self.session = session
-        self.host = sockets.peer_of(sock).rpartition(":")[0]
+        self.host = peer_of(sock).rpartition(":")[0]
         self.reserved_bytes = 0
         self.closing = self.has_more = False
         self._sock = sock
@@ -73,7 +292,7 @@ class ServerConnection:
     @property
     def peer(self) -> str:
         """The peer's address, for the log."""
-        return sockets.peer_of(self._sock)
+        return peer_of(self._sock)
 
     async def run(self) -> None:
         """Serve the peer until it leaves, violates the protocol, or `close` is called. Closes the socket."""
@@ -83,7 +302,7 @@ class ServerConnection:
                 await self._all_read.wait()
                 await self._all_sent.wait()
                 self._stop_watching()
-                await sockets.linger(self._sock, self._owner.readiness)
+                await linger(self._sock, self._owner.readiness)
         finally:
             self.closing = True
             self._end_reading()
@@ -121,7 +340,7 @@ class ServerConnection:
         if self._tls is not None and self._tls.in_handshake:
             self._tls.alert_busy()
         else:
-            sockets.report_busy(self._sock, open_now)
+            report_busy(self._sock, open_now)
         self.abort()
 
     # Reading
@@ -194,7 +413,7 @@ class ServerConnection:
             return
         self._clock.last_bytes_at = self._now()
         if self._inflow.wrote(count):
-            sockets.notice_silence(self._sock)
+            notice_silence(self._sock)
         self._process_input()
 
     def _process_input(self) -> None:

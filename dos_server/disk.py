@@ -4,7 +4,7 @@ A path is relative to the data directory. Its components are separated by slashe
 names, or begins with a dot (files of the server). Symbolic links are never followed, and only regular files
 with exactly one name are opened.
 
-Every method may raise OSError; `disk_errors` decides what an error means. Nothing here retries, and a failed
+Every method may raise OSError; `failure_of` says what an error means. Nothing here retries, and a failed
 `sync` is never retried anywhere. The same tests run on this implementation and on the fault-injecting one.
 """
 
@@ -21,9 +21,70 @@ from threading import Lock
 from typing import Final, NamedTuple, Protocol
 
 from dos_protocol.digests import Buffer
+from dos_server.core.vocabulary import DiskFailure
 from dos_tls import make_durable_folders
 
+# --- The meaning of disk errors. The only such table -------------------------------------------------------
+
+
 logger = logging.getLogger("dos.server")
+
+_MEANING: Final = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), DiskFailure.NO_SPACE),
+    # no free descriptor, no memory, a signal
+    **dict.fromkeys(
+        (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR), DiskFailure.TEMPORARY
+    ),
+    # a missing permission, which a person can restore; a file server that does not answer now
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.ESTALE), DiskFailure.TEMPORARY),
+}
+"""Every other error is the disk's: FAILED."""
+
+_BEFORE_SYNC: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM})
+"""Errors that opening a folder can raise and syncing it cannot."""
+
+
+_DAMAGE_AT_OPEN: Final = frozenset(
+    {
+        *(errno.EIO, errno.ENXIO, errno.ENODEV, errno.EBADMSG, errno.ENODATA),
+        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+        getattr(errno, "EUCLEAN", errno.EIO),  # Linux: the file system is damaged
+    }
+)
+"""Errors of an open that say something about the file. Any other one is of the system or of its settings."""
+
+
+def proves_damage(error: OSError) -> bool:
+    """Whether an error that was raised when a file was opened says that the file is lost or damaged."""
+    return error.errno in _DAMAGE_AT_OPEN
+
+
+def failure_of(error: OSError) -> DiskFailure:
+    """Return what a disk error means for the core."""
+    return _MEANING.get(error.errno or 0, DiskFailure.FAILED)
+
+
+def is_temporary(error: OSError) -> bool:
+    """Whether an error proves no damage and ends with its cause: the next try may succeed."""
+    return failure_of(error) is DiskFailure.TEMPORARY
+
+
+def preceded_sync(error: OSError) -> bool:
+    """Whether a folder was not even opened for its sync. Such a sync may be retried; a failed one never."""
+    return error.errno in _BEFORE_SYNC
+
+
+@contextlib.contextmanager
+def log_errors(what: str) -> Iterator[None]:
+    """Log disk errors and suppress them, for work that no guarantee depends on."""
+    try:
+        yield
+    except OSError as error:
+        logger.warning("%s: %s", what, error)
+
+
+# --- The disk ----------------------------------------------------------------------------------------------
+
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -335,3 +396,43 @@ def _drop_cached(handle: int, start: int, length: int) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
+
+
+def path_argument(text: str) -> Path:
+    """Return the path given to a command.
+
+    Raises ValueError for an empty one, which would mean the working directory: an unset variable in a script
+    must not select that.
+    """
+    if not text:
+        raise ValueError("the path is empty: give a directory, or . for the working directory")
+    return Path(text)
+
+
+# --- Small files, replaced whole: after a crash one is the old or the new, never a mixture ------------------
+
+
+def read_file(disk: Disk, path: str) -> bytes | None:
+    """Return the content of a file; None if there is none."""
+    try:
+        handle = disk.open(path, create=False)
+    except FileNotFoundError:
+        return None
+    try:
+        return disk.read(handle, 0, disk.size(handle))
+    finally:
+        disk.close(handle)
+
+
+def replace_file(disk: Disk, folder: str, name: str, data: bytes) -> None:
+    """Replace a file atomically: temporary file, write, sync, rename, sync of the folder."""
+    temporary = f".{name}.new" if not name.startswith(".") else f"{name}.new"
+    handle = disk.open(f"{folder}/{temporary}" if folder else temporary, create=True)
+    try:
+        disk.cut(handle, 0)
+        disk.write(handle, 0, [data])
+        disk.sync(handle)  # before the rename: a crash must never leave an empty file under the final name
+    finally:
+        disk.close(handle)
+    disk.rename(folder, temporary, name)
+    disk.sync_folder(folder)

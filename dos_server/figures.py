@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
-from dos_server.core.gauges import CoreGauges
+from dos_server.core.server_core import CoreGauges
 
 _SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """The upper bounds of the histogram of syncs."""

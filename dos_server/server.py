@@ -2,46 +2,559 @@
 
 Effects are performed in the order in which the core returns them; each result is fed back as an event.
 Writes go to the page cache from the event loop while the disk is fast: a write is a memory copy, and the
-payload is still in its receive buffer (`writes`, docs/decisions/0001). Syncs, claims, loads and reads run in
+payload is still in its receive buffer (docs/decisions/0001). Syncs, claims, loads and reads run in
 threads with a limit per kind.
 """
 
+import json
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Container, Mapping
 from functools import partial
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from typing import Any, Final
 
 import trio
 
+from dos_monitoring.logs import time_of
 from dos_protocol import messages as m
 from dos_protocol.errors import VERDICTS, RemoteProtocolError
 from dos_protocol.frames import IS_TLS, Frame
-from dos_server.accepting import ConnectionGate
-from dos_server.audit import note_audit
+from dos_protocol.names import id_text
+from dos_protocol.store_record import decode_store_record
+from dos_server import limits
 from dos_server.buffers import BufferAccount, OutgoingAccount
-from dos_server.connection import ServerConnection
+from dos_server.connection import (
+    Resumable,
+    ServerConnection,
+    accept_some,
+    descriptors_for_connections,
+    peer_of,
+    reject,
+)
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens
+from dos_server.core.quotas import Quota, Quotas
 from dos_server.core.requests import version0_wire as wire0
 from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
-from dos_server.core_start import start_core
-from dos_server.disk_effects import DiskEffects
+from dos_server.core.server_core import ServerCore
 from dos_server.figures import ServerFigures
-from dos_server.limits import space_check_seconds, sync_threads_max
-from dos_server.log_thread import LogThread
-from dos_server.owner import Resumable
-from dos_server.paced_reads import PacedReads
-from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Socket, Workers
-from dos_server.scrubber import Scrubber
+from dos_server.limits import (
+    claim_threads_max,
+    digests_in_flight_max,
+    load_threads_max,
+    log_slots,
+    outgoing_bytes_max,
+    outgoing_pressed_bytes,
+    outgoing_total_bytes_max,
+    read_bytes_in_flight_max,
+    reads_in_flight_max,
+    repair_threads_max,
+    slow_disk_seconds,
+    slow_writes_bytes_max,
+    space_check_seconds,
+    sync_threads_max,
+    write_threads_max,
+)
+from dos_server.ports import OPERATING_SYSTEM, Listener, Ports, Rounds, Socket, Workers
 from dos_server.storage import Storage
 from dos_server.tls_sockets import TlsPeers
 from dos_server.turns import OncePerRound, Turns
 from dos_server.watched_files import WatchedQuotas, WatchedTokens
-from dos_server.writes import Writes
 from dos_tls import LogLimit, ServerContext, TlsError, TlsTruncatedError
 
+# --- The audit log -----------------------------------------------------------------------------------------
+
+
+audit_log: Final = logging.getLogger("dos.audit")
+
+
+def note_audit(peer: str, token: str, action: str) -> None:
+    """Log an action. token: the name of the token, "" without a file of tokens."""
+    who = f"token {token!r} from {peer}" if token else peer
+    audit_log.info(
+        "audit: %s: %s", who, action, extra={"audit": {"peer": peer, "token": token, "action": action}}
+    )
+
+
+class _AuditLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps({"time": time_of(record), **getattr(record, "audit", {})})
+
+
+class _PrivateFile(WatchedFileHandler):
+    def _open(self) -> TextIOWrapper:
+        Path(self.baseFilename).touch(mode=0o600)
+        return super()._open()
+
+
+def write_audit_to(path: Path) -> None:
+    """Append the entries of this process to a file, which only its owner can read.
+
+    A file that was moved away or deleted, as log rotation does, is made again at the next entry. Raises
+    OSError.
+    """
+    path.touch(mode=0o600)
+    handler = _PrivateFile(path, encoding="utf-8")
+    handler.setFormatter(_AuditLines())
+    audit_log.addHandler(handler)
+
+
+# --- The start ---------------------------------------------------------------------------------------------
+
+
+def start_core(
+    storage: Storage, ports: Ports, log_bytes: int, quotas: tuple[Quota, ...] | None, **options: Any
+) -> tuple[bytes, ServerCore]:
+    """Return the server id and the core. `options`: of the core. `log_bytes`: see `ObjectServer`.
+    `quotas`: None: there are none, and nothing is counted.
+
+    Raises CorruptDataError if this is not the complete data of one server, and OSError. Everything is closed
+    then, and nothing that was acknowledged is lost.
+    """
+    server_id, record, _ = storage.start(ports.fresh_id())
+    try:
+        log = None
+        if log_bytes:
+            log = storage.start_log(ports.fresh_id(), log_bytes // log_slots)
+        else:
+            storage.replay_log()
+        names = storage.directory_names()  # a replay may have made some
+        return server_id, ServerCore(
+            server_id=server_id,
+            incarnation_id=ports.fresh_id(),
+            record=record,
+            directory_names=names,
+            damaged_names=storage.damaged_among(names),
+            stamps=storage.add_stamp(ports.fresh_id()),
+            log=log,
+            quotas=None if quotas is None else Quotas(quotas, storage.usage_among(names)),
+            **options,
+        )
+    except BaseException:
+        storage.abandon()
+        raise
+
+
+class LogThread:
+    """Appends records and reports their syncs to `done`. After a failure it calls `halt` with the reason."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        ports: Ports,
+        readiness: Rounds,
+        done: Callable[[v.Event], None],
+        halt: Callable[[str], None],
+    ) -> None:
+        self._storage, self._done, self._halt = storage, done, halt
+        self._thread: Workers[v.WriteLog] = ports.workers(self._append, self._appended, readiness, 1)
+
+    def start(self, effect: v.WriteLog) -> None:
+        """Append a record."""
+        self._thread.start(effect)
+
+    def close(self) -> None:
+        """Wait until the record that is being written is on stable storage."""
+        self._thread.close()
+
+    def _append(self, effect: v.WriteLog) -> v.LogSynced | OSError:
+        try:
+            return self._storage.append_log(effect)
+        except OSError as error:
+            return error
+
+    def _appended(self, result: v.LogSynced | OSError) -> None:
+        if isinstance(result, OSError):
+            self._halt(f"a write or sync of the group log failed: {result}")
+        else:
+            self._done(result)
+
+
+# --- Effects that threads perform, one by one --------------------------------------------------------------
+
+
 logger = logging.getLogger("dos.server")
+
+Work = Callable[[], v.Event | None]
+
+
+class DiskEffects:
+    """Performs effects in threads and reports to `done`. `connections`: the sessions that are connected.
+    `performs`: by effect, the method that begins it.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        ports: Ports,
+        readiness: Rounds,
+        done: Callable[[v.Event | None], None],
+        connections: Container[int],
+    ) -> None:
+        self._storage, self._connections = storage, connections
+
+        def threads(threads_max: int) -> Workers[Work]:
+            return ports.workers(lambda work: work(), done, readiness, threads_max)
+
+        self._claims, self._loads = threads(claim_threads_max), threads(load_threads_max)
+        self._repairs, self._digests = threads(repair_threads_max), threads(digests_in_flight_max)
+        self.performs: Final[dict[type[Any], Callable[[Any], None]]] = {
+            v.LoadDirectory: self._load,
+            v.LoadObject: lambda one: self._loads.start(lambda: storage.load_object(*one)),
+            v.MakeDirectory: self._make_directory,
+            v.WriteClaim: self._store_claim,
+            v.FileClaim: self._file_claim,
+            v.WriteStoreRecord: self._store_record,
+            v.WriteStamps: lambda one: self._claims.start(lambda: storage.store_stamps(one)),
+            v.ReadDigest: lambda one: self._digests.start(lambda: self._digest(one)),
+            v.WriteRepair: self._write_repair,
+            v.InstallRepair: self._install_repair,
+            v.DropRepair: lambda one: self._repairs.start(lambda: storage.drop_repair(one)),
+            v.RemoveObject: lambda one: self._repairs.start(lambda: storage.remove(one)),
+        }
+
+    @property
+    def busy(self) -> bool:
+        """Whether the disk works for clients. Loads do not count, because the scrub requests them too."""
+        return any(one.busy for one in (self._claims, self._repairs, self._digests))
+
+    def close(self) -> None:
+        """Wait until all threads have finished their current work."""
+        for threads in (self._claims, self._loads, self._repairs, self._digests):
+            threads.close()
+
+    def _load(self, effect: v.LoadDirectory) -> None:
+        self._loads.start(lambda: self._storage.load(effect.directory))
+
+    def _digest(self, effect: v.ReadDigest) -> v.Event:
+        """Compute a digest, in a thread; not for a peer that is gone, because others may be queued."""
+        if effect.session not in self._connections:
+            return v.GotDigest(effect, 0)
+        return self._storage.digest(effect)
+
+    def _store_claim(self, effect: v.WriteClaim) -> None:
+        def work() -> v.Event:
+            failure = self._storage.store_claim(effect.directory, effect.claim)
+            return v.ClaimStored(effect.directory, effect.claim, failure)
+
+        self._claims.start(work)
+
+    def _file_claim(self, effect: v.FileClaim) -> None:
+        def work() -> v.Event:
+            failure = self._storage.store_claim(effect.directory, effect.claim)
+            return v.ClaimFiled(effect.directory, effect.claim, failure)
+
+        self._claims.start(work)
+
+    def _store_record(self, effect: v.WriteStoreRecord) -> None:
+        def work() -> v.Event:
+            failure = self._storage.store_record(effect.record)
+            if failure is v.DiskFailure.NONE:
+                logger.warning("store record: %s", record_text(effect.record))
+            return v.RecordStored(effect.session, effect.request_id, effect.record, failure)
+
+        self._claims.start(work)
+
+    def _write_repair(self, effect: v.WriteRepair) -> None:
+        self._repairs.start(lambda: v.RepairWritten(effect.session, self._storage.write_repair(effect)))
+
+    def _install_repair(self, effect: v.InstallRepair) -> None:
+        def work() -> v.Event:
+            found = self._storage.install_repair(effect)
+            return v.RepairInstalled(effect.session, effect.directory, effect.name, found)
+
+        self._repairs.start(work)
+
+    def _make_directory(self, effect: v.MakeDirectory) -> None:
+        def work() -> v.Event:
+            failure = self._storage.make_directory(effect.directory)
+            return v.DirectoryMade(effect.session, effect.directory, failure)
+
+        self._loads.start(work)
+
+
+def record_text(data: bytes) -> str:
+    """Return the members of a store, for the log."""
+    record = decode_store_record(data)
+    members = ", ".join(f"{one.address} {one.state}" for one in record.members)
+    return (
+        f"store {id_text(record.store_id)}, generation {record.generation}, Qa {record.ack_quorum}: {members}"
+    )
+
+
+# --- Writes ------------------------------------------------------------------------------------------------
+
+
+class Writes:
+    """The writes of one server. `on_result` is called in the event loop with each result of a thread."""
+
+    def __init__(
+        self, storage: Storage, on_result: Callable[[v.Event | None], None], rounds: Rounds, ports: Ports
+    ) -> None:
+        self._storage = storage
+        self._on_result = on_result
+        self._clock = ports.monotonic
+        self._threads: Workers[v.Write] = ports.workers(self._work, self._ended, rounds, write_threads_max)
+        self._syncs: dict[tuple[str, str], float] = {}
+        self._slow_until = 0.0
+        self._waiting_bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits for the disk that no more input should be read."""
+        return self._waiting_bytes > slow_writes_bytes_max
+
+    @property
+    def busy(self) -> bool:
+        return self._threads.busy
+
+    def sync_began(self, directory: str, name: str) -> None:
+        """Note the start of a sync. An object has one at a time, as the log has; they end in any order."""
+        self._syncs[directory, name] = self._clock()
+
+    def sync_ended(self, directory: str, name: str) -> None:
+        del self._syncs[directory, name]
+
+    def write(self, effect: v.Write) -> v.Written | None:
+        """Write now and return the result; None: a thread writes, and `on_result` gets the result."""
+        began = self._clock()
+        if self._is_slow(began):
+            buffers = [bytes(one) for one in effect.buffers]
+            self._waiting_bytes += sum(map(len, buffers))
+            self._threads.start(effect._replace(buffers=list(buffers)))
+            return None
+        failure = self._storage.write(effect)
+        ended = self._clock()
+        if ended - began > slow_disk_seconds:
+            self._slow_until = ended + slow_disk_seconds
+        return v.Written(effect.directory, effect.name, failure)
+
+    def _is_slow(self, now: float) -> bool:
+        if now < self._slow_until or self._waiting_bytes:
+            return True
+        for began in self._syncs.values():  # the first is the oldest
+            return now - began > slow_disk_seconds
+        return False
+
+    def _work(self, effect: v.Write) -> tuple[v.Write, v.Written]:
+        return effect, v.Written(effect.directory, effect.name, self._storage.write(effect))
+
+    def _ended(self, done: tuple[v.Write, v.Written]) -> None:
+        effect, written = done
+        self._waiting_bytes -= sum(map(len, effect.buffers))
+        self._on_result(written)
+
+    def close(self) -> None:
+        """Wait until every write that has begun is finished."""
+        self._threads.close()
+
+
+# --- Reads for GET -----------------------------------------------------------------------------------------
+
+
+class PacedReads:
+    """The GETs that are at the disk or waiting.
+
+    `connections`: the open ones, by session. `on_result` is called in the event loop with each result. The
+    reads of one session begin in the order of the requests.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        connections: Mapping[int, ServerConnection],
+        outgoing: OutgoingAccount,
+        readiness: Rounds,
+        on_result: Callable[[v.GotData], None],
+        ports: Ports,
+    ) -> None:
+        self._connections = connections
+        self._outgoing = outgoing
+        self._reserved_bytes = 0
+        self._on_result = on_result
+        self._readiness = readiness
+        self._threads = ports.workers(storage.read, self._ended, readiness, reads_in_flight_max)
+        self.waiting: dict[int, deque[v.ReadData]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a read is in progress."""
+        return self._threads.busy
+
+    def submit(self, effect: v.ReadData) -> None:
+        """Read as soon as the peer has taken enough of its earlier answers."""
+        waiting = self.waiting.get(effect.session)
+        if waiting is not None:
+            waiting.append(effect)
+        elif not self._begin(effect):
+            self.waiting[effect.session] = deque((effect,))
+
+    def inspect(self) -> None:
+        """Begin the reads that have become possible, after answers were taken or a peer left."""
+        sessions = deque(self.waiting)
+        while sessions:  # one read of each, then the next one of each
+            session = sessions.popleft()
+            waiting = self.waiting[session]
+            if not self._begin(waiting[0]):
+                continue
+            waiting.popleft()
+            del self.waiting[session]
+            if waiting:
+                self.waiting[session] = waiting  # behind the others
+                sessions.append(session)
+
+    def _begin(self, effect: v.ReadData) -> bool:
+        """Try to begin a read: a shorter one if many peers are slow, none for a peer that is gone."""
+        connection = self._connections.get(effect.session)
+        if connection is None:
+            self._readiness.soon(partial(self._on_result, v.GotData(effect, b"")))
+            return True
+        wanted = effect.end - effect.start
+        if self._reserved_bytes and self._reserved_bytes + wanted > read_bytes_in_flight_max:
+            return False
+        held = connection.outgoing_bytes + connection.reserved_bytes
+        if held + wanted > outgoing_bytes_max:
+            return False
+        if self._outgoing.held + self._reserved_bytes > outgoing_total_bytes_max:
+            if held:
+                return False
+            effect = effect._replace(end=min(effect.end, effect.start + outgoing_pressed_bytes))
+        connection.reserved_bytes += effect.end - effect.start
+        self._reserved_bytes += effect.end - effect.start
+        self._threads.start(effect)
+        return True
+
+    def _ended(self, event: v.GotData) -> None:
+        count = event.read.end - event.read.start
+        self._reserved_bytes -= count
+        connection = self._connections.get(event.read.session)
+        if connection is not None:
+            connection.reserved_bytes -= count
+        self._on_result(event)
+
+    def close(self) -> None:
+        """Wait for the reads that have begun."""
+        self._threads.close()
+
+
+# --- The scrub ---------------------------------------------------------------------------------------------
+
+
+class Scrubber:
+    """The scrub of one server. `feed` passes an event to the core; `is_busy`: the disk works for clients."""
+
+    def __init__(
+        self, storage: Storage, feed: Callable[[v.Event], None], is_busy: Callable[[], bool], ports: Ports
+    ) -> None:
+        self._storage = storage
+        self._ports = ports
+        self._feed = feed
+        self._is_busy = is_busy
+        self._limiter = trio.CapacityLimiter(1)
+        self._nursery: trio.Nursery | None = None
+        self._pause = trio.CancelScope()
+
+    def begin(self, nursery: trio.Nursery, first_seconds: float) -> None:
+        """Schedule the first read after so many seconds. Everything runs in the nursery."""
+        self._nursery = nursery
+        nursery.start_soon(self._wait, first_seconds)
+
+    @property
+    def performs(self) -> dict[type[Any], Callable[[Any], None]]:
+        """The methods that perform the scrub's effects, by effect type."""
+        return {
+            v.ScrubRead: self._read,
+            v.ScrubLater: self._later,
+            v.ScrubNow: lambda _: self._pause.cancel(),
+            v.LogNotice: self._log,
+        }
+
+    def _later(self, effect: v.ScrubLater) -> None:
+        assert self._nursery is not None, "not serving"
+        self._nursery.start_soon(self._wait, effect.seconds)
+
+    async def _wait(self, seconds: float) -> None:
+        with trio.CancelScope() as self._pause:
+            await trio.sleep(seconds)
+        self._feed(v.ScrubDue(self._is_busy()))
+
+    def _read(self, effect: v.ScrubRead) -> None:
+        assert self._nursery is not None, "not serving"
+        self._nursery.start_soon(self._read_in_thread, effect)
+
+    async def _read_in_thread(self, effect: v.ScrubRead) -> None:
+        read = partial(self._storage.scrub_read, effect, self._ports.monotonic)
+        result = await self._ports.in_thread(read, self._limiter)
+        self._feed(result)
+
+    def _log(self, effect: v.LogNotice) -> None:
+        logger.log(logging.WARNING if effect.bad else logging.INFO, "%s", effect.text)
+
+
+# --- Accepting connections ---------------------------------------------------------------------------------
+
+
+_PAUSE_SECONDS: Final = 0.1
+
+
+class ConnectionGate:
+    """open_now: the open connections, the oldest first. begin: takes what a new connection is read from."""
+
+    def __init__(
+        self,
+        open_now: Mapping[int, ServerConnection],
+        begin: Callable[[Socket], None],
+        tls: TlsPeers | None,
+        warn: Callable[[str, str], object],
+    ) -> None:
+        self._open, self._begin, self._tls, self._warn = open_now, begin, tls, warn
+        self._descriptors = descriptors_for_connections()
+
+    async def run(self, listener: Listener, readiness: Rounds) -> None:
+        """Accept until cancelled."""
+        while True:
+            await readiness.wait_readable(listener)
+            try:
+                for sock in accept_some(listener):
+                    self._take(sock)
+            except OSError as error:  # no free descriptor, or the peer is gone: continue with the others
+                logger.warning("accept: %s", error)
+                await trio.sleep(_PAUSE_SECONDS)
+
+    def _take(self, sock: Socket) -> None:
+        """Begin a connection, in place of an older one if there are too many; close it if none gives way."""
+        if len(self._open) >= min(limits.connections_max, self._descriptors):
+            if not self._make_place("greeted", lambda one: not one.has_greeted):
+                if self._tls is None:
+                    reject(sock, len(self._open))
+                else:
+                    self._tls.reject(sock)
+                return
+        elif self._tls is not None and self._tls.handshakes >= limits.handshakes_max:
+            self._make_place("completed the TLS handshake", lambda one: one.in_handshake)
+        self._begin(sock if self._tls is None else self._tls.wrap(sock, peer_of(sock)))
+
+    def _make_place(self, what: str, gives_way: Callable[[ServerConnection], bool]) -> bool:
+        """End one of these connections. Return whether there was one."""
+        found = [one for one in self._open.values() if not one.closing and gives_way(one)]
+        if not found:
+            return False
+        count = Counter(one.host for one in found)
+        most = max(count.values())
+        oldest = next(one for one in found if count[one.host] == most)
+        self._warn(
+            "busy",
+            f"{len(self._open)} connections, {len(found)} that have not {what}: {oldest.peer} was closed",
+        )
+        oldest.give_way(len(self._open))
+        return True
+
+
+# --- The server --------------------------------------------------------------------------------------------
+
 
 _TICK_SECONDS: Final = 0.05
 _HOUSEKEEPING_SECONDS: Final = 0.25

@@ -1,67 +1,27 @@
-"""The files beside the objects: new copies being received, and what was taken out of use.
+"""The files beside the objects: what was taken out of use.
 
-    d/DIR/.mend.OBJECT.N         a new copy, not visible to clients; the next start deletes leftovers
     d/DIR/.broken.OBJECT.N       an old copy that was replaced, kept for inspection; N counts from 0
     d/DIR/.torn.OBJECT.POSITION  a torn tail, copied aside before it is cut; an earlier one has a suffix .N
 
 Functions raise OSError. `storage` decides when a step is due and what a failure means.
 """
 
-import contextlib
 import itertools
 import logging
 from collections.abc import Iterable
 from typing import Final
 
-from dos_server.core import vocabulary as v
-from dos_server.core.files.recovery import RecoveryDecision
-from dos_server.core.layout import BROKEN, MEND, OBJECTS, torn_name
-from dos_server.core.recovery_scan import RecoveredObject
+from dos_server.core.files.records import MEND, OBJECTS, torn_name
+from dos_server.core.files.recovery import RecoveredObject, RecoveryDecision
 from dos_server.disk import Disk
 from dos_server.limits import in_flight_bytes_max
-from dos_server.open_files import OpenFiles
 
 logger = logging.getLogger("dos.server")
 
 _COPY_BYTES: Final = 1 << 20
 
-Effect = v.WriteRepair | v.InstallRepair | v.DropRepair
 
-
-def _file_name(effect: Effect) -> str:
-    return f"{MEND}{effect.name}.{effect.copy}"
-
-
-def _path(effect: Effect) -> str:
-    return f"{OBJECTS}/{effect.directory}/{_file_name(effect)}"
-
-
-def write(disk: Disk, files: OpenFiles, effect: v.WriteRepair) -> None:
-    """Write a part of a new copy. Its file stays open until it is synced or dropped."""
-    with files.use(_path(effect), create=effect.create) as file:
-        file.writes += 1
-        disk.write(file.handle, effect.position, effect.buffers)
-
-
-def sync(files: OpenFiles, effect: v.InstallRepair) -> None:
-    """Put a new copy on stable storage through the handle that wrote it, and close that."""
-    with files.use(_path(effect)) as file:
-        files.sync(file)
-    files.forget(_path(effect))
-
-
-def exchange(disk: Disk, effect: v.InstallRepair) -> None:
-    """Move the old copy aside, if it is to be kept, and the new one into its place; both durably."""
-    folder = f"{OBJECTS}/{effect.directory}"
-    names = set(disk.names(folder) or ())
-    if effect.keep and effect.name in names:
-        disk.rename(folder, effect.name, _free_name(f"{BROKEN}{effect.name}", names))
-    # A crash between the renames leaves no file of that name. Its mark is durable, so it counts as lost.
-    disk.rename(folder, _file_name(effect), effect.name)
-    disk.sync_folder(folder)
-
-
-def _free_name(base: str, names: set[str]) -> str:
+def free_name(base: str, names: set[str]) -> str:
     """Return the base with the first unused number as its suffix."""
     numbered = (f"{base}.{number}" for number in itertools.count())
     return next(one for one in numbered if one not in names)
@@ -70,14 +30,7 @@ def _free_name(base: str, names: set[str]) -> str:
 def put_aside(disk: Disk, folder: str, name: str, aside: str) -> None:
     """Move a file to a name that keeps it for inspection."""
     names = set(disk.names(folder) or ())
-    disk.rename(folder, name, _free_name(aside, names) if aside in names else aside)
-
-
-def drop(disk: Disk, files: OpenFiles, effect: v.DropRepair) -> None:
-    """Delete a new copy."""
-    files.forget(_path(effect))
-    with contextlib.suppress(FileNotFoundError):
-        disk.remove(_path(effect))
+    disk.rename(folder, name, free_name(aside, names) if aside in names else aside)
 
 
 def remove_leftovers(disk: Disk, path: str, names: Iterable[str]) -> None:
@@ -125,7 +78,7 @@ def _copy_torn(disk: Disk, directory: str, name: str, handle: int, start: int, e
     folder, copy = f"{OBJECTS}/{directory}", torn_name(name, start)
     names = set(disk.names(folder) or ())
     if copy in names:
-        disk.rename(folder, copy, _free_name(copy, names))
+        disk.rename(folder, copy, free_name(copy, names))
     path = f"{folder}/{copy}"
     aside = disk.open(path, create=True)
     try:

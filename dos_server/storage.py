@@ -1,42 +1,49 @@
 """Stores objects, claims, marks and records on a disk: implements the core's disk effects.
 
-    identity         the server's id, and the version of all formats
-    directories      the register of directories: see `directory_register`
-    store            the store record, if the server is in a store
-    stamps           detect that the disk is an older copy of itself: see `core.stamps`
-    witnessed        the newest stamps of the other members
-    lock             flock, also on the data directory itself: one server per data directory
-    d/DIR/.claim     the writer of DIR
-    d/DIR/.marks     per object, the size that is synced at least
-    d/DIR/OBJECT     extents
-    d/DIR/.torn.*    torn tails, copied aside before they are cut
-    d/DIR/.mend.*    new copies being received; deleted at the next start
-    d/DIR/.broken.*  copies that were replaced by a repair
+`core.files.records` lists the names in a data directory. Small files are replaced whole: temporary file,
+write, sync, rename, sync of the folder. Objects only grow. Except at the start, disk errors do not leave this
+module: they are mapped to the core's values.
 
-Small files are replaced whole: temporary file, write, sync, rename, sync of the folder. Objects only grow.
-Except at the start, disk errors do not leave this class: `disk_errors` maps them to the core's values.
+Methods act in the order of the calls and decide nothing: what a file is, `core.files.recovery` decides. They
+may be called from several threads, but at most one write and one sync of an object may run at a time.
 
-Methods act in the order of the calls and decide nothing. They may be called from several threads, but at most
-one write and one sync of an object may run at a time.
+An object keeps the same open handle from its first write to its last sync, because the kernel reports a
+failed write-back only to handles that were open at the time. Only files that are unused and synced are
+closed, least recently used first.
 """
 
+import contextlib
 import errno
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
 
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import NO_ID, is_name
 from dos_protocol.store_record import decode_store_record
-from dos_server import removal, side_files, small_files
+from dos_server import side_files
 from dos_server.core import vocabulary as v
-from dos_server.core.files import records
+from dos_server.core.files import findings, records
+from dos_server.core.files.extent import object_seed
 from dos_server.core.files.log_replay import RecordPlace
-from dos_server.core.files.records import ClaimRecord, ObjectMark
-from dos_server.core.group_log.tail import LogTail
-from dos_server.core.layout import OBJECTS, STAMPS, WITNESSED
+from dos_server.core.files.records import (
+    BROKEN,
+    MEND,
+    NO_CLAIM,
+    OBJECTS,
+    STAMPS,
+    WITNESSED,
+    ClaimRecord,
+    ObjectMark,
+)
+from dos_server.core.files.recovery import NO_SPACE_LETTER, RecoveredObject, RecoveryDecision, judge, lost
+from dos_server.core.files.scan import DamagedExtentError, ReadAt, prefix_fold, read_part, verify_part
+from dos_server.core.group_log import LogTail
 from dos_server.core.quotas import StoredUsage
-from dos_server.core.recovery_scan import RecoveredObject
 from dos_server.core.requests.stamps import (
     NO_STAMPS,
     StampFiles,
@@ -44,16 +51,496 @@ from dos_server.core.requests.stamps import (
     encode_history,
     history_of,
 )
-from dos_server.directory_register import check_folder_of_objects, registered
-from dos_server.disk import Disk, FreeSpace
-from dos_server.disk_errors import failure_of, log_errors, preceded_sync
-from dos_server.loading import DirectoryLoader
-from dos_server.log_files import LogFiles
-from dos_server.log_start import NoLogSpaceError, end_log, start_log
-from dos_server.marks import has_damage_mark, stored_usage
-from dos_server.open_files import OpenFile
+from dos_server.core.vocabulary import ScrubRead, ScrubReadDone
+from dos_server.disk import (
+    Disk,
+    FreeSpace,
+    failure_of,
+    is_temporary,
+    log_errors,
+    preceded_sync,
+    proves_damage,
+    read_file,
+    replace_file,
+)
+from dos_server.limits import open_files_max, read_extents_max, scrub_part_bytes, scrub_part_extents_max
+from dos_server.log_files import LogFiles, NoLogSpaceError, end_log, start_log
+from dos_server.marks import (
+    REGISTER_REMEDY,
+    DirectoryRegister,
+    ObjectMarks,
+    check_folder_of_objects,
+    finish_removal,
+    has_damage_mark,
+    registered,
+    remove_object,
+    stored_usage,
+)
+
+# --- The open files of objects -----------------------------------------------------------------------------
+
+
+@dataclass
+class OpenFile:
+    """An open object. It may be closed only when it has no users and every write was synced.
+
+    `writes`: writes that have ended; `synced`: how many of them a sync covers; `failed`: a sync failed.
+    """
+
+    handle: int
+    users: int = 0
+    writes: int = 0
+    synced: int = 0
+    failed: bool = False
+    forgotten: bool = False
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+
+class OpenFiles:
+    """The open files of a data directory, by path. Thread-safe."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._files: dict[str, OpenFile] = {}
+        self._guard = threading.Lock()
+
+    def use(self, path: str, *, create: bool = False) -> "FileUse":
+        """Return a context manager for the file at a path, opened if needed. Raises as `Disk.open`."""
+        return FileUse(self, path, create=create)
+
+    def take(self, path: str, *, create: bool) -> OpenFile:
+        """Begin to use a file; `leave` ends the use."""
+        with self._guard:
+            file = self._files.pop(path, None)
+            if file is None:
+                file = OpenFile(self._disk.open(path, create=create))
+            self._files[path] = file
+            file.users += 1
+        return file
+
+    def leave(self, file: OpenFile) -> None:
+        """End one use of a file."""
+        with self._guard:
+            file.users -= 1
+            if file.forgotten and not file.users:
+                self._disk.close(file.handle)
+            if len(self._files) > open_files_max:
+                self._close_surplus()
+
+    def sync(self, file: OpenFile) -> None:
+        """Put every write that has ended on stable storage.
+
+        Raises OSError. The sync must then never be retried: the kernel drops what it failed to write, and the
+        next sync would succeed. Syncs of a file run one at a time, because undoing a refused write also
+        syncs, and the kernel reports an error to only one of them.
+        """
+        with file.guard:
+            if file.failed:
+                raise OSError(errno.EIO, "an earlier sync of the file failed")
+            writes = file.writes
+            try:
+                self._disk.sync(file.handle)
+            except OSError:
+                file.failed = True
+                raise
+            file.synced = writes
+
+    def forget_folder(self, folder: str) -> None:
+        """Close every file in a folder; one that is in use closes when its use ends."""
+        with self._guard:
+            for path in [path for path in self._files if path.rpartition("/")[0] == folder]:
+                self._forget(path)
+
+    def forget(self, path: str) -> None:
+        """Close the file of a path if it is open; if it is in use, when its use ends."""
+        with self._guard:
+            if path in self._files:
+                self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        file = self._files.pop(path)
+        file.forgotten = True
+        if not file.users:
+            self._disk.close(file.handle)
+
+    def unsynced(self) -> Iterator[tuple[str, OpenFile]]:
+        """Return files that have unsynced writes and whose sync has not failed."""
+        return (
+            (path, file)
+            for path, file in self._files.items()
+            if file.writes != file.synced and not file.failed
+        )
+
+    def _close_surplus(self) -> None:
+        """Close unused files above the limit. The caller holds the guard."""
+        surplus = len(self._files) - open_files_max
+        idle = [path for path, file in self._files.items() if not file.users and file.writes == file.synced]
+        for path in idle[:surplus]:
+            self._disk.close(self._files.pop(path).handle)
+
+
+class FileUse:
+    """The context manager of `OpenFiles.use`: a class for speed, because every append enters and exits it."""
+
+    __slots__ = ("_create", "_file", "_files", "_path")
+
+    def __init__(self, files: OpenFiles, path: str, *, create: bool) -> None:
+        self._files = files
+        self._path = path
+        self._create = create
+
+    def __enter__(self) -> OpenFile:
+        self._file = self._files.take(self._path, create=self._create)
+        return self._file
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.leave(self._file)
+
+
+# --- New copies of objects ---------------------------------------------------------------------------------
+
+
+CopyEffect = v.WriteRepair | v.InstallRepair | v.DropRepair
+
+
+def _copy_name(effect: CopyEffect) -> str:
+    return f"{MEND}{effect.name}.{effect.copy}"
+
+
+def _copy_path(effect: CopyEffect) -> str:
+    return f"{OBJECTS}/{effect.directory}/{_copy_name(effect)}"
+
+
+def write_copy(disk: Disk, files: OpenFiles, effect: v.WriteRepair) -> None:
+    """Write a part of a new copy. Its file stays open until it is synced or dropped."""
+    with files.use(_copy_path(effect), create=effect.create) as file:
+        file.writes += 1
+        disk.write(file.handle, effect.position, effect.buffers)
+
+
+def sync_copy(files: OpenFiles, effect: v.InstallRepair) -> None:
+    """Put a new copy on stable storage through the handle that wrote it, and close that."""
+    with files.use(_copy_path(effect)) as file:
+        files.sync(file)
+    files.forget(_copy_path(effect))
+
+
+def exchange_copies(disk: Disk, effect: v.InstallRepair) -> None:
+    """Move the old copy aside, if it is to be kept, and the new one into its place; both durably."""
+    folder = f"{OBJECTS}/{effect.directory}"
+    names = set(disk.names(folder) or ())
+    if effect.keep and effect.name in names:
+        disk.rename(folder, effect.name, side_files.free_name(f"{BROKEN}{effect.name}", names))
+    # A crash between the renames leaves no file of that name. Its mark is durable, so it counts as lost.
+    disk.rename(folder, _copy_name(effect), effect.name)
+    disk.sync_folder(folder)
+
+
+def drop_copy(disk: Disk, files: OpenFiles, effect: v.DropRepair) -> None:
+    """Delete a new copy."""
+    files.forget(_copy_path(effect))
+    with contextlib.suppress(FileNotFoundError):
+        disk.remove(_copy_path(effect))
+
+
+# --- Verified reads ----------------------------------------------------------------------------------------
+
 
 logger = logging.getLogger("dos.server")
+
+
+def _meaning_of_read(place: str, error: OSError, offset: int) -> tuple[int | None, str]:
+    """Return the offset from which an error means damage, or None and the reason why it proves none."""
+    logger.error("read of %s: %s", place, error)
+    return (None, str(error)) if is_temporary(error) else (offset, "")
+
+
+class StoredReads:
+    """Verified reads. Thread-safe; changes nothing and raises no disk error.
+
+    `yield_to_loop` is called regularly during long reads.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._files = OpenFiles(disk)
+        self.yield_to_loop: Callable[[], None] = lambda: None
+
+    def reader(self, handle: int) -> ReadAt:
+        """Return a read function for walks over up to a million headers; it calls `yield_to_loop`."""
+        yield_to_loop, read = self.yield_to_loop, self._disk.read
+
+        def read_on(position: int, count: int) -> bytes:
+            yield_to_loop()
+            return read(handle, position, count)
+
+        return read_on
+
+    def read(self, effect: v.ReadData) -> v.GotData:
+        """Return verified content, or where it is damaged."""
+        try:
+            with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
+                read, seed = partial(self._disk.read, file.handle), object_seed(effect.directory, effect.name)
+                part = read_part(read, seed, effect.extent, effect.start, effect.end, read_extents_max)
+                return v.GotData(effect, part.data, after=part.after)
+        except DamagedExtentError as damage:
+            logger.error("%s/%s: %s", effect.directory, effect.name, damage)
+            return v.GotData(effect, b"", damage.offset)
+        except OSError as error:
+            at, missed = _meaning_of_read(f"{effect.directory}/{effect.name}", error, effect.start)
+            return v.GotData(effect, b"", at, missed)
+
+    def digest(self, effect: v.ReadDigest) -> v.GotDigest:
+        """Return the prefix digest at a size, or where the data it needs is damaged."""
+        try:
+            with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
+                read, seed = self.reader(file.handle), object_seed(effect.directory, effect.name)
+                return v.GotDigest(effect, prefix_fold(read, seed, effect.extents, effect.size).value)
+        except DamagedExtentError as damage:
+            logger.error("%s/%s: %s", effect.directory, effect.name, damage)
+            return v.GotDigest(effect, 0, damage.offset)
+        except OSError as error:
+            at, missed = _meaning_of_read(
+                f"{effect.directory}/{effect.name}", error, effect.extents.first.offset
+            )
+            return v.GotDigest(effect, 0, at, missed)
+
+    def scrub_read(self, effect: ScrubRead, clock: Callable[[], float]) -> ScrubReadDone:
+        """Verify the next part of an object for the scrub, reading from the device if possible."""
+        began = clock()
+        try:
+            with self._files.use(f"{OBJECTS}/{effect.directory}/{effect.name}") as file:
+                chain = verify_part(
+                    partial(self._disk.read_stored, file.handle),
+                    object_seed(effect.directory, effect.name),
+                    effect.chain,
+                    effect.goal,
+                    scrub_part_bytes,
+                    scrub_part_extents_max,
+                )
+        except DamagedExtentError as damage:
+            return ScrubReadDone(effect, None, damage.offset, damage.what, clock() - began)
+        except OSError as error:
+            at, _ = _meaning_of_read(f"{effect.directory}/{effect.name}", error, effect.chain.offset)
+            return ScrubReadDone(effect, None, at, str(error), clock() - began)
+        return ScrubReadDone(effect, chain, None, "", clock() - began)
+
+
+# --- Loading directories -----------------------------------------------------------------------------------
+
+
+class UnexpectedOpenError(OSError):
+    """A file could not be opened, for a reason that says nothing about it: the next request tries again."""
+
+
+@dataclass
+class LoadedDirectory:
+    """A loaded directory: its marks, and whether its own entry is durable."""
+
+    marks: ObjectMarks
+    durable: bool
+
+
+class DirectoryLoader(StoredReads):
+    """The loader. Called from threads; a directory, and an object, is loaded by one thread at a time."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(disk)
+        self.register = DirectoryRegister(disk)
+        self._folders: dict[str, LoadedDirectory] = {}
+
+    def forget(self, directory: str) -> None:
+        """Close the files of a directory that is not in use."""
+        folder = self._folders.pop(directory, None)
+        self._files.forget_folder(f"{OBJECTS}/{directory}")
+        if folder is not None:
+            folder.marks.close()
+
+    def load(self, directory: str) -> v.DirectoryLoaded:
+        """Read a directory and bring each object to a state on stable storage. Idempotent."""
+        path = f"{OBJECTS}/{directory}"
+        try:
+            is_registered = directory in self.register.names  # first: folders are made before
+            names = self._disk.names(path)
+            self._check_not_lost(directory, is_missing=is_registered and names is None)
+            folder = self._folders[directory] = LoadedDirectory(
+                ObjectMarks(self._disk, path), names is not None
+            )
+            if names is None:
+                return v.DirectoryLoaded(directory, exists=False, claim=NO_CLAIM, objects={})
+            # A killed server leaves names that can be read but are not durable. A mark must not become
+            # durable before the name that it describes.
+            self._disk.sync_folder(OBJECTS)
+            self._disk.sync_folder(path)
+            data = read_file(self._disk, f"{path}/.claim")
+            claim = NO_CLAIM if data is None else records.decode_claim(data, f"{directory}/.claim")
+            self.register.add(directory)
+            marks = folder.marks.load()
+            for name in [name for name, mark in marks.items() if mark.removed]:
+                finish_removal(self._disk, folder.marks, path, name)
+                del marks[name]
+                names = [one for one in names if one != name]
+            side_files.remove_leftovers(self._disk, path, names)
+            objects = {
+                name: self._load_object(directory, name, marks.get(name)) for name in names if is_name(name)
+            }
+            for name in marks.keys() - objects.keys():
+                logger.error(
+                    "object %s/%s is gone, %d bytes of it were synced", directory, name, marks[name].synced
+                )
+                objects[name] = lost(marks[name].synced)
+            known = self.register.epoch_of(directory)
+            epoch_max = max((found.epoch_max for found in objects.values()), default=known)
+            records.check_claim(claim, f"{directory}/.claim", max(epoch_max, known))
+            self.register.add(directory, claim.epoch)
+        except (OSError, CorruptDataError) as error:
+            logger.error("directory %s cannot be used: %s", directory, error)
+            self.forget(directory)
+            temporary = isinstance(error, OSError) and (
+                isinstance(error, UnexpectedOpenError) or failure_of(error) is not v.DiskFailure.FAILED
+            )
+            problem = f"{directory}: {error}"
+            return v.DirectoryLoaded(directory, True, NO_CLAIM, {}, problem, temporary)  # noqa: FBT003
+        return v.DirectoryLoaded(directory, exists=True, claim=claim, objects=objects)
+
+    def _check_not_lost(self, directory: str, *, is_missing: bool) -> None:
+        """Raise CorruptDataError if the folder of a registered directory is missing, or was."""
+        if is_missing:
+            self.register.lose([directory])
+        if self.register.is_lost(directory):
+            raise CorruptDataError(
+                f"{OBJECTS}/{directory}",
+                0,
+                "the folder of a directory",
+                "none, now or at some time",
+                REGISTER_REMEDY,
+            )
+
+    def load_object(self, directory: str, name: str) -> v.ObjectLoaded:
+        """Judge an object of a loaded directory again, by its current mark."""
+        try:
+            mark = self._folders[directory].marks.of(name)
+            return v.ObjectLoaded(directory, name, self._load_object(directory, name, mark))
+        except OSError as error:
+            logger.error("object %s/%s cannot be examined: %s", directory, name, error)
+            return v.ObjectLoaded(directory, name, None)
+
+    def _load_object(self, directory: str, name: str, mark: ObjectMark | None) -> RecoveredObject:
+        durable = mark.synced if mark is not None else 0
+        path = f"{OBJECTS}/{directory}/{name}"
+        try:
+            self._files.leave(self._files.take(path, create=False))
+        except OSError as error:
+            if failure_of(error) is v.DiskFailure.FAILED and not proves_damage(error):
+                text = f"{error.strerror}, which proves no damage"
+                raise UnexpectedOpenError(error.errno, text, path) from error
+            return self._unusable(directory, name, durable, error)
+        try:
+            with self._files.use(path) as file:
+                found, size = self._judge(directory, name, file.handle, mark)
+                durable = max(durable, found.size)  # all of this may have been acknowledged
+                if not found.corrupt:
+                    found = self._carry_out_decision(directory, name, file.handle, found, size, mark)
+        except OSError as error:
+            return self._unusable(directory, name, durable, error)
+        if found.letter == NO_SPACE_LETTER:
+            return found
+        if found.corrupt:
+            poisoned = mark is not None and mark.poisoned
+            durable = max(found.durable, found.size)
+            self.set_mark(directory, ObjectMark(name, durable, poisoned, damaged=True, root=found.root))
+            return found
+        if mark is not None and mark.poisoned:
+            return self._clear_poisoned(directory, name, found)
+        current = ObjectMark(name, found.size, root=found.root)
+        if mark != current:
+            self.set_mark(directory, current)
+        return found
+
+    def _unusable(self, directory: str, name: str, durable: int, error: OSError) -> RecoveredObject:
+        """Return the state of an object that could not be opened or made durable. Raises temporary errors."""
+        if is_temporary(error):
+            raise error
+        logger.error("object %s/%s cannot be used: %s", directory, name, error)
+        return _lost_or_uncut(durable, error)
+
+    def _clear_poisoned(self, directory: str, name: str, found: RecoveredObject) -> RecoveredObject:
+        """Remove the flag "poisoned" from a mark, durably, before any new append is acknowledged.
+
+        Otherwise a power cut would bring the flag back, and the next start would cut what was acknowledged
+        since.
+        """
+        try:
+            self._folders[directory].marks.write(ObjectMark(name, found.size, root=found.root), durable=True)
+        except OSError as error:
+            if is_temporary(error):
+                raise
+            logger.error("mark of %s/%s: %s", directory, name, error)
+            return _lost_or_uncut(found.size, error)
+        return found
+
+    def _judge(
+        self, directory: str, name: str, handle: int, mark: ObjectMark | None
+    ) -> tuple[RecoveredObject, int]:
+        """Return the finding of `core.recovery`, and the size of the file."""
+        seed = object_seed(directory, name)
+        size = self._disk.size(handle)
+        found = judge(self.reader(handle), size, seed, mark)
+        if found.decision is not RecoveryDecision.KEEP:
+            logger.warning("%s", findings.logged(f"{directory}/{name}", found, size))
+        return found, size
+
+    def _carry_out_decision(
+        self,
+        directory: str,
+        name: str,
+        handle: int,
+        found: RecoveredObject,
+        size: int,
+        mark: ObjectMark | None,
+    ) -> RecoveredObject:
+        """Carry out the decision of `core.recovery`. What is kept is on stable storage afterwards."""
+        disk = self._disk
+        try:
+            side_files.cut_tail(disk, directory, name, handle, found, size)
+        except OSError as error:
+            if failure_of(error) is not v.DiskFailure.NO_SPACE:
+                raise
+            logger.error(
+                "tail of %s/%s cannot be copied aside: no space; free some, and it is retried",
+                directory,
+                name,
+            )
+            found = found.uncut(size)
+        if found.decision is not RecoveryDecision.KEEP or mark is None or mark.synced < found.size:
+            side_files.make_durable(disk, handle, found, mark.synced if mark is not None else 0)
+        return found
+
+    def set_mark(self, directory: str, mark: ObjectMark) -> None:
+        """Store a lower bound of what is synced.
+
+        A failure is only logged: without the mark, the bound is merely lower. A mark that says poisoned or
+        damaged is synced at once.
+        """
+        try:  # not `log_errors`, for speed: this runs with every sync
+            self._folders[directory].marks.write(mark, durable=mark.poisoned or mark.damaged)
+        except OSError as error:
+            logger.warning("mark of %s/%s: %s", directory, mark.name, error)
+
+
+def _lost_or_uncut(durable: int, error: OSError) -> RecoveredObject:
+    """Return the state of an object that could not be made durable: lost.
+
+    For want of space it is only unavailable until there is some: some file systems need new space even for
+    bytes that are overwritten in place.
+    """
+    found = lost(durable)
+    return found.uncut(1) if failure_of(error) is v.DiskFailure.NO_SPACE else found
+
+
+# --- The effects -------------------------------------------------------------------------------------------
 
 
 class _NotRegisteredError(OSError):
@@ -89,7 +576,7 @@ class Storage(DirectoryLoader):
             raise
 
     def _start(self, fresh_id: bytes) -> tuple[bytes, bytes, set[str]]:
-        identity = small_files.read(self._disk, "identity")
+        identity = read_file(self._disk, "identity")
         records.check_format(identity)
         if identity is None:
             identity = self._begin(fresh_id)
@@ -98,7 +585,7 @@ class Storage(DirectoryLoader):
         # A killed server may have left an identity or a record that is not durable.
         self._disk.sync_folder("")
         self.register.check(self._folder_names())
-        record = small_files.read(self._disk, "store")
+        record = read_file(self._disk, "store")
         if record is not None:
             decode_store_record(record, "store")  # an empty file is damage; it does not mean "in no store"
         return self._server_id, record or b"", self.directory_names()
@@ -114,7 +601,7 @@ class Storage(DirectoryLoader):
         self.register.create()
         self._is_new = True
         identity = records.encode_identity(fresh_id)
-        small_files.replace(self._disk, "", "identity", identity)
+        replace_file(self._disk, "", "identity", identity)
         return identity
 
     def add_stamp(self, fresh: bytes) -> StampFiles:
@@ -125,17 +612,17 @@ class Storage(DirectoryLoader):
         stamp that another member knows is still there. Raises CorruptDataError, and OSError if a file is
         unreadable.
         """
-        stamps = small_files.read(self._disk, STAMPS)
-        witnessed = small_files.read(self._disk, WITNESSED)
+        stamps = read_file(self._disk, STAMPS)
+        witnessed = read_file(self._disk, WITNESSED)
         history = history_of(stamps, witnessed)
-        if stamps is None and small_files.read(self._disk, "store") is not None:
+        if stamps is None and read_file(self._disk, "store") is not None:
             logger.info("%s and %s are missing: %s", STAMPS, WITNESSED, NO_STAMPS)
         history = history.keyed(fresh, is_new=self._is_new)
         if witnessed is not None:
             decode_witnesses(witnessed)
         grown = encode_history(history.made(self._server_id, fresh))
         try:
-            small_files.replace(self._disk, "", STAMPS, grown)
+            replace_file(self._disk, "", STAMPS, grown)
         except OSError as error:
             logger.warning("cannot store a stamp for this start: %s", error)
             grown = encode_history(history)
@@ -145,7 +632,7 @@ class Storage(DirectoryLoader):
         """Put `stamps` or `witnessed` on stable storage."""
         failure = v.DiskFailure.NONE
         try:
-            small_files.replace(self._disk, "", effect.name, effect.data)
+            replace_file(self._disk, "", effect.name, effect.data)
         except OSError as error:
             logger.error("%s: %s", effect.name, error)
             failure = failure_of(error)
@@ -257,7 +744,7 @@ class Storage(DirectoryLoader):
         """Put a claim on stable storage, including the directory and its entry."""
         try:
             self._make_folder(directory)
-            small_files.replace(self._disk, f"{OBJECTS}/{directory}", ".claim", records.encode_claim(claim))
+            replace_file(self._disk, f"{OBJECTS}/{directory}", ".claim", records.encode_claim(claim))
             self._folder_durable(directory)
             self.register.add(directory, claim.epoch)
         except OSError as error:
@@ -268,7 +755,7 @@ class Storage(DirectoryLoader):
     def store_record(self, record: bytes) -> v.DiskFailure:
         """Put the store record on stable storage."""
         try:
-            small_files.replace(self._disk, "", "store", record)
+            replace_file(self._disk, "", "store", record)
         except OSError as error:
             logger.error("store record: %s", error)
             return failure_of(error)
@@ -394,7 +881,7 @@ class Storage(DirectoryLoader):
         session, request_id, directory, name, durable, damaged = effect
         folder = f"{OBJECTS}/{directory}"
         mark = ObjectMark(name, durable, damaged=damaged)
-        ending = removal.remove(self._disk, self._folders[directory].marks, folder, mark)
+        ending = remove_object(self._disk, self._folders[directory].marks, folder, mark)
         # Afterwards: a reader may open the file as long as it has its name, and a new object must not get it.
         self._files.forget(f"{folder}/{name}")
         return v.Removed(session, request_id, directory, name, ending)
@@ -406,7 +893,7 @@ class Storage(DirectoryLoader):
         try:
             if effect.create:
                 self._make_folder(effect.directory)
-            side_files.write(self._disk, self._files, effect)
+            write_copy(self._disk, self._files, effect)
         except OSError as error:
             logger.error("new copy of %s/%s: %s", effect.directory, effect.name, error)
             return failure_of(error)
@@ -417,14 +904,14 @@ class Storage(DirectoryLoader):
         directory, name = effect.directory, effect.name
         new = ObjectMark(name, effect.goal_size)
         try:
-            side_files.sync(self._files, effect)
+            sync_copy(self._files, effect)
             if effect.exists:
                 # If a crash leaves neither copy, the mark shows that the object existed and is lost.
                 old = ObjectMark(name, effect.durable, effect.poisoned, effect.damaged)
                 self._folders[directory].marks.write(old, durable=True)
                 self._disk.sync_folder(f"{OBJECTS}/{directory}")
             try:
-                side_files.exchange(self._disk, effect)
+                exchange_copies(self._disk, effect)
             finally:  # as in `remove`
                 self._files.forget(f"{OBJECTS}/{directory}/{name}")
             self._folder_durable(directory)
@@ -442,7 +929,7 @@ class Storage(DirectoryLoader):
     def drop_repair(self, effect: v.DropRepair) -> None:
         """Delete the file of a new copy. If that fails, the next start deletes it."""
         with log_errors(f"new copy of {effect.directory}/{effect.name}"):
-            side_files.drop(self._disk, self._files, effect)
+            drop_copy(self._disk, self._files, effect)
 
     # Shared helpers
 

@@ -32,12 +32,9 @@ from dos_client.runtime import ClientRuntime, ClientStream, replace_runtime, run
 from dos_protocol.limits import id_bytes
 from dos_protocol.store_record import Member, StoreRecord
 from dos_server.memory.disk import MemoryDisk
-from dos_server.memory.host import MemoryHost
-from dos_server.memory.loopback import Loopback
-from dos_server.memory.network import MemoryNetwork
-from dos_server.memory.ports import MemoryPorts
-from dos_server.memory.timers import MemoryTimers
-from dos_server.readiness import Readiness
+from dos_server.memory.host import Loopback, MemoryHost, MemoryPorts
+from dos_server.memory.network import MemoryNetwork, MemoryTimers
+from dos_server.ports import Readiness
 
 _PORT: Final = 9999
 _LOOPBACK: Final = "127.0.0"

@@ -21,8 +21,7 @@ from itertools import zip_longest
 from typing import Protocol
 
 from dos_server.limits import many_waiting, round_bytes_max, round_seconds, turn_memory_seconds, turn_seconds
-from dos_server.ports import Rounds
-from dos_server.readiness import Call
+from dos_server.ports import Call, Rounds
 
 
 class OncePerRound:

@@ -15,7 +15,7 @@ import trio
 
 from dos_protocol.errors import LocalProtocolError
 from dos_server.core.access import TokenFile, Tokens, decode_tokens
-from dos_server.core.quota_file import Quota, QuotaFile, decode_quotas
+from dos_server.core.quotas import Quota, QuotaFile, decode_quotas
 from dos_server.ports import Ports
 
 logger = logging.getLogger("dos.server")

@@ -20,7 +20,7 @@ from checkpoint.errors import ControlMessageError, HandshakeError, ManifestError
 from dataflow.core.entry_messages import decode_message
 from dos_protocol.errors import CorruptDataError, DosError, LocalProtocolError
 from dos_server.core.access import decode_tokens
-from dos_server.core.quota_file import decode_quotas
+from dos_server.core.quotas import decode_quotas
 from journal import Op, Record
 from journal.core.errors import ChainError
 from journal.core.segment import start_of

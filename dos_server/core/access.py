@@ -24,12 +24,20 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from dos_protocol import messages as m
-from dos_protocol.errors import MALFORMED_JSON, LocalProtocolError
+from dos_protocol.errors import MALFORMED_JSON, ErrorCode, LocalProtocolError
 from dos_protocol.names import is_name
 
 FILE_VERSION: Final = 1
 EVERY: Final = "*"
 _DIGEST_CHARS: Final = 64
+
+
+class RequestRefusal(NamedTuple):
+    """Why a request is refused: error code, message, and the number for the error's `actual` field."""
+
+    code: ErrorCode
+    message: str
+    actual: int = 0
 
 
 class Right(StrEnum):
@@ -178,8 +186,8 @@ def why_forbidden(access: Access, directory: str | None, message: m.Message) -> 
 # --- the file -----------------------------------------------------------------------------------------------
 
 
-def encode_tokens(file: TokenFile) -> bytes:
-    """Return the JSON of a file of tokens, with a line for each value that people compare."""
+def encode_settings(file: msgspec.Struct) -> bytes:
+    """Return the JSON of a file of tokens or quotas, with a line for each value that people compare."""
     return msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n"
 
 

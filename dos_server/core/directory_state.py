@@ -1,25 +1,162 @@
-"""One directory: which session may write it, and its objects.
+"""One directory, with its names and the sessions in it: which of them may write it.
 
-A claim (epoch, writer id) is *held* from the moment it is accepted: from then on older sessions receive no
-durability acks and their appends are refused. It is *answered* after it is on stable storage and everything
-accepted before it is synced, so the sizes in the answer are final for every older writer. (Take-over rules
-R2, R3, R4 of protocol.md: without any of them, an acknowledged record can be lost.)
+A claim (epoch, writer id) is *held* from the moment it is accepted: from then on older sessions receive
+no durability acks and their appends are refused. It is *answered* after it is on stable storage and
+everything accepted before it is synced, so the sizes in the answer are final for every older writer.
+(Take-over rules R2, R3, R4 of protocol.md: without any of them, an acknowledged record can be lost.)
 
-An epoch is refused permanently if it is lower than the held one, equal to it but from another writer, or more
-than 2^20 above it. A claim that could not be stored stays held in memory: refusing too much is safe.
+An epoch is refused permanently if it is lower than the held one, equal to it but from another writer, or
+more than 2^20 above it. A claim that could not be stored stays held in memory: refusing too much is safe.
 
-Claims and the table of objects belong here. `claims` decides which session is sent which answer.
+`requests.claims` decides which session is sent which answer.
 """
 
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from dos_protocol.frames import Frame
 from dos_protocol.limits import epoch_jump_max
-from dos_protocol.messages import ChangeDirectory
-from dos_protocol.names import id_text
+from dos_protocol.messages import ChangeDirectory, SessionEvent, SessionState, step
+from dos_protocol.names import NO_ID, id_text
+from dos_server.core.access import EVERYTHING, Access
 from dos_server.core.files.records import NO_CLAIM, ClaimRecord
-from dos_server.core.name_table import ObjectTable
-from dos_server.core.session import Session
+from dos_server.core.object_state import ObjectState
+
+# --- Names in byte order, for LIST: a page costs what its entries cost, not what the names cost ------------
+
+
+class Page(NamedTuple):
+    """A page of names. `more`: further names match after these."""
+
+    names: list[str]
+    more: bool
+
+
+def page_of(ordered: list[str], prefix: str, after: str, count: int) -> Page:
+    """Return the names that begin with the prefix and sort after `after`, at most `count` of them."""
+    start = max(bisect_right(ordered, after), bisect_left(ordered, prefix))
+    names = ordered[start : start + count]
+    matching = bisect_left(names, 1, key=lambda name: int(not name.startswith(prefix)))
+    beyond = start + matching
+    more = matching == count and beyond < len(ordered) and ordered[beyond].startswith(prefix)
+    return Page(names[:matching], more)
+
+
+class NameTable:
+    """A growing set of names, in order. Used for directories, which are never removed."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._ordered = sorted(set(names))
+        self._known = set(self._ordered)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ordered)
+
+    def add(self, name: str) -> None:
+        """Add a name, if it is not there yet."""
+        if name not in self._known:
+            self._known.add(name)
+            insort(self._ordered, name)
+
+    def page(self, prefix: str, after: str, count: int, seen: Callable[[str], bool] | None = None) -> Page:
+        """Return a page of the names. seen: of those for which it is true; this looks at every name."""
+        ordered = self._ordered if seen is None else [*filter(seen, self._ordered)]
+        return page_of(ordered, prefix, after, count)
+
+
+class ObjectTable(dict[str, ObjectState]):
+    """The objects of a directory by name. Their order is computed on first use and then maintained."""
+
+    _ordered: list[str] | None = None
+
+    def __setitem__(self, name: str, state: ObjectState) -> None:
+        if self._ordered is not None and name not in self:
+            insort(self._ordered, name)
+        super().__setitem__(name, state)
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        if self._ordered is not None:
+            del self._ordered[bisect_left(self._ordered, name)]
+
+    def ordered(self) -> list[str]:
+        """Return all names in order. The caller must not change the list."""
+        if self._ordered is None:
+            self._ordered = sorted(self)
+        return self._ordered
+
+    def page(self, prefix: str, after: str, count: int) -> Page:
+        """Return a page of the objects that exist. An object whose file has no byte yet is skipped."""
+        found: list[str] = []
+        more = True
+        while more and len(found) <= count:
+            names, more = page_of(self.ordered(), prefix, after, count + 1 - len(found))
+            found += [name for name in names if self[name].exists]
+            after = names[-1] if names else after
+        return Page(found[:count], len(found) > count)
+
+
+# --- Sessions ----------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Session:
+    """The state of one connection and its outstanding requests.
+
+    `directory`: the current directory. `opening`: the directory of the CWD that is not answered yet.
+    `deferred`: frames received after that CWD; they are executed when it is answered.
+    `wrote`: the session appended in its current directory. `version`: the protocol version it speaks.
+    `stream`: the object that a version 0 session appends to.
+    `host`: where it comes from. `access`: what its token allows.
+    `leaving`: the session sends nothing more and ends when everything is answered.
+    `pending`: requests that wait or are with the disk. `reading`: those of them that read.
+    `unsynced_bytes`, `unsynced_appends`: appends accepted from it that are neither synced nor refused.
+    """
+
+    number: int
+    state: SessionState = SessionState.NEW
+    store_id: bytes = NO_ID
+    generation: int = 0
+    directory: str | None = None
+    opening: str | None = None
+    wrote: bool = False
+    deferred: deque[Frame] = field(default_factory=deque)
+    pending: int = 0
+    reading: int = 0
+    unsynced_bytes: int = 0
+    unsynced_appends: int = 0
+    quit_request: int | None = None
+    leaving: bool = False
+    version: int = 1
+    host: str = ""
+    access: Access = EVERYTHING
+    stream: ObjectState | None = None
+
+    def move(self, event: SessionEvent) -> None:
+        """Apply the event to the state table."""
+        self.state = step(self.state, event)
+
+    @property
+    def closed(self) -> bool:
+        return self.state is SessionState.CLOSED
+
+    @property
+    def answered(self) -> bool:
+        """Whether no request of the session is outstanding."""
+        return not (self.pending or self.unsynced_appends or self.opening or self.deferred)
+
+
+# --- Directories -------------------------------------------------------------------------------------------
 
 
 class LoadState(Enum):

@@ -21,17 +21,48 @@ cache.
 from bisect import bisect_right
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
-from typing import Final
+from typing import Final, NamedTuple
+
+from msgspec import structs
 
 from dos_protocol.digests import Buffer, PrefixDigest
-from dos_protocol.messages import ObjectInfo
+from dos_protocol.errors import ErrorCode
+from dos_protocol.limits import object_bytes_max
+from dos_protocol.messages import Append, ObjectInfo, RepairChunk
+from dos_server.core.access import RequestRefusal
 from dos_server.core.files.extent import AcceptedBytes, build_extents, link_after, object_seed
 from dos_server.core.files.records import ObjectMark
-from dos_server.core.index import SparseIndex
-from dos_server.core.pending import PendingAppend, WriteBatch
-from dos_server.core.recovery_scan import RecoveredObject
+from dos_server.core.files.recovery import RecoveredObject
+from dos_server.core.files.scan import SparseIndex
 from dos_server.core.vocabulary import Sync, Write
 from dos_server.limits import extent_header_bytes, extent_payload_bytes_max, log_small_bytes_max
+
+
+class PendingAppend(NamedTuple):
+    """One accepted append that is not yet synced or refused."""
+
+    end: int
+    session: int
+    request_id: int
+    bytes: int
+
+
+class WriteBatch(NamedTuple):
+    """The write in progress.
+
+    `end`: logical size after it. `file_bytes`: file size after it. `link`: for the extent after it. `fold`:
+    at its end. `data`: what is written at `position` of the file, None if it is long: then it is not logged.
+    """
+
+    end: int
+    file_bytes: int
+    link: int
+    starts: list[tuple[int, int, int]]
+    fold: PrefixDigest
+    tickets: int
+    position: int
+    data: bytes | None
+
 
 _end_of: Final = attrgetter("end")
 _end_of_digest: Final = itemgetter(0)
@@ -372,3 +403,138 @@ class ObjectState:
         assert self.batch is not None, "a write ended that was not under way"
         batch, self.batch = self.batch, None
         return batch
+
+
+# --- Whether an object takes an append now. Nothing here has an effect -------------------------------------
+
+
+def refuses_append(state: ObjectState, append: Append, session: int) -> RequestRefusal | None:
+    """Return why the append cannot be accepted now, or None. Has no effect."""
+    refusal = refuses_session(state, session)
+    if refusal is not None:
+        return refusal
+    if append.expected_size != state.accepted:
+        return RequestRefusal(
+            ErrorCode.SIZE_MISMATCH,
+            f"{state.name} has {state.accepted} bytes, not {append.expected_size}",
+            state.accepted,
+        )
+    if append.prefix_digest != state.fold.value:
+        return RequestRefusal(
+            ErrorCode.DIGEST_MISMATCH,
+            f"the content of {state.name} below {state.accepted} has digest {state.fold.value:016x},"
+            f" not {append.prefix_digest:016x}",
+            state.fold.value,
+        )
+    return refuses_bytes(state, len(append.payload))
+
+
+def refuses_session(state: ObjectState, session: int) -> RequestRefusal | None:
+    """Return why no append of that session can be accepted now, or None."""
+    if state.poisoned:
+        return RequestRefusal(
+            ErrorCode.POISONED, f"{state.name} is poisoned: a write or sync of it failed", state.synced
+        )
+    if state.corrupt_from is not None:
+        return RequestRefusal(
+            ErrorCode.CORRUPT,
+            f"{state.name} is damaged from offset {state.corrupt_from} on",
+            state.corrupt_from,
+        )
+    if state.changing is not None:
+        return RequestRefusal(ErrorCode.BEING_APPENDED, state.changing, state.accepted)
+    others = state.tickets and state.tickets[-1].session != session
+    if others or state.appender not in (None, session):
+        return RequestRefusal(
+            ErrorCode.BEING_APPENDED, f"another session appends to {state.name}", state.accepted
+        )
+    return None
+
+
+def refuses_bytes(state: ObjectState, count: int) -> RequestRefusal | None:
+    """Return why that many more bytes cannot be accepted, or None."""
+    if state.accepted + count > object_bytes_max:
+        return RequestRefusal(
+            ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max
+        )
+    return None
+
+
+# --- The bytes of a new copy -------------------------------------------------------------------------------
+
+
+class RepairInProgress:
+    """One new copy that a session sends.
+
+    `size`: logical bytes received. `position`: bytes of its file. `agrees`: whether it has the old copy's
+    digest at the old copy's size; None while it is shorter. `busy`: the disk is working on it. `orphan`: its
+    session has ended or no longer wants it.
+    """
+
+    def __init__(
+        self, directory: str, request: RepairChunk, old: tuple[int, int], number: int, root: int
+    ) -> None:
+        """Begin an empty copy.
+
+        `old`: size and digest of the old copy as it was written. `number`, `root`: unique to this copy.
+        """
+        self.number = number
+        self.root = root
+        self.directory = directory
+        self.request = request
+        self.request_id = 0
+        self.name = request.name
+        self.position = 0
+        self.busy = False
+        self.orphan = False
+        self._link = root
+        self._fold = PrefixDigest()
+        self._old_size, self._old_digest = old
+        self.agrees: bool | None = True if self._old_size == 0 else None
+
+    @property
+    def size(self) -> int:
+        """Logical bytes received."""
+        return self._fold.size
+
+    @property
+    def complete(self) -> bool:
+        """Whether all announced bytes were received."""
+        return self.size == self.request.goal_size
+
+    @property
+    def digest_matches(self) -> bool:
+        """Whether the content has the announced digest."""
+        return self._fold.value == self.request.goal_digest
+
+    def same_as(self, other: RepairChunk) -> bool:
+        """Return whether the request continues this copy."""
+        mine, theirs = (structs.replace(one, offset=0, payload=b"") for one in (self.request, other))
+        return mine == theirs
+
+    def extents_for(self, payload: Buffer, epoch: int) -> list[Buffer]:
+        """Return the extents to write for the next bytes.
+
+        Their headers declare everything below them durable, which is true before the copy becomes visible.
+        """
+        seed, view, buffers = object_seed(self.directory, self.name), memoryview(payload), list[Buffer]()
+        for start in range(0, len(view), extent_payload_bytes_max):
+            part = view[start : start + extent_payload_bytes_max]
+            piece = AcceptedBytes(self._fold.size, self._fold.blocks_digest, part)
+            for header, parts in build_extents(
+                [piece], seed=seed, epoch=epoch, durable=self._fold.size, link=self._link
+            ):
+                self._link = link_after(parts[0])
+                self.position += extent_header_bytes + header.payload_bytes
+                buffers += parts
+            self._update(part)
+        return buffers
+
+    def _update(self, part: memoryview) -> None:
+        """Add bytes to the fold, and compare it with the old copy's digest at the old copy's size."""
+        before = self._old_size - self._fold.size
+        if 0 < before <= len(part):
+            at_old = self._fold.copy()
+            at_old.update(part[:before])
+            self.agrees = at_old.value == self._old_digest
+        self._fold.update(part)

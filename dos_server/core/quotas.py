@@ -1,4 +1,4 @@
-"""Quotas: what the directories of a prefix may hold and request together. Pure.
+"""Quotas: what the directories of a prefix may hold and request together, and the file that sets them. Pure.
 
 | limit | counted | when it is reached |
 |---|---|---|
@@ -8,11 +8,12 @@
 | connections | sessions whose current directory is covered | a CWD that enters is refused |
 | requests | requests in a covered directory | the sessions are not read until the rate permits it |
 
-Bytes are those of the content and not those of the files, so they are the same on each member of a store: a
-member that lacks acknowledged bytes has counted less than those that have them, and has room for them.
+Bytes are those of the content and not those of the files, so they are the same on each member of a store:
+a member that lacks acknowledged bytes has counted less than those that have them, and has room for them.
 
-A repair (MEND) is counted and never refused: it restores what was acknowledged. So is what the disk has when
-a quota is set. Then the usage is above the limit, and nothing more is accepted until enough was deleted.
+A repair (MEND) is counted and never refused: it restores what was acknowledged. So is what the disk has
+when a quota is set. Then the usage is above the limit, and nothing more is accepted until enough was
+deleted.
 
 The count of a directory is that of its marks at the start (`counted`), until the directory is loaded.
 """
@@ -21,9 +22,97 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from dos_protocol.errors import ErrorCode
-from dos_server.core.pending import AppendRefusal
-from dos_server.core.quota_file import Quota
+import msgspec
+
+from dos_protocol.errors import MALFORMED_JSON, ErrorCode, LocalProtocolError
+from dos_protocol.names import is_name
+from dos_server.core.access import EVERY, RequestRefusal, covers
+from dos_server.limits import quota_directories_default
+
+# --- The file, as `dos serve --quotas` reads it ------------------------------------------------------------
+
+
+QUOTA_FILE_VERSION: Final = 1
+
+
+class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Limits for the directories of a prefix, taken together; None: no limit.
+
+    bytes_max: of the content of objects, as `dos ls` shows it. connections_max: sessions that are in one of
+    the directories. requests_per_s: on average; `burst` of them at once, by default those of a second.
+    directories_max: that exist; by default 1,000 where bytes or objects are limited.
+    """
+
+    prefix: str
+    bytes_max: int | None = None
+    objects_max: int | None = None
+    connections_max: int | None = None
+    requests_per_s: float | None = None
+    burst: int | None = None
+    directories_max: int | None = None
+
+    @property
+    def directories_limit(self) -> int | None:
+        """The limit of directories that is in force: each takes space that no other limit counts."""
+        if self.directories_max is None and (self.bytes_max, self.objects_max) != (None, None):
+            return quota_directories_default
+        return self.directories_max
+
+    def covers(self, directory: str) -> bool:
+        return covers(self.prefix, directory)
+
+
+class QuotaFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a file of quotas."""
+
+    version: int
+    quotas: tuple[Quota, ...] = ()
+
+
+def decode_quotas(data: bytes, where: str) -> QuotaFile:
+    """Return the content of a file of quotas. Raises LocalProtocolError, which names the entry."""
+    try:
+        file = msgspec.json.decode(data, type=QuotaFile)
+    except MALFORMED_JSON as error:
+        raise LocalProtocolError(
+            f"quotas file {where}: {error}", remedy="`dos quota set` writes it"
+        ) from error
+    if file.version != QUOTA_FILE_VERSION:
+        raise LocalProtocolError(
+            f"quotas file {where} has version {file.version}; this program reads version"
+            f" {QUOTA_FILE_VERSION}",
+            remedy="use a newer program",
+        )
+    prefixes = [one.prefix for one in file.quotas]
+    for one in file.quotas:
+        if prefixes.count(one.prefix) > 1:
+            raise LocalProtocolError(f"quotas file {where}: prefix {one.prefix!a} has two quotas")
+        check_quota(one, f"quotas file {where}")
+    return file
+
+
+def check_quota(quota: Quota, where: str) -> None:
+    """Raise LocalProtocolError for a prefix that names no directory, and for a limit that makes no sense."""
+    if quota.prefix != EVERY and not is_name(quota.prefix):
+        raise LocalProtocolError(f"{where}: {quota.prefix!a} is no directory, and not {EVERY!r}")
+    limits = (quota.bytes_max, quota.objects_max, quota.connections_max, quota.directories_max)
+    if all(one is None for one in (*limits, quota.requests_per_s)):
+        raise LocalProtocolError(f"{where}: the quota of {quota.prefix!r} limits nothing")
+    if any(one is not None and one < 0 for one in limits):
+        raise LocalProtocolError(f"{where}: a limit of {quota.prefix!r} is negative")
+    if quota.requests_per_s is not None and not 1 <= quota.requests_per_s < 1e9:
+        raise LocalProtocolError(
+            f"{where}: {quota.prefix!r} has {quota.requests_per_s:g} requests a second; at least 1 is needed,"
+            " because a session that is silent for long counts as lost"
+        )
+    if quota.burst is not None and (quota.requests_per_s is None or quota.burst < 1):
+        raise LocalProtocolError(
+            f"{where}: the burst of {quota.prefix!r} must be at least 1, and needs a rate of requests"
+        )
+
+
+# --- The counts --------------------------------------------------------------------------------------------
+
 
 _ENOUGH: Final = 1 << 62
 _COVERING_MAX: Final = 4_096
@@ -72,10 +161,10 @@ class _Rule:
         self.at = now
         return self.allowance
 
-    def refusal(self, what: str, limit: int, used: int, wanted: int) -> AppendRefusal:
+    def refusal(self, what: str, limit: int, used: int, wanted: int) -> RequestRefusal:
         self.refused[what] += 1
         text = f"the quota of {self.quota.prefix!r} is {limit} {what}: {used} are used, {wanted} more wanted"
-        return AppendRefusal(ErrorCode.QUOTA_EXCEEDED, f"{text}; nothing was done", limit)
+        return RequestRefusal(ErrorCode.QUOTA_EXCEEDED, f"{text}; nothing was done", limit)
 
     def gauges(self) -> Iterable[QuotaGauge]:
         quota, refused = self.quota, self.refused
@@ -130,7 +219,7 @@ class Quotas:
 
     # Directories
 
-    def refuses_directory(self, directory: str) -> AppendRefusal | None:
+    def refuses_directory(self, directory: str) -> RequestRefusal | None:
         """Return why the directory may not be made; None if it may, or exists."""
         for rule in self._of(directory) if directory not in self._directories else ():
             limit = rule.quota.directories_limit
@@ -168,7 +257,7 @@ class Quotas:
             rule.bytes += count_bytes
             rule.objects += objects
 
-    def refuses(self, directory: str, count_bytes: int, objects: int) -> AppendRefusal | None:
+    def refuses(self, directory: str, count_bytes: int, objects: int) -> RequestRefusal | None:
         """Return why so much more may not be stored in the directory; None if it may."""
         for rule in self._of(directory):
             limit = rule.quota.bytes_max
@@ -192,7 +281,7 @@ class Quotas:
 
     # Connections and requests
 
-    def refuses_session(self, directory: str, current: str | None) -> AppendRefusal | None:
+    def refuses_session(self, directory: str, current: str | None) -> RequestRefusal | None:
         """Return why a session that is in `current` may not enter the directory; None if it may."""
         inside = self._of(current) if current is not None else ()
         for rule in self._of(directory):

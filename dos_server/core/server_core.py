@@ -11,45 +11,77 @@ Every ordering guarantee of the server is enforced here and in the parts that th
 
 The shell performs the effects in order and reports their outcomes. A refused request has no effect (P-8).
 
-This module dispatches events and ends sessions. Requests are handled by the parts, which share the same
-tables: `greetings` (session and store), `claims`, `appends`, `reads`, `repairs`, `removals` (objects),
-`version0` (the original protocol). `scrub` verifies stored objects without being requested to.
+This module dispatches events and ends sessions. The parts that handle requests are in `requests`.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode, RemoteProtocolError
 from dos_protocol.frames import Frame
 from dos_protocol.messages import SessionState
-from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens, why_forbidden
-from dos_server.core.append_runs import take_run
-from dos_server.core.directory_state import LoadState
-from dos_server.core.gauges import CoreGauges, gauges_of
-from dos_server.core.group_log.tail import LogTail
-from dos_server.core.logged import GroupLog
+from dos_server.core.directory_state import LoadState, Session
+from dos_server.core.group_log import GroupLog, LogTail
 from dos_server.core.object_state import ObjectState
-from dos_server.core.quotas import Quotas
-from dos_server.core.requests.appends import Appends
+from dos_server.core.quotas import QuotaGauge, Quotas
+from dos_server.core.requests.appends import Appends, take_run
 from dos_server.core.requests.claims import Claims
 from dos_server.core.requests.greetings import Greetings
 from dos_server.core.requests.reads import Reads
 from dos_server.core.requests.removals import Removals
-from dos_server.core.requests.repairs import Repairs
+from dos_server.core.requests.repairs import Repairs, Tails
 from dos_server.core.requests.scrub import NO_SCRUB, Scrub, ScrubPlan
 from dos_server.core.requests.stamps import NO_FILES, StampFiles, Stamps
 from dos_server.core.requests.version0 import V0Service, why_off
-from dos_server.core.session import Session
 from dos_server.core.tables import Tables
-from dos_server.core.tails import Tails
 from dos_server.limits import (
     entries_few,
     reads_queued_of_one_max,
     requests_in_flight_max,
 )
+
+
+class CoreGauges(NamedTuple):
+    """sessions: connections, and how many of them have greeted. directories: on the disk. objects: in memory.
+    damaged: directories that are known to hold a damaged object. unsynced_bytes: accepted, and not on stable
+    storage. room_bytes: free for appends, above the reserve. refuses_appends: because the disk is full.
+    rolled_back: the disk is known to have gone back in time. generation: of the store record, 0 without one.
+    quotas: their limits.
+    """
+
+    sessions: int
+    welcome: int
+    directories: int
+    objects: int
+    damaged: int
+    unsynced_bytes: int
+    room_bytes: int
+    refuses_appends: bool
+    rolled_back: bool
+    generation: int
+    quotas: tuple[QuotaGauge, ...] = ()
+
+
+def gauges_of(tables: Tables, *, rolled_back: bool) -> CoreGauges:
+    """Return the gauges. Looks at each session and each directory in memory, and at no object."""
+    sessions = tables.sessions.values()
+    broken = {one.name for one in tables.directories.values() if one.loading is LoadState.BROKEN}
+    return CoreGauges(
+        sessions=len(sessions),
+        welcome=sum(one.state not in (SessionState.NEW, SessionState.CLOSED) for one in sessions),
+        directories=len(tables.directory_names),
+        objects=tables.objects,
+        damaged=len(tables.damaged_names | broken),
+        unsynced_bytes=sum(one.unsynced_bytes for one in sessions),
+        room_bytes=max(tables.space.room_bytes, 0),
+        refuses_appends=tables.space.refusing,
+        rolled_back=rolled_back,
+        generation=0 if tables.record is None else tables.record.generation,
+        quotas=tables.quotas.gauges(),
+    )
 
 
 class ServerCore:
@@ -123,8 +155,8 @@ class ServerCore:
             v.Streamed: version0_.streamed,
             v.SpaceSeen: self._space_seen,
             v.Tick: self._tick,
-            scrub_reads.ScrubDue: scrub_.due,
-            scrub_reads.ScrubReadDone: scrub_.read_done,
+            v.ScrubDue: scrub_.due,
+            v.ScrubReadDone: scrub_.read_done,
         }
         self._on_message: Final[dict[type[Any], Callable[[Session, Any, int], None]]] = {
             m.Quit: self._quit,

@@ -1,41 +1,246 @@
 """The tables that all parts of the core share, and the queue of effects.
 
-Lookup, answering, refusing and closing belong here. No request is decided here.
+Lookup, answering, refusing and closing belong here, and the accounts that requests are checked against:
+bytes in flight, waiting reads, space. No request is decided here.
 """
 
-from typing import Final, NamedTuple
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple, TypeVar
 
 from dos_protocol import limits as wire
 from dos_protocol import messages as m
 from dos_protocol.errors import CLOSING, VERDICTS, Blame, ErrorCode
-from dos_protocol.messages import SessionEvent
+from dos_protocol.messages import Get, SessionEvent
 from dos_protocol.names import is_name
 from dos_protocol.store_record import StoreRecord, decode_store_record
-from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
-from dos_server.core.access import Tokens
-from dos_server.core.attempts import Seldom
-from dos_server.core.directory_state import DirectoryState, LoadState
+from dos_server.core.access import RequestRefusal, Tokens
+from dos_server.core.directory_state import DirectoryState, LoadState, NameTable, Session
 from dos_server.core.files.extent import fresh_root
-from dos_server.core.in_flight import InFlight
-from dos_server.core.logged import GroupLog
-from dos_server.core.name_table import NameTable
-from dos_server.core.object_state import ObjectState
-from dos_server.core.pending import AppendRefusal
+from dos_server.core.files.recovery import RecoveredObject
+from dos_server.core.group_log import GroupLog
+from dos_server.core.object_state import ObjectState, RepairInProgress
 from dos_server.core.quotas import Quotas
-from dos_server.core.recovery_scan import RecoveredObject
-from dos_server.core.repair import RepairInProgress
-from dos_server.core.session import Session
-from dos_server.core.space import DiskSpace, cost
-from dos_server.core.waiting import WaitingReads
 from dos_server.limits import (
     again_seconds,
     directories_loaded_max,
+    extent_header_bytes,
+    in_flight_bytes_max,
+    in_flight_share_bytes_min,
+    in_flight_shared_bytes_max,
     new_directory_bytes,
+    new_file_bytes,
     objects_in_use_max,
     objects_loaded_max,
     openings_max,
+    reserve_bytes_default,
+    reserve_fraction_max,
+    resume_fraction,
+    waiting_of_one_min,
+    waiting_total_max,
 )
+
+_LATELY_S: Final = 1.0
+
+
+class InFlight:
+    """The sessions that have appended lately, those that did it longest ago first."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, float] = {}
+
+    def appended(self, session: int, now: float) -> None:
+        """Note that a session appends."""
+        at = self._at
+        at.pop(session, None)
+        at[session] = now
+        while at[first := next(iter(at))] < now - _LATELY_S:
+            del at[first]
+
+    @property
+    def bytes_max(self) -> int:
+        """The limit for each session."""
+        count = len(self._at)
+        if count <= 1:
+            return in_flight_bytes_max
+        return max(in_flight_shared_bytes_max // count, in_flight_share_bytes_min)
+
+
+# --- Waiting reads -----------------------------------------------------------------------------------------
+
+
+Key = TypeVar("Key")
+
+
+class WaitingRead(NamedTuple):
+    """A GET that waits at the end of the object until more bytes are synced or its deadline passes."""
+
+    state: ObjectState
+    session: int
+    request_id: int
+    get: Get
+    deadline: float
+
+
+class WaitingReads:
+    """All waiting GETs. Its length counts those that wait, and those woken but not answered yet."""
+
+    def __init__(self) -> None:
+        self._waiters: dict[int, WaitingRead] = {}
+        self._of_session: dict[int, set[int]] = {}
+        self._of_object: dict[ObjectState, set[int]] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._last = 0
+        self.woken: deque[WaitingRead] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiters) + len(self.woken)
+
+    def has_room(self, session: int) -> bool:
+        """Return whether another GET of the session may wait. Each session may always have a few."""
+        return len(self) < waiting_total_max or len(self._of_session.get(session, ())) < waiting_of_one_min
+
+    def add(self, waiter: WaitingRead) -> None:
+        """Add a waiting GET."""
+        self._last += 1
+        number = self._last
+        self._waiters[number] = waiter
+        self._of_session.setdefault(waiter.session, set()).add(number)
+        self._of_object.setdefault(waiter.state, set()).add(number)
+        waiter.state.waiters += 1
+        heapq.heappush(self._deadlines, (waiter.deadline, number))
+
+    def take_of_object(self, state: ObjectState) -> list[WaitingRead]:
+        """Remove and return the GETs that wait on the object, in order of arrival."""
+        return self._take(self._of_object.get(state, ()))
+
+    def take_of_session(self, session: int) -> list[WaitingRead]:
+        """Remove and return the waiting GETs of the session, in order of arrival."""
+        return self._take(self._of_session.get(session, ()))
+
+    def take_due(self, now: float) -> list[WaitingRead]:
+        """Remove and return the GETs whose deadline has passed."""
+        numbers = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            numbers.append(heapq.heappop(self._deadlines)[1])
+        return self._take(numbers)
+
+    def _take(self, numbers: Iterable[int]) -> list[WaitingRead]:
+        taken = []
+        for number in sorted(numbers):
+            waiter = self._waiters.pop(number, None)
+            if waiter is not None:
+                taken.append(waiter)
+                waiter.state.waiters -= 1
+                _drop(self._of_session, waiter.session, number)
+                _drop(self._of_object, waiter.state, number)
+        if len(self._deadlines) > 2 * len(self._waiters) + 64:  # most are of GETs already taken
+            self._deadlines = [(one.deadline, number) for number, one in self._waiters.items()]
+            heapq.heapify(self._deadlines)
+        return taken
+
+
+def _drop(numbers: dict[Key, set[int]], key: Key, number: int) -> None:
+    numbers[key].discard(number)
+    if not numbers[key]:
+        del numbers[key]
+
+
+# --- Space on the disk -------------------------------------------------------------------------------------
+
+
+def reserve_of(total_bytes: int) -> int:
+    """Return the default reserve, in bytes, for a file system of that size."""
+    return min(reserve_bytes_default, total_bytes // reserve_fraction_max)
+
+
+def cost(payload_bytes: int, *, new_file: bool) -> int:
+    """Return about how much disk space a payload takes, with headers or a new file's first block."""
+    return payload_bytes + (new_file_bytes if new_file else extent_header_bytes)
+
+
+_ENOUGH: Final = 1 << 62
+
+
+class DiskSpace:
+    """The free space above the reserve.
+
+    `reserve_bytes` None: derived from the size of the file system. `room_bytes`: bytes that may be taken
+    before the next measurement.
+
+    Before the first measurement, and if the file system does not report its size, everything fits.
+    """
+
+    def __init__(self, reserve_bytes: int | None = None) -> None:
+        self.refusing = False
+        self.room_bytes = _ENOUGH
+        self._configured_reserve = reserve_bytes
+        self._reserve = 0
+        self._wanted = 0
+        self._since = 0.0
+
+    def seen(self, free_bytes: int, total_bytes: int, room_before: int, now: float) -> str | None:
+        """Apply a measurement that began when `room_bytes` was `room_before`.
+
+        Returns a line for the log when appends begin or cease to be refused.
+        """
+        if total_bytes <= 0:
+            self.room_bytes = _ENOUGH
+        else:
+            configured = self._configured_reserve
+            self._reserve = reserve_of(total_bytes) if configured is None else configured
+            self.room_bytes += free_bytes - self._reserve - room_before
+        if not self.refusing:
+            return self._begin_refusing(0, now) if self.room_bytes <= 0 else None
+        if self.room_bytes <= max(self._wanted, self._reserve // resume_fraction):
+            return None
+        self.refusing, self._wanted = False, 0
+        return (
+            f"appends are accepted again after {now - self._since:.0f} s: {free_bytes} bytes are free,"
+            f" {self._reserve} of them the reserve"
+        )
+
+    def has_room(self, count: int) -> bool:
+        """Return whether that many bytes could be taken now."""
+        return count < self.room_bytes and not self.refusing
+
+    def take(self, count: int) -> bool:
+        """Take that many bytes, and return whether they fit."""
+        if self.refusing or count >= self.room_bytes:
+            return False
+        self.room_bytes -= count
+        return True
+
+    def spend(self, count: int) -> None:
+        """Subtract bytes that are written in any case, because they were admitted before."""
+        self.room_bytes -= count
+
+    def ran_out(self, count: int, now: float) -> str | None:
+        """Refuse appends until `count` bytes fit. Returns a log line if they were not refused before."""
+        if self.refusing:
+            self._wanted = max(self._wanted, count)
+            return None
+        return self._begin_refusing(count, now)
+
+    def refusal(self, what: str) -> RequestRefusal:
+        """Return the refusal for `what`."""
+        return RequestRefusal(
+            ErrorCode.NO_SPACE,
+            f"no space for {what} above the reserve of {self._reserve} bytes; nothing was written",
+        )
+
+    def _begin_refusing(self, count: int, now: float) -> str:
+        self.refusing, self._wanted, self._since = True, count, now
+        return (
+            f"appends are refused: about {max(self.room_bytes, 0)} bytes are free above the reserve of"
+            f" {self._reserve} bytes, which is kept for claims, removals and restarts; free space on the disk"
+        )
+
+
+# --- The tables --------------------------------------------------------------------------------------------
+
 
 REFUSALS: Final = {
     v.DiskFailure.NO_SPACE: ErrorCode.NO_SPACE,
@@ -43,6 +248,35 @@ REFUSALS: Final = {
     v.DiskFailure.FAILED: ErrorCode.POISONED,
 }
 """The error code for a request that the disk did not carry out."""
+
+
+_SELDOM_S: Final = 60.0
+_SELDOM_LINES_MAX: Final = 1_024
+
+
+class Seldom:
+    """What is to be logged at most once a minute: a client that is refused asks again and again. The next
+    line counts what was left out.
+    """
+
+    def __init__(self) -> None:
+        self._at_s: dict[tuple[str, str], float] = {}
+        self._left_out: dict[tuple[str, str], int] = {}
+
+    def line(self, host: str, text: str, now_s: float) -> str:
+        """Return the line to log now, "" for none."""
+        what = host, text
+        if now_s - self._at_s.get(what, -_SELDOM_S) < _SELDOM_S:
+            self._left_out[what] = self._left_out.get(what, 0) + 1
+            return ""
+        self._at_s.pop(what, None)
+        self._at_s[what] = now_s
+        count = self._left_out.pop(what, 0)
+        if len(self._at_s) > _SELDOM_LINES_MAX:
+            oldest = next(iter(self._at_s))  # what was logged longest ago
+            del self._at_s[oldest]
+            self._left_out.pop(oldest, None)
+        return f"{text} ({count} times more since the last such line)" if count else text
 
 
 class RequestTarget(NamedTuple):
@@ -236,7 +470,7 @@ class Tables:
         self.refuse(session, ErrorCode.BAD_NAME, text, request_id)
         return False
 
-    def reserve_space(self, state: ObjectState, count: int) -> AppendRefusal | None:
+    def reserve_space(self, state: ObjectState, count: int) -> RequestRefusal | None:
         """Reserve space for that many more bytes, and count them; or return which quota refuses them, or that
         there is none above the reserve.
         """
@@ -254,7 +488,7 @@ class Tables:
         self.warn(self.space.ran_out(wanted, self.now))
         return self.space.refusal(state.name)
 
-    def reserve_directory(self, directory: DirectoryState) -> AppendRefusal | None:
+    def reserve_directory(self, directory: DirectoryState) -> RequestRefusal | None:
         """Reserve space for a directory that does not exist, and count it; or return what refuses it. The
         reserve is for directories that exist: their claims must not fail because others make more.
         """
@@ -281,7 +515,7 @@ class Tables:
     def warn(self, text: str | None) -> None:
         """Log the text, if there is one."""
         if text is not None:
-            self.effects.append(scrub_reads.LogNotice(text))
+            self.effects.append(v.LogNotice(text))
 
     def answerable(self, number: int, *, read: bool = False) -> Session | None:
         """Return the session whose pending request is about to be answered, if it still exists."""
@@ -323,7 +557,7 @@ class Tables:
             self._loading > 0 and self.objects > self._objects_max_to_load
         )
 
-    def refuses_directory(self, name: str) -> AppendRefusal | None:
+    def refuses_directory(self, name: str) -> RequestRefusal | None:
         """Return why another directory, which may be full, does not fit in memory; None if it does.
 
         Idle directories are dropped from memory first.
@@ -333,16 +567,16 @@ class Tables:
         if self.objects <= objects_max:
             return None
         text = f"{name} cannot be opened: directories in use hold {self.objects} objects, and it may hold"
-        return AppendRefusal(ErrorCode.BUSY, f"{text} {wire.entries_max}; the limit is {objects_in_use_max}")
+        return RequestRefusal(ErrorCode.BUSY, f"{text} {wire.entries_max}; the limit is {objects_in_use_max}")
 
-    def refuses_object(self, directory: DirectoryState) -> AppendRefusal | None:
+    def refuses_object(self, directory: DirectoryState) -> RequestRefusal | None:
         """Return why no further object can be created in the directory, or None."""
         if len(directory.objects) >= wire.entries_max:
             text = f"a directory holds at most {wire.entries_max} objects"
-            return AppendRefusal(ErrorCode.NO_SPACE, text, wire.entries_max)
+            return RequestRefusal(ErrorCode.NO_SPACE, text, wire.entries_max)
         if self.objects >= objects_in_use_max:
             text = f"directories in use hold {objects_in_use_max} objects, which is the limit"
-            return AppendRefusal(ErrorCode.BUSY, text, objects_in_use_max)
+            return RequestRefusal(ErrorCode.BUSY, text, objects_in_use_max)
         return None
 
     def forget_idle(self, objects_max: int = objects_loaded_max) -> None:

@@ -1,37 +1,268 @@
 """Events and effects of the server core: plain values, no behavior.
 
-The shell reports events one at a time and performs the effects of each in the order given. Each effect that
-has an outcome is reported back with exactly one event. `session` is a number that the shell assigns to a
-connection and never reuses.
+The shell reports events one at a time and performs the effects of each in the order given. Each effect
+that has an outcome is reported back with exactly one event. `session` is a number that the shell assigns
+to a connection and never reuses.
 """
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from dos_protocol.digests import Buffer
 from dos_protocol.frames import Frame
 from dos_protocol.messages import Message
-from dos_server.core import copies, loads, readings, scrub_reads
 from dos_server.core.access import Tokens
-from dos_server.core.copies import DropRepair as DropRepair
-from dos_server.core.copies import InstallRepair as InstallRepair
-from dos_server.core.copies import RepairInstalled as RepairInstalled
-from dos_server.core.copies import RepairWritten as RepairWritten
-from dos_server.core.copies import WriteRepair as WriteRepair
-from dos_server.core.failures import DiskFailure as DiskFailure
-from dos_server.core.failures import Removal as Removal
 from dos_server.core.files.records import ClaimRecord, ObjectMark
-from dos_server.core.loads import DirectoriesLost as DirectoriesLost
-from dos_server.core.loads import DirectoryLoaded as DirectoryLoaded
-from dos_server.core.loads import ForgetDirectory as ForgetDirectory
-from dos_server.core.loads import LoadDirectory as LoadDirectory
-from dos_server.core.loads import LoadObject as LoadObject
-from dos_server.core.loads import ObjectLoaded as ObjectLoaded
-from dos_server.core.quota_file import Quota
-from dos_server.core.readings import GotData as GotData
-from dos_server.core.readings import GotDigest as GotDigest
-from dos_server.core.readings import ReadData as ReadData
-from dos_server.core.readings import ReadDigest as ReadDigest
+from dos_server.core.files.recovery import RecoveredObject
+from dos_server.core.files.scan import ExtentStart, FoldStarts, VerifiedChain, VerifyGoal
+from dos_server.core.quotas import Quota
+
+# --- How disk operations end -------------------------------------------------------------------------------
+
+
+class DiskFailure(Enum):
+    """The outcome of a disk operation."""
+
+    NONE = "done"
+    NO_SPACE = "no space left; nothing of it is in the file"
+    TEMPORARY = "temporarily not possible; nothing of it is in the file"
+    FAILED = "failed, its effect is unknown"
+    GONE = "the file was removed or replaced under the running server"
+
+
+class Removal(Enum):
+    """The outcome of a removal."""
+
+    GONE = "removed durably"
+    INTACT = "failed; the object is unchanged"
+    NOT_NOW = "temporarily not possible; the object is unchanged"
+    LATER = "started, to be continued: the cause is temporary"
+    UNKNOWN = "failed; only a restart can determine whether the object exists"
+
+
+# --- Loading directories and objects -----------------------------------------------------------------------
+
+
+class LoadDirectory(NamedTuple):
+    """Load the directory's claim and objects from the disk, then report."""
+
+    directory: str
+
+
+class ForgetDirectory(NamedTuple):
+    """The directory was dropped from memory: close its files."""
+
+    directory: str
+
+
+class DirectoryLoaded(NamedTuple):
+    """`LoadDirectory` finished.
+
+    `objects`: by name. `problem`: why the directory cannot be used, or ''. `temporary`: it proves no
+    damage, and the next attempt may succeed.
+    """
+
+    directory: str
+    exists: bool
+    claim: ClaimRecord
+    objects: dict[str, RecoveredObject]
+    problem: str = ""
+    temporary: bool = False
+
+
+class DirectoriesLost(NamedTuple):
+    """The folders of these directories were removed under the running server. The disk has noted it."""
+
+    directories: tuple[str, ...]
+
+
+class LoadObject(NamedTuple):
+    """Judge a loaded object again, because its torn tail can now be copied aside and cut; then report."""
+
+    directory: str
+    name: str
+
+
+class ObjectLoaded(NamedTuple):
+    """`LoadObject` finished. `found`: the object now; None if it could not be judged and is unchanged."""
+
+    directory: str
+    name: str
+    found: RecoveredObject | None
+
+
+# --- Reads for GET and STAT --------------------------------------------------------------------------------
+
+
+class ReadData(NamedTuple):
+    """Read the verified content [start, end) of an object, walking from `extent`."""
+
+    session: int
+    request_id: int
+    directory: str
+    name: str
+    extent: ExtentStart
+    start: int
+    end: int
+    version: int = 0
+    """The version of the object's file. A repaired object has another one."""
+
+
+class ReadDigest(NamedTuple):
+    """Compute the prefix digest at a size, walking from `extents`."""
+
+    session: int
+    request_id: int
+    directory: str
+    name: str
+    extents: FoldStarts
+    size: int
+    version: int = 0
+
+
+class GotData(NamedTuple):
+    """The answer to ReadData: all of the range, or its beginning if the range lies in many small extents.
+
+    `damaged_at`: logical offset of damaged bytes, or None. `missed`: why nothing was read, for reasons that
+    say nothing about the stored bytes. `after`: where a read can continue that begins at the end of this one.
+    """
+
+    read: ReadData
+    data: bytes
+    damaged_at: int | None = None
+    missed: str = ""
+    after: ExtentStart | None = None
+
+
+class GotDigest(NamedTuple):
+    """The answer to ReadDigest. `damaged_at` and `missed` as in `GotData`."""
+
+    read: ReadDigest
+    digest: int
+    damaged_at: int | None = None
+    missed: str = ""
+
+
+# --- New copies (MEND) -------------------------------------------------------------------------------------
+
+
+class WriteRepair(NamedTuple):
+    """Write the buffers at a position of the new copy's own file, which is not visible to readers.
+
+    `create` makes the file. `copy`: a number that is unique among the new copies of this incarnation of the
+    server.
+    """
+
+    session: int
+    directory: str
+    name: str
+    copy: int
+    position: int
+    buffers: list[Buffer]
+    create: bool
+
+
+class InstallRepair(NamedTuple):
+    """Put the new copy on stable storage, then replace the old one by it, and report.
+
+    `keep`: retain the old copy aside; False if the new one begins with all of it. `durable`: the old copy's
+    known synced size. `poisoned`, `damaged`: the flags for its mark. `exists`: there is an old copy.
+
+    After a crash at any point there is the old copy, the new one, or one that is known to be lost.
+    """
+
+    session: int
+    directory: str
+    name: str
+    copy: int
+    exists: bool
+    durable: int
+    poisoned: bool
+    damaged: bool
+    keep: bool
+    goal_size: int
+
+
+class DropRepair(NamedTuple):
+    """Delete the file of a new copy that is no longer wanted."""
+
+    session: int
+    directory: str
+    name: str
+    copy: int
+
+
+class RepairWritten(NamedTuple):
+    """`WriteRepair` finished."""
+
+    session: int
+    failure: DiskFailure
+
+
+class RepairInstalled(NamedTuple):
+    """`InstallRepair` finished.
+
+    `found`: the object now; None if it failed and only a restart can determine which copy is there.
+    """
+
+    session: int
+    directory: str
+    name: str
+    found: RecoveredObject | None
+
+
+# --- The scrub ---------------------------------------------------------------------------------------------
+
+
+class ScrubDue(NamedTuple):
+    """The next read of the scrub is due. `busy`: the disk is working for clients."""
+
+    busy: bool
+
+
+class ScrubRead(NamedTuple):
+    """Read the next part of an object from the disk, bypassing the cache, verify it, then report.
+
+    `chain`: how far the object was verified. `goal`: what was synced when its verification began.
+    """
+
+    directory: str
+    name: str
+    chain: VerifiedChain
+    goal: VerifyGoal
+
+
+class ScrubReadDone(NamedTuple):
+    """`ScrubRead` finished.
+
+    `chain`: where to continue. `damaged_at`: content is damaged from there on. If both are None, the part
+    could not be read. `what`: the finding in words. `seconds`: the duration of the read.
+    """
+
+    read: ScrubRead
+    chain: VerifiedChain | None
+    damaged_at: int | None
+    what: str
+    seconds: float
+
+
+class ScrubLater(NamedTuple):
+    """Report `ScrubDue` after that many seconds."""
+
+    seconds: float
+
+
+class ScrubNow(NamedTuple):
+    """End the wait for the next `ScrubDue`, if there is one."""
+
+
+class LogNotice(NamedTuple):
+    """Log a line for the operator. `bad`: action may be needed."""
+
+    text: str
+    bad: bool = True
+
 
 # --- Events: what the shell reports to the core ---
 
@@ -227,10 +458,15 @@ Event = (
     | Streamed
     | SpaceSeen
     | Tick
-    | loads.Event
-    | readings.Event
-    | copies.Event
-    | scrub_reads.Event
+    | DirectoryLoaded
+    | DirectoriesLost
+    | ObjectLoaded
+    | GotData
+    | GotDigest
+    | RepairWritten
+    | RepairInstalled
+    | ScrubDue
+    | ScrubReadDone
 )
 
 # --- Effects: what the core orders the shell to do ---
@@ -394,8 +630,16 @@ Effect = (
     | SendBytes
     | LogReason
     | Audit
-    | loads.Effect
-    | readings.Effect
-    | copies.Effect
-    | scrub_reads.Effect
+    | LoadDirectory
+    | ForgetDirectory
+    | LoadObject
+    | ReadData
+    | ReadDigest
+    | WriteRepair
+    | InstallRepair
+    | DropRepair
+    | ScrubRead
+    | ScrubLater
+    | ScrubNow
+    | LogNotice
 )

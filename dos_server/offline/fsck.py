@@ -1,48 +1,60 @@
-"""`dos fsck` without its output: checks a whole data directory as the next start would, and reads every byte.
+"""`dos fsck`: checks a whole data directory as the next start would, and reads every byte. Its server
+must not run.
 
-The code of the start decides what a file is (`core.recovery_scan.judge`). What no start reads, the bytes
-below the synced size, is then verified from end to end (`core.verify`). Memory is bounded by one part of one
-object.
+| exit code | meaning |
+|---|---|
+| 0 | no damage; there may be torn tails, which the next start cuts, and notes |
+| 1 | damage was found, whether or not everything was checked |
+| 2 | not everything was checked: a server uses the directory, it is no data directory, a file is unreadable |
+
+The code of the start decides what a file is (`core.files.recovery.judge`). What no start reads, the bytes
+below the synced size, is then verified from end to end (`core.files.scan`). Memory is bounded by one part of
+one object.
 
 Two changes can be requested: to cut torn tails, as the next start would, and to write a new claim where the
 old one is lost. Any other damage is only reported.
 """
 
+import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dos_protocol.errors import VERDICTS, CorruptDataError, ErrorCode, LocalProtocolError
 from dos_protocol.limits import epoch_jump_max, id_bytes
 from dos_protocol.names import id_text, is_name
 from dos_protocol.store_record import NO_STAMP, decode_store_record
-from dos_server import side_files, small_files
+from dos_server import side_files
 from dos_server.core.files import findings as f
 from dos_server.core.files import records
 from dos_server.core.files.extent import object_seed
 from dos_server.core.files.findings import Finding, Severity
-from dos_server.core.files.records import NO_CLAIM, ObjectMark
-from dos_server.core.files.scan import DamagedExtentError, ReadAt
-from dos_server.core.layout import (
+from dos_server.core.files.records import (
     DIRECTORIES,
+    NO_CLAIM,
     OBJECTS,
     STAMPS,
     WITNESSED,
     Entry,
+    ObjectMark,
     entry_of_folder,
     entry_of_root,
 )
-from dos_server.core.recovery_scan import RecoveredObject, judge
+from dos_server.core.files.recovery import RecoveredObject, judge
+from dos_server.core.files.scan import DamagedExtentError, ReadAt, VerifyGoal, beginning, verify_part
 from dos_server.core.requests.stamps import NO_STAMPS, decode_witnesses, history_of
-from dos_server.core.verify import VerifyGoal, beginning, verify_part
-from dos_server.directory_register import DirectoryRegister
-from dos_server.disk import RealDisk
-from dos_server.disk_errors import is_temporary, proves_damage
+from dos_server.disk import RealDisk, is_temporary, path_argument, proves_damage, read_file, replace_file
 from dos_server.limits import fsck_part_bytes, fsck_part_extents_max
-from dos_server.log_start import end_log
-from dos_server.offline.disk import PathSeen
-from dos_server.offline.log_view import LogView
+from dos_server.log_files import end_log
+from dos_server.marks import DirectoryRegister
+from dos_server.offline.reading import LogView, PathSeen
 
 
 class NotCheckedError(Exception):
@@ -162,7 +174,7 @@ class Check:
         if "identity" not in names and OBJECTS not in names:
             raise NotCheckedError(f"{self._root} is not a data directory: it has no identity and no objects")
         try:
-            records.check_format(small_files.read(self._disk, "identity"))
+            records.check_format(read_file(self._disk, "identity"))
         except LocalProtocolError as error:
             raise NotCheckedError(str(error)) from error
 
@@ -263,7 +275,7 @@ class Check:
     def _small(self, path: str, means: str) -> bytes | None:
         """Return a small file; None if it is missing or unreadable, which is added to the findings."""
         try:
-            return small_files.read(self._disk, path)
+            return read_file(self._disk, path)
         except OSError as error:
             self._unreadable(path, error, f.of_record(path, "a file", _error_text(error), means))
             return None
@@ -325,7 +337,7 @@ class Check:
             if lost:
                 disk.make_folder(f"{OBJECTS}/{directory.name}")
                 disk.sync_folder(OBJECTS)
-            small_files.replace(disk, f"{OBJECTS}/{directory.name}", ".claim", records.encode_claim(claim))
+            replace_file(disk, f"{OBJECTS}/{directory.name}", ".claim", records.encode_claim(claim))
             if lost:
                 register = DirectoryRegister(disk)
                 register.begin_again(directory.name, claim.epoch)
@@ -418,3 +430,142 @@ class Check:
 
 def _error_text(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+# --- The command -------------------------------------------------------------------------------------------
+
+
+DAMAGED = 1
+NOT_CHECKED = 2
+
+
+def fsck(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            parser=path_argument, help="Data directory of a server that is not running.", metavar="DIR"
+        ),
+    ],
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Cut torn tails, keeping a copy aside, as the next start would. Change nothing else.",
+        ),
+    ] = False,
+    raise_claims: Annotated[
+        bool,
+        typer.Option(
+            "--raise-claims",
+            help="Replace a lost claim by one that is 2^20 above every epoch found: all writers are"
+            " fenced, and the next one takes over. For a server that cannot be replaced.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Verify a data directory: identity, store record, claims, marks, every byte.
+
+    Changes nothing unless --repair or --raise-claims is given. Lists each problem by object and
+    offset, with its meaning and what to do. Repair damaged objects from the other servers, with
+    `dos store repair`.
+
+    Exit code 0: no damage. Torn tails and leftovers are listed but harmless: a crash
+    leaves them, and the next start removes them. 1: something is damaged. 2: not everything
+    could be checked.
+
+    Example: dos fsck /var/lib/dos
+    """
+    problem = ""
+    with _ProgressBar(quiet=as_json) as bar:
+        check = Check(data, repair=repair, raise_claims=raise_claims, on_progress=bar.show)
+        try:
+            check.run()
+        except NotCheckedError as error:
+            problem = str(error)
+        except KeyboardInterrupt:
+            problem = "interrupted: only a part was checked"
+    report = check.report
+    if as_json:
+        print(json.dumps(report_json(report, problem)))
+    elif report.directories or report.findings or report.complete:
+        _print_report(report)
+    if problem:
+        print(f"dos fsck: {problem}", file=sys.stderr)
+    if report.of(Severity.DAMAGED):
+        raise typer.Exit(DAMAGED)
+    if problem or report.of(Severity.UNCHECKED):
+        raise typer.Exit(NOT_CHECKED)
+
+
+def report_json(report: CheckReport, problem: str = "") -> dict[str, Any]:
+    """Return the report as one document for programs."""
+    return {
+        "good": report.complete and not report.of(Severity.DAMAGED) and not report.of(Severity.UNCHECKED),
+        "complete": report.complete,
+        "problem": problem,
+        "directories": report.directories,
+        "objects": report.objects,
+        "bytes_verified": report.bytes_verified,
+        "findings": [one.as_json() for one in report.findings],
+        "cut": report.cut,
+        "raised": report.raised,
+    }
+
+
+def finding_text(one: Finding) -> str:
+    """Return a finding for people, in several lines."""
+    where = "" if one.offset is None else f" from byte {one.offset} on"
+    at = "" if one.position is None else f" (position {one.position} of its file)"
+    case = f", case {one.case}" if one.case else ""
+    return (
+        f"{one.place}: {one.verdict.value}{where}{at}{case}\n"
+        f"    expected  {one.expected}\n"
+        f"    found     {one.found}\n"
+        f"    means     {one.means}\n"
+        f"    do        {one.todo}"
+    )
+
+
+def _print_report(report: CheckReport) -> None:
+    for one in report.findings:
+        print(finding_text(one))
+    for place in report.cut:
+        print(f"{place}: its torn tail was cut, as the next start would have done")
+    for claim in report.raised:
+        print(f"{claim} was claimed for no writer: the next writer takes over with a higher epoch")
+    print(_summary(report))
+
+
+def _summary(report: CheckReport) -> str:
+    damaged, torn, unchecked, notes = (
+        len(report.of(one)) for one in (Severity.DAMAGED, Severity.TORN, Severity.UNCHECKED, Severity.NOTE)
+    )
+    checked = f"{report.objects} objects in {report.directories} directories, {report.bytes_verified} bytes"
+    found = f"{damaged or 'nothing'} damaged, {torn} torn tails ({len(report.cut)} cut)"
+    return f"{checked} verified: {found}, {unchecked} not checked, {notes} notes"
+
+
+class _ProgressBar:
+    """A progress bar on a terminal, nothing elsewhere; a context manager."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None)
+
+    def show(self, place: str, done: int, total: int) -> None:
+        self._bar.update(self._task, description=place, completed=done, total=total)
+
+    def __enter__(self) -> "_ProgressBar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()

@@ -1,8 +1,9 @@
 """Reads the objects in the data directory of a server that is not running, like a store of that one server.
 
 - Nothing is changed. The lock is held, so no server can start meanwhile.
-- An object is what the start of the server would accept of it (`core.recovery_scan.judge`). Every extent that
-  is returned is verified.
+- An object is what the start of the server would accept of it (`core.files.recovery.judge`). Every extent
+  that is returned is verified. After a crash the newest acknowledged bytes may be in the group log only: the
+  replay of a start runs on a view that keeps its changes in memory.
 - One disk does not know what a quorum had: of a store of three it shows what reached this disk.
 - A directory with a damaged or lost object is refused as a whole, as clients refuse the answer of such a
   member (R4): it may have held more than can be read.
@@ -13,30 +14,263 @@ synchronously, in the calling task.
 """
 
 import logging
-from collections.abc import AsyncGenerator, Generator, Mapping
+import os
+import stat
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self, TypeVar
 
+from dos_protocol.digests import Buffer
 from dos_protocol.errors import CorruptError, LocalProtocolError, NotFoundError
 from dos_protocol.limits import MIB
 from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import is_name
 from dos_protocol.store_record import Member, StoreRecord, decode_store_record
-from dos_server import small_files
 from dos_server.core.files import findings, records
 from dos_server.core.files.extent import object_seed
-from dos_server.core.files.records import NO_CLAIM, ObjectMark
+from dos_server.core.files.records import NO_CLAIM, OBJECTS, ObjectMark
+from dos_server.core.files.recovery import RecoveredObject, judge, lost
 from dos_server.core.files.scan import DamagedExtentError, ReadAt, ReadWindow, payload_of, walk
-from dos_server.core.layout import OBJECTS
-from dos_server.core.recovery_scan import RecoveredObject, judge, lost
-from dos_server.directory_register import check_folder_of_objects, check_register, registered
-from dos_server.disk_errors import is_temporary, proves_damage
-from dos_server.offline.disk import PathSeen
-from dos_server.offline.log_view import LogView
+from dos_server.disk import RealDisk, is_temporary, proves_damage, read_file
+from dos_server.log_files import end_log
+from dos_server.marks import check_folder_of_objects, check_register, registered
+
+# --- Read-only access. Nothing changes a byte, a name or a time; it works on a read-only mount -------------
+
+
+_KINDS: Final = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class PathSeen(NamedTuple):
+    """The kind of a directory entry, links not followed. `odd`: why it is no plain file, or ''."""
+
+    odd: str
+    is_folder: bool
+    file_bytes: int
+
+
+class ReadOnlyDisk(RealDisk):
+    """A data directory opened read-only. Raises OSError, FileNotFoundError if it is missing."""
+
+    file_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+    def __init__(self, root: Path) -> None:
+        self._open_root(root)
+
+    def lock_existing(self, name: str) -> int:
+        """Exclude servers as `lock` does, but without creating a lock file. Raises BlockingIOError if one
+        runs.
+
+        Without a lock file, a server of a release before 0.1 can start meanwhile: check for the file again at
+        the end.
+        """
+        return self._lock_both(lambda: self.open(name, create=False))
+
+    def entries(self, folder: str) -> dict[str, PathSeen]:
+        """Return the entries of a folder by name, sorted."""
+        with self._folder(folder) as descriptor:
+            found = {}
+            for name in sorted(os.listdir(descriptor)):  # noqa: PTH208 - by descriptor: no link is followed
+                about = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                odd = _KINDS.get(stat.S_IFMT(about.st_mode), "")
+                if not odd and about.st_nlink != 1:
+                    odd = f"a file with {about.st_nlink} names (hard links)"
+                found[name] = PathSeen(odd, stat.S_ISDIR(about.st_mode), about.st_size)
+            return found
+
+
+# --- The data directory as the next start would make it from the group log ---------------------------------
+
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class _File:
+    """An open or changed file: what is on the disk up to `kept` bytes, and changes, the last one on top.
+
+    `base`: its handle on the disk; None if it was made by the replay.
+    """
+
+    path: str
+    base: int | None = None
+    kept: int = 0
+    size: int = 0
+    changes: list[tuple[int, bytes]] = field(default_factory=list)
+
+
+class LogView(ReadOnlyDisk):
+    """The data directory, opened read-only, with what `replay` makes of it in memory."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._changed: dict[str, _File | None] = {}
+        """By path; None: removed."""
+        self._made: set[str] = set()
+        self._views: dict[int, _File] = {}
+        self._last = 0
+        self._replayed = False
+
+    def replay(self) -> None:
+        """Replay the group log if it is in use. Raises CorruptDataError if a start would refuse it; then the
+        view is that of the files alone.
+        """
+        if read_file(self, "identity") is None:
+            return  # there is no server whose log it could be
+        self._replayed = True
+        try:
+            end_log(self)
+        except BaseException:
+            self._replayed = False
+            self._forget()
+            raise
+
+    def shut(self) -> None:
+        self._forget()
+        super().shut()
+
+    def _forget(self) -> None:
+        bases = {one.base for one in (*self._changed.values(), *self._views.values()) if one is not None}
+        for base in bases - {None}:
+            assert base is not None
+            super().close(base)
+        self._changed.clear()
+        self._views.clear()
+        self._made.clear()
+
+    # What tools call
+
+    def names(self, folder: str) -> list[str] | None:
+        found = super().names(folder)
+        if found is None and folder not in self._made:
+            return None
+        return sorted(self._merged(folder, dict.fromkeys(found or ())))
+
+    def entries(self, folder: str) -> dict[str, PathSeen]:
+        found = {} if super().names(folder) is None and folder in self._made else super().entries(folder)
+        merged = self._merged(folder, found)
+        return {name: seen for name, seen in sorted(merged.items()) if seen is not None}
+
+    def _merged(self, folder: str, found: dict[str, _T]) -> dict[str, _T | PathSeen]:
+        merged: dict[str, _T | PathSeen] = dict(found)
+        for path, file in self._changed.items():
+            above, _, name = path.rpartition("/")
+            if above == folder:
+                merged.pop(name, None)
+                if file is not None:
+                    merged[name] = PathSeen("", False, file.size)  # noqa: FBT003
+        for path in self._made:
+            above, _, name = path.rpartition("/")
+            if above == folder:
+                merged.setdefault(name, PathSeen("", True, 0))  # noqa: FBT003
+        return merged
+
+    def open(self, path: str, *, create: bool) -> int:
+        if not self._replayed:
+            return super().open(path, create=create)
+        file = self._changed.get(path)
+        if file is None:
+            file = self._opened_below(path, create=create)
+        self._last -= 1  # no descriptor has such a number
+        self._views[self._last] = file
+        return self._last
+
+    def _opened_below(self, path: str, *, create: bool) -> _File:
+        try:
+            if path in self._changed:
+                raise FileNotFoundError(2, "removed by the replay", path)
+            base = super().open(path, create=False)
+        except FileNotFoundError:
+            if not create:
+                raise
+            file = self._changed[path] = _File(path)
+            return file
+        size = super().size(base)
+        return _File(path, base, size, size)
+
+    def close(self, handle: int) -> None:
+        file = self._views.pop(handle, None)
+        if file is None:
+            super().close(handle)
+        elif file.base is not None and not self._is_kept(file):
+            super().close(file.base)
+
+    def _is_kept(self, file: _File) -> bool:
+        return any(one is file for one in (*self._changed.values(), *self._views.values()))
+
+    def size(self, handle: int) -> int:
+        return self._views[handle].size if handle in self._views else super().size(handle)
+
+    def read(self, handle: int, position: int, count: int) -> bytes:
+        if handle not in self._views:
+            return super().read(handle, position, count)
+        file = self._views[handle]
+        count = max(0, min(count, file.size - position))
+        data = bytearray()
+        if file.base is not None and position < file.kept:
+            data += super().read(file.base, position, min(count, file.kept - position))
+        data += bytes(count - len(data))
+        for begin, change in file.changes:
+            first, last = max(begin, position), min(begin + len(change), position + count)
+            if first < last:
+                data[first - position : last - position] = change[first - begin : last - begin]
+        return bytes(data)
+
+    def read_stored(self, handle: int, position: int, count: int) -> bytes:
+        return self.read(handle, position, count)
+
+    # What the replay calls
+
+    def write(self, handle: int, position: int, buffers: Sequence[Buffer]) -> None:
+        file = self._views[handle]
+        data = b"".join(buffers)
+        file.changes.append((position, data))
+        file.size = max(file.size, position + len(data))
+        self._changed[file.path] = file
+
+    def cut(self, handle: int, size: int) -> None:
+        file = self._views[handle]
+        file.kept, file.size = min(file.kept, size), size
+        file.changes = [(begin, data[: size - begin]) for begin, data in file.changes if begin < size]
+        self._changed[file.path] = file
+
+    def sync(self, handle: int) -> None:
+        """Do nothing."""
+
+    def sync_folder(self, folder: str) -> None:
+        """Do nothing."""
+
+    def make_folder(self, folder: str) -> bool:
+        if super().names(folder) is not None:
+            return False
+        self._made.add(folder)
+        return True
+
+    def rename(self, folder: str, old: str, new: str) -> None:
+        before, after = (f"{folder}/{name}" if folder else name for name in (old, new))
+        handle = self.open(before, create=False)
+        moved = self._views.pop(handle)
+        self._changed[before], self._changed[after] = None, moved
+        moved.path = after
+
+    def remove(self, path: str) -> None:
+        self.close(self.open(path, create=False))
+        self._changed[path] = None
+
+
+# --- The data directory as a store -------------------------------------------------------------------------
+
 
 logger: Final = logging.getLogger("dos.offline")
 _AHEAD_BYTES = 4 * MIB
@@ -94,13 +328,13 @@ class DataDirectory:
         self._disk.shut()
 
     def _read_identity(self) -> tuple[bytes, StoreRecord]:
-        identity = small_files.read(self._disk, "identity")
+        identity = read_file(self._disk, "identity")
         if identity is None:
             raise LocalProtocolError(f"{self._root} is not a data directory: it has no identity")
         server_id = records.decode_identity(identity, "identity")
         check_folder_of_objects(self._disk)
         check_register(self._disk)
-        store = small_files.read(self._disk, "store")
+        store = read_file(self._disk, "store")
         record = decode_store_record(store) if store is not None else None
         store_id, generation = (record.store_id, record.generation) if record else (server_id, 1)
         return server_id, StoreRecord(store_id, generation, 1, (Member(server_id, "this-disk:1"),))
@@ -124,7 +358,7 @@ class DataDirectory:
             return DirectoryOnDisk({self._server_id: {}}, {})
         if not folders[directory].is_folder:
             raise CorruptError(f"{path} is {folders[directory].odd or 'a file'}, not a folder")
-        claim = small_files.read(self._disk, f"{path}/.claim")
+        claim = read_file(self._disk, f"{path}/.claim")
         held = NO_CLAIM if claim is None else records.decode_claim(claim, f"{path}/.claim")
         marks = self._marks(path)
         entries = {name: seen for name, seen in self._disk.entries(path).items() if is_name(name)}
@@ -239,7 +473,7 @@ class DataDirectory:
 
     @lru_cache(maxsize=64)  # noqa: B019 - as above
     def _marks(self, path: str) -> dict[str, ObjectMark]:
-        data = small_files.read(self._disk, f"{path}/.marks") or b""
+        data = read_file(self._disk, f"{path}/.marks") or b""
         return {mark.name: mark for mark in records.decode_marks(data) if mark is not None}
 
     def _reader(self, handle: int) -> ReadAt:

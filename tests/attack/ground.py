@@ -8,8 +8,7 @@ from pathlib import Path
 
 from dos_protocol.digests import PrefixDigest, digest64
 from dos_server.core.files.extent import ExtentHeader, encode_header, link_after, object_seed
-from dos_server.core.files.records import ObjectMark, encode_identity, encode_mark
-from dos_server.core.layout import DIRECTORIES, OBJECTS
+from dos_server.core.files.records import DIRECTORIES, OBJECTS, ObjectMark, encode_identity, encode_mark
 
 ROOT = 7
 _PART_EXTENTS = 100_000

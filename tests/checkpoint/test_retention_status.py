@@ -16,7 +16,8 @@ from checkpoint.core.inputs import producer_directory
 from checkpoint.maintenance.retained_rows import InputRows
 from checkpoint.maintenance.retention import Retention
 from dos_client import Store, init_store, open_store
-from dos_server import removal, storage
+from dos_server import storage
+from dos_server.marks import remove_object
 from tests.dos_client.support import thread_servers, until
 
 pytestmark = pytest.mark.trio
@@ -45,7 +46,7 @@ async def test_a_segment_that_goes_while_the_chain_is_read_is_no_error(
     monkeypatch.setattr(limits, "input_segment_bytes_max", 1)
     monkeypatch.setattr(limits, "trim_poll_s", 0.05)
     removing, may_end = threading.Event(), threading.Event()
-    remove = removal.remove
+    remove = remove_object
 
     def slow_remove(*args: Any) -> Any:
         removing.set()

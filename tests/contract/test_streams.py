@@ -11,12 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from dos_server.memory.network import MemoryNetwork
-from dos_server.memory.pipes import MemoryStream
-from dos_server.memory.ports import MemoryRounds
-from dos_server.memory.timers import MemoryTimers
-from dos_server.ports import Rounds
-from dos_server.readiness import Readiness
+from dos_server.memory.host import MemoryRounds
+from dos_server.memory.network import MemoryNetwork, MemoryStream, MemoryTimers
+from dos_server.ports import Readiness, Rounds
 
 KINDS = ["tcp", "memory", "memory in pieces", "memory, slow"]
 Ends = tuple[Any, Any, Rounds]

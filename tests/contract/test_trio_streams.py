@@ -13,8 +13,7 @@ import trio
 import trio.testing
 
 from checkpoint.runtime import RealRegionRuntime
-from dos_server.memory.network import MemoryNetwork, here
-from dos_server.memory.timers import MemoryTimers
+from dos_server.memory.network import MemoryNetwork, MemoryTimers, here
 from tests.support.memory_streams import open_memory_listeners, open_memory_stream
 
 KINDS = ["tcp", "memory", "memory in pieces", "memory, slow"]

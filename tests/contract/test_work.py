@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import trio
 
-from dos_server.memory.ports import MemoryPorts
-from dos_server.memory.timers import MemoryTimers
-from dos_server.ports import OPERATING_SYSTEM, Ports, Rounds
-from dos_server.readiness import Readiness
+from dos_server.memory.host import MemoryPorts
+from dos_server.memory.network import MemoryTimers
+from dos_server.ports import OPERATING_SYSTEM, Ports, Readiness, Rounds
 
 KINDS = ["threads", "memory", "memory, slow", "memory on epoll"]
 

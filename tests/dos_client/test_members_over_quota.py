@@ -10,7 +10,8 @@ import pytest
 import trio
 
 from dos_client import init_store, replace_member
-from dos_server.core.quota_file import QUOTA_FILE_VERSION, Quota, QuotaFile, encode_quotas
+from dos_server.core.access import encode_settings
+from dos_server.core.quotas import QUOTA_FILE_VERSION, Quota, QuotaFile
 from tests.dos_client.support import claimed, has, until, url_of
 from tests.support.servers import ServerProcess
 
@@ -24,7 +25,7 @@ def limit(folder: Path, bytes_max: int) -> None:
     """Set the quota of the directory at every server."""
     for number in range(4):
         file = QuotaFile(QUOTA_FILE_VERSION, (Quota("d", bytes_max=bytes_max),))
-        folder.joinpath(f"quotas-{number}.json").write_bytes(encode_quotas(file))
+        folder.joinpath(f"quotas-{number}.json").write_bytes(encode_settings(file))
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Rounds of the scrub, driven event by event."""
 
-from dos_server.core import scrub_reads
+from dos_server.core import vocabulary as v
 from dos_server.core.object_state import ObjectState
 from tests.support.core_harness import Harness
 
@@ -14,9 +14,7 @@ def one_round(server: Harness) -> list[str]:
     before, seen = rounds_of(server), []
     while rounds_of(server) == before:
         server.scrub_on()
-        seen += [
-            f"{e.directory}/{e.name}" for e, _ in server.pending if isinstance(e, scrub_reads.ScrubRead)
-        ][:1]
+        seen += [f"{e.directory}/{e.name}" for e, _ in server.pending if isinstance(e, v.ScrubRead)][:1]
         server.settle()
     return seen
 

@@ -9,7 +9,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.frames import Frame
 from dos_server.core import vocabulary as v
-from dos_server.core.append_runs import take_run
+from dos_server.core.requests.appends import take_run
 from dos_server.limits import extent_payload_bytes_max
 from tests.support.core_harness import Harness
 

@@ -20,7 +20,8 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import CLOSING, BusyError, ErrorCode
 from dos_protocol.frames import Frame, encode_frame
-from dos_server import embedded, sockets
+from dos_server import embedded
+from dos_server.connection import report_busy
 from tests.dos_protocol.test_names_errors_states import HOSTILE
 from tests.support.wire import Wire
 
@@ -239,8 +240,8 @@ def test_a_ping_too_large_is_refused(server: embedded.EmbeddedServer) -> None:
 def test_time_outs_end_silent_and_half_sent_logins_but_never_idle_sessions(
     server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dos_server.reading.hello_seconds_max", 0.3)
-    monkeypatch.setattr("dos_server.reading.frame_seconds_max", 0.3)
+    monkeypatch.setattr("dos_server.connection.hello_seconds_max", 0.3)
+    monkeypatch.setattr("dos_server.connection.frame_seconds_max", 0.3)
     with contextlib.ExitStack() as stack:
         silent = stack.enter_context(Wire(server.address, greet=False))
         begun = stack.enter_context(Wire(server.address))
@@ -284,13 +285,13 @@ def test_peers_that_do_not_greet_give_way_to_new_ones(
 def test_a_client_asks_a_busy_server_again(
     server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused, report = threading.Event(), sockets.report_busy
+    refused, report = threading.Event(), report_busy
 
     def report_and_note(*args: Any) -> None:
         report(*args)
         refused.set()
 
-    monkeypatch.setattr("dos_server.sockets.report_busy", report_and_note)
+    monkeypatch.setattr("dos_server.connection.report_busy", report_and_note)
     monkeypatch.setattr("dos_server.limits.connections_max", 1)  # the bystander's
 
     async def ping() -> None:

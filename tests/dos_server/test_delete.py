@@ -379,7 +379,7 @@ def test_an_object_takes_so_many_bytes_and_is_refused_the_next_one_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # EVIDENCE-OF: P-8, P-9
-    monkeypatch.setattr("dos_server.core.append_checks.object_bytes_max", len(CONTENT) + 4)
+    monkeypatch.setattr("dos_server.core.object_state.object_bytes_max", len(CONTENT) + 4)
     server, session = with_object()
     answer = server.ask(session, append(CONTENT, b"12345"))
     assert (code_of(answer), answer.actual) == (ErrorCode.NO_SPACE, len(CONTENT) + 4)

@@ -18,7 +18,7 @@ from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server import embedded
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Access, Grant, Right, Tokens
-from dos_server.core.quota_file import Quota
+from dos_server.core.quotas import Quota
 from tests.dos_server.test_stamps import made_by_a_newer_copy
 from tests.support.census import census
 from tests.support.core_harness import SERVER_ID

@@ -20,8 +20,8 @@ from dos_protocol.digests import prefix_digest
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import vocabulary as v
 from dos_server.core.files.records import ClaimRecord, ObjectMark, encode_mark
-from dos_server.core.index import ExtentStart
-from dos_server.core.recovery_scan import RecoveredObject
+from dos_server.core.files.recovery import RecoveredObject
+from dos_server.core.files.scan import ExtentStart
 from dos_server.storage import Storage
 from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.fake_disk import FakeDisk

@@ -24,7 +24,7 @@ from dos_server.core.files.extent import (
     object_seed,
     steps_in,
 )
-from dos_server.core.index import ExtentStart, SparseIndex
+from dos_server.core.files.scan import ExtentStart, SparseIndex
 from dos_server.limits import extent_payload_bytes_max, index_entries_max
 from tests.dos_protocol.strategies import good_names, ids, u64
 from tests.specifications.extents import ClaimSpec, MarkSpec, extent_spec

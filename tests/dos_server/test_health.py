@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dos_client import open_store, parse_url
 from dos_protocol.errors import NotFoundError
-from dos_server.core.gauges import CoreGauges
+from dos_server.core.server_core import CoreGauges
 from dos_server.figures import FRESH_S, ServerFigures, SyncTimes
 from tests.support.dos_command import dos
 from tests.support.http import fetch_url

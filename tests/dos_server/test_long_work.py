@@ -13,7 +13,7 @@ import trio
 
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
-from dos_server.readiness import Readiness
+from dos_server.ports import Readiness
 from dos_server.server import ObjectServer
 from dos_server.storage import Storage
 from tests.support.fake_disk import FakeDisk

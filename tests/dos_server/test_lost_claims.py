@@ -12,7 +12,7 @@ from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_server.core.files.extent import object_seed
 from dos_server.core.files.records import ClaimRecord, encode_claim
-from dos_server.core.recovery_scan import judge
+from dos_server.core.files.recovery import judge
 from tests.dos_server.core_requests import append
 from tests.dos_server.store_member import LONGER, StoreMember
 from tests.support.core_harness import Harness

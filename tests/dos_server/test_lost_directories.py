@@ -13,7 +13,7 @@ from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core.files import extent, records
 from dos_server.core.files import log_record as record
 from dos_server.core.files.findings import Severity
-from dos_server.core.group_log.life import Life, LogState, encode_life
+from dos_server.core.files.log_replay import Life, LogState, encode_life
 from dos_server.core.requests.stamps import History, encode_history, encode_witnesses
 from dos_server.core.vocabulary import DirectoriesLost
 from dos_server.limits import log_reserved_bytes, mark_bytes

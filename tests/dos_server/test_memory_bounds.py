@@ -27,8 +27,8 @@ def test_beyond_the_budget_a_get_is_answered_at_once_and_each_connection_may_hav
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # EVIDENCE-OF: P-9
-    monkeypatch.setattr("dos_server.core.waiting.waiting_total_max", 8)
-    monkeypatch.setattr("dos_server.core.waiting.waiting_of_one_min", 2)
+    monkeypatch.setattr("dos_server.core.tables.waiting_total_max", 8)
+    monkeypatch.setattr("dos_server.core.tables.waiting_of_one_min", 2)
     server, _ = with_object()
     get = m.Get("o", 1, 10, 60_000)
     greedy, modest = reader(server), reader(server)

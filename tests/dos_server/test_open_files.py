@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dos_server.open_files import OpenFiles
+from dos_server.storage import OpenFiles
 from tests.support.fake_disk import FakeDisk
 
 
@@ -23,7 +23,7 @@ def test_no_more_files_stay_open_than_allowed_but_for_unsynced_ones(
     disk: FakeDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # EVIDENCE-OF: P-9
-    monkeypatch.setattr("dos_server.open_files.open_files_max", 3)
+    monkeypatch.setattr("dos_server.storage.open_files_max", 3)
     files = OpenFiles(disk)
     with files.use("d/dirty", create=True) as dirty:
         dirty.writes += 1

@@ -8,10 +8,9 @@ import pytest
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
-from dos_server.core import append_runs, quotas, tables
+from dos_server.core import quotas, tables
 from dos_server.core import server_core as server_module
-from dos_server.core.quota_file import Quota
-from dos_server.core.quotas import StoredUsage
+from dos_server.core.quotas import Quota, StoredUsage
 from dos_server.core.requests import appends, claims, removals, repairs
 from dos_server.limits import log_reserved_bytes
 from tests.dos_server import test_quotas
@@ -162,19 +161,19 @@ BUGS: dict[str, tuple[Any, str, str, str]] = {
         "",
     ),
     "a run is not limited": (
-        append_runs,
+        appends,
         "take_run",
         "size + count > end:",
         "size + count > object_bytes_max:",
     ),
     "a run is not counted": (
-        append_runs,
+        appends,
         "take_run",
         "        tables.quotas.add(directory.name, fold.size - began_at)\n",
         "",
     ),
     "a run is not among the requests": (
-        append_runs,
+        appends,
         "take_run",
         "        tables.quotas.spend(directory.name, index - start, tables.now)\n",
         "",

@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode, LocalProtocolError
-from dos_server.core.quota_file import QUOTA_FILE_VERSION, Quota, QuotaFile, decode_quotas, encode_quotas
+from dos_server.core.access import encode_settings
+from dos_server.core.quotas import QUOTA_FILE_VERSION, Quota, QuotaFile, decode_quotas
 from dos_server.watched_files import watched_quotas
 from tests.dos_server.test_health import fetch
 from tests.support.dos_command import dos
@@ -22,7 +23,7 @@ WAIT_S = 60.0
 
 
 def written(path: Path, *listed: Quota) -> Path:
-    path.write_bytes(encode_quotas(QuotaFile(QUOTA_FILE_VERSION, listed)))
+    path.write_bytes(encode_settings(QuotaFile(QUOTA_FILE_VERSION, listed)))
     return path
 
 
@@ -31,8 +32,8 @@ def written(path: Path, *listed: Quota) -> Path:
 
 def test_the_file_says_what_is_wrong_with_it() -> None:
     file = QuotaFile(QUOTA_FILE_VERSION, (Quota("*", bytes_max=9), Quota("shop", requests_per_s=5, burst=9)))
-    assert decode_quotas(encode_quotas(file), "f") == file
-    text = encode_quotas(file).decode()
+    assert decode_quotas(encode_settings(file), "f") == file
+    text = encode_settings(file).decode()
     for before, after, words in (
         ('"version": 1', '"version": 2', "has version 2; this program reads version 1"),
         ('"prefix": "shop"', '"prefix": "shop/x"', "'shop/x' is no directory"),

@@ -9,10 +9,9 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
-from dos_server.core import logged
+from dos_server.core import group_log
 from dos_server.core import vocabulary as v
-from dos_server.core.quota_file import Quota
-from dos_server.core.quotas import Quotas, StoredUsage
+from dos_server.core.quotas import Quota, Quotas, StoredUsage
 from dos_server.limits import log_reserved_bytes
 from tests.dos_server.test_access import OPERATOR, READ, granted, tokens
 from tests.support.core_harness import SERVER_ID, Harness
@@ -169,7 +168,7 @@ def test_a_repair_for_which_the_log_has_no_room_changes_no_count_and_succeeds_la
     assert isinstance(server.ask(shop.session, m.Delete("b")), m.Deleted)
     before = recounted(server)
     with monkeypatch.context() as patch:
-        patch.setattr(logged, "log_entries_max", 0)
+        patch.setattr(group_log, "log_entries_max", 0)
         for name in "ab":  # one that is there, and one whose removal only the log has
             assert code_of(repaired(server, "shop", name, bytes(50))) is ErrorCode.BUSY
             assert recounted(server) == before

@@ -9,9 +9,15 @@ from dos_protocol.digests import PrefixDigest, prefix_digest
 from dos_protocol.limits import KIB, MIB
 from dos_server.core.files.extent import AcceptedBytes, build_extents, link_after, object_seed
 from dos_server.core.files.records import ObjectMark
-from dos_server.core.files.scan import DamagedExtentError, prefix_fold, read_content, read_part
-from dos_server.core.index import ExtentStart, SparseIndex
-from dos_server.core.recovery_scan import recover
+from dos_server.core.files.recovery import recover
+from dos_server.core.files.scan import (
+    DamagedExtentError,
+    ExtentStart,
+    SparseIndex,
+    prefix_fold,
+    read_content,
+    read_part,
+)
 from dos_server.limits import extent_payload_bytes_max, read_extents_max
 from tests.support.core_harness import Harness
 

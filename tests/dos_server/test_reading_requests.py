@@ -12,7 +12,7 @@ from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import get_wait_ms_max, payload_bytes_max
-from dos_server.core.waiting import WaitingRead, WaitingReads
+from dos_server.core.tables import WaitingRead, WaitingReads
 from tests.dos_server.core_requests import W1, W2, append, code_of
 from tests.dos_server.store_member import StoreMember
 from tests.support.core_harness import Harness

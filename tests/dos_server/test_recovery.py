@@ -16,15 +16,15 @@ from dos_server.core.files.records import ObjectMark
 from dos_server.core.files.recovery import (
     CASES,
     ExtentFacts,
+    RecoveredObject,
     RecoveryCase,
     RecoveryDecision,
     Remainder,
     TailDamage,
     decide,
+    recover,
 )
-from dos_server.core.files.scan import DamagedExtentError, read_content
-from dos_server.core.index import SparseIndex
-from dos_server.core.recovery_scan import RecoveredObject, recover
+from dos_server.core.files.scan import DamagedExtentError, SparseIndex, read_content
 
 SEED = object_seed("dir", "obj")
 ROOT = 0x0102_0304

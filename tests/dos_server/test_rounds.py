@@ -16,7 +16,6 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.frames import Frame, encode_frame, frame_head
 from dos_protocol.limits import MIB
 from dos_server.buffers import BufferAccount
-from dos_server.disk_threads import DiskThreads
 from dos_server.limits import (
     buffers_large_bytes_max,
     buffers_needed_bytes_max,
@@ -26,7 +25,7 @@ from dos_server.limits import (
     connection_buffer_fair_bytes,
     hello_bytes_max,
 )
-from dos_server.readiness import Readiness
+from dos_server.ports import DiskThreads, Readiness
 from tests.dos_server.test_shell import with_server
 from tests.support.fake_disk import FakeDisk
 from tests.support.wire import Wire
@@ -90,8 +89,8 @@ async def test_large_frames_without_room_wait_unread_and_take_turns(monkeypatch:
     monkeypatch.setattr("dos_server.buffers.buffers_optional_bytes_max", 0)
     monkeypatch.setattr("dos_server.buffers.buffers_needed_bytes_max", MIB + 1024)
     monkeypatch.setattr("dos_server.buffers.buffers_total_bytes_max", MIB + 1024)
-    monkeypatch.setattr("dos_server.reading.stalled_seconds_max", 60)
-    monkeypatch.setattr("dos_server.reading.slow_frame_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.slow_frame_seconds_max", 60)
 
     def story(address: tuple[str, int]) -> None:
         content = os.urandom(MIB)
@@ -137,7 +136,7 @@ async def test_who_holds_room_and_sends_nothing_is_closed_once_others_wait_and_n
 ) -> None:
     # EVIDENCE-OF: P-9, P-10
     room_for_one_frame(monkeypatch)
-    monkeypatch.setattr("dos_server.reading.stalled_seconds_max", 0.3)
+    monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 0.3)
 
     def story(address: tuple[str, int]) -> None:
         with half_a_frame(address) as stalled, Wire(address) as honest:
@@ -159,8 +158,8 @@ async def test_a_frame_that_drips_is_closed_when_others_wait_for_its_room(
 ) -> None:
     # EVIDENCE-OF: P-9, P-10
     room_for_one_frame(monkeypatch)
-    monkeypatch.setattr("dos_server.reading.stalled_seconds_max", 60)
-    monkeypatch.setattr("dos_server.reading.slow_frame_seconds_max", 0.5)
+    monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.slow_frame_seconds_max", 0.5)
 
     def story(address: tuple[str, int]) -> None:
         with half_a_frame(address) as slow, Wire(address) as honest:
@@ -176,9 +175,9 @@ async def test_a_frame_that_drips_is_closed_when_others_wait_for_its_room(
 async def test_the_clock_of_a_frame_runs_while_it_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     # EVIDENCE-OF: P-9
     room_for_one_frame(monkeypatch)
-    monkeypatch.setattr("dos_server.reading.stalled_seconds_max", 60)
-    monkeypatch.setattr("dos_server.reading.slow_frame_seconds_max", 60)
-    monkeypatch.setattr("dos_server.reading.frame_seconds_max", 1.0)
+    monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.slow_frame_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.frame_seconds_max", 1.0)
 
     def story(address: tuple[str, int]) -> None:
         with contextlib.ExitStack() as stack:

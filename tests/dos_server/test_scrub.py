@@ -11,9 +11,9 @@ import pytest
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
-from dos_server.core import scrub_reads
+from dos_server.core import vocabulary as v
+from dos_server.core.files.scan import VerifiedChain, VerifyGoal, beginning
 from dos_server.core.requests.scrub import ScrubPlan
-from dos_server.core.verify import VerifiedChain, VerifyGoal, beginning
 from dos_server.limits import scrub_part_bytes, scrub_rest_share, scrub_yield_seconds_max
 from tests.dos_server.scrub_rounds import one_round, rounds_of, state_of
 from tests.dos_server.store_member import CONTENT, HELLO, StoreMember
@@ -78,7 +78,7 @@ def test_only_what_was_synced_when_it_began_is_inspected() -> None:
         content = LARGE[:500_000] if part[:1] == b"x" else LARGE[:500_000] + b"x" * 1_000
         member.send(member.writer, m.Append("o", len(content), prefix_digest(content), part))
     member.scrub_on()
-    (look,) = [effect for effect, _ in member.pending if isinstance(effect, scrub_reads.ScrubRead)]
+    (look,) = [effect for effect, _ in member.pending if isinstance(effect, v.ScrubRead)]
     assert look.goal == VerifyGoal(500_000, prefix_digest(LARGE[:500_000]))
     member.settle()
     one_round(member)
@@ -164,9 +164,7 @@ def test_no_more_is_read_than_the_rate_and_a_tenth_of_the_time_allow() -> None:
         read = len(reads)
         member.settle()
     assert read == 3
-    event = scrub_reads.ScrubReadDone(
-        scrub_reads.ScrubRead("dir", "o", *_nothing()), None, None, "", seconds=2.0
-    )
+    event = v.ScrubReadDone(v.ScrubRead("dir", "o", *_nothing()), None, None, "", seconds=2.0)
     member.event(event)
     assert member.scrub_due == member.now + 2.0 * scrub_rest_share
 
@@ -256,7 +254,7 @@ def test_a_directory_that_took_long_to_load_is_followed_by_a_long_rest() -> None
     assert server.scrub_due == pytest.approx(server.now + (server.now - began) * scrub_rest_share)
     server.scrub_on()
     (look,) = [effect for effect, _ in server.pending]
-    assert isinstance(look, scrub_reads.ScrubRead)
+    assert isinstance(look, v.ScrubRead)
     server.settle()
     assert one_round(server) == ["d0/b"]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
-from dos_server.core import scrub_reads
+from dos_server.core import vocabulary as v
 from dos_server.core.object_state import ObjectState
 from dos_server.core.requests.scrub import ScrubPlan
 from tests.dos_server.scrub_rounds import one_round, state_of
@@ -36,9 +36,7 @@ class RandomRun:
     def finish_all_but_reads(self) -> None:
         """Everything but looks is done and told."""
         member = self.member
-        while indexes := [
-            n for n, (e, _) in enumerate(member.pending) if not isinstance(e, scrub_reads.ScrubRead)
-        ]:
+        while indexes := [n for n, (e, _) in enumerate(member.pending) if not isinstance(e, v.ScrubRead)]:
             member.finish(self.rng.choice(indexes))
         for name, number in list(self.deletes.items()):
             del self.deletes[name]
@@ -124,7 +122,7 @@ class RandomRun:
     def run(self, steps: int, *, rot: bool) -> None:
         """Looks are short here, so that there are many, and objects are small."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dos_server.stored_reads.scrub_part_extents_max", 2)
+            patch.setattr("dos_server.storage.scrub_part_extents_max", 2)
             self._run(steps, rot=rot)
 
     def _run(self, steps: int, *, rot: bool) -> None:
@@ -135,7 +133,7 @@ class RandomRun:
             + [self.rot] * rot
         )
         for _ in range(steps):
-            self.late += any(isinstance(effect, scrub_reads.ScrubRead) for effect, _ in self.member.pending)
+            self.late += any(isinstance(effect, v.ScrubRead) for effect, _ in self.member.pending)
             self.rng.choice(actions)()
             self.check()
         self.finish_all_but_reads()

@@ -6,15 +6,15 @@ from typing import Any
 from dos_protocol.limits import MIB
 from dos_server.buffers import OutgoingAccount
 from dos_server.core import vocabulary as v
-from dos_server.core.in_flight import InFlight
-from dos_server.core.index import ExtentStart
+from dos_server.core.files.scan import ExtentStart
+from dos_server.core.tables import InFlight
 from dos_server.limits import (
     in_flight_bytes_max,
     in_flight_share_bytes_min,
     in_flight_shared_bytes_max,
     read_bytes_in_flight_max,
 )
-from dos_server.paced_reads import PacedReads
+from dos_server.server import PacedReads
 
 
 def test_a_session_that_appends_alone_may_have_more_unsynced_than_its_share_beside_others() -> None:

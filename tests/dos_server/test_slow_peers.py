@@ -17,9 +17,8 @@ from dos_protocol.errors import RemoteProtocolError
 from dos_protocol.frames import Frame, FrameDecoder, encode_frame
 from dos_protocol.limits import payload_bytes_max
 from dos_server import embedded
-from dos_server.buffers import BufferAccount, OutgoingAccount
+from dos_server.buffers import BufferAccount, Inflow, OutgoingAccount
 from dos_server.core.requests import version0_wire as wire0
-from dos_server.inflow import Inflow
 from dos_server.limits import buffers_needed_bytes_max, descriptors_min
 from tests.support.servers import ServerProcess, one_server
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from dos_server import small_files
 from dos_server.core import vocabulary as v
 from dos_server.core.files.records import ClaimRecord, decode_claim
+from dos_server.disk import read_file, replace_file
 from dos_server.storage import Storage
 from tests.dos_server.store_member import PowerCutError, PowerPlug
 from tests.support.core_harness import SERVER_ID, Harness
@@ -21,7 +21,7 @@ def replaced_until(disk: FakeDisk, name: str, data: bytes, nth: int, *, power: b
     """Replace the file, the power going or the process dying at the nth call. Whether it came to its end."""
     plug, whole = PowerPlug(disk, nth), False
     with contextlib.suppress(PowerCutError):
-        small_files.replace(disk, "", name, data)
+        replace_file(disk, "", name, data)
         whole = True
     plug.restore()
     disk.power_cut(random.Random(seed)) if power else disk.kill()
@@ -34,13 +34,13 @@ def test_a_crash_at_every_step_of_a_replacement_leaves_the_old_or_the_new(name: 
     steps = set()
     for nth, seed in itertools.product(range(1, 20), range(30)):
         disk = FakeDisk()
-        small_files.replace(disk, "", name, OLD)
+        replace_file(disk, "", name, OLD)
         whole = replaced_until(disk, name, NEW, nth, power=power, seed=seed)
-        found = small_files.read(disk, name)
+        found = read_file(disk, name)
         assert found == NEW if whole else found in (OLD, NEW), (nth, seed)
         steps.add((nth, whole))
-        small_files.replace(disk, "", name, NEW)  # a leftover is in nobody's way
-        assert small_files.read(disk, name) == NEW
+        replace_file(disk, "", name, NEW)  # a leftover is in nobody's way
+        assert read_file(disk, name) == NEW
     assert {nth for nth, whole in steps if not whole} >= set(range(1, 8)), "a crash at every call"
 
 
@@ -67,7 +67,7 @@ def test_a_crash_at_every_step_of_a_claim_leaves_the_old_one_or_the_new() -> Non
             trouble = server.storage.store_claim("dir", new)
         plug.restore()
         server.disk.power_cut(random.Random(seed))
-        data = small_files.read(server.disk, "d/dir/.claim")
+        data = read_file(server.disk, "d/dir/.claim")
         assert data is not None, (nth, seed)
         found = decode_claim(data, "claim")
         assert found == new if trouble is v.DiskFailure.NONE else found in (old, new), (nth, seed)

@@ -11,7 +11,7 @@ from msgspec import structs
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import KIB, MIB
-from dos_server.core.space import DiskSpace, reserve_of
+from dos_server.core.tables import DiskSpace, reserve_of
 from dos_server.limits import new_file_bytes
 from tests.dos_server.core_requests import append, code_of
 from tests.support.core_harness import Harness

@@ -7,8 +7,8 @@ import pytest
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import DiskStamp
-from dos_server import small_files
 from dos_server.core.requests.stamps import History, decode_history, encode_history
+from dos_server.disk import replace_file
 from dos_server.limits import stamp_seconds
 from tests.dos_server.test_stamps import HELLO, made_by_a_newer_copy, newest_of, server
 from tests.support.core_harness import SERVER_ID, Harness
@@ -35,7 +35,7 @@ def is_rolled_back(answer: m.Message) -> bool:
 
 def upgraded(server: Harness) -> DiskStamp:
     """Its disk has stamps without MACs, and this version starts on it. Returns the stamp of this start."""
-    small_files.replace(server.disk, "", "stamps", encode_history(OLD))
+    replace_file(server.disk, "", "stamps", encode_history(OLD))
     server.start()
     return newest_of(server)
 
@@ -103,7 +103,7 @@ def test_a_backup_that_has_its_key_is_still_detected(server: Harness) -> None:
     server.start()
     server.start()
     seen = newest_of(server)
-    small_files.replace(server.disk, "", "stamps", backup or b"")
+    replace_file(server.disk, "", "stamps", backup or b"")
     server.start()
     assert is_rolled_back(announced(server, seen))
     assert history_of(server).missing == seen

@@ -11,7 +11,7 @@ from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.core.files.extent import object_seed
 from dos_server.core.requests.scrub import ScrubPlan
-from dos_server.disk_errors import failure_of
+from dos_server.disk import failure_of
 from dos_server.limits import again_seconds
 from tests.dos_server.core_requests import append, claimed
 from tests.dos_server.store_member import LONGER, StoreMember
@@ -33,7 +33,7 @@ def object_handles(server: Harness) -> list[str]:
 
 def test_refused_writes_keep_no_file_open(monkeypatch: pytest.MonkeyPatch) -> None:
     # EVIDENCE-OF: P-9
-    monkeypatch.setattr("dos_server.open_files.open_files_max", 3)
+    monkeypatch.setattr("dos_server.storage.open_files_max", 3)
     server = Harness()
     session = claimed(server)
     for number in range(10):
@@ -70,7 +70,7 @@ def test_an_object_gets_no_file_that_a_reader_opened_while_it_was_removed(
 def test_a_write_that_cannot_be_taken_back_poisons_and_keeps_its_file_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dos_server.open_files.open_files_max", 0)
+    monkeypatch.setattr("dos_server.storage.open_files_max", 0)
     server = Harness()
     session = claimed(server)
     server.ask(session, append(b"", b"abc"))
@@ -197,7 +197,7 @@ def test_an_append_whose_file_cannot_be_opened_for_want_of_descriptors_is_refuse
 ) -> None:
     """Nothing was written, and the object is as sound as before."""
     # EVIDENCE-OF: P-8, P-10
-    monkeypatch.setattr("dos_server.open_files.open_files_max", 0)
+    monkeypatch.setattr("dos_server.storage.open_files_max", 0)
     server = Harness()
     session = claimed(server)
     server.ask(session, append(b"", b"abc"))

@@ -17,15 +17,15 @@ from dos_client import connect
 from dos_monitoring.logs import JsonLines
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode, ForbiddenError, LocalProtocolError, RefusedError, UnauthorisedError
-from dos_server.core import attempts
 from dos_server.core.access import (
     FILE_VERSION,
     GrantedToken,
     TokenFile,
     decode_tokens,
-    encode_tokens,
+    encode_settings,
 )
-from dos_server.core.attempts import Attempts
+from dos_server.core.requests import greetings
+from dos_server.core.requests.greetings import Attempts
 from dos_server.watched_files import watched_tokens
 from tests.dos_server.test_access import OPERATOR, READ, code_of, granted, tokens
 from tests.support.core_harness import Harness
@@ -79,9 +79,9 @@ def test_the_delay_holds_however_many_connections_guess() -> None:
 
 def test_hosts_that_are_remembered_are_bounded() -> None:
     kept = Attempts()
-    for number in range(attempts._HOSTS_MAX + 5):
+    for number in range(greetings._HOSTS_MAX + 5):
         kept.failed(f"h{number}", 1.0)
-    assert len(kept._failed) == attempts._HOSTS_MAX
+    assert len(kept._failed) == greetings._HOSTS_MAX
 
 
 def test_each_refusal_is_in_the_audit_log_by_a_line_or_by_its_number() -> None:
@@ -125,8 +125,8 @@ def test_a_session_that_leaves_while_its_refusal_waits_is_forgotten() -> None:
 
 def test_the_file_says_what_is_wrong_with_it() -> None:
     file = TokenFile(FILE_VERSION, (OPERATOR, granted("t", ("shop", READ), expires_s=1e9)))
-    assert decode_tokens(encode_tokens(file), "f") == file
-    text = encode_tokens(file).decode()
+    assert decode_tokens(encode_settings(file), "f") == file
+    text = encode_settings(file).decode()
     for before, after, words in (
         ('"version": 1', '"version": 2', "has version 2; this program reads version 1"),
         ('"read"', '"write"', "Invalid enum value 'write'"),
@@ -140,12 +140,12 @@ def test_the_file_says_what_is_wrong_with_it() -> None:
             decode_tokens(text.replace(before, after, 1).encode(), "f")
         assert words in str(error.value)
     with pytest.raises(LocalProtocolError, match="a token needs at least one grant"):
-        decode_tokens(encode_tokens(TokenFile(FILE_VERSION, (GrantedToken("t", "0" * 64, ()),))), "f")
+        decode_tokens(encode_settings(TokenFile(FILE_VERSION, (GrantedToken("t", "0" * 64, ()),))), "f")
 
 
 def test_a_file_that_becomes_invalid_changes_nothing_until_it_is_valid_again(tmp_path: Path) -> None:
     path = tmp_path / "tokens.json"
-    path.write_bytes(encode_tokens(TokenFile(FILE_VERSION, (OPERATOR,))))
+    path.write_bytes(encode_settings(TokenFile(FILE_VERSION, (OPERATOR,))))
     there = watched_tokens(path)
     assert (there.look(), there.problem) == (False, "")
     path.write_bytes(b"{")
@@ -155,7 +155,7 @@ def test_a_file_that_becomes_invalid_changes_nothing_until_it_is_valid_again(tmp
     path.unlink()
     assert not there.look()
     assert "No such file" in there.problem
-    path.write_bytes(encode_tokens(TokenFile(FILE_VERSION, (OPERATOR, granted("t", ("shop", READ))))))
+    path.write_bytes(encode_settings(TokenFile(FILE_VERSION, (OPERATOR, granted("t", ("shop", READ))))))
     assert there.look()
     assert (there.problem, there.settings.names) == ("", {"operator", "t"})
 

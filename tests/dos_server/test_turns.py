@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dos_protocol import messages as m
 from dos_protocol.frames import Frame
 from dos_server.core import vocabulary as v
-from dos_server.core.name_table import NameTable, ObjectTable
+from dos_server.core.directory_state import NameTable, ObjectTable
 from dos_server.core.object_state import ObjectState
 from dos_server.limits import (
     entries_few,

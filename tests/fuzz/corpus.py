@@ -8,7 +8,7 @@ from checkpoint.core import channel_frames as channel
 from dos_protocol import messages as m
 from dos_protocol.frames import encode_frame
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
-from dos_server.core.access import FILE_VERSION, Grant, GrantedToken, Right, TokenFile, encode_tokens
+from dos_server.core.access import FILE_VERSION, Grant, GrantedToken, Right, TokenFile, encode_settings
 from dos_server.core.files import records
 from dos_server.core.files.extent import ExtentHeader, encode_header
 from journal.core.record import Record, encode
@@ -72,7 +72,7 @@ def seeds() -> dict[str, dict[str, bytes]]:
             "identity": b"\0" + records.encode_identity(bytes(range(16))),
             "store": b"\0" + encode_store_record(record),
         },
-        "tokens": {"two": encode_tokens(_TOKENS)},
+        "tokens": {"two": encode_settings(_TOKENS)},
         "journal": {
             "version-1": b"\1\5" + b"".join(encode(one) for one in rows),
             "version-0": b"\0\5" + b"".join(encode(one, 0) for one in rows),

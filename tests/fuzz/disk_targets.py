@@ -8,12 +8,12 @@ from construct import ConstructError
 from dos_protocol.digests import digest64, prefix_digest
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.store_record import decode_store_record, encode_store_record
-from dos_server.core.access import Access, Right, decode_tokens, encode_tokens
+from dos_server.core.access import Access, Right, decode_tokens, encode_settings
 from dos_server.core.files import records
 from dos_server.core.files.extent import HeaderFault, decode_header, encode_header, object_seed
 from dos_server.core.files.records import ObjectMark
+from dos_server.core.files.recovery import recover
 from dos_server.core.files.scan import DamagedExtentError, read_content
-from dos_server.core.recovery_scan import recover
 from tests.fuzz.fields import Fields
 from tests.specifications.extents import ClaimSpec, MarkSpec, extent_spec
 from tests.specifications.wire import (
@@ -115,7 +115,7 @@ def tokens(data: bytes) -> None:
     """
     with contextlib.suppress(LocalProtocolError):
         file = decode_tokens(data, "x")
-        assert decode_tokens(encode_tokens(file), "x") == file
+        assert decode_tokens(encode_settings(file), "x") == file
         for one in file.tokens:
             access = Access(one.name, one.grants, bytes.fromhex(one.sha256))
             for right in Right:

@@ -7,7 +7,6 @@ from dos_protocol import messages as m
 from dos_protocol.errors import RemoteProtocolError
 from dos_protocol.frames import Frame, FrameDecoder, encode_frame
 from dos_server.core.requests import version0_wire as v0_wire
-from dos_server.core.version0 import requests as v0
 from tests.fuzz.fields import HELD_BYTES_MAX, REFUSED_BY_SPEC, Fields, assert_printable, pieces
 from tests.specifications.wire import (
     META_SPECS,
@@ -109,8 +108,8 @@ def version0(data: bytes) -> None:
     whole = _requests_of([stream])
     assert _requests_of(pieces(stream, size)) == whole
     for body in whole[0]:
-        request = v0.parse(body) if body else None
-        if isinstance(request, v0.V0InvalidRequest):
+        request = v0_wire.parse(body) if body else None
+        if isinstance(request, v0_wire.V0InvalidRequest):
             assert request.text.isprintable()
             assert request.text.isascii()
         elif request is not None:

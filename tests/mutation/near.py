@@ -22,10 +22,7 @@ class Package(NamedTuple):
         return sorted(str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py")
 
 
-STORAGE_SHELL = (
-    "storage", "stored_reads", "small_files", "side_files", "removal", "marks", "open_files", "disk",
-    "disk_errors", "loading",
-)  # fmt: skip
+STORAGE_SHELL = ("storage", "side_files", "marks", "disk")
 
 PACKAGES: dict[str, Package] = {
     "dos_protocol": Package(("dos_protocol/*.py",), ("tests/dos_protocol", "tests/dos_server/test_shell.py")),

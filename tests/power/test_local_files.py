@@ -17,7 +17,7 @@ from dataflow.errors import SinkFencedError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dos_client.store import open_store
-from dos_server.edited_files import edit_file
+from dos_server.settings_cli import edit_file
 from dos_server.testing import memory_store
 from dos_tls import replace_durably
 from journal import Directory, LocalClaim, LocalJournal, Op, Record

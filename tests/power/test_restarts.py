@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from dos_protocol import messages as m
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import vocabulary as v
-from dos_server.core.object_state import ObjectState
-from dos_server.core.pending import WriteBatch
-from dos_server.open_files import OpenFile
-from dos_server.storage import Storage
+from dos_server.core.object_state import ObjectState, WriteBatch
+from dos_server.storage import OpenFile, Storage
 from tests.power.disk_state import DiskState
 from tests.power.history import History, observe
 from tests.power.model_disk import DeadError, ModelDisk

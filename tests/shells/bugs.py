@@ -16,13 +16,11 @@ from dos_client.sessions.connection import Connection as ClientConnection
 from dos_client.sessions.members import Watch
 from dos_client.sessions.witnesses import Witnesses
 from dos_client.writing.link import MemberLink
-from dos_server import small_files
 from dos_server.connection import ServerConnection
 from dos_server.core import vocabulary as v
 from dos_server.core.requests.stamps import History, Stamps
-from dos_server.disk_effects import DiskEffects
-from dos_server.paced_reads import PacedReads
-from dos_server.server import ObjectServer
+from dos_server.disk import read_file, replace_file
+from dos_server.server import DiskEffects, ObjectServer, PacedReads
 from dos_server.storage import Storage
 from tests.shells.region.bugs import REGION_BUGS
 from tests.sim.bugs.catalogue import Bug, Patch, planted_from
@@ -265,10 +263,10 @@ def a_stamp_is_sent_before_it_is_stored() -> list[Patch]:
     original = Storage.add_stamp
 
     def give(self: Any, fresh: bytes) -> Any:
-        before = small_files.read(self._disk, "stamps")
+        before = read_file(self._disk, "stamps")
         given = original(self, fresh)
         if before is not None:
-            small_files.replace(self._disk, "", "stamps", before)
+            replace_file(self._disk, "", "stamps", before)
         return given
 
     return [(Storage, "add_stamp", give)]

@@ -21,9 +21,8 @@ from dos_server.core import vocabulary as v
 from dos_server.core.files.records import decode_identity
 from dos_server.core.requests.scrub import ScrubPlan
 from dos_server.core.requests.stamps import decode_history, decode_witnesses
-from dos_server.memory.host import MemoryHost
+from dos_server.memory.host import MemoryHost, MemoryPorts
 from dos_server.memory.network import MemoryNetwork
-from dos_server.memory.ports import MemoryPorts
 from tests.sim.engine.disk import SimDisk
 from tests.sim.oracles.oracle import Bench
 from tests.sim.store.reported_sizes import ReportedSizes

@@ -13,11 +13,8 @@ from dos_client.runtime import replace_runtime, runtime
 from dos_protocol.frames import MAGIC
 from dos_protocol.limits import frame_header_bytes
 from dos_protocol.messages import Opcode
-from dos_server.memory.host import MemoryHost
-from dos_server.memory.network import MemoryNetwork, MemoryStream, here
-from dos_server.memory.pipes import PipeDirection
-from dos_server.memory.ports import MemoryPorts, MemoryWorkers
-from dos_server.memory.timers import MemoryTimers
+from dos_server.memory.host import MemoryHost, MemoryPorts, MemoryWorkers
+from dos_server.memory.network import MemoryNetwork, MemoryStream, MemoryTimers, PipeDirection, here
 from dos_server.testing import MemoryServer, Servers, _InMemory, _make_store
 from tests.shells.orders import Orders
 

@@ -16,9 +16,7 @@ import trio
 
 from dos_client.runtime import replace_runtime
 from dos_protocol.store_record import Member, StoreRecord, claims_needed
-from dos_server.memory.network import MemoryNetwork, MemoryStream
-from dos_server.memory.pipes import MemorySocket
-from dos_server.memory.timers import MemoryTimers
+from dos_server.memory.network import MemoryNetwork, MemorySocket, MemoryStream, MemoryTimers
 from tests.shells import nemesis, oracles
 from tests.shells.clients import Client, Deaf, Reader, Repairer, Replacer, Writer
 from tests.shells.machines import Machine

@@ -15,7 +15,7 @@ from dataflow.merging.replica_stream import ReplicaStream
 from dataflow.sinks.two_phase import TwoPhaseWriter
 from dos_client.live_store import Store
 from dos_client.writing.copies import MemberCopies
-from dos_server.paced_reads import PacedReads
+from dos_server.server import PacedReads
 from tests.shells.bugs import BUGS
 from tests.shells.order_regions import reads_a_replica, votes_and_commits, votes_and_resets
 from tests.shells.order_stories import (

@@ -13,11 +13,9 @@ from typing import Any
 
 from dos_protocol import messages as m
 from dos_protocol.frames import Frame
-from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens
-from dos_server.core.quota_file import Quota
-from dos_server.core.quotas import Quotas
+from dos_server.core.quotas import Quota, Quotas
 from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.server_core import ServerCore
 from dos_server.storage import Storage
@@ -123,20 +121,20 @@ class Harness:
                 events.append(v.LogDue())
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
-        if isinstance(effect, scrub_reads.ScrubLater):
+        if isinstance(effect, v.ScrubLater):
             self.scrub_due = self.now + effect.seconds
             return None
-        if isinstance(effect, scrub_reads.ScrubNow):
+        if isinstance(effect, v.ScrubNow):
             self.scrub_due = self.now if self.scrub_due is not None else None
             return None
-        if isinstance(effect, scrub_reads.LogNotice):
+        if isinstance(effect, v.LogNotice):
             self.told.append(effect.text)
             self.warnings += [effect.text] * effect.bad
             return None
         if isinstance(effect, v.Audit):
             self.audited.append(effect)
             return None
-        if isinstance(effect, scrub_reads.ScrubRead):
+        if isinstance(effect, v.ScrubRead):
             self.pending.append((effect, self._look_then_report(effect)))
             return None
         if isinstance(effect, v.WriteLog):
@@ -184,7 +182,7 @@ class Harness:
         self.pending.append((copied, work))
         return None
 
-    def _look_then_report(self, effect: scrub_reads.ScrubRead) -> Callable[[], v.Event | None]:
+    def _look_then_report(self, effect: v.ScrubRead) -> Callable[[], v.Event | None]:
         """A late read of the scrub: its result is reported when it is finished a second time."""
 
         def work() -> None:
@@ -197,7 +195,7 @@ class Harness:
         """Let the scrub read, if it waits for that."""
         if self.scrub_due is not None:
             self.now, self.scrub_due = max(self.now, self.scrub_due), None
-            self.event(scrub_reads.ScrubDue(busy))
+            self.event(v.ScrubDue(busy))
 
     def finish(self, index: int = 0) -> None:
         """One thing that runs in a thread ends."""

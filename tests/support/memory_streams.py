@@ -10,8 +10,7 @@ from typing import Final
 import trio
 
 from dos_protocol.digests import Buffer
-from dos_server.memory.network import MemoryListener, MemoryNetwork
-from dos_server.memory.pipes import MemorySocket, MemoryStream
+from dos_server.memory.network import MemoryListener, MemoryNetwork, MemorySocket, MemoryStream
 
 _RECEIVE_BYTES: Final = 64 * 1024
 

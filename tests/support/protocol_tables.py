@@ -17,7 +17,7 @@ from dos_protocol.messages import diagram
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core.files.extent import ExtentHeader, encode_header, object_seed
 from dos_server.core.files.records import ClaimRecord, ObjectMark, encode_claim, encode_mark
-from dos_server.core.version0.states import diagram as version0_diagram
+from dos_server.core.requests.version0 import diagram as version0_diagram
 from tests.support.object_lives import answers_table
 from tests.support.object_lives import diagram as object_diagram
 from tests.support.worked_session import session_text

@@ -8,11 +8,9 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Final
 
-from dos_server.core.files.records import ObjectMark
-from dos_server.core.files.recovery import RecoveryDecision
+from dos_server.core.files.records import Entry, ObjectMark, torn_name
+from dos_server.core.files.recovery import RecoveredObject, RecoveryDecision
 from dos_server.core.files.scan import DamagedExtentError
-from dos_server.core.layout import Entry, torn_name
-from dos_server.core.recovery_scan import RecoveredObject
 
 
 class Severity(Enum):

@@ -1,7 +1,7 @@
-"""Which records of the group log a start has to replay.
+"""What a start does with the group log: which records are live, and what becomes of each entry.
 
-The shell reads every slot and passes what it found. The rules, for the records of the latest start that has a
-valid one (its first record made those of earlier starts obsolete):
+The shell reads every slot and passes what it found. The rules, for the records of the latest start that
+has a valid one (its first record made those of earlier starts obsolete):
 
     last     the highest sequence that is known to have been synced: of the valid records, and of `seen`
     first    the first live sequence that `last` names: what is below is filed
@@ -20,19 +20,55 @@ Each sequence is in one row:
     H  valid, of a later start than `life` has                         refused: `life` is an older copy
     I  a header of another version                                     refused
 
-In rows B, C and D the contents are lost: what a start does about that is decided for each object (`replay`).
-In row E nobody could tell which objects miss acknowledged bytes.
+In rows B, C and D the contents are lost: what a start does about that is decided for each object. In row
+E nobody could tell which objects miss acknowledged bytes.
+
+Entries of one object are carried out in the order of the log:
+
+    1  Entries before the last REMOVED are void. The removal is finished: a file with the removed root, or
+       with an unreadable head, is removed. A file of another root was created later.
+    2  After REPLACED, with the new root in the file, only later entries count. With the old root there and no
+       later entries, the repair had not begun to change names: entries before it count. The same if there
+       is no file and was none: whether that is damage, its mark says.
+    3  Entries from position 0 on: a file that begins with another root, or with no valid header, is put
+       aside, and the object is created anew.
+    4  Entries from above 0: the file must have their root, and no byte below them may be missing. Otherwise
+       the object is damaged, and nothing is written.
+    5  Every entry that is left is written, never compared: after a failed sync the cache shows what the disk
+       lacks. Lost entries cannot be written; whether the file has their bytes shows the size that the mark
+       requires, by the table of `recovery`.
+
+Afterwards the mark requires the end of the last entry. Nothing is ever cut here.
+
+Two small files. `life`, replaced whole: the number of starts, and whether the log may hold what no other
+file has:
+
+    magic 2 = D0 4E | version u8 = 1 | state u8 | starts u64 | key 16 | xxh3-64 of everything before
+
+    state     meaning
+    0 NO_LOG  there is no log: everything is in the files of the objects
+    1 IN_USE  the log has to be read before anything else is
+    2 CLEAN   the server was stopped after everything was filed: as NO_LOG, and the slots exist
+
+`seen`, overwritten in place after each sync of the log and before its answers, not synced: the header and
+the table of the record that was synced last. It is a lower bound, as marks are: an older one, or an
+invalid one, only makes damage to the very last records harder to detect.
 """
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from enum import IntEnum
+from typing import Final, NamedTuple
 
+from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError
 from dos_server.core.files.log_record import (
     HEADER_BYTES,
+    EntryKind,
     LogEntry,
     LogHeader,
     LogHeaderFault,
+    TableError,
     content_matches,
     decode_header,
     decode_table,
@@ -197,3 +233,174 @@ def _lost(sequence: int) -> CorruptDataError:
         "nothing that tells its entries",
         _REMEDY,
     )
+
+
+# --- The files `life` and `seen` ---------------------------------------------------------------------------
+
+
+_LIFE_MAGIC: Final = b"\xd0\x4e"
+_LIFE: Final = struct.Struct(">2sBBQ16s")
+_DIGEST: Final = struct.Struct(">Q")
+LIFE_BYTES: Final = _LIFE.size + _DIGEST.size
+_LIFE_REMEDY: Final = (
+    "replace the server: without this file nobody knows whether its log holds acknowledged bytes"
+)
+
+
+class LogState(IntEnum):
+    """Whether the log has to be read at a start."""
+
+    NO_LOG = 0
+    IN_USE = 1
+    CLEAN = 2
+
+
+class Life(NamedTuple):
+    """The number of starts of a data directory, the state of its log, and the secret of its digests."""
+
+    starts: int
+    state: LogState
+    key: bytes
+
+
+def encode_life(life: Life) -> bytes:
+    """Return the bytes of the file `life`."""
+    body = _LIFE.pack(_LIFE_MAGIC, 1, life.state, life.starts, life.key)
+    return body + _DIGEST.pack(digest64(body))
+
+
+def decode_life(data: bytes) -> Life:
+    """Return what the file says. Raises CorruptDataError for anything but one whole `life`."""
+    if len(data) != LIFE_BYTES:
+        raise CorruptDataError("life", 0, f"{LIFE_BYTES} bytes", f"{len(data)}", _LIFE_REMEDY)
+    body, (digest,) = data[: _LIFE.size], _DIGEST.unpack_from(data, _LIFE.size)
+    if digest64(body) != digest:
+        raise CorruptDataError("life", 0, f"digest {digest64(body):016x}", f"{digest:016x}", _LIFE_REMEDY)
+    magic, version, state, starts, key = _LIFE.unpack(body)
+    if magic != _LIFE_MAGIC or version != 1 or state > LogState.CLEAN:
+        raise CorruptDataError("life", 0, "life of version 1", body[:4].hex(), "use a newer release")
+    return Life(starts, LogState(state), key)
+
+
+def decode_seen(data: bytes | None, seed: int) -> SeenRecord | None:
+    """Return the record that the file `seen` names; None if it is missing or not whole."""
+    if data is None or len(data) < HEADER_BYTES:
+        return None
+    header = decode_header(data[:HEADER_BYTES], seed)
+    if isinstance(header, LogHeaderFault):
+        return None
+    try:
+        tables = decode_table(header, data[HEADER_BYTES : HEADER_BYTES + header.table_bytes])
+    except TableError:
+        return None
+    return SeenRecord(header, tuple(tables[0])) if tables is not None else None
+
+
+# --- What to do with the entries of one object, and of one claim -------------------------------------------
+
+
+class ReplayEntry(NamedTuple):
+    """An entry, and a reference to its contents that the shell understands; `lost`: they are damaged."""
+
+    entry: LogEntry
+    content: object
+    lost: bool = False
+
+
+class FileFacts(NamedTuple):
+    """The file of an object. `root`: of its first extent; if that has no valid header, the one that its mark
+    names, or 0.
+    """
+
+    exists: bool
+    root: int
+    file_bytes: int
+
+
+NO_FILE = FileFacts(exists=False, root=0, file_bytes=0)
+
+
+class ObjectPlan(NamedTuple):
+    """What to do, in this order. `remove`: the file and its mark. `aside`: move the file aside. `create`: an
+    empty file if there is none. `writes`: (position, content). `synced`: the size that its mark requires;
+    None if there is no object afterwards. `damage`: why the object is damaged, or "".
+    """
+
+    remove: bool = False
+    aside: bool = False
+    create: bool = False
+    writes: tuple[tuple[int, object], ...] = ()
+    synced: int | None = None
+    root: int = 0
+    damage: str = ""
+
+
+def plan_object(entries: Sequence[ReplayEntry], file: FileFacts) -> ObjectPlan:
+    """Return what a start does with the entries of one object."""
+    removed, left = _after_removal(entries)
+    remove = removed is not None and file.exists and file.root in (removed.root, 0)
+    if remove:
+        file = NO_FILE
+    gone = removed is not None and not file.exists and not left
+    left, damage = _after_replacement(left, file)
+    if not left and not damage:
+        return ObjectPlan(remove=remove or gone)
+    synced = max((one.entry.end for one in left), default=0)
+    root = left[0].entry.root if left else file.root
+    if damage:
+        return ObjectPlan(remove, synced=synced, root=root, damage=damage)
+    if any(one.entry.root != root for one in left):
+        return ObjectPlan(remove, synced=synced, root=root, damage="entries of two roots without a removal")
+    begins = left[0].entry.position
+    aside = begins == 0 and file.file_bytes > 0 and file.root != root
+    if begins > 0 and file.root != root:
+        text = f"entries of root {root:08x} from byte {begins} of a file with root {file.root:08x}"
+        return ObjectPlan(remove, synced=synced, root=root, damage=text)
+    size = 0 if aside else file.file_bytes
+    writes = []
+    for entry, content, lost in left:
+        if entry.position > size:
+            text = f"an entry from byte {entry.position} of a file with {size} bytes"
+            return ObjectPlan(remove, synced=synced, root=root, damage=text)
+        if not lost:
+            size = max(size, entry.position + entry.content_bytes)
+            if entry.content_bytes:
+                writes.append((entry.position, content))
+    create = begins == 0 and (aside or not file.exists)
+    return ObjectPlan(remove, aside, create, tuple(writes), synced, root)
+
+
+def _after_removal(entries: Sequence[ReplayEntry]) -> tuple[LogEntry | None, list[ReplayEntry]]:
+    last, left = None, list[ReplayEntry]()
+    for one in entries:
+        if one.entry.kind is EntryKind.REMOVED:
+            last, left = one.entry, []
+        else:
+            left.append(one)
+    return last, left
+
+
+def _after_replacement(entries: list[ReplayEntry], file: FileFacts) -> tuple[list[ReplayEntry], str]:
+    """Return the entries that count, and why the object is damaged."""
+    places = [index for index, one in enumerate(entries) if one.entry.kind is EntryKind.REPLACED]
+    if not places:
+        return entries, ""
+    replaced = entries[places[-1]].entry
+    before, after = entries[: places[-1]], entries[places[-1] + 1 :]
+    if file.root == replaced.position:
+        return after, ""
+    if file.root == replaced.root and not after:
+        kept = [one for one in before if one.entry.kind is not EntryKind.REPLACED]
+        return kept, ""
+    if not file.exists and not before and not after:
+        return [], ""
+    text = f"a repair gave it root {replaced.position:08x}, and the file has {file.root:08x}"
+    return [*after, entries[places[-1]]], text
+
+
+def claim_to_store(entries: Sequence[ReplayEntry], held_epoch: int) -> ReplayEntry | None:
+    """Return the claim that the claim file must get, None if it holds it or a later one. If the one that is
+    returned is lost, the start must be refused: the directory could not fence its earlier writers.
+    """
+    highest = max(entries, key=lambda one: (one.entry.end, not one.lost), default=None)
+    return highest if highest is not None and highest.entry.end > held_epoch else None

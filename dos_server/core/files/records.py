@@ -1,4 +1,15 @@
-"""The small records of a data directory: claim, mark, identity. Pure: bytes to values and back.
+"""The names in a data directory, and its small records: claim, mark, identity. Pure.
+
+    identity, store, lock       see `dos_server.storage`
+    stamps, witnessed           see `core.requests.stamps`
+    directories                 see `dos_server.marks`
+    life, log                   see `files.log_replay`
+    d/DIR/OBJECT                extents
+    d/DIR/.claim, .marks        the claim; lower bounds of the synced sizes
+    d/DIR/.mend.OBJECT.N        a new copy that is being received or was never finished
+    d/DIR/.broken.OBJECT.N      an old copy that was replaced
+    d/DIR/.torn.OBJECT.POSITION a torn tail that was cut
+    .NAME.new, .claim.new       a small file that is being replaced
 
 Claim, in `d/DIR/.claim`. The file is replaced whole (temporary file, fsync, rename, fsync of the folder)
 before the claim is answered:
@@ -6,31 +17,32 @@ before the claim is answered:
     magic 2 = D0 4C | version u8 = 1 | reserved u8 = 0 | epoch u64 | writer id 16 |
     xxh3-64 over everything before
 
-Mark, 256 bytes per object in `d/DIR/.marks`. It is overwritten in place after each sync and before that sync
-is acknowledged. Marks with a flag are synced, others are not:
+Mark, 256 bytes per object in `d/DIR/.marks`. It is overwritten in place after each sync and before that
+sync is acknowledged. Marks with a flag are synced, others are not:
 
     name 128, zero-padded | synced u64 | flags u8 (1 poisoned, 2 damaged, 4 removed) | root u32 |
     reserved 107 | xxh3-64 over everything before
 
-A mark is a *lower bound* of what was synced. It survives a killed process. After a power cut an older one, or
-none, may be there. So bytes missing below the mark are damage, never a torn write. An invalid mark is
-ignored.
+A mark is a *lower bound* of what was synced. It survives a killed process. After a power cut an older
+one, or none, may be there. So bytes missing below the mark are damage, never a torn write. An invalid
+mark is ignored.
 
-- *Root*: the link of the object's first extent (`core.extent`). 0: the mark does not record it, and the next
+- *Root*: the link of the object's first extent (`files.extent`). 0: the mark does not record it, and the next
   start reads it from the file.
 - *Damaged*: the object was found damaged, and stays so until a new copy replaces it, whatever its file looks
   like later. Otherwise a second fault could make the first one look like a crash.
-- *Removed*: the object is being removed; if it still exists, the removal is completed (`dos_server.removal`).
+- *Removed*: the object is being removed; if it still exists, the removal is completed (`dos_server.marks`).
 
-Identity, in `identity`: the server's id as 32 hex digits, a space, xxh3-64 of its 16 bytes as 16 hex digits,
-a newline. A second line follows: `format N`, a space, xxh3-64 of these bytes as 16 digits, a newline. N is
-the version of all formats in the data directory: a program that does not know it refuses the directory and
-changes nothing. While the group log is in use (`group_log.life`), a third line `log 1` follows. Nothing else
-is accepted.
+Identity, in `identity`: the server's id as 32 hex digits, a space, xxh3-64 of its 16 bytes as 16 hex
+digits, a newline. A second line follows: `format N`, a space, xxh3-64 of these bytes as 16 digits, a
+newline. N is the version of all formats in the data directory: a program that does not know it refuses
+the directory and changes nothing. While the group log is in use, a third line `log 1` follows. Nothing
+else is accepted.
 """
 
 import re
 import struct
+from enum import Enum
 from typing import Final, NamedTuple
 
 from dos_protocol.digests import digest64
@@ -38,6 +50,65 @@ from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.limits import id_bytes, name_bytes_max
 from dos_protocol.names import NO_ID, check_id, check_name, id_text, is_name, parse_id
 from dos_server.limits import mark_bytes
+
+# --- The names in a data directory -------------------------------------------------------------------------
+
+
+OBJECTS: Final = "d"
+DIRECTORIES: Final = "directories"
+STAMPS: Final = "stamps"
+WITNESSED: Final = "witnessed"
+MEND: Final = ".mend."
+BROKEN: Final = ".broken."
+TORN: Final = ".torn."
+_OWN: Final = frozenset({"identity", "store", "lock", "life", "log", STAMPS, WITNESSED, DIRECTORIES, OBJECTS})
+_TEMPORARY: Final = frozenset(
+    {".identity.new", ".store.new", ".life.new", f".{STAMPS}.new", f".{WITNESSED}.new"}
+)
+
+
+class Entry(Enum):
+    """What a name stands for. The value of a leftover says what it is and what happens to it."""
+
+    OWN = "a file of the server"
+    OBJECT = "an object"
+    MEND = "a new copy that was never finished: the next start deletes it"
+    BROKEN = "a copy that was replaced by a new one, kept for inspection: delete it afterwards"
+    TORN = "a torn tail that was cut, kept for inspection: delete it afterwards"
+    TEMPORARY = (
+        "a small file whose replacement was never finished: the old one counts, the next one overwrites it"
+    )
+    UNKNOWN = "not a file of the server: it neither reads nor deletes it"
+
+
+def entry_of_root(name: str) -> Entry:
+    """Return what a name in the data directory itself stands for."""
+    if name in _OWN:
+        return Entry.OWN
+    return Entry.TEMPORARY if name in _TEMPORARY else Entry.UNKNOWN
+
+
+def entry_of_folder(name: str) -> Entry:
+    """Return what a name in the folder of a directory stands for."""
+    if is_name(name):
+        return Entry.OBJECT
+    if name in (".claim", ".marks"):
+        return Entry.OWN
+    if name == ".claim.new":
+        return Entry.TEMPORARY
+    for prefix, entry in ((MEND, Entry.MEND), (BROKEN, Entry.BROKEN), (TORN, Entry.TORN)):
+        if name.startswith(prefix):
+            return entry
+    return Entry.UNKNOWN
+
+
+def torn_name(name: str, position: int) -> str:
+    """Return the name of the file that keeps the tail of an object that was cut at a position of its file."""
+    return f"{TORN}{name}.{position}"
+
+
+# --- Records -----------------------------------------------------------------------------------------------
+
 
 _CLAIM_MAGIC: Final = b"\xd0\x4c"
 _CLAIM: Final = struct.Struct(">2sBBQ16s")

@@ -40,8 +40,28 @@ Only the table is here. `recovery_scan` collects the facts, the shell carries ou
 enumerates every combination of facts and requires exactly one row.
 """
 
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple
+
+from dos_protocol.digests import PrefixDigest
+from dos_protocol.limits import KIB
+from dos_server.core.files.extent import MAGIC, HeaderFault, decode_header, steps_in
+from dos_server.core.files.records import ObjectMark
+from dos_server.core.files.scan import (
+    CONTENT_WINDOW_BYTES,
+    DamagedExtentError,
+    LocatedExtent,
+    ReadAt,
+    ReadWindow,
+    SparseIndex,
+    locate,
+    payload_of,
+    prefix_fold,
+)
+from dos_server.limits import extent_header_bytes
 
 
 class Remainder(Enum):
@@ -145,3 +165,301 @@ NO_SPACE_LETTER: Final = "N"
 
 ROTTEN_CASE: Final = next(case for case in CASES if case.letter == "D")
 """For damage found after the scan, while the prefix digest is resumed."""
+
+
+# --- The facts ---------------------------------------------------------------------------------------------
+
+
+SECTOR_BYTES: Final = 512
+_HEADER_WINDOW_BYTES: Final = 16 * KIB
+
+
+@dataclass
+class RecoveredObject:
+    """An object as its file shows it, and what to do with it.
+
+    `size`: logical bytes that are good; with `corrupt`, damage begins there.
+    `file_bytes`: file position of the next extent, which is also where to cut.
+    `fold`: the prefix digest at `size`. `letter`, `decision`: the row of the table that matched.
+    `durable`: the largest size that may have been synced at any time, as far as the file shows.
+    `uncut_bytes`: length of a tail that is left in place for lack of space.
+    `root`: of the object, 0 if unknown. `link`: of the next extent, None if unknown.
+    `epoch_max`: the highest epoch of its extents.
+    """
+
+    size: int
+    file_bytes: int
+    fold: PrefixDigest
+    index: SparseIndex
+    letter: str
+    decision: RecoveryDecision
+    durable: int = 0
+    uncut_bytes: int = 0
+    root: int = 0
+    link: int | None = None
+    epoch_max: int = 0
+
+    @property
+    def corrupt(self) -> bool:
+        """Whether the object is CORRUPT from `size` on."""
+        return self.decision is RecoveryDecision.QUARANTINE
+
+    def uncut(self, file_bytes: int) -> "RecoveredObject":
+        """Return the object with its tail left in place for lack of space. Bytes below the tail are served.
+
+        `file_bytes`: the file's size with the tail.
+        """
+        tail = file_bytes - self.file_bytes
+        return replace(self, letter=NO_SPACE_LETTER, decision=RecoveryDecision.QUARANTINE, uncut_bytes=tail)
+
+
+def lost(durable: int = 0) -> RecoveredObject:
+    """Return an object whose file is missing or cannot be opened: none of its bytes are good here."""
+    return RecoveredObject(0, 0, PrefixDigest(), SparseIndex(), "G", RecoveryDecision.QUARANTINE, durable)
+
+
+def recover(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> RecoveredObject:
+    """Read a file and decide what to do with it.
+
+    Payloads below the durable bound are not read; GET verifies those.
+    """
+    scan = _Scan(read, file_bytes, seed, mark)
+    scan.headers()
+    scan.payloads()
+    case = decide(scan.facts())
+    if case.letter == "P":
+        scan.back_to_mark()
+    while True:
+        try:
+            fold = prefix_fold(read, seed, scan.index.fold_starts(scan.size), scan.size)
+        except DamagedExtentError as damage:
+            scan.stop_at_damage(damage.offset)
+            case = ROTTEN_CASE
+        else:
+            durable = max(scan.durable, scan.reach)
+            return RecoveredObject(
+                scan.size,
+                scan.position,
+                fold,
+                scan.index,
+                case.letter,
+                case.decision,
+                durable,
+                root=scan.root,
+                link=scan.link,
+                epoch_max=scan.epoch_max,
+            )
+
+
+def judge(read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> RecoveredObject:
+    """Return what a start makes of a file and its mark. Row R precedes all others and changes no fact."""
+    found = recover(read, file_bytes, seed, mark)
+    if mark is not None and mark.damaged and not found.corrupt:
+        return replace(found, letter="R", decision=RecoveryDecision.QUARANTINE)
+    return found
+
+
+class _Stop(NamedTuple):
+    """A place between two extents: logical size, file position, and the link of the extent that follows."""
+
+    size: int
+    position: int
+    link: int | None
+
+
+class _Unsure(NamedTuple):
+    """An extent whose payload may never have been synced: its beginning, and its logical end."""
+
+    begins: _Stop
+    end: int
+
+
+class _Scan:
+    """The walk over one file and the facts it collects.
+
+    Invariants: `size` and `position` are the end of what is known to be good; `reach` is the highest end of
+    any extent whose header is valid.
+    """
+
+    def __init__(self, read: ReadAt, file_bytes: int, seed: int, mark: ObjectMark | None) -> None:
+        self.read = read
+        self.file_bytes = file_bytes
+        self.seed = seed
+        self.mark = mark or ObjectMark("", 0)
+        self.index = SparseIndex()
+        self.size = 0
+        self.position = 0
+        self.durable = self.mark.synced
+        self.reach = 0
+        self.epoch_max = 0
+        self.root = self.mark.root
+        self.link = self.root or None
+        self.at_mark = _Stop(0, 0, self.link) if self.mark.synced == 0 else None
+        self.foreign_chain = False
+        self.unsure: deque[_Unsure] = deque()
+        self.damaged_payload: LocatedExtent | None = None
+
+    def headers(self) -> None:
+        """Walk the headers to the end of the chain. Drop extents from `unsure` that turn out durable."""
+        while self.position < self.file_bytes:
+            follows = self._follow(self.read(self.position, _HEADER_WINDOW_BYTES))
+            while self.unsure and self.unsure[0].end <= self.durable:
+                self.unsure.popleft()
+            if not follows:
+                return
+
+    def _follow(self, data: bytes) -> bool:
+        """Walk the headers in `data`, which begins at `position`. Return False if the chain ends there.
+
+        Uses local names because it runs for each extent of an object that may have millions.
+        """
+        index, mark, unsure = self.index, self.mark.synced, self.unsure
+        position, size, link, durable = self.position, self.size, self.link, self.durable
+        keeps_from, foreign_chain, follows = index.keeps_from, False, False
+        for count, own_link, offset, epoch, header_durable, next_link in steps_in(data, self.seed):
+            after = position + extent_header_bytes + count
+            follows = False
+            if offset != size:
+                break
+            if link is not None and link != own_link:
+                foreign_chain = True
+                break
+            if after > self.file_bytes:
+                break
+            if not self.root:
+                self.root = own_link
+            if size >= keeps_from:
+                index.add(size, position, own_link)
+                keeps_from = index.keeps_from
+            if header_durable > durable:
+                durable = header_durable
+            if epoch > self.epoch_max:
+                self.epoch_max = epoch
+            end = size + count
+            if end > durable:
+                unsure.append(_Unsure(_Stop(size, position, own_link), end))
+            position, size, link, follows = after, end, next_link, True
+            if size == mark:
+                self.at_mark = _Stop(size, position, link)
+        self.position, self.size, self.link, self.durable = position, size, link, durable
+        self.reach = max(self.reach, size)
+        if foreign_chain:
+            self._leave_chain()
+        return follows
+
+    def _leave_chain(self) -> None:
+        """Handle an extent that does not follow the one before it and does not belong to this object.
+
+        If no mark records the object's root, the extents before it may not belong to the object either.
+        """
+        self.foreign_chain = True
+        if not self.mark.root:
+            self.root = self.epoch_max = 0
+            self._stop(_Stop(0, 0, None))
+            self.unsure.clear()
+
+    def payloads(self) -> None:
+        """Verify the payloads that may never have been synced."""
+        window = ReadWindow(self.read, CONTENT_WINDOW_BYTES)
+        for begins, _ in self.unsure:
+            located = locate(window, self.seed, begins.position)
+            if not isinstance(located, LocatedExtent):  # the disk returned other bytes than before
+                self._stop(begins)
+                return
+            if payload_of(window, located) is None:
+                self.damaged_payload = located
+                self._stop(begins)
+                return
+
+    def _stop(self, stop: "_Stop") -> None:
+        """Move the end of what is good back to that place."""
+        self.size, self.position, self.link = stop
+        self.index.cut(self.size)
+
+    def back_to_mark(self) -> None:
+        """Move the end back to the size in the mark: after a failed sync nothing beyond it is reliable."""
+        if self.at_mark is not None and self.mark.synced <= self.size:
+            self._stop(self.at_mark)
+
+    def stop_at_damage(self, offset: int) -> None:
+        """Move the end back to the extent that holds `offset`, where the digest found damage."""
+        position = self.index.find(offset).position
+        window = ReadWindow(self.read, _HEADER_WINDOW_BYTES)
+        while True:
+            located = locate(window, self.seed, position)
+            if not isinstance(located, LocatedExtent):
+                self._stop(_Stop(0, 0, None))
+                return
+            if located.header.end > offset:
+                self._stop(_Stop(located.header.offset, position, located.header.link))
+                return
+            position = located.after
+
+    def facts(self) -> ExtentFacts:
+        """Return the facts for the decision table."""
+        remainder = self._remainder()
+        damage = self._damage() if remainder is Remainder.BYTES else TailDamage.NONE
+        if remainder is Remainder.BYTES:
+            self.durable = max(self.durable, self._durable_after())
+        return ExtentFacts(remainder, damage, below=self.size < self.durable, poisoned=self.mark.poisoned)
+
+    def _remainder(self) -> Remainder:
+        """Return what the file holds after the end of the chain."""
+        if self.position == self.file_bytes:
+            return Remainder.NOTHING
+        for _, chunk in self._chunks(self.position):
+            if chunk.count(0) != len(chunk):
+                return Remainder.BYTES
+        return Remainder.ZEROS
+
+    def _damage(self) -> TailDamage:
+        """Return the kind of damage at the end of the chain."""
+        start = self.position
+        if self.foreign_chain:
+            return TailDamage.MISPLACED
+        if self.damaged_payload is not None:
+            start += extent_header_bytes
+            return self._torn_or_rotten(start, start + self.damaged_payload.header.payload_bytes)
+        head = self.read(start, extent_header_bytes)
+        if len(head) < extent_header_bytes:
+            return TailDamage.TORN
+        header = decode_header(head, self.seed)
+        if header is HeaderFault.FORMAT:
+            return TailDamage.UNKNOWN
+        if header is HeaderFault.DIGEST:
+            return self._torn_or_rotten(start, start + extent_header_bytes)
+        return TailDamage.MISPLACED if header.offset != self.size else TailDamage.TORN
+
+    def _torn_or_rotten(self, start: int, end: int) -> TailDamage:
+        """Return TORN if the part of [start, end) in some sector is all zeros; ROTTEN otherwise."""
+        data = self.read(start, end - start)
+        edge = start
+        while edge < start + len(data):
+            next_edge = min(edge - edge % SECTOR_BYTES + SECTOR_BYTES, start + len(data))
+            if not any(data[edge - start : next_edge - start]):
+                return TailDamage.TORN
+            edge = next_edge
+        return TailDamage.ROTTEN
+
+    def _durable_after(self) -> int:
+        """Return the highest `durable` in valid headers of this object after the damage, at any position."""
+        highest = 0
+        needle = MAGIC + b"\x01"
+        for _, chunk in self._chunks(self.position + 1, overlap=extent_header_bytes - 1):
+            start = chunk.find(needle)
+            while 0 <= start <= len(chunk) - extent_header_bytes:
+                header = decode_header(chunk, self.seed, start)
+                if not isinstance(header, HeaderFault):
+                    highest = max(highest, header.durable)
+                    self.reach = max(self.reach, header.end)
+                start = chunk.find(needle, start + 1)
+        return highest
+
+    def _chunks(self, position: int, overlap: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Yield the rest of the file in chunks. They overlap, so that no header is missed at a boundary."""
+        while position < self.file_bytes:
+            chunk = self.read(position, CONTENT_WINDOW_BYTES + overlap)
+            if not chunk:
+                return
+            yield position, chunk
+            position += CONTENT_WINDOW_BYTES

@@ -1,18 +1,115 @@
-"""Walking an object's file: from header to header, reading content, computing digests of prefixes.
+"""Walking an object's file: from header to header, reading content, computing digests of prefixes,
+verifying.
 
 Every byte returned has been verified. The file is read only through the caller's `read(position, count)`,
-which returns fewer bytes at the end of the file. At most one window of it is in memory. `recovery` and
-`object_state` decide what to do about damage.
+which returns fewer bytes at the end of the file. At most one window of it is in memory. The callers
+decide what to do about damage.
 """
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from dos_protocol.digests import PrefixDigest, digest64
 from dos_protocol.limits import KIB, digest_block_bytes, payload_bytes_max
 from dos_server.core.files.extent import ExtentHeader, HeaderFault, decode_linked
-from dos_server.core.index import ExtentStart, FoldStarts
-from dos_server.limits import extent_header_bytes, extent_payload_bytes_max
+from dos_server.limits import extent_header_bytes, extent_payload_bytes_max, index_entries_max
+
+# --- The sparse index --------------------------------------------------------------------------------------
+
+
+_FIRST_SPACING: Final = 4 * KIB
+
+
+class ExtentStart(NamedTuple):
+    """The start of an extent: logical offset, file position, and its link; None if the link is unknown."""
+
+    offset: int
+    position: int
+    link: int | None = None
+
+
+class FoldStarts(NamedTuple):
+    """Where to read for a prefix digest.
+
+    `last`: an extent at or shortly before the last byte. `first`: one at or before the block that holds the
+    first byte of `last`.
+    """
+
+    first: ExtentStart
+    last: ExtentStart
+
+
+class SparseIndex:
+    """Starts of extents as (logical offset, file position, link), ascending. Includes the first extent."""
+
+    __slots__ = ("_links", "_offsets", "_positions", "_recent", "_spacing")
+
+    def __init__(self) -> None:
+        self._offsets = array("Q")
+        self._positions = array("Q")
+        self._links = array("I")
+        self._spacing = _FIRST_SPACING
+        self._recent: ExtentStart | None = None
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def keeps_from(self) -> int:
+        """`add` ignores extents that start before this offset."""
+        return self._offsets[-1] + self._spacing if self._offsets else 0
+
+    def add(self, offset: int, position: int, link: int) -> None:
+        """Add the start of an extent, if it is far enough from the last entry."""
+        if offset < self.keeps_from:
+            return
+        if len(self._offsets) == index_entries_max:
+            self._offsets = self._offsets[::2]
+            self._positions = self._positions[::2]
+            self._links = self._links[::2]
+            self._spacing *= 2
+            if offset - self._offsets[-1] < self._spacing:
+                return
+        self._offsets.append(offset)
+        self._positions.append(position)
+        self._links.append(link)
+
+    def find(self, offset: int) -> ExtentStart:
+        """Return the start of an extent at or before the offset; the first extent if there is no entry."""
+        index = bisect_right(self._offsets, offset) - 1
+        recent = self._recent
+        if (
+            recent is not None
+            and recent.offset <= offset
+            and (index < 0 or recent.offset > self._offsets[index])
+        ):
+            return recent
+        if index < 0:
+            return ExtentStart(0, 0)
+        return ExtentStart(self._offsets[index], self._positions[index], self._links[index])
+
+    def fold_starts(self, size: int) -> FoldStarts:
+        """Return where to read for the prefix digest at a size above 0."""
+        last = self.find(size - 1)
+        return FoldStarts(self.find(last.offset - last.offset % digest_block_bytes), last)
+
+    def remember(self, extent: ExtentStart) -> None:
+        """Remember the extent at which a read ended, because the next read may continue there."""
+        self._recent = extent
+
+    def cut(self, offset: int) -> None:
+        """Drop the entries at or after the logical offset."""
+        self._recent = None
+        index = bisect_right(self._offsets, offset - 1) if offset else 0
+        del self._offsets[index:]
+        del self._positions[index:]
+        del self._links[index:]
+
+
+# --- Walks and reads ---------------------------------------------------------------------------------------
+
 
 ReadAt = Callable[[int, int], bytes]
 _HEADER_WINDOW_BYTES: Final = 16 * KIB
@@ -165,3 +262,96 @@ def prefix_fold(read: ReadAt, seed: int, starts: FoldStarts, size: int) -> Prefi
     fold = PrefixDigest(block_start, header.prefix_digest)
     fold.update(read_content(read, seed, last if last.offset <= block_start else first, block_start, size))
     return fold
+
+
+# --- Verifying from end to end -----------------------------------------------------------------------------
+
+
+part_bytes_min = extent_header_bytes + extent_payload_bytes_max
+"""A part holds at least one extent."""
+
+
+class VerifiedChain(NamedTuple):
+    """How far an object was verified: everything below `offset` was read and is good.
+
+    `position`: the file position there. `fold`: of the content below `offset`; must not be changed. `root`:
+    of the object, 0 if unknown. `link`: of the next extent, None if any is accepted. `proven`: content below
+    this size is confirmed by the prefix digest of a later header.
+    """
+
+    offset: int
+    position: int
+    fold: PrefixDigest
+    root: int
+    link: int | None
+    proven: int = 0
+
+
+class VerifyGoal(NamedTuple):
+    """The content that should be there: its size, and its digest, or None if the digest is unknown."""
+
+    size: int
+    digest: int | None = None
+
+
+def beginning(root: int) -> VerifiedChain:
+    """Return the chain before the first extent. `root`: 0 if unknown."""
+    return VerifiedChain(0, 0, PrefixDigest(), root, root or None)
+
+
+def verify_part(
+    read: ReadAt, seed: int, chain: VerifiedChain, goal: VerifyGoal, part_bytes: int, extents: int
+) -> VerifiedChain:
+    """Verify the next part of the file: at least one extent, at most `extents`. Return the chain after it.
+
+    Raises DamagedExtentError where the content that should be there is not.
+    """
+    window = ReadWindow(read, part_bytes)
+    offset, position, fold_, root, link, proven = chain
+    fold = fold_.copy()
+    end = position + max(part_bytes, part_bytes_min)
+    while offset < goal.size and extents and position + extent_header_bytes <= end:
+        located = locate(window, seed, position)
+        if located is None or isinstance(located, HeaderFault):
+            fault = "the file ends" if located is None else located.value
+            raise DamagedExtentError(offset, fault, position, "the header of an extent")
+        header = located.header
+        if header.offset != offset or header.end > goal.size:
+            raise DamagedExtentError(
+                offset,
+                f"an extent of the bytes from {header.offset} to {header.end}",
+                position,
+                f"one that begins at {offset} and ends at {goal.size} at most",
+            )
+        if link is not None and link != header.link:
+            raise DamagedExtentError(
+                offset if root else 0,
+                f"an extent of link {header.link:08x}",
+                position,
+                f"one of link {link:08x}, which follows the extent before it",
+            )
+        if header.prefix_digest != fold.blocks_digest:
+            raise DamagedExtentError(
+                proven,
+                f"the next header vouches for blocks of digest {header.prefix_digest:016x}",
+                position,
+                f"the digest of the content read, {fold.blocks_digest:016x}",
+            )
+        if located.after > end:
+            break
+        proven = offset - offset % digest_block_bytes
+        payload = payload_of(window, located)
+        if payload is None:
+            raise DamagedExtentError(
+                offset,
+                "the payload digest does not match",
+                position + extent_header_bytes,
+                f"{header.payload_bytes} bytes of payload digest {header.payload_digest:016x}",
+            )
+        fold.update(payload)
+        offset, position, link, extents = header.end, located.after, located.link_after, extents - 1
+    if offset == goal.size and goal.digest not in (None, fold.value):
+        raise DamagedExtentError(
+            proven, f"content of digest {fold.value:016x}", position, f"content of digest {goal.digest:016x}"
+        )
+    return VerifiedChain(offset, position, fold, root, link, proven)

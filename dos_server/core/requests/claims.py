@@ -11,11 +11,9 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.messages import SessionEvent, SessionState
 from dos_protocol.names import id_text
 from dos_server.core import vocabulary as v
-from dos_server.core.directory_state import Claimant, DirectoryState, LoadState, Opening
+from dos_server.core.directory_state import Claimant, DirectoryState, LoadState, ObjectTable, Opening, Session
 from dos_server.core.files.records import ClaimRecord
-from dos_server.core.name_table import ObjectTable
 from dos_server.core.quotas import StoredUsage
-from dos_server.core.session import Session
 from dos_server.core.tables import REFUSALS, Tables
 
 

@@ -9,11 +9,10 @@ from dos_protocol import limits as wire
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
+from dos_server.core.access import RequestRefusal
+from dos_server.core.directory_state import Session
 from dos_server.core.object_state import ObjectState
-from dos_server.core.pending import AppendRefusal
-from dos_server.core.session import Session
-from dos_server.core.tables import Tables
-from dos_server.core.waiting import WaitingRead
+from dos_server.core.tables import Tables, WaitingRead
 from dos_server.limits import list_entries_max, reads_queued_of_one_max, woken_of_event_max
 
 
@@ -108,16 +107,16 @@ class Reads:
                 state.index.remember(event.after)
             self._tables.send(session, m.Data(read.name, read.start, synced, event.data), read.request_id)
 
-    def _changed_meanwhile(self, read: v.ReadData | v.ReadDigest, *, damaged: bool) -> AppendRefusal | None:
+    def _changed_meanwhile(self, read: v.ReadData | v.ReadDigest, *, damaged: bool) -> RequestRefusal | None:
         """Return a refusal if the file that was read is no longer the object's or was changing."""
         directory = self._tables.directories.get(read.directory)
         if directory is None:
             return None
         state = directory.objects.get(read.name)
         if state is None:
-            return AppendRefusal(ErrorCode.NOT_FOUND, f"{read.name} was removed during the read")
+            return RequestRefusal(ErrorCode.NOT_FOUND, f"{read.name} was removed during the read")
         if state.version != read.version or (damaged and state.changing is not None):
-            return AppendRefusal(ErrorCode.BUSY, f"{read.name} was changed during the read")
+            return RequestRefusal(ErrorCode.BUSY, f"{read.name} was changed during the read")
         return None
 
     def quarantine(self, directory_name: str, name: str, offset: int) -> None:
@@ -160,9 +159,9 @@ class Reads:
             state = waiter.state
             directory = tables.directories.get(state.directory)
             if directory is not None and directory.objects.get(state.name) is not state:
-                refusal = AppendRefusal(ErrorCode.BUSY, f"{state.name} was changed during the wait")
+                refusal = RequestRefusal(ErrorCode.BUSY, f"{state.name} was changed during the wait")
                 if state.name not in directory.objects:
-                    refusal = AppendRefusal(ErrorCode.NOT_FOUND, f"{state.name} was removed")
+                    refusal = RequestRefusal(ErrorCode.NOT_FOUND, f"{state.name} was removed")
                 tables.refuse(session, refusal.code, refusal.message, waiter.request_id)
             else:
                 self._get(session, state, waiter.get, waiter.request_id, waiter.deadline)
@@ -262,8 +261,8 @@ class Reads:
         tables.send(session, m.Listing(entries, more), request_id)
 
 
-def _missed(event: v.GotData | v.GotDigest) -> AppendRefusal | None:
+def _missed(event: v.GotData | v.GotDigest) -> RequestRefusal | None:
     """Return a refusal if nothing was read for a temporary reason, such as missing descriptors or memory."""
     if not event.missed:
         return None
-    return AppendRefusal(ErrorCode.BUSY, f"{event.read.name} cannot be read now: {event.missed}")
+    return RequestRefusal(ErrorCode.BUSY, f"{event.read.name} cannot be read now: {event.missed}")

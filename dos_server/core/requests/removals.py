@@ -4,7 +4,7 @@ A removal is refused while a version 0 session streams to the object, while an o
 while it is being repaired, and if it is poisoned, because then only a restart can determine what is on the
 disk. A damaged object can be removed. From the request to the disk's answer the object accepts no appends and
 answers no reads; a claim of the directory waits. A crash leaves the whole object or nothing
-(`dos_server.removal`). An object created anew under the same name has another version, so a read of the old
+(`dos_server.marks`). An object created anew under the same name has another version, so a read of the old
 one is never answered from the new one's file.
 
 In a store, only the directory's writer may remove an object: a session of that store, at its generation, that
@@ -22,12 +22,11 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.messages import SessionState
 from dos_protocol.names import id_text
 from dos_server.core import vocabulary as v
-from dos_server.core.directory_state import DirectoryState
+from dos_server.core.access import RequestRefusal
+from dos_server.core.directory_state import DirectoryState, Session
 from dos_server.core.object_state import ObjectState
-from dos_server.core.pending import AppendRefusal
 from dos_server.core.requests.claims import Claims
 from dos_server.core.requests.reads import Reads
-from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 
 
@@ -36,7 +35,7 @@ class RemovalOutcome(NamedTuple):
 
     session: Session | None
     request_id: int
-    refusal: AppendRefusal | None
+    refusal: RequestRefusal | None
 
 
 class Removals:
@@ -59,7 +58,7 @@ class Removals:
                 return
             state = directory.objects.get(request.name)
             if state is None:
-                refusal = AppendRefusal(ErrorCode.NOT_FOUND, f"no object {request.name} in {directory.name}")
+                refusal = RequestRefusal(ErrorCode.NOT_FOUND, f"no object {request.name} in {directory.name}")
             else:
                 refusal = self.remove(session, directory, state, request_id)
         if refusal is not None:
@@ -77,7 +76,7 @@ class Removals:
 
     def remove(
         self, session: Session, directory: DirectoryState, state: ObjectState, request_id: int
-    ) -> AppendRefusal | None:
+    ) -> RequestRefusal | None:
         """Order the removal, whose outcome `removed` returns; or return why it is refused."""
         refusal = self._refuses_session(session, directory) or _refuses(state)
         if refusal is None:
@@ -87,7 +86,7 @@ class Removals:
             session.pending += 1
         return refusal
 
-    def _order(self, state: ObjectState, session: int, request_id: int) -> AppendRefusal | None:
+    def _order(self, state: ObjectState, session: int, request_id: int) -> RequestRefusal | None:
         """Order the removal. If the group log has entries of the object, a record with the removal is synced
         first: otherwise a restart would replay them.
         """
@@ -107,7 +106,7 @@ class Removals:
             return None
         if log.remove(state, order_when_filed):
             return None
-        return AppendRefusal(ErrorCode.BUSY, f"{state.name} was not removed: the group log has no room now")
+        return RequestRefusal(ErrorCode.BUSY, f"{state.name} was not removed: the group log has no room now")
 
     def removed(self, event: v.Removed) -> RemovalOutcome | None:
         """Return the outcome of the removal; None if it is retried later."""
@@ -129,9 +128,9 @@ class Removals:
             tables.unacknowledged.pop(state, None)
             self._reads.end_waiting(state, ErrorCode.NOT_FOUND, f"{event.name} was removed", 0)
         elif event.ending is v.Removal.NOT_NOW:
-            refusal = AppendRefusal(ErrorCode.BUSY, f"{event.name} was not removed: {event.ending.value}")
+            refusal = RequestRefusal(ErrorCode.BUSY, f"{event.name} was not removed: {event.ending.value}")
         elif event.ending is v.Removal.INTACT:
-            refusal = AppendRefusal(
+            refusal = RequestRefusal(
                 ErrorCode.POISONED, f"the disk failed; {event.name} is unchanged", state.synced
             )
         else:
@@ -139,24 +138,24 @@ class Removals:
             text = (
                 f"{event.name} is poisoned: only a restart of the server can determine whether it was removed"
             )
-            refusal = AppendRefusal(ErrorCode.POISONED, text, state.synced)
+            refusal = RequestRefusal(ErrorCode.POISONED, text, state.synced)
             self._reads.end_waiting(state, ErrorCode.POISONED, text)
         self._claims.grant_if_ready(directory)
         return RemovalOutcome(tables.answerable(event.session), event.request_id, refusal)
 
-    def _refuses_session(self, session: Session, directory: DirectoryState) -> AppendRefusal | None:
+    def _refuses_session(self, session: Session, directory: DirectoryState) -> RequestRefusal | None:
         """Return why a server in a store refuses a removal by this session; None if it is allowed."""
         record = self._tables.record
         if record is None:
             return None
         text = f"this server is in store {id_text(record.store_id)}: its copies may count"
         if (session.store_id, session.generation) != (record.store_id, record.generation):
-            return AppendRefusal(
+            return RequestRefusal(
                 ErrorCode.UNSUPPORTED, f"{text}, and only a session of the store may remove one"
             )
         if directory.holder is not session and session.state is not SessionState.SUPERSEDED:
             text = f"{text}, and only the writer that claimed {directory.name} may remove one"
-            return AppendRefusal(ErrorCode.NOT_CLAIMED, text, directory.claim.epoch)
+            return RequestRefusal(ErrorCode.NOT_CLAIMED, text, directory.claim.epoch)
         return None
 
 
@@ -165,13 +164,13 @@ def _remove(state: ObjectState, session: int, request_id: int) -> v.RemoveObject
     return v.RemoveObject(session, request_id, state.directory, state.name, state.durable, damaged)
 
 
-def _refuses(state: ObjectState) -> AppendRefusal | None:
+def _refuses(state: ObjectState) -> RequestRefusal | None:
     """Return why the object cannot be removed now; None if it can."""
     if state.changing is not None:
-        return AppendRefusal(ErrorCode.BUSY, state.changing)
+        return RequestRefusal(ErrorCode.BUSY, state.changing)
     if state.being_appended or not state.may_be_removed:
-        return AppendRefusal(ErrorCode.BEING_APPENDED, f"{state.name} is being appended", state.accepted)
+        return RequestRefusal(ErrorCode.BEING_APPENDED, f"{state.name} is being appended", state.accepted)
     if state.poisoned:
         text = f"{state.name} is poisoned: a write or sync of it failed"
-        return AppendRefusal(ErrorCode.POISONED, text, state.synced)
+        return RequestRefusal(ErrorCode.POISONED, text, state.synced)
     return None

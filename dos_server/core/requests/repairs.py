@@ -1,9 +1,10 @@
-"""Repairs (MEND): a complete new copy of an object replaces one that is damaged, missing, short or different.
+"""Another copy of an object takes the place of the one in use: repairs (MEND), and torn tails judged again.
 
-The new copy is received in pieces into a file of its own, which is not visible to readers and counts for
-nothing. The object stays what it is, including damaged, until the new copy is complete, has the announced
-digest, and is on stable storage. Then the two change places in one step, and the old copy is kept aside. So
-at no moment, and after no crash, can a copy that lost its tail be taken for a sound one that is merely short
+A repair replaces an object that is damaged, missing, short or different by a complete new copy. The new
+copy is received in pieces into a file of its own, which is not visible to readers and counts for nothing.
+The object stays what it is, including damaged, until the new copy is complete, has the announced digest,
+and is on stable storage. Then the two change places in one step, and the old copy is kept aside. So at no
+moment, and after no crash, can a copy that lost its tail be taken for a sound one that is merely short
 (docs/decisions/0012).
 
 So that no acknowledged byte is lost with the old copy, a repair is refused if
@@ -12,11 +13,19 @@ So that no acknowledged byte is lost with the old copy, a repair is refused if
 2. the new copy ends below what the old one had durable at any time, or has other bytes below the old copy's
    size, unless the caller sets `overwrite`: it has shown that those bytes were never acknowledged.
 
-A writer of the directory learns of the change from FENCED with its own epoch: it claims again and compares.
+A writer of the directory learns of the change from FENCED with its own epoch: it claims again and
+compares.
 
-This part handles the course of a repair. `repair` holds the bytes of the new copy, `storage` its files.
+A torn tail whose copy found no space (row N of `files.recovery`) is judged again when there is space, as
+is an object that found no space to be rewritten in place. Until then the object is CORRUPT from that
+offset on: the tail may not be cut before a copy of it is on stable storage, and nothing may be appended
+after it. Nothing of it is damaged, though, so no repair and no restart is needed. Only the space for the
+copy counts, not the reserve: a start would use the reserve, too. If an attempt fails although the space
+seemed sufficient (a user's quota is in no figure), the next one follows after twice the time. While an
+object is judged, no request can use it, as during a repair.
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 from dos_protocol import messages as m
@@ -25,16 +34,19 @@ from dos_protocol.errors import ErrorCode
 from dos_protocol.limits import object_bytes_max
 from dos_protocol.names import NO_ID
 from dos_server.core import vocabulary as v
-from dos_server.core.directory_state import DirectoryState
-from dos_server.core.object_state import ObjectState
-from dos_server.core.pending import AppendRefusal
-from dos_server.core.repair import RepairInProgress
+from dos_server.core.access import RequestRefusal
+from dos_server.core.directory_state import DirectoryState, Session
+from dos_server.core.object_state import ObjectState, RepairInProgress
 from dos_server.core.requests.claims import Claims
 from dos_server.core.requests.reads import Reads
-from dos_server.core.session import Session
-from dos_server.core.space import cost
-from dos_server.core.tables import REFUSALS, Tables
-from dos_server.limits import repairs_max
+from dos_server.core.tables import REFUSALS, Tables, cost
+from dos_server.limits import (
+    repairs_max,
+    tail_tries_seconds_max,
+    tail_tries_seconds_min,
+)
+
+# --- Repairs -----------------------------------------------------------------------------------------------
 
 
 class Repairs:
@@ -69,11 +81,11 @@ class Repairs:
 
     def _find_or_begin(
         self, session: Session, directory: DirectoryState, state: ObjectState | None, request: m.RepairChunk
-    ) -> AppendRefusal | None:
+    ) -> RequestRefusal | None:
         """Find or begin the new copy that the request continues, or return why the request is refused."""
         tables, current = self._tables, self._tables.repairs.get(session.number)
         if current is not None and current.busy:
-            return AppendRefusal(ErrorCode.BUSY, f"the previous bytes of {current.name} are not written yet")
+            return RequestRefusal(ErrorCode.BUSY, f"the previous bytes of {current.name} are not written yet")
         refusal = refuses(state, request)
         if refusal is not None:
             tables.drop_repair(session.number)
@@ -81,7 +93,7 @@ class Repairs:
         if request.offset == 0:
             tables.drop_repair(session.number)
             if len(tables.repairs) >= repairs_max:
-                return AppendRefusal(
+                return RequestRefusal(
                     ErrorCode.BUSY,
                     f"{repairs_max} objects are being repaired, which is the limit",
                     repairs_max,
@@ -103,7 +115,7 @@ class Repairs:
                 f" of which {size} are there"
             )
             tables.drop_repair(session.number)
-            return AppendRefusal(ErrorCode.SIZE_MISMATCH, text, size)
+            return RequestRefusal(ErrorCode.SIZE_MISMATCH, text, size)
         return None
 
     def _receive(
@@ -140,7 +152,7 @@ class Repairs:
                 self._tables.refuse(session, ErrorCode.NOT_READY, text, repair.request_id)
         elif event.failure is not v.DiskFailure.NONE:
             text = f"the new copy of {repair.name} could not be written: {event.failure.value}"
-            self._abort(session, repair, AppendRefusal(REFUSALS[event.failure], text))
+            self._abort(session, repair, RequestRefusal(REFUSALS[event.failure], text))
         elif not repair.complete:
             self._tables.send(session, m.RepairAck(repair.name, repair.size, done=False), repair.request_id)
         else:
@@ -191,11 +203,11 @@ class Repairs:
             text = f"{repair.name} was not repaired: the group log has no room now"
             session = self._tables.answerable(number)
             if session is not None:
-                self._abort(session, repair, AppendRefusal(ErrorCode.BUSY, text))
+                self._abort(session, repair, RequestRefusal(ErrorCode.BUSY, text))
             else:
                 self._tables.drop_repair(number)
 
-    def _abort(self, session: Session, repair: RepairInProgress, refusal: AppendRefusal) -> None:
+    def _abort(self, session: Session, repair: RepairInProgress, refusal: RequestRefusal) -> None:
         self._tables.drop_repair(session.number)
         self._tables.refuse(session, refusal.code, refusal.message, repair.request_id, refusal.actual)
 
@@ -243,36 +255,109 @@ def _is_already_complete(state: ObjectState | None, request: m.RepairChunk) -> b
     )
 
 
-def refuses(state: ObjectState | None, request: m.RepairChunk) -> AppendRefusal | None:
+def refuses(state: ObjectState | None, request: m.RepairChunk) -> RequestRefusal | None:
     """Return why the object's copy may not be replaced, whatever the new bytes are; None if it may."""
     size, digest = state.claimed_size if state is not None else (0, 0)
     if request.goal_size > object_bytes_max:
-        return AppendRefusal(
+        return RequestRefusal(
             ErrorCode.NO_SPACE, f"an object holds at most {object_bytes_max} bytes", object_bytes_max
         )
     if state is not None and (not state.settled or state.appender is not None):
-        return AppendRefusal(ErrorCode.BEING_APPENDED, f"{request.name} is being written", state.accepted)
+        return RequestRefusal(ErrorCode.BEING_APPENDED, f"{request.name} is being written", state.accepted)
     if request.old_size != size:
         text = f"{request.name} has {size} bytes here, not {request.old_size}"
-        return AppendRefusal(ErrorCode.SIZE_MISMATCH, text, size)
+        return RequestRefusal(ErrorCode.SIZE_MISMATCH, text, size)
     if request.old_digest != digest:
         text = f"{request.name} has digest {digest:016x} here, not {request.old_digest:016x}"
-        return AppendRefusal(ErrorCode.DIGEST_MISMATCH, text, digest)
+        return RequestRefusal(ErrorCode.DIGEST_MISMATCH, text, digest)
     if state is not None and not request.overwrite and request.goal_size < state.durable:
         text = (
             f"{state.durable} bytes of {request.name} were durable here, the new copy has {request.goal_size}"
         )
-        return AppendRefusal(ErrorCode.WOULD_LOSE, text, state.durable)
+        return RequestRefusal(ErrorCode.WOULD_LOSE, text, state.durable)
     return None
 
 
-def _disagrees(repair: RepairInProgress) -> AppendRefusal | None:
+def _disagrees(repair: RepairInProgress) -> RequestRefusal | None:
     """Return why the complete new copy may not replace the old one; None if it may."""
     request = repair.request
     if not repair.digest_matches:
         text = f"the bytes sent for {repair.name} do not have the digest {request.goal_digest:016x}"
-        return AppendRefusal(ErrorCode.DIGEST_MISMATCH, text)
+        return RequestRefusal(ErrorCode.DIGEST_MISMATCH, text)
     if not repair.agrees and not request.overwrite:
         text = f"the new copy of {repair.name} has other bytes below {request.old_size} than the old one"
-        return AppendRefusal(ErrorCode.WOULD_LOSE, text, request.old_size)
+        return RequestRefusal(ErrorCode.WOULD_LOSE, text, request.old_size)
     return None
+
+
+# --- Torn tails --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Tail:
+    """An object with such a tail. Next attempt at `due` at the earliest, the following `wait_s` later."""
+
+    state: ObjectState
+    due: float
+    wait_s: float = tail_tries_seconds_min
+
+
+class Tails:
+    """Schedules the renewed judgment of uncut tails."""
+
+    def __init__(self, tables: Tables, claims: Claims) -> None:
+        self._tables = tables
+        self._claims = claims
+        self._tails: dict[tuple[str, str], _Tail] = {}
+
+    def directory_loaded(self, event: v.DirectoryLoaded) -> None:
+        """Register the objects of the directory that have such a tail."""
+        for name, found in sorted(event.objects.items()):
+            state = self._tables.find(event.directory, name)
+            if found.uncut_bytes and state is not None:
+                self._tails[event.directory, name] = _Tail(state, self._tables.now)
+
+    def space_seen(self, event: v.SpaceSeen) -> None:
+        """Order a new judgment of each object for which there is space now."""
+        free_bytes = event.free_bytes
+        for key, tail in list(self._tails.items()):
+            state = tail.state
+            if self._tables.find(*key) is not state:  # forgotten, repaired or removed
+                del self._tails[key]
+                continue
+            wanted = cost(state.uncut_bytes, new_file=True)
+            fits = free_bytes >= wanted or event.total_bytes <= 0
+            if not fits or tail.due > self._tables.now or state.changing is not None or state.tail_damaged:
+                continue
+            free_bytes -= wanted
+            tail.due, tail.wait_s = (
+                self._tables.now + tail.wait_s,
+                min(tail.wait_s * 2, tail_tries_seconds_max),
+            )
+            state.judging = True
+            self._tables.effects.append(v.LoadObject(*key))
+
+    def object_loaded(self, event: v.ObjectLoaded) -> None:
+        """Handle the result of a judgment. `found` is None if the object could not be judged."""
+        directory = self._tables.directories[event.directory]
+        old = directory.objects[event.name]
+        old.judging = False
+        if event.found is not None and not event.found.uncut_bytes:
+            del self._tails[event.directory, event.name]
+            found = self._tables.recovered_object(directory.name, old.name, event.found, old.version + 1)
+            self._replace(directory, old, found)
+        self._claims.grant_if_ready(directory)
+
+    def _replace(self, directory: DirectoryState, old: ObjectState, new: ObjectState) -> None:
+        """Replace the old object by the newly judged one, and end its writers."""
+        directory.objects[old.name] = new
+        self._tables.quotas.add(directory.name, new.accepted - old.accepted)
+        path = f"{directory.name}/{old.name}"
+        if new.damaged:
+            text = f"{path}: its torn tail was judged again; it is damaged from offset {new.corrupt_from} on"
+            self._tables.effects.append(v.LogNotice(text))
+            return
+        text = f"{path}: recovered after space became free; {new.synced} bytes of it are in use again"
+        self._tables.effects.append(v.LogNotice(text, bad=False))
+        text = f"{old.name} is in use again: claim {directory.name} again and compare its size and digest"
+        self._claims.end_writers(directory, text, directory.claim.epoch)

@@ -23,14 +23,12 @@ from typing import Final, NamedTuple
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
-from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
-from dos_server.core.directory_state import DirectoryState, LoadState
+from dos_server.core.directory_state import DirectoryState, LoadState, Session
+from dos_server.core.files.scan import VerifyGoal, beginning
 from dos_server.core.object_state import ObjectState
 from dos_server.core.requests.reads import Reads
-from dos_server.core.session import Session
 from dos_server.core.tables import Tables
-from dos_server.core.verify import VerifyGoal, beginning
 from dos_server.limits import (
     scrub_first_seconds_max,
     scrub_load_seconds,
@@ -94,13 +92,13 @@ class Scrub:
             self._left = deque(sorted(self._tables.directory_names))
             self._round_began = self._tables.now
             self._bytes_per_s = request.bytes_per_s or self._plan.bytes_per_s
-            self._tables.effects.append(scrub_reads.ScrubNow())
+            self._tables.effects.append(v.ScrubNow())
             self._tables.audit(session, "began a round of the scrub")
         left = len(self._left or ()) + (self._directory is not None)
         answer = m.ScrubProgress(self.rounds, self.objects, self.bytes, self.damaged, left)
         self._tables.send(session, answer, request_id)
 
-    def due(self, event: scrub_reads.ScrubDue) -> None:
+    def due(self, event: v.ScrubDue) -> None:
         """Order the next read, or ask to be called again later; never both."""
         if event.busy and self._yielded_s < scrub_yield_seconds_max:
             self._yielded_s += scrub_yield_seconds
@@ -117,10 +115,10 @@ class Scrub:
             self._later(0.0)
             return
         assert self._object is not None, "there is an object to verify"
-        read = scrub_reads.ScrubRead(directory.name, self._object.name, self._chain, self._goal)
+        read = v.ScrubRead(directory.name, self._object.name, self._chain, self._goal)
         self._tables.effects.append(read)
 
-    def read_done(self, event: scrub_reads.ScrubReadDone) -> None:
+    def read_done(self, event: v.ScrubReadDone) -> None:
         """Handle the result of a read, if the object is still the one that was read."""
         read = 0 if event.chain is None else event.chain.position - event.read.chain.position
         self.bytes += read
@@ -150,10 +148,10 @@ class Scrub:
         return current is state and state.exists and not state.damaged and state.changing is None
 
     def _later(self, seconds: float) -> None:
-        self._tables.effects.append(scrub_reads.ScrubLater(seconds))
+        self._tables.effects.append(v.ScrubLater(seconds))
 
     def _log(self, text: str, *, bad: bool) -> None:
-        self._tables.effects.append(scrub_reads.LogNotice(text, bad))
+        self._tables.effects.append(v.LogNotice(text, bad))
 
     # Rounds
 

@@ -38,8 +38,8 @@ from dos_protocol.limits import id_bytes
 from dos_protocol.names import NO_ID, id_text
 from dos_protocol.store_record import NO_STAMP, DiskStamp, decode_witnessed, encode_witnessed
 from dos_server.core import vocabulary as v
-from dos_server.core.layout import STAMPS, WITNESSED
-from dos_server.core.session import Session
+from dos_server.core.directory_state import Session
+from dos_server.core.files.records import STAMPS, WITNESSED
 from dos_server.core.tables import REFUSALS, Tables
 from dos_server.limits import stamp_seconds, stamps_kept_max
 

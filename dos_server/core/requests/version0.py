@@ -1,8 +1,8 @@
-"""Version 0 requests, carried out over the same objects as version 1.
+"""Version 0 requests, carried out over the same objects as version 1, on the same port.
 
 A version 0 session holds no claim: it may write in directories that were never claimed, and only read in
-others. Messages of the rest of the core to such a session (an `Error`, a `Data`) are translated here. Version
-0 has few words for failures:
+others. Messages of the rest of the core to such a session (an `Error`, a `Data`) are translated here.
+Version 0 has few words for failures:
 
     failure                      what the peer receives
     a request is refused         ERROR: and the reason; the connection stays usable
@@ -10,31 +10,396 @@ others. Messages of the rest of the core to such a session (an `Error`, a `Data`
     a `g` cannot be completed    the connection ends: any message would be taken for content
     a stream cannot continue     the connection ends: there is no error among the status frames
 
-This part handles the peer's events, the short requests, and the translation. `streams` handles `a` and the
-stream that follows it, `gets` handles `g`.
+`g` is one frame that begins with its length, sent in pieces as they are read. The range is fixed when the
+request arrives: what is durable then. Each piece is a GET of version 1, with its checks and its back-
+pressure.
+
+`a` begins a stream:
+
+    a, refused   ERROR: and the reason, and the connection ends
+    a, accepted  the file is created if necessary, durably before `ok`, and locked
+    bytes        appended as they arrive, in the batches that the socket delivers
+    status       bytes in the file and bytes on stable storage; sent when bytes arrive and a second has
+                 passed since the last status, and after a second's pause if a number has changed
+    the end      received bytes go to stable storage, then the last status, then the connection ends
+    a failure    the connection ends without a message: status frames cannot carry an error, and no number
+                 may be sent that covers bytes found damaged
+
+The session holds the lock until it ends, for whatever reason. Bytes accepted from an interrupted stream
+still go to the disk, and no other session may append before they are there.
+
+The rest of the core knows version 0 only by `Session.version` and by the lock of a stream on its object.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final
 
 from dos_protocol import messages as m
+from dos_protocol.limits import payload_bytes_max
 from dos_protocol.messages import SessionEvent
 from dos_server.core import vocabulary as v
 from dos_server.core.access import Tokens
+from dos_server.core.directory_state import DirectoryState, Session
+from dos_server.core.object_state import ObjectState, refuses_bytes, refuses_session
 from dos_server.core.quotas import Quotas
+from dos_server.core.requests import version0_wire as wire
 from dos_server.core.requests.appends import Appends
 from dos_server.core.requests.claims import Claims
 from dos_server.core.requests.reads import Reads
 from dos_server.core.requests.removals import RemovalOutcome, Removals
-from dos_server.core.session import Session
+from dos_server.core.requests.version0_wire import Request
 from dos_server.core.tables import Tables
-from dos_server.core.version0 import requests as r
-from dos_server.core.version0.answers import NO_DIRECTORY, V0Answers, read_only
-from dos_server.core.version0.gets import V0Gets
-from dos_server.core.version0.session import V0Session
-from dos_server.core.version0.states import V0Event, V0State
-from dos_server.core.version0.streams import V0Streams
-from dos_server.limits import entries_few, version0_in_flight_batches_max, version0_in_flight_bytes_max
+from dos_server.limits import (
+    entries_few,
+    version0_in_flight_batches_max,
+    version0_in_flight_bytes_max,
+    version0_status_seconds,
+)
+
+# --- The states of a connection. The diagram in protocol.md is drawn from the table ------------------------
+
+
+class V0State(Enum):
+    """The protocol state of a version 0 connection on the server."""
+
+    COMMAND = "COMMAND"
+    """The next bytes are a request."""
+    ANSWERING = "ANSWERING"
+    """A request is being carried out. Nothing is read until it is answered: replies are sent in order."""
+    STREAMING = "STREAMING"
+    """Every byte that arrives is appended. There is no way back to COMMAND."""
+    FINISHING = "FINISHING"
+    """The stream has ended; received bytes go to stable storage."""
+    CLOSED = "CLOSED"
+
+
+class V0Event(Enum):
+    """An event of a version 0 connection."""
+
+    REQUESTED = "a request"
+    ANSWERED = "its reply"
+    APPENDING = "a answered ok"
+    STREAM_ENDED = "the client sends no more"
+    ENDED = "an empty request, the connection ended, or a refusal that closes"
+
+
+_ENDED: Final = {V0Event.ENDED: V0State.CLOSED}
+
+TABLE: Final[dict[V0State, dict[V0Event, V0State]]] = {
+    V0State.COMMAND: {V0Event.REQUESTED: V0State.ANSWERING} | _ENDED,
+    V0State.ANSWERING: {V0Event.ANSWERED: V0State.COMMAND, V0Event.APPENDING: V0State.STREAMING} | _ENDED,
+    V0State.STREAMING: {V0Event.STREAM_ENDED: V0State.FINISHING} | _ENDED,
+    V0State.FINISHING: _ENDED,
+    V0State.CLOSED: {},
+}
+
+
+def step(state: V0State, event: V0Event) -> V0State:
+    """Return the state after the event.
+
+    An event that the table does not allow is a bug of the server: the peer cannot cause one.
+    """
+    after = TABLE[state].get(event)
+    assert after is not None, f"event {event.name} is not valid in state {state.name}"
+    return after
+
+
+def diagram() -> str:
+    """Return the table as a Mermaid state diagram, as in protocol.md."""
+    lines = ["stateDiagram-v2", "    [*] --> COMMAND"]
+    for state, row in TABLE.items():
+        lines += [f"    {state.name} --> {after.name}: {event.value}" for event, after in row.items()]
+    return "\n".join([*lines, "    CLOSED --> [*]"])
+
+
+# --- Sessions, and how they are answered, refused and ended ------------------------------------------------
+
+
+@dataclass(eq=False)
+class V0Session:
+    """The state of one version 0 connection.
+
+    `session`: the session in the rest of the core. `request`: the request being answered. `state`: the object
+    of that request.
+    `position`, `end`: for `g`, the range still to be sent; for `s`, `end` must be synced.
+    `bytes_at`, `status_at`: for a stream, when bytes last arrived and when a status was last sent, with the
+    numbers `reported`. `status_due`: send a status with the next write.
+    """
+
+    session: Session
+    protocol_state: V0State = V0State.COMMAND
+    half_closed: bool = False
+    request: Request | None = None
+    state: ObjectState | None = None
+    position: int = 0
+    end: int = 0
+    bytes_at: float = 0.0
+    status_at: float = 0.0
+    reported: tuple[int, int] = (0, 0)
+    status_due: bool = False
+
+    def move(self, event: V0Event) -> None:
+        """Apply the event to the state table."""
+        self.protocol_state = step(self.protocol_state, event)
+
+    @property
+    def target(self) -> ObjectState:
+        """The object of the request or stream, which must exist."""
+        assert self.state is not None, "no object in this request"
+        return self.state
+
+    @property
+    def closed(self) -> bool:
+        return self.protocol_state is V0State.CLOSED
+
+
+NO_DIRECTORY: Final = "no directory: u DIR comes first"
+
+
+class V0Answers:
+    """The version 0 sessions. `waiting`: sessions to check after a write or sync of the object ends."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self.sessions: dict[int, V0Session] = {}
+        self.waiting: dict[ObjectState, list[V0Session]] = {}
+
+    def reply(self, one: V0Session, body: bytes) -> None:
+        """Answer the request. The next one may follow."""
+        self.send(one, wire.reply(body))
+        self.answered(one)
+
+    def refuse(self, one: V0Session, text: str) -> None:
+        """Answer with an error. The connection stays usable."""
+        self.reply(one, _error(text))
+
+    def refuse_and_end(self, one: V0Session, text: str) -> None:
+        """Answer with an error and end the connection."""
+        self.send(one, wire.reply(_error(text)))
+        self.end(one)
+
+    def answered(self, one: V0Session) -> None:
+        """Record that the whole reply was sent."""
+        one.move(V0Event.ANSWERED)
+        one.request = one.state = None
+        if one.half_closed:
+            self.end(one)
+
+    def send(self, one: V0Session, data: bytes) -> None:
+        """Send bytes to the peer."""
+        self._tables.effects.append(v.SendBytes(one.session.number, data))
+
+    def end(self, one: V0Session, why: str = "") -> None:
+        """End the connection after everything sent before has left. `why`: logged, not sent to the peer."""
+        if why:
+            self._tables.effects.append(v.LogReason(one.session.number, why))
+        one.move(V0Event.ENDED)
+        self.stop_waiting(one)
+        self._tables.close(one.session)
+
+    def directory_of(self, one: V0Session) -> DirectoryState | None:
+        """Return the session's directory, or None."""
+        directory = one.session.directory
+        return self._tables.directories.get(directory) if directory else None
+
+    def wait(self, one: V0Session) -> None:
+        """Check the session again whenever a write or sync of its object ends."""
+        self.waiting.setdefault(one.target, []).append(one)
+
+    def stop_waiting(self, one: V0Session) -> None:
+        """Stop checking the session after writes and syncs."""
+        waiting = self.waiting.get(one.state) if one.state is not None else None
+        if waiting is not None and one in waiting:
+            waiting.remove(one)
+            if not waiting:
+                del self.waiting[one.target]
+
+
+def read_only(directory: DirectoryState) -> str:
+    """Return why version 0 may not write in the directory, or ''."""
+    if directory.claimed:
+        return f"directory {directory.name} is claimed by a writer of version 1: version 0 may only read it"
+    return ""
+
+
+def _error(text: str) -> bytes:
+    return f"ERROR: {text}".encode("ascii", "backslashreplace")
+
+
+# --- Reading -----------------------------------------------------------------------------------------------
+
+
+class V0Gets:
+    """Carries out `g`."""
+
+    def __init__(self, tables: Tables, reads: Reads, answers: V0Answers) -> None:
+        self._tables = tables
+        self._reads = reads
+        self._answers = answers
+
+    def get(self, one: V0Session, request: wire.V0Get) -> None:
+        """Carry out a `g`: send the length and order the first piece, or end the connection."""
+        directory = self._answers.directory_of(one)
+        state = directory.objects.get(request.name) if directory is not None else None
+        if state is None or not state.exists:
+            self._answers.end(one, f"no file {request.name} to get")
+            return
+        start = max(request.offset, 0)
+        wanted = start + request.bytes_max if request.bytes_max else None
+        end = state.synced if wanted is None else min(wanted, state.synced)
+        good_size = state.corrupt_from
+        if good_size is not None and (wanted is None or wanted > good_size):
+            self._answers.end(one, f"{state.name} is damaged from offset {good_size} on")
+        elif end - start > wire.REPLY_BYTES_MAX:
+            self._answers.end(one, f"{end - start} bytes of {state.name} do not fit in a frame of version 0")
+        elif start >= end:
+            self._answers.reply(one, b"")
+        else:
+            one.state, one.position, one.end = state, start, end
+            self._answers.send(one, wire.head(end - start))
+            self._next(one)
+
+    def _next(self, one: V0Session) -> None:
+        """Order the next piece. It is refused if the object was removed or repaired since."""
+        count = min(one.end - one.position, payload_bytes_max)
+        self._reads.get(one.session, m.Get(one.target.name, one.position, count), 0)
+
+    def got(self, one: V0Session, piece: m.Data) -> None:
+        """Send a piece that was read, and order the next one."""
+        count = len(piece.payload)
+        if not count:
+            self._answers.end(one, f"{piece.name} ended at {one.position}, {one.end} were announced")
+            return
+        self._tables.effects.append(v.SendBytes(one.session.number, piece.payload))
+        one.position += count
+        if one.position == one.end:
+            self._answers.answered(one)
+        else:
+            self._next(one)
+
+
+# --- Streams -----------------------------------------------------------------------------------------------
+
+
+class V0Streams:
+    """The open streams. `unacknowledged`: streams for which a status may become due without an event."""
+
+    def __init__(self, tables: Tables, appends: Appends, answers: V0Answers) -> None:
+        self._tables = tables
+        self._appends = appends
+        self._answers = answers
+        self.unacknowledged: dict[V0Session, None] = {}
+
+    def append(self, one: V0Session, request: wire.V0Append) -> None:
+        """Carry out an `a`: lock the object and begin the stream, or refuse."""
+        directory = self._answers.directory_of(one)
+        if directory is None:
+            self._answers.refuse_and_end(one, NO_DIRECTORY)
+            return
+        state = directory.objects.get(request.name) or self._tables.new_object(directory, request.name)
+        full = None if request.name in directory.objects else self._tables.refuses_object(directory)
+        why = read_only(directory) or _why_not(one, state, request.offset) or self._no_space(state)
+        why = why or ("" if full is None else full.message)
+        if why:
+            self._answers.refuse_and_end(one, why)
+            return
+        session = one.session
+        directory.objects[request.name] = one.state = session.stream = state
+        state.appender = session.number
+        session.wrote = True
+        self._answers.wait(one)
+        if state.exists and not state.needs_sync:
+            self._begin(one)
+        else:
+            # an empty append creates the file; `inspect` begins the stream after it is synced
+            self._appends.accept(session, directory, state, b"", 0)
+            self._appends.batch_ended()
+
+    def _no_space(self, state: ObjectState) -> str:
+        """Return why there is no space, or ''. Checked here because a stream that fails later only ends."""
+        refusal = self._tables.reserve_space(state, 0)
+        return "" if refusal is None else refusal.message
+
+    def _begin(self, one: V0Session) -> None:
+        """Answer `ok` and begin the stream."""
+        self._answers.send(one, wire.reply(b"ok"))
+        one.move(V0Event.APPENDING)
+        one.bytes_at = one.status_at = self._tables.now
+        one.reported = (one.target.written, one.target.synced)
+
+    def streamed(self, event: v.Streamed) -> None:
+        """Append bytes of a stream, or end the stream."""
+        one = self._answers.sessions.get(event.session)
+        if one is None or one.protocol_state is not V0State.STREAMING:
+            return
+        state, now = one.target, self._tables.now
+        count = len(event.data)
+        refusal = (
+            refuses_session(state, event.session)
+            or refuses_bytes(state, count)
+            or self._tables.reserve_space(state, count)
+        )
+        if refusal is not None:
+            self._answers.end(one, refusal.message)
+            return
+        one.bytes_at = now
+        one.status_due = now - one.status_at >= version0_status_seconds
+        self.unacknowledged[one] = None
+        directory = self._tables.directories[state.directory]
+        self._appends.accept(one.session, directory, state, event.data, 0)
+        self._appends.batch_ended()
+
+    def finish(self, one: V0Session) -> None:
+        """Handle the end of the client's data."""
+        one.move(V0Event.STREAM_ENDED)
+        self.inspect(one)
+
+    def inspect(self, one: V0Session) -> None:
+        """Advance the session after a write or sync of its object."""
+        settled = not one.session.unsynced_appends
+        if one.protocol_state is V0State.ANSWERING and settled:
+            self._begin(one)
+        elif one.protocol_state is not V0State.ANSWERING and one.target.damaged:
+            self._answers.end(one, f"{one.target.name} was found damaged")
+        elif one.protocol_state is V0State.FINISHING and settled:
+            self._send_status(one)
+            self._answers.end(one)
+        elif one.protocol_state is V0State.STREAMING and one.status_due:
+            self._send_status(one)
+
+    def tick(self) -> None:
+        """Send the status frames that are due."""
+        now = self._tables.now
+        for one in list(self.unacknowledged):
+            state = one.target
+            if now - max(one.bytes_at, one.status_at) < version0_status_seconds and not one.closed:
+                continue
+            if not one.closed and one.reported != (state.written, state.synced):
+                one.status_due = True
+                self.inspect(one)
+            if one.closed or state.written == state.synced:
+                del self.unacknowledged[one]
+
+    def _send_status(self, one: V0Session) -> None:
+        one.reported = (one.target.written, one.target.synced)
+        one.status_at = self._tables.now
+        one.status_due = False
+        self._answers.send(one, wire.reply("{}\t{}".format(*one.reported).encode("ascii")))
+
+
+def _why_not(one: V0Session, state: ObjectState, offset: int) -> str:
+    """Return why the session cannot append at that offset, or ''."""
+    refusal = refuses_session(state, one.session.number)
+    if refusal is not None:
+        return refusal.message
+    if offset != state.accepted:
+        return f"{state.name} has {state.accepted} bytes, not {offset}"
+    return ""
+
+
+# --- Requests, events of the peer, translation -------------------------------------------------------------
 
 
 class V0Service:
@@ -53,13 +418,13 @@ class V0Service:
         self.streamed = streams.streamed
         self.tick = streams.tick
         self._on_request: Final[dict[type[Any], Callable[[V0Session, Any], None]]] = {
-            r.V0Use: self._use,
-            r.V0Append: streams.append,
-            r.V0List: self._list,
-            r.V0Get: gets.get,
-            r.V0Delete: self._delete,
-            r.V0Sync: self._sync,
-            r.V0InvalidRequest: self._invalid,
+            wire.V0Use: self._use,
+            wire.V0Append: streams.append,
+            wire.V0List: self._list,
+            wire.V0Get: gets.get,
+            wire.V0Delete: self._delete,
+            wire.V0Sync: self._sync,
+            wire.V0InvalidRequest: self._invalid,
         }
 
     def may_read(self, session: int) -> bool:
@@ -97,8 +462,8 @@ class V0Service:
         if self._off:
             self._answers.refuse_and_end(one, self._off)
             return
-        request = r.parse(event.body)
-        one.request = None if isinstance(request, r.V0InvalidRequest) else request
+        request = wire.parse(event.body)
+        one.request = None if isinstance(request, wire.V0InvalidRequest) else request
         self._on_request[type(request)](one, request)
 
     def _session_of(self, session: Session) -> V0Session:
@@ -129,7 +494,7 @@ class V0Service:
 
     # Requests
 
-    def _invalid(self, one: V0Session, request: r.V0InvalidRequest) -> None:
+    def _invalid(self, one: V0Session, request: wire.V0InvalidRequest) -> None:
         if request.command == "g":
             self._answers.end(one, request.text)
         elif request.command == "a":
@@ -137,7 +502,7 @@ class V0Service:
         else:
             self._answers.refuse(one, request.text)
 
-    def _use(self, one: V0Session, request: r.V0Use) -> None:
+    def _use(self, one: V0Session, request: wire.V0Use) -> None:
         """Open the directory, after creating it durably if it is new."""
         if request.directory in self._tables.directory_names:
             self._open(one, request.directory)
@@ -174,7 +539,7 @@ class V0Service:
         directory = self._answers.directory_of(one) if one is not None and body[:1] == b"l" else None
         return directory is not None and len(directory.objects) > entries_few
 
-    def _list(self, one: V0Session, request: r.V0List) -> None:
+    def _list(self, one: V0Session, request: wire.V0List) -> None:
         """Answer the objects of the directory, a line each."""
         del request
         directory = self._answers.directory_of(one)
@@ -189,7 +554,7 @@ class V0Service:
         ]
         self._answers.reply(one, "".join(lines).encode("ascii"))
 
-    def _delete(self, one: V0Session, request: r.V0Delete) -> None:
+    def _delete(self, one: V0Session, request: wire.V0Delete) -> None:
         """Order a removal, or refuse it."""
         directory = self._answers.directory_of(one)
         if directory is None:
@@ -215,7 +580,7 @@ class V0Service:
         else:
             self._answers.refuse(one, refusal.message)
 
-    def _sync(self, one: V0Session, request: r.V0Sync) -> None:
+    def _sync(self, one: V0Session, request: wire.V0Sync) -> None:
         """Wait until everything accepted is on stable storage; its sync is already ordered."""
         directory = self._answers.directory_of(one)
         if directory is None:
@@ -264,9 +629,9 @@ class V0Service:
 
     def _refused(self, one: V0Session, text: str) -> None:
         """Translate an error by the table of this module."""
-        if isinstance(one.request, r.V0Get) or one.protocol_state is not V0State.ANSWERING:
+        if isinstance(one.request, wire.V0Get) or one.protocol_state is not V0State.ANSWERING:
             self._answers.end(one, text)
-        elif isinstance(one.request, r.V0Append):
+        elif isinstance(one.request, wire.V0Append):
             self._answers.refuse_and_end(one, text)
         else:
             self._answers.refuse(one, text)
@@ -278,7 +643,7 @@ class V0Service:
             return
         state = self._tables.find(directory, name)
         for one in list(self._answers.waiting.get(state, ())) if state is not None else ():
-            if isinstance(one.request, r.V0Sync):
+            if isinstance(one.request, wire.V0Sync):
                 self._reply_if_synced(one)
             else:
                 self._streams.inspect(one)

@@ -8,9 +8,8 @@ import pytest
 from dos_protocol.digests import PrefixDigest
 from dos_server.core.files.extent import AcceptedBytes, build_extents, link_after, object_seed
 from dos_server.core.files.records import ObjectMark
-from dos_server.core.files.scan import DamagedExtentError
-from dos_server.core.recovery_scan import judge
-from dos_server.core.verify import VerifiedChain, VerifyGoal, beginning, verify_part
+from dos_server.core.files.recovery import judge
+from dos_server.core.files.scan import DamagedExtentError, VerifiedChain, VerifyGoal, beginning, verify_part
 from dos_server.limits import extent_payload_bytes_max, fsck_part_bytes, fsck_part_extents_max
 
 

@@ -47,7 +47,7 @@ def agrees(root: Path, copy: Path, context: str) -> Severity | None:
 def read_through(storage: Storage, size: int) -> int | None:
     """Where reading all of the object finds damage."""
     from dos_server.core import vocabulary as v
-    from dos_server.core.index import ExtentStart
+    from dos_server.core.files.scan import ExtentStart
 
     return storage.read(v.ReadData(0, 0, "dir", "a", ExtentStart(0, 0), 0, size)).damaged_at
 

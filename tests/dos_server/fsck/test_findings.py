@@ -191,7 +191,7 @@ def test_content_that_the_headers_contradict_is_found_though_no_start_sees_it(tm
 def test_what_may_not_be_read_is_not_checked_and_not_called_damaged(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dos_server.offline.disk import ReadOnlyDisk
+    from dos_server.offline.reading import ReadOnlyDisk
 
     before = ReadOnlyDisk.open
 

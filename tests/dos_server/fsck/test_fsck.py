@@ -13,10 +13,9 @@ from dos_protocol.digests import PrefixDigest
 from dos_server.core.files.findings import Finding, Severity
 from dos_server.core.files.records import ObjectMark
 from dos_server.core.files.recovery import RecoveryDecision
-from dos_server.core.verify import VerifiedChain
+from dos_server.core.files.scan import VerifiedChain
 from dos_server.disk import RealDisk
-from dos_server.offline.cli import fsck
-from dos_server.offline.fsck import Check, NotCheckedError
+from dos_server.offline.fsck import Check, NotCheckedError, fsck
 from tests.dos_server.fsck.data_directories import (
     EDGES,
     LARGE,
@@ -135,9 +134,8 @@ def test_a_server_that_starts_meanwhile_is_noticed(data: Path) -> None:
 
 def test_every_row_that_is_not_kept_has_its_words() -> None:
     from dos_server.core.files.findings import of_object
-    from dos_server.core.files.recovery import CASES
-    from dos_server.core.index import SparseIndex
-    from dos_server.core.recovery_scan import RecoveredObject
+    from dos_server.core.files.recovery import CASES, RecoveredObject
+    from dos_server.core.files.scan import SparseIndex
 
     rows = [(case.letter, case.decision) for case in CASES] + [("R", RecoveryDecision.QUARANTINE)]
     for letter, decision in rows:

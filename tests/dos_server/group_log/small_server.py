@@ -11,14 +11,12 @@ from random import Random
 from dos_server.core import vocabulary as v
 from dos_server.core.files.extent import fresh_root
 from dos_server.core.files.log_record import EntryKind, LogEntry, entry_bytes
-from dos_server.core.files.records import ClaimRecord, ObjectMark, encode_claim
-from dos_server.core.group_log.tail import LogTail
-from dos_server.core.layout import OBJECTS
+from dos_server.core.files.records import OBJECTS, ClaimRecord, ObjectMark, encode_claim
+from dos_server.core.group_log import LogTail
 from dos_server.core.object_state import ObjectState
 from dos_server.disk import FreeSpace
 from dos_server.limits import log_reserved_bytes
-from dos_server.log_files import LogFiles
-from dos_server.log_start import append_record, start_log
+from dos_server.log_files import LogFiles, append_record, start_log
 from dos_server.memory.disk import MemoryDisk
 from dos_server.storage import Storage
 

@@ -14,8 +14,17 @@ from dos_server.core.files.log_record import (
     encode_record,
     log_seed,
 )
-from dos_server.core.files.log_replay import LiveRecord, RecordPlace, scan_slot, survey
-from dos_server.core.group_log.life import Life, LogState, decode_life, decode_seen, encode_life
+from dos_server.core.files.log_replay import (
+    Life,
+    LiveRecord,
+    LogState,
+    RecordPlace,
+    decode_life,
+    decode_seen,
+    encode_life,
+    scan_slot,
+    survey,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 KEY = bytes(range(16))

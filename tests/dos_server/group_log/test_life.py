@@ -12,7 +12,7 @@ from dos_server.core.files.log_record import (
     encode_record,
     log_seed,
 )
-from dos_server.core.group_log.life import Life, LogState, decode_life, decode_seen, encode_life
+from dos_server.core.files.log_replay import Life, LogState, decode_life, decode_seen, encode_life
 
 KEY = bytes(range(16))
 SEED = log_seed(KEY)

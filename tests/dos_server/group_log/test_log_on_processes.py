@@ -12,8 +12,8 @@ from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import CorruptDataError, ErrorCode
 from dos_server.core.files.extent import ExtentHeader, decode_header, object_seed
 from dos_server.core.files.findings import Severity
+from dos_server.core.files.log_replay import LogState, decode_life
 from dos_server.core.files.records import decode_marks, is_log_in_use
-from dos_server.core.group_log.life import LogState, decode_life
 from dos_server.limits import extent_header_bytes
 from dos_server.offline.fsck import Check
 from dos_server.offline.reading import DataDirectory

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from dos_server.core.files.log_record import EntryKind, LogEntry
-from dos_server.core.group_log.replay import (
+from dos_server.core.files.log_replay import (
     NO_FILE,
     FileFacts,
     ObjectPlan,

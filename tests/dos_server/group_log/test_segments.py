@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from dos_server.core.group_log.segments import Segments
+from dos_server.core.group_log import Segments
 from dos_server.limits import log_reserved_bytes
 
 SLOT_BYTES = log_reserved_bytes + 64 * 4096

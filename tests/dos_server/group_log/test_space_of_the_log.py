@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from dos_protocol.limits import KIB, MIB
-from dos_server.core.space import reserve_of
+from dos_server.core.tables import reserve_of
 from dos_server.limits import log_reserved_bytes, log_slots
 from dos_server.storage import Storage
 from tests.sim.bugs import planted

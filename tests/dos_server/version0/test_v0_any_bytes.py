@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from dos_protocol.names import is_name
 from dos_server.core.requests import version0_wire as wire
-from dos_server.core.version0 import requests as r
 from tests.dos_server.version0.frames import framed
 from tests.support.core_harness import Harness
 
@@ -106,8 +105,8 @@ def test_no_bytes_crash_the_server_or_write_where_they_must_not(first: bytes, da
 
 @given(body=st.binary(min_size=1, max_size=255))
 def test_a_request_is_parsed_or_what_is_wrong_is_said_in_print(body: bytes) -> None:
-    request = r.parse(body)
-    if isinstance(request, r.V0InvalidRequest):
+    request = wire.parse(body)
+    if isinstance(request, wire.V0InvalidRequest):
         assert request.text.isascii()
         assert request.text.isprintable()
         return
@@ -116,13 +115,13 @@ def test_a_request_is_parsed_or_what_is_wrong_is_said_in_print(body: bytes) -> N
 
 
 def test_requests_are_what_the_table_says() -> None:
-    assert r.parse(b"ua.b") == r.V0Use("a.b")
-    assert r.parse(b"af\t0") == r.V0Append("f", 0)
-    assert r.parse(b"af\t9223372036854775807") == r.V0Append("f", 2**63 - 1)
-    assert r.parse(b"l") == r.V0List()
-    assert r.parse(b"gf\t-9223372036854775807\t12") == r.V0Get("f", -(2**63) + 1, 12)
-    assert r.parse(b"df") == r.V0Delete("f")
-    assert r.parse(b"sf") == r.V0Sync("f")
+    assert wire.parse(b"ua.b") == wire.V0Use("a.b")
+    assert wire.parse(b"af\t0") == wire.V0Append("f", 0)
+    assert wire.parse(b"af\t9223372036854775807") == wire.V0Append("f", 2**63 - 1)
+    assert wire.parse(b"l") == wire.V0List()
+    assert wire.parse(b"gf\t-9223372036854775807\t12") == wire.V0Get("f", -(2**63) + 1, 12)
+    assert wire.parse(b"df") == wire.V0Delete("f")
+    assert wire.parse(b"sf") == wire.V0Sync("f")
 
 
 def test_the_memory_of_an_inlet_grows_only_when_it_is_filled_and_is_given_back() -> None:

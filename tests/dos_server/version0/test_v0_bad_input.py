@@ -229,8 +229,8 @@ def test_ten_thousand_requests_at_once_are_answered_in_order(server: embedded.Em
 def test_time_outs_end_silent_and_half_sent_requests_but_never_idle_or_streaming_connections(
     server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dos_server.reading.hello_seconds_max", 0.3)
-    monkeypatch.setattr("dos_server.reading.frame_seconds_max", 0.3)
+    monkeypatch.setattr("dos_server.connection.hello_seconds_max", 0.3)
+    monkeypatch.setattr("dos_server.connection.frame_seconds_max", 0.3)
     with contextlib.ExitStack() as stack:
         silent = stack.enter_context(V0Connection(server.address, reply_seconds=PATIENT))
         slow = stack.enter_context(V0Connection(server.address, reply_seconds=PATIENT))
@@ -250,7 +250,7 @@ def test_time_outs_end_silent_and_half_sent_requests_but_never_idle_or_streaming
 def test_the_first_request_must_be_whole_in_time_whatever_the_version(
     server: embedded.EmbeddedServer, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
-    monkeypatch.setattr("dos_server.reading.hello_seconds_max", 0.3)
+    monkeypatch.setattr("dos_server.connection.hello_seconds_max", 0.3)
     with V0Connection(server.address, reply_seconds=PATIENT / 2) as tool:  # a begun frame has 30 s
         tool.send(start)
         assert tool.closed_by_server()

@@ -9,7 +9,7 @@ from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import ErrorCode
 from dos_server.core import vocabulary as v
 from dos_server.core.object_state import ObjectState
-from dos_server.core.version0.states import TABLE, V0Event, V0State, diagram, step
+from dos_server.core.requests.version0 import TABLE, V0Event, V0State, diagram, step
 from tests.dos_server.version0.streams import reading, streaming, written
 from tests.support.core_harness import Harness
 

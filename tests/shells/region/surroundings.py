@@ -1,6 +1,6 @@
 """The environment of the processes of a region, in memory: `checkpoint.runtime` for one run.
 
-As `dos_server.memory.ports`. `here` returns the process that calls; each has a host of its own.
+As `dos_server.memory.host`. `here` returns the process that calls; each has a host of its own.
 """
 
 from collections.abc import Callable

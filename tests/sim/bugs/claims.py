@@ -5,15 +5,13 @@ from typing import Any
 from dos_protocol import messages as m
 from dos_protocol.messages import Append
 from dos_server.core import vocabulary as v
-from dos_server.core.append_checks import refuses_append
-from dos_server.core.directory_state import DirectoryState
-from dos_server.core.object_state import ObjectState
-from dos_server.core.pending import AppendRefusal
+from dos_server.core.access import RequestRefusal
+from dos_server.core.directory_state import DirectoryState, Session
+from dos_server.core.object_state import ObjectState, refuses_append
 from dos_server.core.requests import appends
 from dos_server.core.requests.appends import Appends
 from dos_server.core.requests.claims import Claims
 from dos_server.core.server_core import ServerCore
-from dos_server.core.session import Session
 from dos_server.core.tables import Tables
 from dos_server.storage import Storage
 from tests.sim.bugs.catalogue import Patch, bug
@@ -165,7 +163,7 @@ def the_last_object_is_not_listed() -> list[Patch]:
 
 @bug("P-3")
 def size_is_not_compared() -> list[Patch]:
-    def refuses(state: ObjectState, append: Append, session: int) -> AppendRefusal | None:
+    def refuses(state: ObjectState, append: Append, session: int) -> RequestRefusal | None:
         sized = Append(append.name, state.accepted, state.fold.value, append.payload)
         return refuses_append(state, sized, session)
 

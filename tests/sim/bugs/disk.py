@@ -3,14 +3,12 @@
 import errno
 from typing import Any
 
-from dos_server import side_files, small_files
-from dos_server.core import recovery_scan, scrub_reads, verify
+from dos_server import log_files, side_files, storage
 from dos_server.core import vocabulary as v
 from dos_server.core.files import recovery, scan
 from dos_server.core.files.extent import HeaderFault, decode_header
-from dos_server.core.files.records import ObjectMark
+from dos_server.core.files.records import OBJECTS, ObjectMark
 from dos_server.core.files.recovery import RecoveryDecision
-from dos_server.core.layout import OBJECTS
 from dos_server.core.object_state import ObjectState
 from dos_server.core.requests.scrub import Scrub
 from dos_server.disk import Disk
@@ -86,7 +84,7 @@ def small_files_are_overwritten_in_place() -> list[Patch]:
         finally:
             disk.close(handle)
 
-    return [(small_files, "replace", replace)]
+    return [(module, "replace_file", replace) for module in (storage, log_files)]
 
 
 @bug("row 9")
@@ -98,7 +96,7 @@ def damage_is_taken_for_a_torn_tail() -> list[Patch]:
         for case in recovery.CASES
     )
     rotten = recovery.ROTTEN_CASE._replace(decision=RecoveryDecision.COPY_CUT)
-    return [(recovery, "CASES", cases), (recovery_scan, "ROTTEN_CASE", rotten)]
+    return [(recovery, "CASES", cases), (recovery, "ROTTEN_CASE", rotten)]
 
 
 @bug("row 8")
@@ -121,9 +119,9 @@ def a_short_file_is_all_there_is() -> list[Patch]:
 
 @bug("row 10")
 def a_damaged_header_is_a_torn_tail() -> list[Patch]:
-    original = recovery_scan._Scan.facts
+    original = recovery._Scan.facts
 
-    def facts(self: recovery_scan._Scan) -> recovery.ExtentFacts:
+    def facts(self: recovery._Scan) -> recovery.ExtentFacts:
         found = original(self)
         head = self.read(self.position, extent_header_bytes)
         if len(head) < extent_header_bytes or self.damaged_payload is not None or not any(head):
@@ -132,7 +130,7 @@ def a_damaged_header_is_a_torn_tail() -> list[Patch]:
             return found._replace(damage=recovery.TailDamage.TORN, below=False)
         return found
 
-    return [(recovery_scan._Scan, "facts", facts)]
+    return [(recovery._Scan, "facts", facts)]
 
 
 @bug("row 12")
@@ -143,9 +141,7 @@ def payload_digests_are_not_compared() -> list[Patch]:
         return payload if len(payload) == count else None
 
     return [
-        (module, "payload_of", payload_of)
-        for module in (scan, recovery_scan, verify)
-        if hasattr(module, "payload_of")
+        (module, "payload_of", payload_of) for module in (scan, recovery) if hasattr(module, "payload_of")
     ]
 
 
@@ -159,7 +155,7 @@ def the_scrub_takes_new_bytes_for_damage() -> list[Patch]:
     """It reads an object that grows meanwhile, and treats the end that it knew as the end of the file."""
     original = Scrub.read_done
 
-    def read_done(self: Scrub, event: scrub_reads.ScrubReadDone) -> None:
+    def read_done(self: Scrub, event: v.ScrubReadDone) -> None:
         state = self._object
         if state is not None and event.chain is not None and state.synced > event.read.goal.size:
             event = event._replace(

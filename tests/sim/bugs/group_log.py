@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dos_protocol.digests import Buffer
-from dos_server import log_start
+from dos_server import log_files
 from dos_server.core import vocabulary as v
-from dos_server.core.files.log_replay import FoundRecord, LogSurvey
+from dos_server.core.files.log_replay import FoundRecord, LogSurvey, ObjectPlan, ReplayEntry
 from dos_server.core.files.records import ClaimRecord
-from dos_server.core.group_log.replay import ObjectPlan, ReplayEntry
-from dos_server.core.group_log.segments import Key, Segments
-from dos_server.core.logged import GroupLog
+from dos_server.core.group_log import GroupLog, Key, Segments
 from dos_server.core.object_state import ObjectState
 from dos_server.core.requests.removals import Removals, _remove
 from dos_server.disk import Disk
@@ -75,7 +73,7 @@ def what_is_replayed_is_not_synced() -> list[Patch]:
         finally:
             self._disk.close(handle)
 
-    return [(log_start._Replay, "_write", write)]
+    return [(log_files._Replay, "_write", write)]
 
 
 @bug("log: a failed sync of a file ends the server")
@@ -92,10 +90,10 @@ def a_failed_sync_of_what_the_log_has_counts_as_filed() -> list[Patch]:
 @bug("log: a clean stop files everything")
 def a_clean_stop_files_nothing() -> list[Patch]:
     def end_log(disk: Disk) -> None:
-        life = log_start._life(disk, b"")
-        if life.state is log_start.LogState.IN_USE:
-            now = life._replace(state=log_start.LogState.CLEAN)
-            log_start.small_files.replace(disk, "", log_start.LIFE, log_start.encode_life(now))
+        life = log_files._life(disk, b"")
+        if life.state is log_files.LogState.IN_USE:
+            now = life._replace(state=log_files.LogState.CLEAN)
+            log_files.replace_file(disk, "", log_files.LIFE, log_files.encode_life(now))
 
     def stop(self: Storage) -> None:
         if self._log is not None:
@@ -111,7 +109,7 @@ def claims_are_replayed_as_the_last_entry_says() -> list[Patch]:
         del held_epoch
         return entries[0] if entries else None
 
-    return [(log_start, "claim_to_store", claim_to_store)]
+    return [(log_files, "claim_to_store", claim_to_store)]
 
 
 @bug("log: a claim is granted after its record")
@@ -136,18 +134,18 @@ def repairs_are_not_logged() -> list[Patch]:
 
 @bug("log: the reserve is kept")
 def the_reserve_ignores_the_log() -> list[Patch]:
-    return [(log_start, "reserve_of", lambda total_bytes: 0)]
+    return [(log_files, "reserve_of", lambda total_bytes: 0)]
 
 
 @bug("log: all live records are replayed")
 def the_log_is_halved_at_each_start() -> list[Patch]:
-    original = log_start.survey
+    original = log_files.survey
 
     def survey(found: Iterable[FoundRecord], seen: Any, starts: int) -> LogSurvey:
         result = original(found, seen, starts)
         return result._replace(records=result.records[len(result.records) // 2 :])
 
-    return [(log_start, "survey", survey)]
+    return [(log_files, "survey", survey)]
 
 
 @bug("decision 0201")

@@ -12,8 +12,9 @@ from dos_client.repair.repairing import _Repairer
 from dos_client.writing.target import WriteTarget
 from dos_protocol.names import NO_ID
 from dos_protocol.store_record import StoreRecord
-from dos_server import side_files
+from dos_server import storage
 from dos_server.core.requests.greetings import Greetings
+from dos_server.storage import _copy_path
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.membership.kind import has_operator
@@ -108,9 +109,9 @@ def damaged_copies_say_what_they_held() -> list[Patch]:
 @bug("row 5: a new copy is not synced", where=has_operator)
 def new_copies_are_not_synced() -> list[Patch]:
     def sync(files: Any, effect: Any) -> None:
-        files.forget(side_files._path(effect))
+        files.forget(_copy_path(effect))
 
-    return [(side_files, "sync", sync)]
+    return [(storage, "sync_copy", sync)]
 
 
 @bug(

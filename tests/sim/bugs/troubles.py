@@ -5,14 +5,15 @@ bugs need a run with such troubles.
 import errno
 from typing import Any
 
-import dos_server.core.vocabulary as v
 from dos_protocol.messages import SessionEvent
-from dos_server import disk, disk_errors, loading, small_files, storage
+from dos_server import disk, log_files, marks, storage
+from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import LoadState
-from dos_server.core.failures import DiskFailure
 from dos_server.core.requests.claims import Claims
-from dos_server.directory_register import DirectoryRegister
+from dos_server.core.vocabulary import DiskFailure
+from dos_server.disk import read_file
 from dos_server.log_files import LogFiles
+from dos_server.marks import DirectoryRegister
 from dos_server.storage import Storage
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.engine.disk import SimDisk
@@ -24,17 +25,17 @@ from tests.support.group_log import LOG_SEEDS
 @bug("0202", where=has_troubles)
 def lack_of_descriptors_is_remembered_as_damage() -> list[Patch]:
     """A directory that could not be read now is refused until the server is restarted."""
-    original = loading.DirectoryLoader.load
+    original = storage.DirectoryLoader.load
 
     def load(self: Any, directory: str) -> v.DirectoryLoaded:
         return original(self, directory)._replace(temporary=False)
 
-    return [(loading.DirectoryLoader, "load", load)]
+    return [(storage.DirectoryLoader, "load", load)]
 
 
 @bug("0202", where=has_troubles)
 def missing_rights_are_reported_as_no_space() -> list[Patch]:
-    return [(disk_errors, "_MEANING", {**disk_errors._MEANING, errno.EACCES: DiskFailure.NO_SPACE})]
+    return [(disk, "_MEANING", {**disk._MEANING, errno.EACCES: DiskFailure.NO_SPACE})]
 
 
 @bug("0202", where=has_troubles)
@@ -46,7 +47,7 @@ def every_error_is_the_disks() -> list[Patch]:
             ("failure_of", lambda error: DiskFailure.FAILED),
             ("preceded_sync", lambda error: False),
         )
-        for module in (storage, loading, disk_errors)
+        for module in (storage, disk)
         if hasattr(module, name)
     ]
 
@@ -66,7 +67,7 @@ def a_folder_that_cannot_be_opened_needs_no_sync() -> list[Patch]:
 @bug("0202, R2", where=has_troubles)
 def a_claim_that_cannot_be_read_was_never_made() -> list[Patch]:
     """A passing error at a start, or at the first use of a directory, loses its claim."""
-    original = small_files.read
+    original = read_file
 
     def read(of: Any, path: str) -> bytes | None:
         try:
@@ -76,7 +77,7 @@ def a_claim_that_cannot_be_read_was_never_made() -> list[Patch]:
                 return None
             raise
 
-    return [(small_files, "read", read)]
+    return [(module, "read_file", read) for module in (storage, marks, log_files)]
 
 
 @bug("row 14", where=has_troubles)
@@ -111,7 +112,7 @@ def _loses_a_directory(streams: RandomStreams) -> bool:
 def a_missing_directory_was_never_claimed() -> list[Patch]:
     """Missing directories count as empty, as before there was a register."""
     return [
-        (loading.DirectoryLoader, "_check_not_lost", lambda self, directory, is_missing: None),
+        (storage.DirectoryLoader, "_check_not_lost", lambda self, directory, is_missing: None),
         (DirectoryRegister, "epoch_of", lambda self, directory: 0),
     ]
 

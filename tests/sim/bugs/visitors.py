@@ -4,12 +4,11 @@ from functools import partial
 from typing import Any
 
 from dos_protocol.messages import Append
-from dos_server.core import append_checks, append_runs
+from dos_server.core import object_state
 from dos_server.core.object_state import ObjectState
-from dos_server.core.requests import appends
+from dos_server.core.requests import appends, version0
 from dos_server.core.requests import version0_wire as wire
-from dos_server.core.version0 import streams
-from dos_server.core.version0.streams import V0Streams
+from dos_server.core.requests.version0 import V0Streams
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.visitors.crowd import has_visitors
 
@@ -28,7 +27,7 @@ def version_0_reports_written_as_synced() -> list[Patch]:
 
 @of_visitors("version 0: a stream has its file locked")
 def streams_lock_nothing() -> list[Patch]:
-    original = append_checks.refuses_session
+    original = object_state.refuses_session
 
     def refuses_session(state: ObjectState, session: int) -> Any:
         others, state.appender = state.appender, None
@@ -37,13 +36,13 @@ def streams_lock_nothing() -> list[Patch]:
         finally:
             state.appender = others
 
-    return [(one, "refuses_session", refuses_session) for one in (append_checks, append_runs, streams)]
+    return [(one, "refuses_session", refuses_session) for one in (object_state, appends, version0)]
 
 
 @of_visitors("row 40, P-3: the size alone decides whose content it is")
 def prefix_digests_are_not_compared() -> list[Patch]:
     def refuses(state: ObjectState, append: Append, session: int) -> Any:
         alike = Append(append.name, append.expected_size, state.fold.value, append.payload)
-        return append_checks.refuses_append(state, alike, session)
+        return object_state.refuses_append(state, alike, session)
 
     return [(appends, "refuses_append", refuses)]

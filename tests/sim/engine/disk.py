@@ -13,7 +13,7 @@ from random import Random
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import CorruptDataError
 from dos_server.disk import write_all
-from dos_server.log_start import end_log
+from dos_server.log_files import end_log
 from dos_server.memory.disk import ENDLESS, SECTOR, MemoryDisk, _Folder, _Node
 
 

@@ -10,9 +10,9 @@ before or after the damage, and no later start has written it again, the damage 
 
 from typing import TYPE_CHECKING
 
-from dos_server.core import scrub_reads
+from dos_server.core import vocabulary as v
+from dos_server.core.files.scan import VerifyGoal, beginning
 from dos_server.core.object_state import ObjectState
-from dos_server.core.verify import VerifyGoal, beginning
 from tests.sim.oracles.oracle import Oracle
 from tests.sim.oracles.platters import payload_at
 
@@ -78,7 +78,7 @@ class Damage(Oracle):
         chain, goal = beginning(state.root), VerifyGoal(state.synced, state.synced_digest)
         while chain.offset < goal.size:
             part = server.storage.scrub_read(
-                scrub_reads.ScrubRead(state.directory, state.name, chain, goal), lambda: 0.0
+                v.ScrubRead(state.directory, state.name, chain, goal), lambda: 0.0
             )
             if part.chain is None:
                 return part.damaged_at is not None

@@ -16,7 +16,7 @@ from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.files import FileWriter, part_name
 from dataflow.sinks.tsv import check_columns
-from dos_server.small_files import replace
+from dos_server.disk import replace_file
 from tests.sim.engine.disk import SimDisk
 
 
@@ -104,7 +104,7 @@ class Part:
         return int(self._disk.content(f"{self.full_path}.incarnation") or b"0")
 
     def set_incarnation(self, number: int) -> None:
-        replace(self._disk, "", f"{self.full_path}.incarnation", str(number).encode())
+        replace_file(self._disk, "", f"{self.full_path}.incarnation", str(number).encode())
 
     def size(self) -> int:
         return self._disk.size(self._handle)

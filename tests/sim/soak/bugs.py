@@ -17,7 +17,7 @@ from checkpoint.core.request_handling import RequestHandler
 from checkpoint.requests import queue
 from dataflow.worker.collecting import FloorCollector
 from dos_server.core.requests.removals import Removals
-from dos_server.open_files import OpenFiles
+from dos_server.storage import OpenFiles
 from journal import whole_state
 from tests.sim.soak.region import SoakDriver
 from tests.sim.store.member import Link

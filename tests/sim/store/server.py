@@ -12,7 +12,6 @@ from dos_client.core.window import tag_of
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
 from dos_protocol.store_record import decode_store_record
-from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from dos_server.core.server_core import ServerCore
 from dos_server.limits import log_slots, space_check_seconds
@@ -57,14 +56,14 @@ class Server(Process):
             stamps=self.storage.add_stamp(machine.fresh_stamp()),
             log=log,
         )
-        self.scrub = self.core._on_event[scrub_reads.ScrubDue].__self__  # type: ignore[attr-defined]
+        self.scrub = self.core._on_event[v.ScrubDue].__self__  # type: ignore[attr-defined]
         self.sessions: dict[int, ServerSession] = {}
         self._ticking = False
         self.space_checks, self.log_is_gone = 0, False
         """`log_is_gone`: a person has removed its log; until it notices, it reports what is on no disk."""
         self.soon(self._check_space)
         if machine.scrub.bytes_per_s:
-            self.after(machine.scrub.first_seconds, lambda: self.feed(scrub_reads.ScrubDue(busy=False)))
+            self.after(machine.scrub.first_seconds, lambda: self.feed(v.ScrubDue(busy=False)))
 
     @property
     def without_power(self) -> bool:
@@ -158,11 +157,11 @@ class Server(Process):
                 self.storage.forget(directory)
             case v.DropRepair():
                 self.storage.drop_repair(effect)
-            case v.LogReason() | v.Audit() | scrub_reads.LogNotice():
+            case v.LogReason() | v.Audit() | v.LogNotice():
                 pass
-            case scrub_reads.ScrubLater(seconds):
-                self.after(seconds, self.feed, scrub_reads.ScrubDue(busy=False))
-            case scrub_reads.ScrubRead():
+            case v.ScrubLater(seconds):
+                self.after(seconds, self.feed, v.ScrubDue(busy=False))
+            case v.ScrubRead():
                 inspection = partial(self.storage.scrub_read, effect, lambda: self.now)
                 self._at_disk(self.machine.speed.other_s, self._report, inspection)
             case _:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from dos_server.core import scrub_reads
 from dos_server.core import vocabulary as v
 from tests.sim.store.machine import Machine
 from tests.sim.store.server import Server
@@ -50,6 +49,6 @@ class LoggedServer(Server):
         super().do(call, *args)
 
     def _perform(self, effect: v.Effect) -> v.Event | None:
-        if isinstance(effect, scrub_reads.LogNotice) and effect.bad:
+        if isinstance(effect, v.LogNotice) and effect.bad:
             self._log.report(self.name, f"logs: {effect.text}")
         return super()._perform(effect)

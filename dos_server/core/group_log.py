@@ -1,34 +1,234 @@
-"""The group log as a part of the core: which bytes are logged, what a sync of the log acknowledges, and what
-is filed.
+"""The group log as a part of the core: one log for the small durable writes of all objects of a server.
 
     written    small, and everything below is covered: an entry for the next record. Else a sync of its own
     one record is written and synced at a time; meanwhile entries gather for the next one
     synced     the entries of the record are acknowledged, in the order of their writes
     filed      the oldest segment that takes no more records: each of its objects is synced in its own file
 
-Claims, removals and replacements are entries, too: they happen after the sync of their record. What has no
-room in the log goes the direct way, so nothing ever waits for the log to be filed.
+Claims, removals and replacements are entries, too: they happen after the sync of their record. What has
+no room in the log goes the direct way, so nothing ever waits for the log to be filed.
+
+Segments of the log:
+
+    FREE -> ACTIVE -> SEALED -> FILED -> FREE
+
+    ACTIVE   takes records; one at a time
+    SEALED   takes none any more: no room, too old, or too many objects are unfiled
+    FILED    everything in it is on stable storage elsewhere: objects, claims, marks
+    FREE     a record that is synced names a first live segment above it. Only then is its slot overwritten:
+             otherwise a crash could leave a log whose live part misses a segment.
+
+An object is *filed* up to a size when its own file is synced up to it, name included. Segments are
+released in order, so the live part of the log is always one range of sequences. `files.log_record` is the
+format.
 """
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dos_protocol.digests import Buffer
 from dos_server.core import vocabulary as v
-from dos_server.core.files.log_record import EntryKind, LogEntry, entry_bytes
+from dos_server.core.files.log_record import (
+    HEADER_BYTES,
+    EntryKind,
+    LogEntry,
+    LogPlace,
+    encode_entry,
+    encode_record,
+    entry_bytes,
+    padded,
+)
 from dos_server.core.files.records import ClaimRecord, encode_claim
-from dos_server.core.group_log.segments import Key
-from dos_server.core.group_log.tail import LogTail
 from dos_server.core.object_state import ObjectState
 from dos_server.limits import (
+    log_age_seconds,
+    log_align_bytes,
     log_content_bytes_max,
     log_direct_seconds,
     log_entries_max,
     log_filing_max,
     log_idle_seconds,
+    log_live_segments_max,
     log_name_seconds,
+    log_reserved_bytes,
     log_small_bytes_max,
+    log_unfiled_max,
 )
+
+Key = tuple[str, str]
+"""Directory and object; of a claim, directory and ""."""
+
+
+class RecordRoom(NamedTuple):
+    """Where the next record goes."""
+
+    slot: int
+    offset: int
+    segment: int
+
+
+@dataclass
+class Segment:
+    """A live segment. `unfiled`: up to which size each object must be filed before it is released."""
+
+    number: int
+    slot: int
+    first_sequence: int
+    opened_s: float
+    end: int = 0
+    unfiled: dict[Key, int] = field(default_factory=dict)
+    keys: set[Key] = field(default_factory=set)
+
+
+class Segments:
+    """The live segments, oldest first; the last one is active unless it was sealed."""
+
+    def __init__(self, slots: int, slot_bytes: int, next_segment: int, busy_slots: frozenset[int]) -> None:
+        """busy_slots: those that hold what was live at the start. They are free once a record is synced."""
+        self._slot_bytes = slot_bytes
+        self._next_segment = next_segment
+        self._free: deque[int] = deque(slot for slot in range(slots) if slot not in busy_slots)
+        self._released = [Segment(next_segment - 1, slot, 0, 0.0) for slot in sorted(busy_slots)]
+        """Segments whose slots are free once a record is synced that names a first live segment above."""
+        self.live: deque[Segment] = deque()
+        self._active: Segment | None = None
+        assert self._free, "a start finds a free slot: at most all but one are live"
+
+    def room(self, record_bytes: int, *, reserved: bool) -> bool:
+        """Whether a record of that size has a place. `reserved`: it may use the rest of a slot, which is kept
+        for entries that cannot be written without the log.
+        """
+        limit = self._slot_bytes - (0 if reserved else log_reserved_bytes)
+        if self._active is not None and self._active.end + record_bytes <= limit:
+            return True
+        return self._may_open and record_bytes <= limit
+
+    @property
+    def _may_open(self) -> bool:
+        return bool(self._free) and len(self.live) < log_live_segments_max
+
+    def place(self, record_bytes: int, sequence: int, now: float, *, reserved: bool) -> RecordRoom:
+        """Take the room of a record; `room` has returned True. Seals the active segment if it has no room."""
+        assert record_bytes % log_align_bytes == 0
+        limit = self._slot_bytes - (0 if reserved else log_reserved_bytes)
+        active = self._active
+        if active is None or active.end + record_bytes > limit:
+            active = self._active = Segment(self._next_segment, self._free.popleft(), sequence, now)
+            self._next_segment += 1
+            self.live.append(active)
+        room = RecordRoom(active.slot, active.end, active.number)
+        active.end += record_bytes
+        return room
+
+    def holds(self, key: Key, end: int) -> None:
+        """Note that the active segment has bytes of an object up to a size."""
+        assert self._active is not None
+        self._active.unfiled[key] = max(end, self._active.unfiled.get(key, 0))
+        self._active.keys.add(key)
+
+    def may_hold(self, key: Key) -> bool:
+        """Return whether a start could replay an entry of this object."""
+        return any(key in segment.keys for segment in (*self.live, *self._released))
+
+    def forget(self, key: Key) -> None:
+        """Note that an object is gone durably: nothing of it has to be filed."""
+        for segment in self.live:
+            segment.unfiled.pop(key, None)
+
+    def filed(self, key: Key, upto: int) -> None:
+        """Note that an object is filed up to a size."""
+        for segment in self.live:
+            if segment.unfiled.get(key, upto + 1) <= upto:
+                del segment.unfiled[key]
+
+    def seal(self, now: float, *, idle: bool = False) -> None:
+        """Seal the active segment if it is old, if too many objects in it are unfiled, or when idle."""
+        active = self._active
+        if active is None or not active.unfiled or not self._may_open:
+            return  # what waits for the next record was promised room
+        if idle or now - active.opened_s >= log_age_seconds or len(active.unfiled) >= log_unfiled_max:
+            self._active = None
+
+    def to_file(self) -> tuple[Key, ...]:
+        """Return what of the oldest sealed segment is to be filed."""
+        oldest = self.live[0] if self.live else None
+        return tuple(oldest.unfiled) if oldest is not None and oldest is not self._active else ()
+
+    def release(self) -> None:
+        """Release the oldest segments that are filed completely. Their marks are on stable storage."""
+        while self.live and self.live[0] is not self._active and not self.live[0].unfiled:
+            self._released.append(self.live.popleft())
+
+    @property
+    def may_free(self) -> bool:
+        """Whether slots are only waiting for a synced record."""
+        return bool(self._released)
+
+    def first_live(self, segment: int, sequence: int) -> tuple[int, int]:
+        """Return where the live part begins: its segment and sequence, for a record that has these."""
+        return (self.live[0].number, self.live[0].first_sequence) if self.live else (segment, sequence)
+
+    def synced(self, first_segment: int) -> None:
+        """Note that a record is synced that names this first live segment: earlier slots are free."""
+        self._free.extend(one.slot for one in self._released if one.number < first_segment)
+        self._released = [one for one in self._released if one.number >= first_segment]
+
+
+class NextRecord(NamedTuple):
+    """A record and its place. `seen_bytes`: its header and table. When it is synced, `Segments.synced` gets
+    `first_segment`.
+    """
+
+    slot: int
+    offset: int
+    record: bytearray
+    seen_bytes: int
+    first_segment: int
+
+
+@dataclass
+class LogTail:
+    """Where the log continues.
+
+    `start`: the number of the server's start. `sequence` and `digest`: of the next record, and of the one
+    before, whose encoded entries are `before`.
+    """
+
+    segments: Segments
+    start: int
+    seed: int
+    sequence: int
+    digest: int = 0
+    before: Sequence[bytes] = ()
+    before_bytes: int = 0
+
+    def has_room(self, table_bytes: int, content_bytes: int, *, reserved: bool) -> bool:
+        """Whether the next record, with entries and contents of these sizes, has a place."""
+        return self.segments.room(self._size(table_bytes, content_bytes), reserved=reserved)
+
+    def _size(self, table_bytes: int, content_bytes: int) -> int:
+        return padded(HEADER_BYTES + table_bytes + self.before_bytes + content_bytes)
+
+    def next_record(
+        self, entries: Sequence[LogEntry], contents: Sequence[Buffer], now: float, *, reserved: bool
+    ) -> NextRecord:
+        """Return the next record; `has_room` has returned True."""
+        own = list(map(encode_entry, entries))
+        table_bytes = sum(map(len, own))
+        size = self._size(table_bytes, sum(map(len, contents)))
+        room = self.segments.place(size, self.sequence, now, reserved=reserved)
+        for entry in entries:
+            self.segments.holds((entry.directory, entry.name), entry.end)
+        first_segment, first_sequence = self.segments.first_live(room.segment, self.sequence)
+        place = LogPlace(self.start, room.segment, self.sequence, first_segment, first_sequence, self.digest)
+        record, self.digest = encode_record(place, own, contents, self.before, self.seed)
+        seen_bytes = HEADER_BYTES + table_bytes + self.before_bytes
+        self.sequence += 1
+        self.before, self.before_bytes = own, table_bytes
+        return NextRecord(room.slot, room.offset, record, seen_bytes, first_segment)
+
 
 Then = Callable[[], None]
 
