@@ -132,7 +132,7 @@ class RememberedSavepoints:
         del why, checkpoint, fork
         self.held.add(name)
         await trio.lowlevel.checkpoint()
-        return self._region.last.checkpoint
+        return self._region.last.number
 
     async def drop(self, name: str) -> None:
         await trio.lowlevel.checkpoint()

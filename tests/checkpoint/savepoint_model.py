@@ -225,17 +225,17 @@ class SavepointModel:
         kept = await self.kept()
         for checkpoint in kept:
             assert await self.restored(checkpoint) == {
-                k: v for k, v in self.rows[checkpoint.checkpoint].items() if v is not None
+                k: v for k, v in self.rows[checkpoint.number].items() if v is not None
             }
         if kept:
-            assert set(kept[-1].savepoints.values()) <= {checkpoint.checkpoint for checkpoint in kept}
+            assert set(kept[-1].savepoints.values()) <= {checkpoint.number for checkpoint in kept}
             assert kept[-1].notes.keys() == kept[-1].savepoints.keys()
             for name, checkpoint in kept[-1].savepoints.items():
                 assert kept[-1].notes[name] in (note_of(name, checkpoint), note_of(name, 0))
             last = [
-                checkpoint.checkpoint
+                checkpoint.number
                 for checkpoint in kept
-                if checkpoint.checkpoint not in kept[-1].savepoints.values()
+                if checkpoint.number not in kept[-1].savepoints.values()
             ]
             assert len(last) <= self.retain + len(kept[-1].savepoints) + 1 + 2 * self.records_without_driver
         return kept

@@ -66,13 +66,13 @@ def test_a_backup_has_each_chain_up_to_the_checkpoint_and_a_restore_reads_the_sa
             done = await region.back_up(place)
             assert done.copied_bytes == done.bytes
             checkpoint = region.last
-            assert (done.checkpoint, done.step) == (checkpoint.checkpoint, checkpoint.step)
+            assert (done.checkpoint, done.step) == (checkpoint.number, checkpoint.step)
             assert await region.savepoints() == {}
             wanted = await records_at(region.store, checkpoint)
             record = await newest_backup(place)
             restored = await restore_backup(place, record, new)
             (first,) = await retained_checkpoints(new, REGION)
-            assert first.number == restored.checkpoint == checkpoint.checkpoint + 1
+            assert first.number == restored.checkpoint == checkpoint.number + 1
             assert (first.line, first.rewound, first.rolled_back_to) == (1, True, checkpoint.checkpoint)
             assert await records_at(new, first) == wanted
             assert all(len(records) >= 2 for records in wanted.values())

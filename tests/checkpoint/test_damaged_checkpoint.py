@@ -94,7 +94,7 @@ def test_with_previous_the_newest_whole_checkpoint_is_recorded_before_anybody_is
     region.play(CheckpointsExamined(order.incarnation, Examination(damage(3, 2), 1)))
     (append,) = region.take(AppendCheckpoint)
     record = append.checkpoint
-    assert (record.checkpoint, record.rolled_back_to, record.rewound, record.line) == (4, 1, True, 1)
+    assert (record.number, record.rolled_back_to, record.rewound, record.line) == (4, 1, True, 1)
     assert record.retained == (1, 2, 3, 4), "nothing is released, also not what is damaged"
     region.tick(3)
     assert region.sent(Restore) == []

@@ -57,13 +57,13 @@ async def begins(model):
     if last.rewound:
         common = {"job": REGION, "incarnation": core.incarnation, "epoch": core.incarnation}
         await model.driver.checkpoint(
-            {}, ordered=[RequestCheckpoint(**common, checkpoint=last.checkpoint + 1)]
+            {}, ordered=[RequestCheckpoint(**common, checkpoint=last.number + 1)]
         )
 
 
 def note(model, record, change):
     target = record.rolled_back_to
-    model.rows[record.checkpoint] = {**model.rows[target], **change}
+    model.rows[record.number] = {**model.rows[target], **change}
 
 
 @pytest.mark.trio
@@ -73,8 +73,8 @@ async def test_an_edit_is_a_new_line_whose_state_has_other_rows_and_all_that_is_
     record = await edit(model, {"a": 70, "b": 1}, savepoint="before")
     last = (await model.kept())[-1]
     assert replace(last, driver="") == record
-    assert (last.checkpoint, last.parent, last.rolled_back_to, last.line, last.rewound) == (4, 3, 3, 1, True)
-    assert last.retained == (*(checkpoint.checkpoint for checkpoint in kept), 4)
+    assert (last.number, last.parent, last.rolled_back_to, last.line, last.rewound) == (4, 3, 3, 1, True)
+    assert last.retained == (*(checkpoint.number for checkpoint in kept), 4)
     assert last.workers[0].steps == before.workers[0].steps
     assert last.workers[0].state.epoch == last.incarnation > before.incarnation
     assert (last.edit, last.rewinds[-1].edited) == (EDIT, "ann@host")
@@ -83,7 +83,7 @@ async def test_an_edit_is_a_new_line_whose_state_has_other_rows_and_all_that_is_
     assert await held(model) == {"a": 70, "b": 1}, "the next driver begins with it"
     for number in range(6, 9):
         await model.driver.checkpoint({"c": number})
-    assert [checkpoint.checkpoint for checkpoint in await model.kept()] == [3, 7, 8]
+    assert [checkpoint.number for checkpoint in await model.kept()] == [3, 7, 8]
     assert await held(model) == {"a": 70, "b": 1, "c": 8}
     assert model.driver.core.state.last_checkpoint.edit is None, "later ones are no edits"
     assert model.driver.core.state.last_checkpoint.rewinds[-1].edited == "ann@host"
@@ -112,17 +112,17 @@ async def test_a_savepoint_of_an_edited_region_holds_the_edited_state() -> None:
     model = await with_checkpoints(3)
     record = await edit(model, {"a": 70})
     number = await savepoint_stopped(Host(model.store), REGION, "edited", 0, on=True)
-    assert (number, record.rolled_back_to) == (record.checkpoint, 3)
+    assert (number, record.rolled_back_to) == (record.number, 3)
     again = (await model.kept())[-1]
-    assert (again.rolled_back_to, again.edit, again.workers) == (record.checkpoint, None, record.workers)
-    model.rows[again.checkpoint] = model.rows[record.checkpoint]
+    assert (again.rolled_back_to, again.edit, again.workers) == (record.number, None, record.workers)
+    model.rows[again.number] = model.rows[record.number]
     back = await restore_stopped(Host(model.store), REGION, "savepoint:edited")
     assert (back.rolled_back_to, back.rewinds[-1].to, back.edit) == (
-        record.checkpoint,
-        record.checkpoint,
+        record.number,
+        record.number,
         None,
     )
-    model.rows[back.number] = model.rows[record.checkpoint]
+    model.rows[back.number] = model.rows[record.number]
     await begins(model)
     assert await held(model) == {"a": 70}
 
@@ -293,7 +293,7 @@ async def test_the_record_waits_until_its_rows_are_on_the_quorum() -> None:
         await wait_all_tasks_blocked()
         host.own.deliver(1)
         await wait_all_tasks_blocked()
-        assert (await model.kept())[-1].checkpoint == 2, "one member has them"
+        assert (await model.kept())[-1].number == 2, "one member has them"
         host.own.deliver(2)
     assert [record.number for record in records] == [3]
     assert await held(model) == {"a": 70}
@@ -353,12 +353,12 @@ async def test_a_region_begins_with_a_given_state_also_after_a_crash_at_any_step
                 record = await begin(Host(model.store), {"a": 1, "b": 2})
             except EditRefusedError:  # the record was appended, and nobody learned that it is on the quorum
                 record = (await model.kept())[-1]
-        assert (record.checkpoint, record.step, record.retained, record.edit) == (1, 0, (1,), EDIT)
+        assert (record.number, record.step, record.retained, record.edit) == (1, 0, (1,), EDIT)
         model.rows[1] = {"a": 1, "b": 2}
         await model.crash()
         assert await held(model) == {"a": 1, "b": 2}
         await model.driver.checkpoint({"b": None})
-        assert [checkpoint.checkpoint for checkpoint in await model.check()] == [1, 2]
+        assert [checkpoint.number for checkpoint in await model.check()] == [1, 2]
         with pytest.raises(EditRefusedError, match="region 'region' exists: it has committed checkpoint 2"):
             await begin(Host(model.store), {"a": 1})
         if done:

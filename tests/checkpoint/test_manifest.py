@@ -66,7 +66,7 @@ def checkpoints(draw):
 @given(checkpoints())
 def test_a_checkpoint_returns_from_its_record(checkpoint) -> None:
     record = encode_checkpoint(checkpoint)
-    assert record.ints == (checkpoint.checkpoint, checkpoint.step, checkpoint.incarnation)
+    assert record.ints == (checkpoint.number, checkpoint.step, checkpoint.incarnation)
     assert bool(record.flags & CheckpointFlag.FINAL) == checkpoint.final
     assert decode_checkpoint(*record) == checkpoint
     check_checkpoint(checkpoint)
@@ -186,7 +186,7 @@ GOLDEN_VERSION_1 = (
     0,
     (5, 40, 3),
     (
-        b'{"checkpoint":5,"step":40,"incarnation":3,"final":false,"wall_time_ms":1,"workers":{"0":{"state":{"epoch":3,'
+        b'{"number":5,"step":40,"incarnation":3,"final":false,"wall_time_ms":1,"workers":{"0":{"state":{"epoch":3,'
         b'"size":100,"digest":7},"steps":{"epoch":3,"size":101,"digest":8},"sources":{},"sinks":{}}},"layout":'
         b'{"shard_bits":16,"ranges":[{"begin":0,"end":65536,"worker":0,"operator":"","replica":0}],"splits":{}},'
         b'"fingerprint":"0000000000000000","operators":{"count":"c"},"parent":4,"rolled_back_to":0,"phases_s":{},'
@@ -205,7 +205,7 @@ def test_a_checkpoint_of_version_1_is_read_and_says_nothing_of_what_is_free() ->
 
 
 GOLDEN_LATER = (
-    b'{"checkpoint":5,"step":40,"incarnation":3,"final":false,"wall_time_ms":1,"workers":{"0":{"state":{"epoch":3,'
+    b'{"number":5,"step":40,"incarnation":3,"final":false,"wall_time_ms":1,"workers":{"0":{"state":{"epoch":3,'
     b'"size":100,"digest":7},"steps":{"epoch":3,"size":101,"digest":8},"sources":{},"sinks":{},%s}},'
     b'"layout":{"ranges":[{"begin":0,"end":65536,"worker":0,"operator":"","replica":0}],"shard_bits":16,'
     b'"splits":{}},"fingerprint":"0000000000000000","operators":{"count":"c"},"parent":4,"retained":[4,5],'

@@ -201,7 +201,7 @@ async def test_a_long_manifest_is_opened_and_rolled_with_a_snapshot(keepers, mon
         for number in range(1, 21):
             await keeper.append(a_checkpoint(number, 1))
         opened = await keeper.open(held=1)
-        assert opened.last_checkpoint.checkpoint == 20
+        assert opened.last_checkpoint.number == 20
         assert isinstance(await keeper.append(a_checkpoint(21, 2)), CheckpointAppended)
         chain = await inspect_chain(keeper.log._host._store, keeper.log._directory, "manifest")
         records = [

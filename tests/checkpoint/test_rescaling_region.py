@@ -117,7 +117,7 @@ def test_new_workers_join_first_then_the_region_pauses_then_all_restore_vote_and
     assert region.state is RegionState.RUNNING
     region.join(2)
     orders = [order for _, order in region.sent(CopyAhead, Pause)]
-    assert [(order.worker, order.checkpoint, order.restore.checkpoint) for order in orders] == [
+    assert [(order.worker, order.checkpoint, order.restore.number) for order in orders] == [
         (worker, 1, 1) for worker in range(3)
     ]
     assert orders[0].layout.workers == (0, 1, 2)

@@ -62,10 +62,10 @@ def test_nothing_that_a_retained_checkpoint_needs_is_ever_garbage(given_floors, 
             retained=retained_with(kept, number, retain),
         )
         kept, every[number] = keep(kept, checkpoint), chains
-        assert [one.checkpoint for one in kept] == list(checkpoint.retained) == sorted(every)[-retain:]
+        assert [one.number for one in kept] == list(checkpoint.retained) == sorted(every)[-retain:]
         garbage = below(floors_of(kept, 0))
         for chain, epoch, base in itertools.product(("state", "steps", "out-x"), range(1, 5), range(10)):
-            needed = any((epoch, base) >= every[one.checkpoint].get(chain, (0, 0)) for one in kept)
+            needed = any((epoch, base) >= every[one.number].get(chain, (0, 0)) for one in kept)
             if garbage(segment_name(chain, epoch, base)):
                 assert not needed
                 assert chain != "out-x"

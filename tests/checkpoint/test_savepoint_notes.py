@@ -111,7 +111,7 @@ class NotedRegion:
 
     def request(self, name, on, back):
         state = self.region.core.state
-        before, kept = state.savepoints, [checkpoint.checkpoint for checkpoint in state.kept]
+        before, kept = state.savepoints, [checkpoint.number for checkpoint in state.kept]
         one = note(f"{name} {len(self.records)}")
         self.records.append(one)
         checkpoint = kept[max(0, len(kept) - 1 - back)] if on else 0

@@ -34,7 +34,7 @@ async def test_the_last_checkpoint_is_recorded_once_more_and_the_region_continue
     note = note_of("end", 0)
     assert await savepoint_stopped(Host(model.store), REGION, "end", 0, on=True, note=note) == 3
     *_, before, last = await model.kept()
-    assert (last.checkpoint, last.parent, last.rolled_back_to, last.step) == (4, 3, 3, before.step)
+    assert (last.number, last.parent, last.rolled_back_to, last.step) == (4, 3, 3, before.step)
     assert (last.workers, last.final, last.savepoints) == (before.workers, False, {"end": 3})
     assert last.retained == (2, 3, 4)
     assert last.incarnation > before.incarnation
@@ -46,17 +46,17 @@ async def test_the_last_checkpoint_is_recorded_once_more_and_the_region_continue
     await model.crash()
     for number in range(5, 9):
         await model.driver.checkpoint({"b": number})
-    assert [checkpoint.checkpoint for checkpoint in await model.check()] == [3, 7, 8], (
+    assert [checkpoint.number for checkpoint in await model.check()] == [3, 7, 8], (
         "three has its pin, four goes with its time"
     )
     assert await savepoint_stopped(Host(model.store), REGION, "end", 0, on=False) == 3
-    assert [checkpoint.checkpoint for checkpoint in await model.kept()] == [3, 7, 8, 9], (
+    assert [checkpoint.number for checkpoint in await model.kept()] == [3, 7, 8, 9], (
         "who drives it next releases"
     )
     model.rows[9] = model.rows[8]
     await model.crash()
     await model.driver.checkpoint({"c": 1})
-    assert [checkpoint.checkpoint for checkpoint in await model.check()] == [9, 10]
+    assert [checkpoint.number for checkpoint in await model.check()] == [9, 10]
 
 
 @pytest.mark.trio
@@ -101,7 +101,7 @@ async def test_a_driver_that_is_alive_after_all_commits_nothing_more_and_ends() 
     (order,) = [e for e in driver.play(CheckpointWanted()) if isinstance(e, RequestCheckpoint)]
     kept = await model.kept()
     late = recorded_again(kept[:-1], driver.core.state.incarnation, {})
-    assert late.number == order.checkpoint == kept[-1].checkpoint, "two records of one number"
+    assert late.number == order.checkpoint == kept[-1].number, "two records of one number"
     await driver.log.append(AppendCheckpoint(late))
     assert isinstance(driver.events[-1], ManifestLost)
     await driver.log.open(OpenManifest(above=0, held=driver.core.state.incarnation))
@@ -153,7 +153,7 @@ async def test_a_driver_that_starts_meanwhile_has_the_savepoint_or_never_will(me
     assert counts or members < 2, "what was acknowledged holds"
     for number in range(4):
         await model.driver.checkpoint({"b": number})
-    numbers = [checkpoint.checkpoint for checkpoint in await model.check()]
+    numbers = [checkpoint.number for checkpoint in await model.check()]
     assert (2 in numbers) == counts
     assert (await model.kept())[-1].savepoints == ({"end": 2} if counts else {})
 

@@ -49,7 +49,7 @@ def changed(**fields: Any) -> Callable[[], Planted]:
 def it_counts_for_the_checkpoint_that_was_edited() -> Planted:
     """A restore to it is a restore to that checkpoint."""
     return mock.patch.object(
-        Checkpoint, "voted_as", property(lambda self: self.rolled_back_to or self.checkpoint)
+        Checkpoint, "voted_as", property(lambda self: self.rolled_back_to or self.number)
     )
 
 
