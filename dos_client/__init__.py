@@ -15,7 +15,6 @@ Packages, lowest first:
     writing     a claim, its links to members and their copies
     repair      comparison and repair of copies
     membership  which servers form the store, and how that changes
-    status      the status of claims and members, for logs and metrics
     cli         the commands
 
 `store` opens a `live_store`. `blocking` offers the same API to plain threads.
@@ -26,8 +25,9 @@ from typing import TYPE_CHECKING
 from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from dos_client.core.backoff import backoff_s as backoff_s
+    from dos_client.core.agreement import DirectoryView as DirectoryView
     from dos_client.core.quorum import Quorums as Quorums
+    from dos_client.core.status import MemberStatus as MemberStatus
     from dos_client.errors import BadUrlError as BadUrlError
     from dos_client.errors import LossError as LossError
     from dos_client.errors import MissingDataError as MissingDataError
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from dos_client.membership.recovering import recover_store as recover_store
     from dos_client.membership.replacing import add_member as add_member
     from dos_client.membership.replacing import replace_member as replace_member
-    from dos_client.reading.streaming import Bookmark as Bookmark
+    from dos_client.randomness import backoff_s as backoff_s
+    from dos_client.reading.committed import Bookmark as Bookmark
     from dos_client.repair.repairing import Repair as Repair
     from dos_client.repair.repairing import RepairReport as RepairReport
     from dos_client.repair.repairing import repair_object as repair_object
@@ -54,14 +55,12 @@ if TYPE_CHECKING:
     from dos_client.repair.verifying import verify_store as verify_store
     from dos_client.sessions.connection import Connection as Connection
     from dos_client.sessions.connection import open_connection as open_connection
-    from dos_client.sessions.directory_view import DirectoryView as DirectoryView
-    from dos_client.sessions.members import MemberStatus as MemberStatus
-    from dos_client.status.claim_status import ClaimStatus as ClaimStatus
     from dos_client.store import connect as connect
     from dos_client.store import open_store as open_store
     from dos_client.urls import DosUrl as DosUrl
     from dos_client.urls import parse_url as parse_url
     from dos_client.writing.claim import Claim as Claim
+    from dos_client.writing.claim import ClaimStatus as ClaimStatus
     from dos_client.writing.object_writer import ObjectWriter as ObjectWriter
 else:
     __getattr__, __dir__, __all__ = lazy_names(globals())

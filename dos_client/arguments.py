@@ -39,9 +39,7 @@ def check_text(value: str, argument: str) -> str:
 
 
 def check_run(token: trio.lowlevel.TrioToken) -> None:
-    """Raise LocalProtocolError unless the current trio run is that of the token: another run's tasks cannot
-    answer.
-    """
+    """Raise LocalProtocolError in another trio run than the token's: its tasks cannot answer."""
     if trio.lowlevel.current_trio_token() is not token:
         raise LocalProtocolError(
             "this store was opened in another trio.run, whose tasks do not run here",
@@ -52,9 +50,7 @@ def check_run(token: trio.lowlevel.TrioToken) -> None:
 def check_absent(
     directory: str, name: str, answers: Mapping[bytes, Mapping[str, ObjectInfo]], record: StoreRecord
 ) -> None:
-    """Raise LocalProtocolError if so many members hold an object of that name that a new one could never be
-    acknowledged.
-    """
+    """Raise LocalProtocolError if so many members hold that object that a new one is never acknowledged."""
     holders = {
         server_id for server_id, objects in answers.items() if name in objects and objects[name].synced
     }

@@ -1,8 +1,8 @@
 """The client for plain threads: Spark tasks, notebooks, scripts.
 
-Every call runs in a trio thread and waits for the result. Nothing is decided here. Names and errors are those
-of the trio client. Objects of this module may be used from several threads at once, except from the portal's
-own.
+Every call runs in a trio thread and waits for the result. Nothing is decided here: the classes are made from
+those of the trio client, and a further facade is a `Facade` with a line per method. Objects of this module
+may be used from several threads at once, except from the portal's own.
 
 An interrupted call (KeyboardInterrupt) continues in the background and may still take effect. Check the state
 before you repeat it.
@@ -17,32 +17,27 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar, TypeVarTuple
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, TypeVarTuple
 
 import trio
 
 from dos_client import store as trio_store
 from dos_client.live_store import Store
-from dos_client.reading.streaming import Bookmark
-from dos_client.sessions.directory_view import DirectoryView
-from dos_client.sessions.members import MemberStatus
-from dos_client.status.claim_status import ClaimStatus
 from dos_client.urls import DosUrl
 from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter
-from dos_protocol.digests import Buffer
 from dos_protocol.errors import ClosedError, FencedError
-from dos_protocol.messages import ObjectInfo, StatResult
+from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import StoreRecord
 
 T = TypeVar("T")
+W = TypeVar("W")
+P = ParamSpec("P")
 Args = TypeVarTuple("Args")
 
 
 class Portal:
-    """A thread that runs trio, and calls into it. A context manager; `close` ends the thread and everything
-    that is held open in it.
-    """
+    """A thread that runs trio, and calls into it. A context manager; `close` ends what is held open in it."""
 
     def __init__(self, name: str = "dos-client") -> None:
         self._started = threading.Event()
@@ -70,9 +65,7 @@ class Portal:
             await trio.sleep_forever()
 
     def call(self, function: "Callable[[*Args], Awaitable[T]]", *args: *Args) -> T:
-        """Run an async function in the trio thread and return its result. Raises its error, or ClosedError
-        after `close`.
-        """
+        """Run an async function in the trio thread. Raises its error, or ClosedError after `close`."""
         self._check()
         try:
             return trio.from_thread.run(function, *args, trio_token=self._token)
@@ -142,9 +135,7 @@ async def _keep_open(
     manager: AbstractAsyncContextManager[T],
     task_status: trio.TaskStatus[_OpenManager[T]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Enter the manager, pass its value, and leave it on request. An error on entry reaches the caller
-    unchanged.
-    """
+    """Enter the manager, pass its value, and leave it on request. An error on entry is raised as it is."""
     manager_open: _OpenManager[T] | None = None
     try:
         async with manager as value:
@@ -160,107 +151,125 @@ async def _keep_open(
             manager_open.ended.set()
 
 
-class BlockingObjectWriter:
+class Facade(Generic[W]):
+    """An object of the trio thread, for plain threads. Each method of it that a subclass names runs in the
+    trio thread, under the same name, with the same arguments, result and errors.
+    """
+
+    def __init__(self, portal: Portal, wrapped: W) -> None:
+        self.portal = portal
+        self.wrapped = wrapped
+
+
+class _Method(Generic[P, T]):
+    """A method of a facade: type checkers know its signature, `help` its docstring."""
+
+    def __init__(self, method: Callable[..., Any], run: Callable[[Portal, Callable[[], Any]], T]) -> None:
+        self._method = method
+        self._run = run
+        self.__doc__ = method.__doc__
+
+    def __get__(self, facade: Facade[Any], _: type) -> "Callable[P, T]":
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            return self._run(facade.portal, partial(self._method, facade.wrapped, *args, **kwargs))
+
+        return call
+
+
+def calls(method: "Callable[Concatenate[Any, P], Awaitable[T]]") -> _Method[P, T]:
+    """Return the blocking form of an async method."""
+    return _Method(method, Portal.call)
+
+
+def calls_plain(method: "Callable[Concatenate[Any, P], T]") -> _Method[P, T]:
+    """Return the form of a method that is not async."""
+    return _Method(method, Portal.call_sync)
+
+
+def iterates(method: "Callable[Concatenate[Any, P], AsyncGenerator[T]]") -> _Method[P, Iterator[T]]:
+    """Return the form of a method that returns an async generator: it returns an iterator."""
+    return _Method(method, lambda portal, bound: iterate(portal, bound()))
+
+
+class Attribute(Generic[T]):
+    """An attribute that may be read in any thread; `in_run`: one that is computed in the trio thread."""
+
+    def __init__(self, *, in_run: bool = False) -> None:
+        self._in_run = in_run
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, facade: Facade[Any], _: type) -> T:
+        if self._in_run:
+            value: T = facade.portal.call_sync(getattr, facade.wrapped, self._name)
+        else:
+            value = getattr(facade.wrapped, self._name)
+        return value
+
+
+class _Over:
+    """Marks the end of an async generator."""
+
+
+_OVER = _Over()
+
+
+def iterate(portal: Portal, items: AsyncGenerator[T]) -> Iterator[T]:
+    """Yield the items of an async generator of the trio thread. It ends with the iterator, or the portal."""
+    try:
+        while not isinstance(item := portal.call(anext, items, _OVER), _Over):
+            yield item
+    finally:
+        with suppress(ClosedError):
+            portal.call(items.aclose)
+
+
+class BlockingObjectWriter(Facade[ObjectWriter]):
     """An `ObjectWriter` for plain threads."""
 
-    def __init__(self, portal: Portal, writer: ObjectWriter) -> None:
-        self._portal = portal
-        self._writer = writer
-
-    @property
-    def name(self) -> str:
-        return self._writer.name
-
-    @property
-    def size(self) -> int:
-        return self._writer.size
-
-    @property
-    def synced(self) -> int:
-        return self._writer.synced
-
-    @property
-    def received(self) -> int:
-        return self._writer.received
-
-    @property
-    def digest(self) -> int:
-        return self._portal.call_sync(lambda: self._writer.digest)
-
-    def append(self, data: Buffer) -> int:
-        return self._portal.call_sync(self._writer.append, data)
-
-    def wait_synced(self, size: int) -> None:
-        self._portal.call(self._writer.wait_synced, size)
-
-    def wait_received(self, size: int) -> None:
-        self._portal.call(self._writer.wait_received, size)
-
-    def wait_room(self) -> None:
-        self._portal.call(self._writer.wait_room)
-
-    def seal(self) -> None:
-        self._portal.call_sync(self._writer.seal)
+    name = Attribute[str]()
+    size = Attribute[int]()
+    synced = Attribute[int]()
+    received = Attribute[int]()
+    digest = Attribute[int](in_run=True)
+    append = calls_plain(ObjectWriter.append)
+    wait_synced = calls(ObjectWriter.wait_synced)
+    wait_received = calls(ObjectWriter.wait_received)
+    wait_room = calls(ObjectWriter.wait_room)
+    seal = calls_plain(ObjectWriter.seal)
 
 
-class BlockingClaim:
+class BlockingClaim(Facade[Claim]):
     """A `Claim` for plain threads. A context manager that closes it."""
 
-    def __init__(self, portal: Portal, claim: Claim) -> None:
-        self.portal = portal
-        self.claim = claim
+    directory = Attribute[str]()
+    epoch = Attribute[int]()
+    writer_id = Attribute[bytes]()
+    epoch_seen = Attribute[int]()
+    lost = Attribute[FencedError | None]()
+    waiting = Attribute[bool](in_run=True)
+    status = calls_plain(Claim.status)
+    wait_quorum = calls(Claim.wait_quorum)
+    wait_all = calls(Claim.wait_all)
+    read = calls(Claim.read)
+    settle = calls(Claim.settle)
+    delete = calls(Claim.delete)
+    close = calls(Claim.aclose)
 
     @property
-    def directory(self) -> str:
-        return self.claim.directory
-
-    @property
-    def epoch(self) -> int:
-        return self.claim.epoch
-
-    @property
-    def writer_id(self) -> bytes:
-        return self.claim.writer_id
-
-    @property
-    def epoch_seen(self) -> int:
-        return self.claim.epoch_seen
+    def claim(self) -> Claim:
+        """The claim in the trio thread."""
+        return self.wrapped
 
     @property
     def answers(self) -> dict[bytes, dict[str, ObjectInfo]]:
-        return self.portal.call_sync(lambda: dict(self.claim.answers))
-
-    @property
-    def lost(self) -> FencedError | None:
-        return self.claim.lost
-
-    @property
-    def waiting(self) -> bool:
-        return self.portal.call_sync(lambda: self.claim.waiting)
-
-    def status(self) -> ClaimStatus:
-        return self.portal.call_sync(self.claim.status)
-
-    def wait_quorum(self) -> None:
-        self.portal.call(self.claim.wait_quorum)
-
-    def wait_all(self, timeout_s: float) -> bool:
-        return self.portal.call(self.claim.wait_all, timeout_s)
-
-    def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes:
-        return self.portal.call(self.claim.read, name, offset, max_bytes, member)
-
-    def settle(self, name: str, size: int, digest: int) -> None:
-        self.portal.call(self.claim.settle, name, size, digest)
-
-    def delete(self, name: str) -> None:
-        self.portal.call(self.claim.delete, name)
+        """As of `Claim`, at this moment."""
+        return self.portal.call_sync(lambda: dict(self.wrapped.answers))
 
     def open_object(self, name: str) -> BlockingObjectWriter:
-        return BlockingObjectWriter(self.portal, self.portal.call_sync(self.claim.open_object, name))
-
-    def close(self) -> None:
-        self.portal.call(self.claim.aclose)
+        """As of `Claim`."""
+        return BlockingObjectWriter(self.portal, self.portal.call_sync(self.wrapped.open_object, name))
 
     def __enter__(self) -> Self:
         return self
@@ -271,69 +280,35 @@ class BlockingClaim:
         self.close()
 
 
-class _Over:
-    """Marks the end of an async generator."""
-
-
-_OVER = _Over()
-
-
-class BlockingStore:
+class BlockingStore(Facade[Store]):
     """A `Store` for plain threads, made by `open_store` and `connect` of this module."""
 
-    def __init__(self, portal: Portal, store: Store) -> None:
-        self.portal = portal
-        self.store = store
+    record = Attribute[StoreRecord]()
+    members = calls_plain(Store.members)
+    inspect = calls(Store.inspect)
+    list_directories = calls(Store.list_directories)
+    read = calls(Store.read)
+    stream = iterates(Store.stream)
+    follow = iterates(Store.follow)
+    stat = calls(Store.stat)
+    ping = calls(Store.ping)
 
     @property
-    def record(self) -> StoreRecord:
-        return self.store.record
-
-    def members(self) -> list[MemberStatus]:
-        return self.portal.call_sync(self.store.members)
+    def store(self) -> Store:
+        """The store in the trio thread."""
+        return self.wrapped
 
     def claim(self, directory: str, epoch: int, writer_id: bytes) -> BlockingClaim:
-        return BlockingClaim(self.portal, self.portal.call(self.store.claim, directory, epoch, writer_id))
+        """As of `Store`."""
+        return BlockingClaim(self.portal, self.portal.call(self.wrapped.claim, directory, epoch, writer_id))
 
     def unclaimed(self, directory: str) -> BlockingClaim:
-        return BlockingClaim(self.portal, self.portal.call(self.store.unclaimed, directory))
-
-    def inspect(self, directory: str) -> DirectoryView:
-        return self.portal.call(self.store.inspect, directory)
-
-    def list_directories(self, prefix: str = "") -> list[str]:
-        return self.portal.call(self.store.list_directories, prefix)
-
-    def read(
-        self, directory: str, name: str, offset: int, max_bytes: int, *, committed: bool = False
-    ) -> bytes:
-        read = partial(self.store.read, committed=committed)
-        return self.portal.call(read, directory, name, offset, max_bytes)
-
-    def stream(
-        self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
-    ) -> Iterator[bytes]:
-        return self.iterate(self.store.stream(directory, name, offset, end, seen))
-
-    def follow(self, directory: str, name: str, offset: int = 0) -> Iterator[bytes]:
-        return self.iterate(self.store.follow(directory, name, offset))
+        """As of `Store`."""
+        return BlockingClaim(self.portal, self.portal.call(self.wrapped.unclaimed, directory))
 
     def iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
-        """Yield the items of an async generator of the trio thread. It ends with the iterator, or with the
-        store.
-        """
-        try:
-            while not isinstance(item := self.portal.call(anext, items, _OVER), _Over):
-                yield item
-        finally:
-            with suppress(ClosedError):
-                self.portal.call(items.aclose)
-
-    def stat(self, directory: str, name: str, digest_at: int | None = None) -> dict[bytes, StatResult]:
-        return self.portal.call(self.store.stat, directory, name, digest_at)
-
-    def ping(self) -> dict[str, float | str]:
-        return self.portal.call(self.store.ping)
+        """Yield the items of an async generator of the trio thread; see `iterate` of this module."""
+        return iterate(self.portal, items)
 
 
 @contextmanager

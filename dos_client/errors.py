@@ -64,9 +64,7 @@ class MissingDataError(DosError):
 
 
 class LossError(DosError):
-    """Too few members are left to continue safely. Nothing was changed. `lines` says what is missing and what
-    may be lost.
-    """
+    """Too few members are left to continue safely. Nothing was changed. `lines`: what may be lost."""
 
     def __init__(self, message: str, lines: Sequence[str] = (), *, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
@@ -74,6 +72,4 @@ class LossError(DosError):
 
 
 class ReplacementError(DosError):
-    """A replacement cannot start or continue. The store is unchanged, or in the generation that the message
-    names.
-    """
+    """A replacement cannot start or continue. The store is unchanged, or as the message says."""

@@ -12,30 +12,33 @@ import trio
 
 from dos_client import randomness
 from dos_client.arguments import check_number, check_numbers, check_run, check_text
-from dos_client.core.backoff import backoff_s
+from dos_client.core.agreement import DirectoryView, trusted_members, view_of
 from dos_client.core.hedging import Pace
+from dos_client.core.logs import record_in
 from dos_client.core.membership import Membership
 from dos_client.core.quorum import Quorums, refusal_of_token
-from dos_client.core.record_log import record_in
+from dos_client.core.status import MemberStatus, StoreCounters
 from dos_client.errors import QuorumUnavailableError
 from dos_client.file_token import FileToken
 from dos_client.limits import answers_grace_s, inspect_timeout_s
-from dos_client.reading.committed import CommittedReads
+from dos_client.randomness import backoff_s
+from dos_client.reading.committed import (
+    Bookmark,
+    CommittedReads,
+    Growth,
+    Snapshot,
+    Stream,
+    committed_stream,
+    follow,
+    read_committed,
+)
 from dos_client.reading.damage import Damage
-from dos_client.reading.following import Growth, follow
-from dos_client.reading.sessions import Readers
-from dos_client.reading.store_reads import read_any
-from dos_client.reading.streaming import Bookmark, Snapshot, Stream, committed_stream, read_committed
-from dos_client.sessions.connection import Connection
-from dos_client.sessions.dialling import fresh_failure
-from dos_client.sessions.directory_view import DirectoryView, trusted_members, view_of
+from dos_client.reading.member_queries import Readers, read_any
+from dos_client.sessions.connection import Connection, fresh_failure
 from dos_client.sessions.discovery import find_membership
-from dos_client.sessions.members import MemberStatus, Watch
-from dos_client.sessions.witnesses import Witnesses
-from dos_client.status.claim_status import member_in_store, of_member
-from dos_client.status.counters import StoreCounters
+from dos_client.sessions.members import Watch, Witnesses
 from dos_client.urls import DosUrl
-from dos_client.writing.claim import Claim
+from dos_client.writing.claim import Claim, member_in_store, of_member
 from dos_protocol.errors import DosError, LocalProtocolError, UnauthorisedError
 from dos_protocol.messages import NO_DIGEST, DirectoryOpened, StatResult
 from dos_protocol.names import NO_ID, check_id, check_name, id_text

@@ -16,8 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, generate_
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from dos_client.sessions.members import MemberStatus
-from dos_client.status.counters import StoreCounters
+from dos_client.core.status import MemberStatus, StoreCounters
 from dos_monitoring import HealthServer, refuse_plain_text
 from dos_monitoring.health import nothing_wrong
 
@@ -149,9 +148,7 @@ def text() -> str:
 
 
 class StoreFigures:
-    """The metrics of one store. Remembers the published values, because counters are increased by
-    differences.
-    """
+    """The metrics of one store. Counters are increased by differences to what was published."""
 
     def __init__(self) -> None:
         self._published = StoreCounters()
@@ -185,9 +182,8 @@ class StoreFigures:
 
 
 def _set_gauges(before: Sequence[MemberStatus]) -> None:
-    """Set the gauges of all members, and remove those that a store had before and that no store has now: one
-    that was replaced must not count as one that lags.
-    """
+    """Set all members' gauges, and remove those that no store has now: a replaced member must not seem to
+    lag."""
     waiting_claims.set(sum(waiting for _, waiting in _seen.values()))
     by_address: dict[str, list[MemberStatus]] = {}
     for members, _ in _seen.values():

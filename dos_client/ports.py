@@ -1,8 +1,7 @@
 """What the parts of a client use of the store that they belong to.
 
 A part receives the store (`live_store.Store`) and names here what it uses, so that it can be imported, read
-and tested without the store. `sessions/witnesses.py` and `reading/sessions.py` add their own parts to this
-interface.
+and tested without the store. `sessions.members` and `reading.member_queries` add their own parts.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,8 +11,8 @@ from typing import Protocol
 import trio
 
 from dos_client.core.hedging import Pace
+from dos_client.core.status import StoreCounters
 from dos_client.reading.damage import Damage
-from dos_client.status.counters import StoreCounters
 from dos_protocol.store_record import StoreRecord
 
 

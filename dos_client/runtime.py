@@ -56,9 +56,7 @@ class ClientRuntime(Protocol):
 
 
 class RealClientRuntime:
-    """The real environment: TCP, with TLS if environment variables name its files, and the system's random
-    source.
-    """
+    """TCP, with TLS if environment variables name its files, and the system's random source."""
 
     def __init__(self) -> None:
         self.rng = random.SystemRandom()  # a forked process must not repeat its parent's numbers

@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 import trio
 
 from dos_client import metrics, randomness
-from dos_client.core.backoff import backoff_s
 from dos_client.core.membership import Membership
 from dos_client.errors import StoreNotReadyError
 from dos_client.limits import observe_step_s, open_timeout_s
 from dos_client.live_store import Store
 from dos_client.membership.founding import all_refuse, init_store
-from dos_client.repair.auto_repair import auto_repair
-from dos_client.repair.watching import watch_for_damage
+from dos_client.randomness import backoff_s
+from dos_client.repair.repairing import auto_repair, watch_for_damage
 from dos_client.sessions.discovery import ServerSurvey, find_membership, probe
 from dos_client.tasks import background_tasks
 from dos_client.urls import DosUrl, parse_url

@@ -26,9 +26,7 @@ _REMEDY: Final = "write it as dos://host[:port][,host[:port]...][/directory[/obj
 
 @dataclass(frozen=True, slots=True)
 class DosUrl:
-    """A parsed URL. `servers` has at least one address and no duplicates. `object` is set only with
-    `directory`.
-    """
+    """A parsed URL. `servers`: at least one address, no duplicates. `object` is set only with `directory`."""
 
     servers: tuple[str, ...]
     directory: str | None = None
@@ -88,10 +86,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def loopback_among(addresses: Iterable[str]) -> str:
-    """Return an address that only its own machine can reach, if others are on other machines; "" if none.
-
-    All members of a store must be able to serve all of its clients.
-    """
+    """Return an address that only its own machine can reach, if others are elsewhere; "" if none."""
     loopback: dict[bool, list[str]] = {True: [], False: []}
     for address in addresses:
         loopback[is_loopback(split_address(address)[0])].append(address)

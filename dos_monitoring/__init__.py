@@ -3,8 +3,7 @@
 Every process may use it: servers, clients, the workers and the driver of a region. It knows none of them.
 
     core         where figures are served, how logs are written, what a span is; pure
-    health       the HTTP port: /metrics, /healthz, /readyz
-    asking       questions to an event loop from another thread: whether it moves
+    health       the HTTP port: /metrics, /healthz, /readyz; whether an event loop moves
     logs         lines of text, or of JSON
     tracing      spans for OpenTelemetry
 """
@@ -14,22 +13,22 @@ from typing import TYPE_CHECKING
 from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from dos_monitoring.asking import SilentLoopError as SilentLoopError
-    from dos_monitoring.asking import answer_of_loop as answer_of_loop
-    from dos_monitoring.asking import silence_of as silence_of
-    from dos_monitoring.core.listening import METRICS_VARIABLE as METRICS_VARIABLE
-    from dos_monitoring.core.listening import MetricsListen as MetricsListen
-    from dos_monitoring.core.listening import parse_metrics_listen as parse_metrics_listen
-    from dos_monitoring.core.log_choice import LOG_VARIABLE as LOG_VARIABLE
-    from dos_monitoring.core.log_choice import LogChoice as LogChoice
-    from dos_monitoring.core.log_choice import parse_log_choice as parse_log_choice
-    from dos_monitoring.core.spans import Attribute as Attribute
-    from dos_monitoring.core.spans import SpanRecord as SpanRecord
-    from dos_monitoring.core.spans import TraceSettingsError as TraceSettingsError
-    from dos_monitoring.core.spans import in_sequence as in_sequence
+    from dos_monitoring.core.settings import LOG_VARIABLE as LOG_VARIABLE
+    from dos_monitoring.core.settings import METRICS_VARIABLE as METRICS_VARIABLE
+    from dos_monitoring.core.settings import Attribute as Attribute
+    from dos_monitoring.core.settings import LogChoice as LogChoice
+    from dos_monitoring.core.settings import MetricsListen as MetricsListen
+    from dos_monitoring.core.settings import SpanRecord as SpanRecord
+    from dos_monitoring.core.settings import TraceSettingsError as TraceSettingsError
+    from dos_monitoring.core.settings import in_sequence as in_sequence
+    from dos_monitoring.core.settings import parse_log_choice as parse_log_choice
+    from dos_monitoring.core.settings import parse_metrics_listen as parse_metrics_listen
     from dos_monitoring.health import HealthServer as HealthServer
+    from dos_monitoring.health import SilentLoopError as SilentLoopError
+    from dos_monitoring.health import answer_of_loop as answer_of_loop
     from dos_monitoring.health import refuse_plain_text as refuse_plain_text
     from dos_monitoring.health import serve_health as serve_health
+    from dos_monitoring.health import silence_of as silence_of
     from dos_monitoring.logs import adopting_log_fields as adopting_log_fields
     from dos_monitoring.logs import begin_logs as begin_logs
     from dos_monitoring.logs import log_choice_of_environment as log_choice_of_environment

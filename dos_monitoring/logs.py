@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from dos_monitoring.core.log_choice import LOG_VARIABLE, LogChoice, parse_log_choice
+from dos_monitoring.core.settings import LOG_VARIABLE, LogChoice, parse_log_choice
 
 _TEXT: Final = "%(asctime)s %(levelname)s %(message)s"
 Fields = Callable[[], Mapping[str, Any]]

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from dos_monitoring.core.spans import (
+from dos_monitoring.core.settings import (
     APPENDS_VARIABLE,
     TRACE_VARIABLE,
     SpanRecord,

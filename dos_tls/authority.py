@@ -23,9 +23,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from dos_tls.core.settings import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE, WORKER_NAME
-from dos_tls.durable_files import replace_durably
-from dos_tls.errors import TlsSettingsError
+from dos_tls.core.settings import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE, WORKER_NAME, TlsSettingsError
+from dos_tls.files import replace_durably
 
 AUTHORITY_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 397

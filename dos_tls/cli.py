@@ -25,7 +25,7 @@ from dos_tls.authority import (
     check_names,
     facts,
 )
-from dos_tls.errors import TlsSettingsError
+from dos_tls.core.settings import TlsSettingsError
 
 app = typer.Typer(no_args_is_help=True, help="Make and show the certificates of a store.")
 

@@ -18,10 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from dos_tls.core.log_limit import LogLimit
-from dos_tls.core.settings import TlsSettings
-from dos_tls.errors import TlsSettingsError
-from dos_tls.secret_files import warn_if_open
+from dos_tls.core.settings import LogLimit, TlsSettings, TlsSettingsError, settings_of
+from dos_tls.files import warn_if_open
 
 logger: Final = logging.getLogger("dos.tls")
 
@@ -179,3 +177,12 @@ def _loaded(context: ssl.SSLContext, settings: TlsSettings) -> ssl.SSLContext:
 def _no_password() -> str:
     """Instead of a question on the terminal, which a service has not."""
     raise ValueError("the key has a password")
+
+
+def tls_of_environment() -> TlsSettings | None:
+    """Return the settings that connections of this process use; None: plain text. Raises TlsSettingsError.
+
+    Paths in the result are absolute, so that it means the same in another directory.
+    """
+    found = settings_of(os.environ)
+    return None if found is None else found.with_absolute_paths(os.getcwd())  # noqa: PTH109 - text

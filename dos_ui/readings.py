@@ -17,7 +17,7 @@ from checkpoint.cli.listing import input_rows, region_rows
 from checkpoint.requests.reading import RegionReader, RegionReading
 from checkpoint.runtime import this_driver, wall_time_ms
 from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, backoff_s, open_store
-from dos_client.cli.status import status_json
+from dos_client.cli.store import status_json
 from dos_client.membership.status import store_status
 from dos_client.tasks import background_tasks
 from dos_protocol.errors import BrokenConnectionError, DosError

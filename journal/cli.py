@@ -19,12 +19,12 @@ from dos_client.cli.kit import (
     REFUSED,
     AsJson,
     TokenFile,
+    bar_of,
     fail,
     read_token,
     run_interruptible,
     warn,
 )
-from dos_client.cli.progress import bar_of
 from journal.archive.cli import archive
 from journal.cli_arguments import Target, journal_errors, journal_file
 from journal.core import rendering

@@ -23,9 +23,8 @@ from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
 from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import CheckpointDamagedError
-from dos_client import Bookmark, Quorums, Store
+from dos_client import Bookmark, DirectoryView, Quorums, Store
 from dos_client.errors import DamagedMembersError, MissingDataError, QuorumUnavailableError
-from dos_client.sessions.directory_view import DirectoryView
 from dos_protocol.errors import CorruptDataError, CorruptError
 from dos_protocol.store_record import StoreRecord
 from journal import (

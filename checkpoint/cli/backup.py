@@ -41,6 +41,7 @@ from dos_client.cli.kit import (
     AsJson,
     StoreUrl,
     TokenFile,
+    bar_of,
     clock_text,
     count_text,
     errors_end_command,
@@ -53,7 +54,6 @@ from dos_client.cli.kit import (
     read_token,
     run_interruptible,
 )
-from dos_client.cli.progress import bar_of
 from journal import ArchiveUnavailableError
 
 TargetUrl = Annotated[

@@ -22,6 +22,7 @@ from dos_client.cli.kit import (
     AsJson,
     StoreUrl,
     TokenFile,
+    bar_of,
     clock_text,
     count_text,
     fail,
@@ -29,7 +30,6 @@ from dos_client.cli.kit import (
     print_result,
     read_token,
 )
-from dos_client.cli.progress import bar_of
 
 
 def restore_from_backup(

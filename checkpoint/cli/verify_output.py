@@ -19,11 +19,11 @@ from dos_client.cli.kit import (
     AsJson,
     StoreUrl,
     TokenFile,
+    bar_of,
     fail,
     print_json,
     print_table,
 )
-from dos_client.cli.progress import bar_of
 from dos_protocol.digests import PrefixDigest
 
 _read_bytes: Final = 1024 * 1024

@@ -35,9 +35,8 @@ from checkpoint.errors import BackupDamagedError, BackupRefusedError
 from checkpoint.maintenance.backup_target import BackupPlace
 from checkpoint.maintenance.stopped_region import append_first
 from checkpoint.runtime import wall_time_ms
-from dos_client import Claim, Store, randomness
-from dos_client.sessions.directory_view import DirectoryView
-from dos_client.writing.resuming import resume
+from dos_client import Claim, DirectoryView, Store, randomness
+from dos_client.writing.claim import resume
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import FencedError
 from dos_protocol.limits import payload_bytes_max

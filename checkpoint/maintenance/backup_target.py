@@ -23,8 +23,8 @@ from checkpoint.core.backup_record import PIECE_PREFIX, RECORD_PREFIX
 from checkpoint.errors import BackupDamagedError, BackupRefusedError
 from dos_client import Claim, Store, open_store, randomness
 from dos_client.urls import parse_url
+from dos_client.writing.claim import end_of
 from dos_client.writing.object_writer import ObjectWriter
-from dos_client.writing.resuming import end_of
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import NotFoundError
 from dos_protocol.limits import payload_bytes_max

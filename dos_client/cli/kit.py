@@ -23,15 +23,25 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from types import TracebackType
+from typing import Annotated, Any, Final, NoReturn, Self, TypeVar
 
 import trio
 import typer
 from rich import box
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from dos_client.errors import (
@@ -101,27 +111,130 @@ TokenFile = Annotated[
 
 
 def fill_help(app: typer.Typer) -> None:
-    """Set the help text of each command of `app` to its docstring, one line per paragraph.
+    """Set the help text of each command of `app` to its docstring."""
+    for one in app.registered_commands:
+        one.help = _help_of(one.callback)
 
-    Typer then wraps the paragraphs at the width of the terminal.
+
+def _help_of(function: object) -> str:
+    """Return a docstring with one line per paragraph, which typer wraps at the width of the terminal."""
+    text = inspect.cleandoc(getattr(function, "__doc__", None) or "")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a command. value: printed by --json. text: printed otherwise, or a function that prints.
+    code: the exit code.
     """
-    for command in app.registered_commands:
-        text = inspect.cleandoc((command.callback and command.callback.__doc__) or "")
-        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+    value: Any
+    text: str | Callable[[], object] = ""
+    code: int = 0
 
 
-def exit_with(*, whole: bool, writers_wait: bool) -> None:
-    """End a command that examined a store, unless nothing is to be done."""
-    if writers_wait:
-        raise typer.Exit(UNREACHABLE)
-    if not whole:
-        raise typer.Exit(NEGATIVE)
+class Call:
+    """What a command receives beside its own arguments. timeout_s, wait_s: 0 if it has no such option."""
+
+    def __init__(
+        self, stack: ExitStack, token_file: Path | None, as_json: bool, timeout: float, wait: float
+    ) -> None:
+        self.as_json, self.timeout_s, self.wait_s = as_json, timeout, wait
+        self._stack, self._token_file = stack, token_file
+
+    @property
+    def token(self) -> bytes:
+        """The token of the file that the command line names."""
+        return read_token(self._token_file)
+
+    def progress(self, *, quiet: bool = False, after_s: float = 0.0) -> "ProgressDisplay":
+        """Return a display that ends with the command; it shows nothing with --json."""
+        return self._stack.enter_context(ProgressDisplay(quiet=quiet or self.as_json, after_s=after_s))
+
+    def store(self, url: str, *, client: str = "dos") -> AbstractAsyncContextManager[Store]:
+        """Open a store. Ends the command if the URL names more than servers."""
+        if parsed_url(url).directory is not None:
+            fail(f"{url} names a directory; pass the servers alone, as dos://HOST:PORT,HOST2:PORT", REFUSED)
+        return open_store(url, token=self.token, client=client)
+
+
+AsyncCommand = TypeVar("AsyncCommand", bound=Callable[..., Awaitable[Report | None]])
+
+
+def command(
+    app: typer.Typer,
+    name: str,
+    *,
+    as_json: bool = True,
+    log_json: bool = False,
+    timeout: tuple[Any, float] | None = None,
+    wait: tuple[Any, float] | None = None,
+    negative: tuple[type[Exception], ...] = (),
+    **settings: Any,
+) -> Callable[[AsyncCommand], AsyncCommand]:
+    """Make an async function a command of `app`: `function(call, ...) -> Report`, whose other parameters are
+    the command's, and whose docstring is its help.
+
+    --json and --token-file are added, --log-json if asked for, and --timeout and --wait if given, each as the
+    type of its option and its default. Errors end the command as in `run`, with `negative`. A command that
+    has printed its result returns None. settings: of `typer.Typer.command`.
+    """
+    added = [
+        *([("timeout", *timeout)] if timeout is not None else []),
+        *([("wait", *wait)] if wait is not None else []),
+        *([("as_json", AsJson, False)] if as_json else []),
+        *([("log_json", LogJson, False)] if log_json else []),
+        ("token_file", TokenFile, None),
+    ]
+
+    def register(function: AsyncCommand) -> AsyncCommand:
+        def execute(**given: Any) -> None:
+            if given.pop("log_json", False):
+                begin_command_log(as_json=True)  # before `run` begins a log of text
+            shared = {one: given.pop(one, default) for one, default in _SHARED.items()}
+
+            async def work() -> Report | None:
+                with ExitStack() as stack:
+                    return await function(Call(stack, **shared), **given)
+
+            report = run(work, negative=negative)
+            if report is not None:
+                finish(report, as_json=shared["as_json"])
+
+        own = list(inspect.signature(function).parameters.values())[1:]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        more = [inspect.Parameter(one, kind, default=value, annotation=of) for one, of, value in added]
+        parameters = [*(one.replace(kind=kind) for one in own), *more]
+        vars(execute)["__signature__"] = inspect.Signature(parameters)  # typer reads it
+        execute.__annotations__ = {one.name: one.annotation for one in parameters}
+        app.command(name, help=_help_of(function), **settings)(execute)
+        return function
+
+    return register
+
+
+_SHARED: Final[dict[str, Any]] = {"token_file": None, "as_json": False, "timeout": 0.0, "wait": 0.0}
+
+
+def finish(report: Report, *, as_json: bool) -> None:
+    """Print a report, and end the command with its exit code."""
+    if as_json:
+        print_json(report.value)
+    elif callable(report.text):
+        report.text()
+    else:
+        print_text(report.text)
+    if report.code:
+        raise typer.Exit(report.code)
+
+
+def code_of_store(*, whole: bool, writers_wait: bool) -> int:
+    """Return the exit code of a command that examined a store."""
+    return UNREACHABLE if writers_wait else 0 if whole else NEGATIVE
 
 
 def read_token(path: Path | None) -> bytes:
-    """Return the token in the file, which is read again for each session, or b"" without a file. End the
-    command if the file holds no token.
-    """
+    """Return the file's token, which each session reads again; b"" without a file. May end the command."""
     if path is None:
         return b""
     try:
@@ -166,10 +279,7 @@ def in_store(
     *,
     negative: tuple[type[Exception], ...] = (),
 ) -> T:
-    """Open the store, run `work` with it and return the result. The URL must name servers only.
-
-    Errors end the command, as in `run`.
-    """
+    """Run `work` with the store, and return the result. Errors end the command, as in `run`."""
     if parsed_url(url).directory is not None:
         fail(f"{url} names a directory; pass the servers alone, as dos://HOST:PORT,HOST2:PORT", REFUSED)
 
@@ -323,17 +433,13 @@ def fail(text: str, code: int) -> NoReturn:
 
 
 def warn(text: str) -> None:
-    """Print a line on standard error, after everything that was printed on standard output. What a terminal
-    would obey is escaped: the text may be of another program.
-    """
+    """Print a line on standard error, after standard output. What a terminal would obey is escaped."""
     sys.stdout.flush()
     print(f"dos: {printable_lines(text)}", file=sys.stderr, flush=True)
 
 
 def print_text(text: str) -> None:
-    """Print what may hold texts of other programs, such as errors and names, on standard output: what a
-    terminal would obey is escaped.
-    """
+    """Print text on standard output. What a terminal would obey is escaped: it may be of another program."""
     print(printable_lines(text), flush=True)
 
 
@@ -405,3 +511,65 @@ def tool_writer_id(tool: bytes) -> bytes:
 def is_tool(writer_id: bytes) -> bool:
     """Return whether a claim is a command's: that command has ended, or may be fenced."""
     return writer_id.startswith(_TOOLS)
+
+
+LINE_PAUSE_S = 1.0
+
+
+class ProgressDisplay:
+    """Shows progress while it is entered. `quiet` shows nothing; `lines=False` shows nothing off a terminal.
+
+    The bar is removed when the work ends. Lines are timed by trio's clock, so they need a trio run; so does
+    `after_s`, the seconds without any progress at the beginning.
+    """
+
+    def __init__(self, *, quiet: bool, lines: bool = True, after_s: float = 0.0) -> None:
+        self._quiet = quiet or not lines
+        self._from_s = trio.current_time() + after_s if after_s else 0.0
+        self._last = (-LINE_PAUSE_S, "")
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+        if self._console.is_terminal and not quiet:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task("", total=None)
+
+    def show(self, text: str, done: int, total: int = 0, phase: str = "") -> None:
+        """Show the text, with bytes done and in all (0: not known). A new phase is shown at once."""
+        if self._from_s and trio.current_time() < self._from_s:
+            return
+        if self._bar is not None:
+            self._bar.start()  # does nothing to a bar that is started
+            self._bar.update(self._task, description=text, total=total or None, completed=done)
+        elif not self._quiet and (
+            trio.current_time() - self._last[0] > LINE_PAUSE_S or phase != self._last[1]
+        ):
+            self._last = (trio.current_time(), phase)
+            of = f" of {count_text(total)}" if total else ""
+            so_far = f", {count_text(done)}{of}" if done or total else ""
+            self._console.print(f"{text}{so_far}", highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None and not self._from_s:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def bar_of(text: str, *, quiet: bool = False) -> Iterator[Callable[[int, int | None], None]]:
+    """Yield a function that moves a bar: bytes done, and in all if known. Shows nothing off a terminal."""
+    with ProgressDisplay(quiet=quiet, lines=False) as display:
+        yield lambda done, total: display.show(text, done, total or 0)

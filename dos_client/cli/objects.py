@@ -1,88 +1,53 @@
-"""`dos ls`, `append`, `stat` and `ping`, and the groups of commands: this file's app and `dos store`.
+"""`dos ls`, `get`, `append`, `rm`, `stat`, `ping`, and the groups of commands: this app and `dos store`.
 
 A command for objects works on one server alone if the URL names one, and on the store if it names several.
-`dos get` and `dos rm` are in `get` and `rm`, the commands of `dos store` in `store`, `status` and `repair`.
 """
 
+import base64
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Final
 
 import trio
 import typer
 
-from dos_client.cli import directories
-from dos_client.cli.get import get
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
     UNREACHABLE,
-    AsJson,
-    TokenFile,
+    Call,
+    Report,
     Url,
+    command,
     fail,
-    fill_help,
     is_tool,
     opened,
     parsed_url,
     print_json,
-    print_result,
-    read_token,
-    run,
     tool_writer_id,
 )
-from dos_client.cli.repair import recover, repair, scrub, verify
-from dos_client.cli.rm import rm
-from dos_client.cli.status import status
-from dos_client.cli.store import add, init, replace
-from dos_client.cli.watch import move, spare_app, watch
+from dos_client.cli.store import store_app
+from dos_client.cli.watch import spare_app
 from dos_client.live_store import Store
-from dos_client.sessions.connection import open_connection
-from dos_client.sessions.dialling import line_of
+from dos_client.sessions.connection import Connection, line_of, open_connection
 from dos_client.urls import DosUrl
-from dos_client.writing.claim import Claim
-from dos_client.writing.resuming import resume
+from dos_client.writing.claim import Claim, resume
 from dos_protocol.errors import DosError
 from dos_protocol.limits import payload_bytes_max, u64_max
-from dos_protocol.messages import ObjectInfo, StatResult
+from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import id_text
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="Objects on DOS servers.")
-store_app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Create a store of several servers, show it, change its members, compare and repair the copies.\n\n"
-    "Example: dos store init dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003",
-)
-app.add_typer(store_app, name="store")
-app.command()(get)
-app.command()(rm)
-_OF_STORE: tuple[Callable[..., None], ...] = (
-    add,
-    init,
-    move,
-    replace,
-    verify,
-    scrub,
-    repair,
-    recover,
-    status,
-)
-for _command in _OF_STORE:
-    store_app.command()(_command)
-store_app.command("ls")(directories.ls)
-store_app.command(context_settings={"auto_envvar_prefix": "DOS_WATCH"})(watch)
-store_app.add_typer(spare_app, name="spare")
 
 
-@app.command()
-def ls(
+@command(app, "ls")
+async def ls(
+    call: Call,
     url: Url,
     prefix: Annotated[str, typer.Option(help="List only names that begin with TEXT.", metavar="TEXT")] = "",
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """List directories, or the objects of one directory with their durable sizes.
 
     For a store, all directories of all servers are listed, and the longest copy of each object. For one
@@ -93,23 +58,21 @@ def ls(
     Example: dos ls dos://127.0.0.1 --prefix app.
     """
     parsed = parsed_url(url)
-
-    async def work() -> list[dict[str, Any]]:
-        async with opened(parsed, read_token(token_file)) as store:
-            if parsed.directory is None:
-                return [{"name": name} for name in await store.list_directories(prefix)]
+    async with opened(parsed, call.token) as store:
+        if parsed.directory is None:
+            rows: list[dict[str, Any]] = [{"name": name} for name in await store.list_directories(prefix)]
+        else:
             found = await object_rows(store, parsed.directory)
             if not found and parsed.directory not in await store.list_directories(parsed.directory):
                 fail(f"directory {parsed.directory} does not exist", NEGATIVE)
-            return [row for row in found if row["name"].startswith(prefix)]
+            rows = [row for row in found if row["name"].startswith(prefix)]
 
-    rows = run(work)
-    if as_json:
-        print_json(rows)
-        return
-    for row in rows:
-        marks = "".join(f"  {mark}" for mark in ("corrupt", "poisoned") if row.get(mark))
-        print(f"{row['synced']:>15} {row['name']}{marks}" if "synced" in row else row["name"])
+    def show() -> None:
+        for row in rows:
+            marks = "".join(f"  {mark}" for mark in ("corrupt", "poisoned") if row.get(mark))
+            print(f"{row['synced']:>15} {row['name']}{marks}" if "synced" in row else row["name"])
+
+    return Report(rows, show)
 
 
 async def object_rows(store: Store, directory: str) -> list[dict[str, Any]]:
@@ -143,8 +106,9 @@ def _entry(name: str, copies: list[ObjectInfo]) -> dict[str, Any]:
     return entry | {mark: True for mark, is_so in marks.items() if is_so}
 
 
-@app.command()
-def append(
+@command(app, "append")
+async def append(
+    call: Call,
     url: Url,
     file: Annotated[str, typer.Argument(help="File to append; - is standard input.", metavar="FILE")] = "-",
     take_over: Annotated[
@@ -153,9 +117,7 @@ def append(
             "--take-over", help="Write even if another writer has claimed the directory; it is fenced."
         ),
     ] = False,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Append a file or standard input to an object, and wait until it is durable; on a quorum if the URL
     names a store.
 
@@ -167,14 +129,10 @@ def append(
     """
     parsed = parsed_url(url, needs="object")
     source: BinaryIO = sys.stdin.buffer if file == "-" else _open_file(file)
-
-    async def work() -> dict[str, Any]:
-        async with opened(parsed, read_token(token_file)) as store:
-            return await _append(store, parsed, source, take_over=take_over)
-
     with source:
-        result = run(work)
-    print_result(result, f"{result['appended']} bytes appended, {result['size']} durable", as_json=as_json)
+        async with opened(parsed, call.token) as store:
+            result = await _append(store, parsed, source, take_over=take_over)
+    return Report(result, f"{result['appended']} bytes appended, {result['size']} durable")
 
 
 def _open_file(name: str) -> BinaryIO:
@@ -222,16 +180,15 @@ async def _claim(store: Store, directory: str, *, take_over: bool) -> Claim:
     return await store.claim(directory, view.epoch_seen + 1, tool_writer_id(b"append"))
 
 
-@app.command()
-def stat(
+@command(app, "stat")
+async def stat(
+    call: Call,
     url: Url,
     digest_at: Annotated[
         int | None,
         typer.Option(min=0, max=u64_max - 1, help="Also show the digest of the first N bytes.", metavar="N"),
     ] = None,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Show a server, a directory, or an object's sizes and digest on every member.
 
     Copies of equal size with equal digests hold equal bytes. --digest-at compares the first N bytes of
@@ -242,48 +199,44 @@ def stat(
     Example: dos stat dos://127.0.0.1/app.w0000/greetings --digest-at 5
     """
     parsed = parsed_url(url, needs="object" if digest_at is not None else "")
-
-    async def work() -> list[dict[str, Any]]:
-        async with opened(parsed, read_token(token_file)) as store:
-            address = {member.server_id: member.address for member in store.record.members}
-            if parsed.directory is None:
-                await store.ping()
-                return [_server(store, one.address, one.server_id, one.error) for one in store.members()]
-            if parsed.object is None:
-                view = await store.inspect(parsed.directory)
-                return [
-                    {
-                        "address": address[server_id],
-                        "epoch": epoch,
-                        "writer_id": id_text(writer_id),
-                        "objects": len(view.answers.get(server_id, {})),
-                        "bytes": sum(info.synced for info in view.answers.get(server_id, {}).values()),
-                    }
-                    for server_id, (epoch, writer_id) in view.epochs.items()
-                ]
-            results = await store.stat(parsed.directory, parsed.object, digest_at)
-            return [
-                {
-                    "address": address[server_id],
-                    "name": result.info.name,
-                    "received": result.info.received,
-                    "synced": result.info.synced,
-                    "digest": f"{result.info.digest:016x}",
-                    "appending": result.info.appending,
-                    "corrupt": result.info.corrupt,
-                    "poisoned": result.info.poisoned,
-                }
-                | ({} if digest_at is None else {"digest_at": digest_at, "prefix_digest": _hex(result)})
-                for server_id, result in results.items()
-            ]
-
-    rows = run(work)
+    async with opened(parsed, call.token) as store:
+        rows = await _stat_rows(store, parsed, digest_at)
     text = "\n".join("  ".join(f"{key}={value}" for key, value in row.items()) for row in rows)
-    print_result(rows, text, as_json=as_json)
+    return Report(rows, text)
 
 
-def _hex(result: StatResult) -> str:
-    return f"{result.digest:016x}"
+async def _stat_rows(store: Store, url: DosUrl, digest_at: int | None) -> list[dict[str, Any]]:
+    address = {member.server_id: member.address for member in store.record.members}
+    if url.directory is None:
+        await store.ping()
+        return [_server(store, one.address, one.server_id, one.error) for one in store.members()]
+    if url.object is None:
+        view = await store.inspect(url.directory)
+        return [
+            {
+                "address": address[server_id],
+                "epoch": epoch,
+                "writer_id": id_text(writer_id),
+                "objects": len(view.answers.get(server_id, {})),
+                "bytes": sum(info.synced for info in view.answers.get(server_id, {}).values()),
+            }
+            for server_id, (epoch, writer_id) in view.epochs.items()
+        ]
+    results = await store.stat(url.directory, url.object, digest_at)
+    return [
+        {
+            "address": address[server_id],
+            "name": result.info.name,
+            "received": result.info.received,
+            "synced": result.info.synced,
+            "digest": f"{result.info.digest:016x}",
+            "appending": result.info.appending,
+            "corrupt": result.info.corrupt,
+            "poisoned": result.info.poisoned,
+        }
+        | ({} if digest_at is None else {"digest_at": digest_at, "prefix_digest": f"{result.digest:016x}"})
+        for server_id, result in results.items()
+    ]
 
 
 def _server(store: Store, address: str, server_id: bytes, error: str) -> dict[str, Any]:
@@ -297,21 +250,19 @@ def _server(store: Store, address: str, server_id: bytes, error: str) -> dict[st
     }
 
 
-@app.command()
-def ping(
+@command(app, "ping")
+async def ping(
+    call: Call,
     url: Url,
     count: Annotated[int, typer.Option(min=1, max=1_000_000, help="Round trips to make to each server.")] = 3,
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Measure the round trip to each server of the URL.
 
     Exit code 1 if some servers do not answer, 3 if none does.
 
     Example: dos ping dos://127.0.0.1
     """
-    parsed = parsed_url(url)
-    token = read_token(token_file)
+    parsed, token = parsed_url(url), call.token
     rows: list[dict[str, Any]] = []
 
     async def ping_server(address: str) -> None:
@@ -333,26 +284,177 @@ def ping(
                 }
             )
 
-    async def work() -> None:
-        async with trio.open_nursery() as nursery:
-            for address in parsed.servers:
-                nursery.start_soon(ping_server, address)
-
-    run(work)
+    async with trio.open_nursery() as nursery:
+        for address in parsed.servers:
+            nursery.start_soon(ping_server, address)
     rows.sort(key=lambda row: parsed.servers.index(row["address"]))
-    if as_json:
-        print_json(rows)
-    for row in rows if not as_json else []:
-        print(
-            f"{row['address']}: {row['error']}"
-            if "error" in row
-            else f"{row['address']}: {row['min_ms']:.2f} / {row['mean_ms']:.2f} / {row['max_ms']:.2f} ms"
-            " (minimum / mean / maximum)"
-        )
     failed = sum("error" in row for row in rows)
-    if failed:
-        raise typer.Exit(UNREACHABLE if failed == len(rows) else NEGATIVE)
+    text = "\n".join(
+        f"{row['address']}: {row['error']}"
+        if "error" in row
+        else f"{row['address']}: {row['min_ms']:.2f} / {row['mean_ms']:.2f} / {row['max_ms']:.2f} ms"
+        " (minimum / mean / maximum)"
+        for row in rows
+    )
+    return Report(rows, text, UNREACHABLE if failed == len(rows) else NEGATIVE if failed else 0)
 
 
-for _group in (app, store_app):
-    fill_help(_group)
+_PROGRESS_AFTER_S: Final = 2.0
+"""A read that takes less time shows no progress."""
+
+
+@command(app, "get")
+async def get(
+    call: Call,
+    url: Url,
+    offset: Annotated[int, typer.Option(min=0, help="Offset of the first byte.")] = 0,
+    max_bytes: Annotated[int | None, typer.Option("--max", min=0, help="Maximum number of bytes.")] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Continue as the object grows, until interrupted. It need not exist yet.",
+        ),
+    ] = False,
+    any_member: Annotated[
+        bool,
+        typer.Option(
+            "--any-member", help="Read what one member holds durably, committed or not. Only for inspection."
+        ),
+    ] = False,
+) -> None:
+    """Write an object's committed bytes to standard output: the bytes that a quorum of the store holds,
+    verified by digest. Committed bytes are never taken back. From one server alone, write its durable bytes.
+
+    --json prints lines with offset, bytes (the number of bytes) and data (base64).
+
+    Example: dos get dos://127.0.0.1/app.w0000/greetings --offset 100 --max 20
+
+    Example: dos get dos://127.0.0.1:9001,127.0.0.1:9002,127.0.0.1:9003/app.w0000/greetings --follow
+    """
+    parsed = parsed_url(url, needs="object")
+    if follow and any_member:
+        fail("--follow reads committed bytes only; leave out --any-member", REFUSED)
+    async with opened(parsed, call.token) as store:
+        end = None if max_bytes is None else offset + max_bytes
+        pieces = _pieces(store, parsed, offset, end, follow, any_member)
+        progress = call.progress(quiet=follow or sys.stdout.isatty(), after_s=_PROGRESS_AFTER_S)
+        async with aclosing(pieces):
+            async for at, data in pieces:
+                await trio.to_thread.run_sync(_write_json if call.as_json else _write, at, data)
+                progress.show("read", at + len(data) - offset)
+
+
+def _write(_: int, data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.flush()
+
+
+def _write_json(at: int, data: bytes) -> None:
+    print_json({"offset": at, "bytes": len(data), "data": base64.b64encode(data).decode()})
+
+
+async def _pieces(
+    store: Store, url: DosUrl, offset: int, end: int | None, follow: bool, any_member: bool
+) -> AsyncGenerator[tuple[int, bytes]]:
+    assert url.directory is not None
+    assert url.object is not None
+    position = (url.directory, url.object, offset)
+    if any_member:
+        stream = _stream_any_member(store, *position, end)
+    elif follow:
+        stream = store.follow(*position)
+    else:
+        stream = store.stream(*position, end)
+    async with aclosing(stream):
+        while end is None or offset < end:
+            data = await anext(stream, b"")
+            if not data:
+                return
+            data = data if end is None else data[: end - offset]
+            yield offset, data
+            offset += len(data)
+
+
+async def _stream_any_member(
+    store: Store, directory: str, name: str, offset: int, end: int | None
+) -> AsyncGenerator[bytes]:
+    while data := await store.read(
+        directory, name, offset, payload_bytes_max if end is None else min(payload_bytes_max, end - offset)
+    ):
+        yield data
+        offset += len(data)
+
+
+@command(app, "rm")
+async def rm(
+    call: Call,
+    url: Url,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Delete even if a writer has claimed the directory; it is fenced."),
+    ] = False,
+) -> Report:
+    """Delete an object of one server, permanently, and wait until it is gone from stable storage.
+
+    Asks for confirmation; --yes is required if standard input is not a terminal. An object that is being
+    appended to is not deleted. Servers of a store refuse to delete.
+
+    Example: dos rm dos://127.0.0.1/notes/greetings --yes
+    """
+    parsed = parsed_url(url, needs="object")
+    assert parsed.directory is not None
+    assert parsed.object is not None
+    if len(parsed.servers) != 1:
+        fail("objects of a store cannot be deleted; name one server that is not in a store", REFUSED)
+    directory, name = parsed.directory, parsed.object
+    async with open_connection(parsed.servers[0], token=call.token, client="dos rm") as connection:
+        info = await _check_deletable(connection, directory, name, take_over=take_over)
+        if not yes and not await _confirmed(str(parsed), info):
+            fail(f"{directory}/{name} was not deleted", REFUSED)
+        if take_over:
+            await _claim_above(connection, directory)
+        await connection.delete(name)
+    value = {"deleted": f"{directory}/{name}", "synced": info.synced, "digest": f"{info.digest:016x}"}
+    return Report(value, f"{directory}/{name} is deleted; it had {info.synced} bytes")
+
+
+async def _check_deletable(
+    connection: Connection, directory: str, name: str, *, take_over: bool
+) -> ObjectInfo:
+    """Return the object to delete. End the command, with nothing changed, if it must not be deleted."""
+    if connection.record is not None:
+        store_id = id_text(connection.record.store_id)
+        fail(f"{connection.address} is in store {store_id}: objects of a store cannot be deleted", REFUSED)
+    opened = await connection.open_directory(directory)
+    info = next((one for one in opened.entries if one.name == name), None)
+    if info is None:
+        fail(f"directory {directory} has no object {name}", NEGATIVE)
+    if opened.epoch and not take_over:
+        fail(
+            f"directory {directory} has a writer, which would be fenced; pass --take-over to confirm", REFUSED
+        )
+    return info
+
+
+async def _confirmed(target: str, info: ObjectInfo) -> bool:
+    """Ask for confirmation. In a thread, so that the session is kept alive however long the answer takes."""
+    if not sys.stdin.isatty():
+        fail(f"{target} was not deleted: standard input is not a terminal; pass --yes to confirm", REFUSED)
+    question = f"delete {target}, {info.synced} bytes, permanently?"
+    return await trio.to_thread.run_sync(lambda: typer.confirm(question, err=True), abandon_on_cancel=True)
+
+
+async def _claim_above(connection: Connection, directory: str) -> None:
+    """Claim the directory above its present epoch, read again here: the writer may have claimed it while the
+    question was open. A directory that was never claimed stays unclaimed.
+    """
+    epoch = (await connection.open_directory(directory)).epoch
+    if epoch:
+        await connection.claim(directory, epoch + 1, tool_writer_id(b"rm"))
+
+
+app.add_typer(store_app, name="store")
+store_app.add_typer(spare_app, name="spare")

@@ -14,25 +14,19 @@ from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
     UNREACHABLE,
-    AsJson,
-    LogJson,
+    Call,
+    Report,
     StoreUrl,
-    TokenFile,
-    begin_command_log,
+    command,
     fail,
-    fill_help,
     parsed_option,
     print_json,
-    print_result,
-    read_token,
-    run,
 )
-from dos_client.cli.progress import ProgressDisplay
-from dos_client.cli.store import filling_progress, record_json
+from dos_client.cli.store import filling_progress, record_json, store_app
 from dos_client.core import watching as core
 from dos_client.limits import watch_interval_s, watch_stand_by_s
-from dos_client.membership.history import now_text
-from dos_client.membership.spares import add_spare, move_member, remove_spare
+from dos_client.membership.record_log import now_text
+from dos_client.membership.replacing import add_spare, move_member, remove_spare
 from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
 from dos_monitoring import silence_of
 from dos_protocol.arguments import address_text, parse_listen, parse_span
@@ -47,7 +41,9 @@ spare_app = typer.Typer(
 )
 
 
-def watch(
+@command(store_app, "watch", log_json=True, context_settings={"auto_envvar_prefix": "DOS_WATCH"})
+async def watch(
+    call: Call,
     url: StoreUrl,
     replace_after: Annotated[
         str, typer.Option(help="Replace a member that is silent for this long, such as 90s, 15m, 2h.")
@@ -73,9 +69,6 @@ def watch(
             help="Serve /metrics for Prometheus, /healthz and /readyz at http://HOST:PORT.",
         ),
     ] = None,
-    as_json: AsJson = False,
-    log_json: LogJson = False,
-    token_file: TokenFile = None,
 ) -> None:
     """Keep a store whole, without end: replace members that are silent by spares, follow members to new
     addresses, repair copies, and complete changes that were interrupted.
@@ -97,31 +90,22 @@ def watch(
 
     Example: dos store watch dos://h1,h2,h3 --metrics 127.0.0.1:9400
     """
-    if log_json:
-        begin_command_log(as_json=True)
     replace_after_s, interval_s, stand_by_s = (
         parsed_option(parse_span, text) for text in (replace_after, interval, stand_by)
     )
     options = WatchOptions(look_at or (), replace_after_s, interval_s, stand_by_s, dry_run)
-    printer = _Printer(as_json=as_json, dry_run=dry_run)
-
-    async def work() -> None:
-        health = _WatchHealth(printer)
-        with _metrics_served(serve_metrics, health), ProgressDisplay(quiet=as_json) as display:
-            watcher = StoreWatcher(
-                url, options, progress=filling_progress(display), token=read_token(token_file)
-            )
-            if once:
-                printer.show(await watcher.step())
-                return
+    printer = _Printer(as_json=call.as_json, dry_run=dry_run)
+    with _metrics_served(serve_metrics, _WatchHealth(printer)):
+        watcher = StoreWatcher(url, options, progress=filling_progress(call), token=call.token)
+        if once:
+            printer.show(await watcher.step())
+        else:
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(watcher.run, printer.show)
                     async for _ in signals:
                         break
                     nursery.cancel_scope.cancel()
-
-    run(work)
     if once and printer.last is not None:
         _exit_after(printer.last)
 
@@ -264,13 +248,12 @@ def _spares_text(record: StoreRecord) -> str:
     return f"generation {record.generation}; spares: {spares}"
 
 
-@spare_app.command("add")
-def spare_add(
+@command(spare_app, "add")
+async def spare_add(
+    call: Call,
     url: StoreUrl,
     new: Annotated[str, typer.Argument(help="Spare server, as host:port; empty, and not in a store.")],
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Add an empty server to the store's spares. `dos store watch` replaces a member that is lost by it.
 
     The list is part of the store record, so all watchers see the same list, in the same order. A spare holds
@@ -279,31 +262,30 @@ def spare_add(
 
     Example: dos store spare add dos://h1,h2,h3 h4:9999
     """
-    record = run(lambda: add_spare(url, new=new, token=read_token(token_file)))
-    print_result({**record_json(record)}, _spares_text(record), as_json=as_json)
+    record = await add_spare(url, new=new, token=call.token)
+    return Report(record_json(record), _spares_text(record))
 
 
-@spare_app.command("remove")
-def spare_remove(
+@command(spare_app, "remove")
+async def spare_remove(
+    call: Call,
     url: StoreUrl,
     spare: Annotated[str, typer.Argument(help="The spare, as host:port or by its identity in hex.")],
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Remove a server from the store's spares. To use it in a store again, empty its data directory.
 
     Example: dos store spare remove dos://h1,h2,h3 h4:9999
     """
-    record = run(lambda: remove_spare(url, spare=spare, token=read_token(token_file)))
-    print_result(record_json(record), _spares_text(record), as_json=as_json)
+    record = await remove_spare(url, spare=spare, token=call.token)
+    return Report(record_json(record), _spares_text(record))
 
 
-def move(
+@command(store_app, "move")
+async def move(
+    call: Call,
     url: StoreUrl,
     new: Annotated[str, typer.Argument(help="The member's new address, as host:port.")],
-    as_json: AsJson = False,
-    token_file: TokenFile = None,
-) -> None:
+) -> Report:
     """Record the new address of a member: it was started elsewhere, with its data directory.
 
     Its identity tells which member it is. Refused if the member also answers at its old address, and if its
@@ -312,9 +294,6 @@ def move(
 
     Example: dos store move dos://h1,h2,h3 h3b:9999
     """
-    record = run(lambda: move_member(url, new=new, token=read_token(token_file)))
+    record = await move_member(url, new=new, token=call.token)
     text = f"{new} is the address of a member: generation {record.generation}"
-    print_result(record_json(record), text, as_json=as_json)
-
-
-fill_help(spare_app)
+    return Report(record_json(record), text)

@@ -12,7 +12,7 @@ A claim is one pair (epoch, writer id). Its states:
 - A granted claim with fewer than Qa sessions *waits*. Nothing is lost, and it continues automatically.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
@@ -90,9 +90,7 @@ class MemberLeft:
 
 @dataclass(frozen=True, slots=True)
 class MemberFenced:
-    """A member rejected the claim: it holds `epoch_held`, which is higher, or this epoch for another
-    writer.
-    """
+    """A member rejected the claim: it holds `epoch_held`, higher, or equal for another writer."""
 
     server_id: bytes
     epoch_held: int
@@ -281,9 +279,7 @@ def is_unrecoverable(quorums: Quorums, without: Collection[bytes], spoiled: Coll
 
 
 def climb(epoch_held: int, epoch: int) -> Iterable[int]:
-    """Return the epochs to claim, in order, to get from `epoch_held` to `epoch` without a jump that the
-    server rejects (R17).
-    """
+    """Return the epochs to claim, in order, without a jump that the server rejects (R17)."""
     while epoch - epoch_held > epoch_jump_max:
         epoch_held += epoch_jump_max
         yield epoch_held
@@ -296,3 +292,37 @@ def diagram() -> str:
     for state, row in CLAIM_TABLE.items():
         lines += [f"    {state.name} --> {after.name}: {event.value}" for event, after in row.items()]
     return "\n".join([*lines, "    CLOSED --> [*]"])
+
+
+Garbage = Callable[[str], bool]
+"""Returns whether an object of that name is garbage, which is permanent."""
+
+
+class Collecting:
+    """The garbage of one member, over its sessions. Invariant: `held` are names that the member may hold."""
+
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+        self._postponed: set[str] = set()
+
+    def entered(self, names: Iterable[str]) -> None:
+        """Start a session in which the member has these objects. Postponed deletions are tried again."""
+        self.held = set(names)
+        self._postponed.clear()
+
+    def made(self, name: str) -> None:
+        """Add an object that the claim itself may have created there."""
+        self.held.add(name)
+        self._postponed.discard(name)
+
+    def next(self, garbage: Garbage) -> str | None:
+        """Return the lowest name to delete next, or None."""
+        return min((name for name in self.held - self._postponed if garbage(name)), default=None)
+
+    def gone(self, name: str) -> None:
+        """Record that the object is durably deleted."""
+        self.held.discard(name)
+
+    def postpone(self, name: str) -> None:
+        """Postpone the deletion to the next session."""
+        self._postponed.add(name)

@@ -1,19 +1,33 @@
-"""Compare the copies of one object. Pure: sizes and digests in, a verdict for each copy out.
+"""Compare the copies of one object, and decide which may be replaced by a new one. Pure.
 
 Two undamaged copies *agree* if one is a prefix of the other: the longer copy's prefix digest at the shorter
 one's size equals the shorter one's digest. Copies of one writer's history always agree, whatever their sizes.
-So a copy that lags is not different, and a copy that does not agree is.
-
 The *line* of a copy is the copy and all copies that are prefixes of it. The line with the most copies is the
 reference. If two contradicting lines have equally many copies, nothing here decides which one counts.
 
-What may be done about a copy is decided in `repair`.
+A byte was acknowledged only if Qa members of each set held it. So of any N - Qa + 1 members *other* than the
+member to repair, at least one holds each acknowledged byte that the repaired member held too. These members
+*cover* it. The rules of repair follow:
+
+    a sound copy      becomes longer, from a copy that begins with all of it. Nothing is deleted
+    a damaged copy    becomes the longest copy of others that cover it, which all agree. The server
+                      rejects it if that is less than it once had durable: a live writer may
+                      count on that (docs/decisions/0012)
+    a sound copy that others contradict
+                      becomes theirs if the members with *other bytes there* cover it: then fewer
+                      than Qa members ever held its content, which was never acknowledged and never
+                      can be. Not for a segment: a segment has one writer, so one of the disks
+                      went back to an older state
+
+Every other repair is refused, and a person decides.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
+from dos_client.core.quorum import Quorums
 from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import epoch_of_segment
 
@@ -33,9 +47,7 @@ class CopyState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberCopy:
-    """One member's copy: its durable size and the digest at that size. If `exists` is False, the member has
-    no such object, which counts as a copy of size 0.
-    """
+    """One member's copy: its durable size and the digest there. If absent, it counts as one of size 0."""
 
     size: int = 0
     digest: int = 0
@@ -168,3 +180,98 @@ def _has_own(
             ):
                 return True
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """A repair: replace `old` by the copy `goal`, which each of `sources` holds or has as a prefix.
+
+    `overwrite`: the bytes of `old` that are not in `goal` were never acknowledged.
+    """
+
+    old: MemberCopy
+    goal: MemberCopy
+    sources: tuple[bytes, ...]
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRefused:
+    """Why the copy may not be repaired."""
+
+    reason: str
+
+
+def plan(
+    member: bytes, copies: Copies, digests: Digests, quorums: Quorums, *, one_writer: bool = False
+) -> RepairPlan | RepairRefused | None:
+    """Decide what to do with one member's copy; None: nothing. `copies` are those of the members that
+    answered.
+
+    one_writer: the object is written under one epoch only. If copies of it contradict each other, the epoch
+    was granted twice. So a disk went back to an older state, and the number of members that ever held the
+    bytes is unknown. Nothing is overwritten then (docs/decisions/0205).
+    """
+    old = copies[member]
+    others = {one: copy for one, copy in sound(copies).items() if one != member}
+    if old.damaged:
+        return _damaged(member, old, others, digests, quorums)
+    everyone = others | {member: old}
+    against = {one: copy for one, copy in others.items() if not agree(everyone, digests, one, member)}
+    if against and one_writer:
+        return RepairRefused(f"copies of one segment contradict each other, {EPOCH_GRANTED_TWICE}")
+    if against and quorums.cover(against, member):
+        return _contradicted(old, against, digests)
+    agreeing = {one: copy for one, copy in others.items() if one not in against}
+    goal = _longest(agreeing)
+    if goal is not None and (goal.size, goal.exists) > (old.size, old.exists):
+        if not _one_line(agreeing, digests):
+            return RepairRefused("the other copies contradict each other")
+        return RepairPlan(old, goal, _holders(agreeing, goal))
+    if against:
+        return RepairRefused(
+            f"{len(against)} copies contradict it: too few to prove that it was never acknowledged"
+        )
+    return None
+
+
+EPOCH_GRANTED_TWICE: Final = (
+    "so its epoch was granted twice: the disk of a member went back to an older state, and either copy may"
+    " have been acknowledged; find that member, and replace it with `dos store replace`"
+)
+
+
+def _damaged(
+    member: bytes, old: MemberCopy, others: dict[bytes, MemberCopy], digests: Digests, quorums: Quorums
+) -> RepairPlan | RepairRefused:
+    if not quorums.cover(others, member):
+        return RepairRefused(
+            f"{len(others)} other undamaged copies were found: too few to hold all acknowledged bytes"
+        )
+    if not _one_line(others, digests):
+        return RepairRefused("the other copies contradict each other")
+    goal = _longest(others)
+    assert goal is not None, "no copies cover nothing"
+    return RepairPlan(old, goal, _holders(others, goal))
+
+
+def _contradicted(
+    old: MemberCopy, against: dict[bytes, MemberCopy], digests: Digests
+) -> RepairPlan | RepairRefused:
+    if not _one_line(against, digests):
+        return RepairRefused("the copies that contradict it contradict each other too")
+    goal = _longest(against)
+    assert goal is not None, "no copies cover nothing"
+    return RepairPlan(old, goal, _holders(against, goal), overwrite=True)
+
+
+def _one_line(copies: dict[bytes, MemberCopy], digests: Digests) -> bool:
+    return all(agree(copies, digests, one, other) for one in copies for other in copies)
+
+
+def _longest(copies: dict[bytes, MemberCopy]) -> MemberCopy | None:
+    return max(copies.values(), key=lambda copy: (copy.size, copy.exists), default=None)
+
+
+def _holders(copies: dict[bytes, MemberCopy], goal: MemberCopy) -> tuple[bytes, ...]:
+    return tuple(sorted(one for one, copy in copies.items() if copy.size == goal.size and copy.exists))

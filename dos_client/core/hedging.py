@@ -49,9 +49,7 @@ _NEAR_S: Final = 0.0005
 
 
 class Latencies:
-    """Recent answer times: the last few, none older than `hedge_sample_age_s`, so that a member that was slow
-    is tried again.
-    """
+    """Recent answer times. None is older than `hedge_sample_age_s`: a member that was slow is tried again."""
 
     __slots__ = ("_samples", "_sorted")
 
@@ -144,9 +142,7 @@ class Pace:
         return min(max(slow, hedge_delay_min_s), hedge_delay_max_s)
 
     def order(self, candidates: Sequence[Candidate], size: int, now: float, rng: float) -> list[bytes]:
-        """Return the order in which to query. Members about as fast as the best share the load by `rng`,
-        from 0 to 1.
-        """
+        """Return the order in which to query. Members about as fast as the best share the load by `rng`."""
         usual = {
             one.server_id: self._latencies_of(one.server_id, size).usual(now) or 0.0 for one in candidates
         }
@@ -175,9 +171,7 @@ class Pace:
 
 
 def _class_of(size: int) -> int:
-    """Return the size class. Answers are compared within a class: no bytes, up to 64 KiB, then powers of
-    four.
-    """
+    """Return the class within which answer times are compared: no bytes, up to 64 KiB, powers of four."""
     if size == 0:
         return -1
     blocks = max(size - 1, 0) // digest_block_bytes

@@ -15,13 +15,15 @@ to clients that still use them.
 Sending requests to the servers, and when, is not decided here.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from dos_client.core.quorum import Quorums, deciding_record
 from dos_protocol.errors import VERDICTS, ErrorCode
-from dos_protocol.store_record import StoreRecord, confirmations_needed
+from dos_protocol.names import id_text
+from dos_protocol.store_record import Member, StoreRecord, confirmations_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +197,136 @@ def _problems(answers: list[ServerAnswer], record: StoreRecord | None, store_id:
             if member.server_id not in present
         ]
     return problems
+
+
+class MemberAdmission(Enum):
+    """The result of comparing a server with the member that is expected at its address."""
+
+    ADMITTED = "it is the member, at this generation"
+    NEWER_RECORD = "it has a newer record: read the membership again"
+    OLDER_RECORD = "it has an older record, or none yet: send it this one"
+    OTHER_SERVER = "another server answers at this address, or the member was wiped; it does not count"
+    OTHER_STORE = "it belongs to another store; it does not count"
+
+
+def admit(
+    record: StoreRecord, expected_id: bytes, server_id: bytes, server_record: StoreRecord | None
+) -> MemberAdmission:
+    """Compare a server, its id and its record (None: it has none), with the member that is expected."""
+    if server_record is not None and server_record.store_id != record.store_id:
+        return MemberAdmission.OTHER_STORE
+    if server_record is not None and server_record.generation > record.generation:
+        return MemberAdmission.NEWER_RECORD
+    if server_id != expected_id:
+        return MemberAdmission.OTHER_SERVER
+    if server_record != record:
+        return MemberAdmission.OLDER_RECORD
+    return MemberAdmission.ADMITTED
+
+
+class Condition(Enum):
+    """The condition of a member."""
+
+    THERE = "there"
+    UNAVAILABLE = "unavailable"
+    STALE = "has an older record"
+    AHEAD = "has a newer record"
+    WIPED = "wiped"
+    """A server that is in no store answers at its address."""
+    FOREIGN = "foreign"
+    """A server of another store answers at its address."""
+    SWAPPED = "another member stands at its address"
+    ELSEWHERE = "answers at another address"
+    LEFT = "a former member stands at its address"
+    ROLLED_BACK = "rolled back"
+    """Its disk is an older copy of itself. It counts as lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """The condition of one member.
+
+    `generation`: of the record that it reported, 0 if it did not answer as itself. `detail`: an explanation.
+    `refuses_appends`: its disk is full. It still counts for claims and reads.
+    """
+
+    member: Member
+    condition: Condition
+    generation: int = 0
+    detail: str = ""
+    refuses_appends: bool = False
+
+    @property
+    def there(self) -> bool:
+        return self.condition is Condition.THERE
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts for acknowledgements and answers, as far as one read of its state shows."""
+        return self.there and self.member.state == "in"
+
+
+def describe(
+    record: StoreRecord, answers: Sequence[ServerAnswer], errors: Mapping[str, str]
+) -> list[MemberView]:
+    """Describe every member of the record."""
+    at_address = {answer.address: answer for answer in answers}
+    return [_view(record, member, answers, at_address, errors) for member in record.members]
+
+
+def rolled_back(view: MemberView) -> MemberView:
+    """Return the view of a member whose disk was found to have gone back in time."""
+    return MemberView(view.member, Condition.ROLLED_BACK, view.generation, ROLLED_BACK)
+
+
+def same_server(answers: Sequence[ServerAnswer]) -> list[str]:
+    """Return one line for each server that answers at several addresses."""
+    addresses: dict[bytes, list[str]] = {}
+    for answer in answers:
+        addresses.setdefault(answer.server_id, []).append(answer.address)
+    return [
+        f"{' and '.join(sorted(names))} are one server ({id_text(server_id)}): it counts once"
+        for server_id, names in sorted(addresses.items())
+        if len(names) > 1
+    ]
+
+
+def _view(
+    record: StoreRecord,
+    member: Member,
+    answers: Sequence[ServerAnswer],
+    at_address: Mapping[str, ServerAnswer],
+    errors: Mapping[str, str],
+) -> MemberView:
+    answer = at_address.get(member.address)
+    elsewhere = [one for one in answers if one.server_id == member.server_id and one is not answer]
+    if answer is not None and answer.server_id == member.server_id:
+        return _view_of_itself(record, member, answer)
+    at_other_address = f"it answers at {elsewhere[0].address}" if elsewhere else ""
+    if answer is None:
+        if elsewhere:
+            return MemberView(member, Condition.ELSEWHERE, _generation(elsewhere[0]), at_other_address)
+        return MemberView(member, Condition.UNAVAILABLE, detail=errors.get(member.address, "did not answer"))
+    finding = f"server {id_text(answer.server_id)} answers there"
+    if answer.record is None:
+        condition, finding = Condition.WIPED, f"{finding}, in no store"
+    elif answer.record.store_id != record.store_id:
+        condition, finding = Condition.FOREIGN, f"{finding}, of store {id_text(answer.record.store_id)}"
+    else:
+        condition = Condition.SWAPPED if record.member(answer.server_id) is not None else Condition.LEFT
+    return MemberView(member, condition, detail="; ".join(filter(None, [finding, at_other_address])))
+
+
+def _view_of_itself(record: StoreRecord, member: Member, answer: ServerAnswer) -> MemberView:
+    generation = _generation(answer)
+    if answer.record is not None and answer.record.store_id != record.store_id:
+        return MemberView(member, Condition.FOREIGN, detail="it now belongs to another store")
+    if answer.rolled_back:
+        return rolled_back(MemberView(member, Condition.THERE, generation))
+    if answer.record == record:
+        detail = "its disk is full: appends are refused" if answer.refuses_appends else ""
+        return MemberView(member, Condition.THERE, generation, detail, answer.refuses_appends)
+    if generation > record.generation:
+        return MemberView(member, Condition.AHEAD, generation, f"generation {generation}")
+    text = f"generation {generation}" if generation else "no record yet"
+    return MemberView(member, Condition.STALE, generation, text)

@@ -27,9 +27,7 @@ from dos_protocol.store_record import Member, StoreRecord, claims_needed
 
 
 def filled_member(record: StoreRecord) -> Member | None:
-    """Return the member that joins or is being added, or None. Raises ValueError if more than one member
-    changes.
-    """
+    """Return the member that joins or is being added, or None. Raises ValueError if more than one changes."""
     filled = [index for index, member in enumerate(record.members) if member.state != "in"]
     if not filled:
         return None
@@ -109,9 +107,8 @@ class Quorums:
         self.members: frozenset[bytes] = frozenset().union(*self.sets)
 
     def watermark(self, sizes: Mapping[bytes, int]) -> int:
-        """Return the size that a quorum has: the Qa-th highest in each set, and the lowest of those. A
-        missing member has 0.
-        """
+        """Return the size that a quorum has: of the Qa-th highest in each set, the lowest. A missing member
+        has 0."""
         if len(self.sets) == 1:
             return sorted([sizes.get(one, 0) for one in self.sets[0]], reverse=True)[self.ack_quorum - 1]
         return min(

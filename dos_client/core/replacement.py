@@ -1,15 +1,36 @@
-"""The records of a replacement, an addition, a move, and of the list of spares. Pure: decides which record
-comes next, or why none does.
+"""The next store record: of a replacement, an addition, a move, a spare, or a forced recovery. Pure.
 
 Generation g+1 has the new member joining or adding, generation g+2 has it in. docs/decisions/0010 explains
 why this order is safe. An address and the list of spares change in one generation: no quorum of data changes.
+
+When too few members are left, there are three cases, by the members that answer as themselves:
+
+    complete   at least F members, or one of two and the tie-breaker (`core.quorum`): nothing has to be
+               forced, the ordinary commands work
+    covered    fewer, but at least N - Qa + 1: each acknowledged byte is on one of them, so nothing is
+               lost. The others are fewer than Qa, so they cannot acknowledge anything alone. A person
+               must confirm that nobody continues to work with *them*
+    exceeded   still fewer: acknowledged bytes may be lost, and the others, if they are alive, can
+               continue without these
+
+A *forced* record contains only the survivors. Its generation is a whole *era* above any generation seen,
+because the lost members may know later ones. docs/decisions/0013 explains why nothing better is possible.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from dos_client.core.quorum import filled_member, joining_member, replaced_member, tie_breaker
+from dos_client.core.membership import Membership, ServerAnswer
+from dos_client.core.quorum import (
+    Quorums,
+    deciding_record,
+    filled_member,
+    joining_member,
+    replaced_member,
+    tie_breaker,
+)
 from dos_client.urls import REACHABLE, loopback_among
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord, default_ack_quorum
@@ -73,9 +94,7 @@ def plan(
 
 
 def begin(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str) -> StoreRecord:
-    """Return the record in which a new member joins and replaces `leaving`. Another joining member is
-    dropped.
-    """
+    """Return the record in which a new member joins and replaces `leaving`. Drops another joining member."""
     members: list[Member] = []
     for member in record.members:
         if member.state != "in":
@@ -106,9 +125,7 @@ def leave_out(record: StoreRecord, leaving: Member, new_id: bytes, new_address: 
 
 
 def move(record: StoreRecord, addresses: Mapping[bytes, str]) -> StoreRecord:
-    """Return the record in which these members have new addresses. Raises ValueError if two would have one
-    address.
-    """
+    """Return the record with new addresses of members. Raises ValueError if two would have one address."""
     members = tuple(
         Member(one.server_id, addresses.get(one.server_id, one.address), one.state) for one in record.members
     )
@@ -179,3 +196,82 @@ def finish(record: StoreRecord) -> StoreRecord:
     if filled.state == "adding" and quorum == default_ack_quorum(len(record.voters)):
         quorum = default_ack_quorum(len(members))
     return _next(record, members, quorum)
+
+
+GENERATIONS_PER_ERA: Final = 1 << 20
+
+
+def era(generation: int) -> int:
+    """Return how many times a record was forced before that generation."""
+    return generation // GENERATIONS_PER_ERA
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSurvivors:
+    """Which members of a store are left.
+
+    - `record`: the newest known record.
+    - `present`: its members that are in and answer, with the address at which they answer.
+    - `lost`: the others, including a joining or adding member that does not answer, because others may wait
+      for it.
+    - `highest`: the highest generation seen.
+    """
+
+    record: StoreRecord
+    present: tuple[Member, ...]
+    lost: tuple[Member, ...]
+    complete: bool
+    covered: bool
+    highest: int
+
+
+def survivors(membership: Membership, answers: Iterable[ServerAnswer]) -> StoreSurvivors | None:
+    """Evaluate the answers. Returns None if no server reports a record of one store."""
+    listed = list(answers)
+    record = membership.newest or membership.record
+    if record is None:
+        return None
+    ours = {
+        one.server_id: one.address
+        for one in listed
+        if one.record is not None and one.record.store_id == record.store_id and not one.rolled_back
+    }
+    present = tuple(
+        Member(one.server_id, ours[one.server_id]) for one in record.voters if one.server_id in ours
+    )
+    generations = [
+        one.record.generation
+        for one in listed
+        if one.record is not None and one.record.store_id == record.store_id
+    ]
+    quorums = Quorums(record)
+    deciders = Quorums(deciding_record(record))
+    return StoreSurvivors(
+        record,
+        present,
+        tuple(one for one in record.members if one.server_id not in ours),
+        deciders.can_take_over(ours),
+        quorums.cover(ours),
+        max(generations, default=record.generation),
+    )
+
+
+def forced(now: StoreSurvivors, adding: Member | None = None) -> StoreRecord:
+    """Return the record of the survivors alone, at the addresses where they answer.
+
+    `adding`: a member that is added at the same time, so that no byte is acknowledged by fewer members than
+    there will be. Raises ValueError if no member survives, or the new one has the address of a survivor.
+    """
+    if not now.present:
+        raise ValueError("no member answers, so the store cannot continue")
+    if adding is not None and adding.address in {one.address for one in now.present}:
+        raise ValueError(f"{adding.address} is the address of a member that answers")
+    added = () if adding is None else (Member(adding.server_id, adding.address, "adding"),)
+    members = (*now.present, *added)
+    return StoreRecord(
+        now.record.store_id,
+        now.highest + GENERATIONS_PER_ERA,
+        default_ack_quorum(len(now.present)),
+        members,
+        now.record.spares_beside(members),
+    )

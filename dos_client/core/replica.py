@@ -261,9 +261,8 @@ class Replica:
         self.sent = self.received = self.synced = 0
 
     def handle(self, event: Event, now: float) -> list[ReplicaEffect]:
-        """Apply the event and return the effects. Raises LocalProtocolError, and changes nothing, if it is
-        not valid now.
-        """
+        """Apply the event and return the effects. Raises LocalProtocolError, unchanged, if it is not valid
+        now."""
         match event:
             case LocalKnown(size):
                 self._move(ReplicaEvent.LOCAL_KNOWN, now)
@@ -299,9 +298,7 @@ class Replica:
                 return []
 
     def acknowledge(self, received: int, synced: int) -> bool:
-        """Apply a durability ack and return whether it counts. Raises RemoteProtocolError if its sizes are
-        not possible.
-        """
+        """Apply a durability ack. Returns whether it counts. Raises RemoteProtocolError if impossible."""
         if self.state is ReplicaState.BROKEN:
             return False
         if not self.synced <= synced <= received <= self.sent:

@@ -21,11 +21,17 @@ drops bytes that no quorum has.
 The window knows nothing of members.
 """
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from dos_client.core.milestones import Milestones
-from dos_client.limits import chunk_bytes_max, milestone_bytes
+from dos_client.limits import (
+    append_times_max,
+    append_times_step_s,
+    chunk_bytes_max,
+    milestone_bytes,
+    milestones_max,
+)
 from dos_protocol.digests import Buffer, PrefixDigest
 from dos_protocol.frames import frame_head
 from dos_protocol.limits import digest_block_bytes, object_bytes_max
@@ -234,3 +240,73 @@ class SendWindow:
         del self._chunks[:index]
         del self._starts[:index]
         self._base = self._starts[0]
+
+
+class Milestones:
+    """Digests at multiples of `milestone_bytes`, without a gap, for the first `milestones_max` only."""
+
+    __slots__ = ("_digests", "_first")
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._digests = array("Q")
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def note(self, size: int, digest: int) -> None:
+        """Record the digest of the prefix of `size` bytes, the next multiple of `milestone_bytes`. Ignores
+        others."""
+        if size % milestone_bytes:
+            raise ValueError(f"a milestone must be at a multiple of {milestone_bytes}, got {size}")
+        index = size // milestone_bytes
+        if not self._digests:
+            self._first = index
+        if index == self._first + len(self._digests) and len(self._digests) < milestones_max:
+            self._digests.append(digest)
+
+    def at(self, size: int) -> int | None:
+        """Return the digest of that prefix, or None if it is not known."""
+        index = size // milestone_bytes - self._first
+        if size % milestone_bytes or not 0 <= index < len(self._digests):
+            return None
+        return self._digests[index]
+
+
+def milestone_range(offset: int, limit: int) -> tuple[int, int]:
+    """Return the range around `offset` that is verified as a unit: up to the next milestone or `limit`."""
+    begin = offset - offset % milestone_bytes
+    return begin, min(begin + milestone_bytes, limit)
+
+
+class AppendTimes:
+    """Samples (size, time): the bytes at `size` and after were appended at `time` or later.
+
+    Invariants: sizes and times grow; there are at most `append_times_max` samples. When there would be more,
+    every second sample of the older half is dropped, because old ages need less precision.
+    """
+
+    __slots__ = ("_sizes", "_times")
+
+    def __init__(self, now: float) -> None:
+        self._sizes = [0]
+        self._times = [now]
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def note(self, size: int, now: float) -> None:
+        """Record that the object has `size` bytes at time `now`. Later bytes are younger."""
+        if size == self._sizes[-1]:
+            self._times[-1] = now
+        elif now - self._times[-1] >= append_times_step_s:
+            self._sizes.append(size)
+            self._times.append(now)
+            if len(self._sizes) > append_times_max:
+                half = append_times_max // 2
+                del self._sizes[1:half:2], self._times[1:half:2]
+
+    def age(self, offset: int, now: float) -> float:
+        """Return an upper bound, in seconds, for the age of the byte at `offset`."""
+        index = max(0, bisect_right(self._sizes, offset) - 1)
+        return max(0.0, now - self._times[index])

@@ -27,9 +27,7 @@ class ProveStamp(NamedTuple):
 
 
 class StoreStamp(NamedTuple):
-    """Send the newest stamp of `member` to `witness`. Its disk has the stamp `before`, which the witness
-    knew.
-    """
+    """Send the newest stamp of `member` to `witness`, which knew `before`; the disk has that stamp."""
 
     witness: bytes
     member: bytes

@@ -21,9 +21,9 @@ from typing import Final
 import trio
 
 from dos_client import randomness
-from dos_client.core.backoff import backoff_s
+from dos_client.core.agreement import DirectoryView
 from dos_client.core.claim import climb
-from dos_client.core.record_log import longest
+from dos_client.core.logs import longest
 from dos_client.core.window import Chunk, append_head
 from dos_client.errors import QuorumUnavailableError, ReplacementError
 from dos_client.limits import (
@@ -34,19 +34,18 @@ from dos_client.limits import (
     fill_stall_s,
 )
 from dos_client.live_store import Store
+from dos_client.randomness import backoff_s
+from dos_client.reading.copying import MemberSource, copy_bytes, fold_at
 from dos_client.sessions.connection import Connection
-from dos_client.sessions.directory_view import DirectoryView
 from dos_client.sessions.discovery import probe
-from dos_client.sessions.witnesses import open_member_session
-from dos_client.writing.catch_up import fold_at
-from dos_protocol.digests import PrefixDigest
+from dos_client.sessions.members import open_member_session
+from dos_client.tasks import background_tasks
 from dos_protocol.errors import (
     BrokenConnectionError,
     BusyError,
     DosError,
     FencedError,
     NotFoundError,
-    RefusedError,
     WrongStoreError,
 )
 from dos_protocol.messages import DirectoryOpened, DurabilityAck, ObjectInfo
@@ -58,9 +57,8 @@ log: Final = logging.getLogger("dos.client")
 
 @dataclass(slots=True)
 class ReplaceProgress:
-    """The progress of a replacement. `phase`: joining, filling, finishing, done. Bytes are those of all
-    directories known so far.
-    """
+    """The progress: `phase` is joining, filling, finishing or done; bytes are of the directories known so
+    far."""
 
     phase: str = "joining"
     directories: int = 0
@@ -74,9 +72,7 @@ Progress = Callable[[ReplaceProgress], None]
 
 @dataclass(slots=True)
 class DirectoryGoal:
-    """The content that the joining member must hold of one directory. `sources`: the member with the longest
-    copy of each object.
-    """
+    """What the joining member must hold of a directory. `sources`: by object, who has the longest copy."""
 
     directory: str
     epoch: int
@@ -209,10 +205,7 @@ class Filling:
             )
 
     async def _check_same_server(self) -> None:
-        """Raise ReplacementError if another server answers at the joining member's address.
-
-        Its disk is lost then, and it will not come back. A member that does not answer is waited for.
-        """
+        """Raise ReplacementError if another server is at the joining member's address: its disk is lost."""
         try:
             answer = await probe(self._joining.address, token=self._store.token, client=self._store.client)
         except DosError:
@@ -239,9 +232,7 @@ class Filling:
         return wanted
 
     async def _compare_copies(self, view: DirectoryView, wanted: DirectoryGoal, name: str) -> None:
-        """Check that every shorter copy is a prefix of the longest. Otherwise a person must decide which one
-        counts.
-        """
+        """Check that every shorter copy is a prefix of the longest. Otherwise a person must decide."""
         for server_id, objects in view.answers.items():
             info = objects.get(name)
             if info is None or not info.synced or server_id == wanted.sources[name].server_id:
@@ -287,9 +278,8 @@ class Filling:
         return missing, opened
 
     async def _agree(self, wanted: DirectoryGoal, copy: ObjectInfo, info: ObjectInfo) -> bool:
-        """Return whether the joining member's part of a file is a prefix of the wanted content, or the other
-        way round.
-        """
+        """Return whether one of the joining member's part of a file and the wanted content begins with the
+        other."""
         if copy.corrupt or copy.poisoned:
             return False
         if copy.synced >= info.synced:
@@ -312,16 +302,14 @@ class Filling:
         )
 
     async def _fill(self, wanted: DirectoryGoal, missing: list[str], live: DirectoryOpened) -> None:
-        """Hold the directory on the joining member with the newest known claim, and append what is
-        missing.
-        """
+        """Hold the directory on the joining member with the newest claim, and append what is missing."""
         epoch, writer_id = max((wanted.epoch, wanted.writer_id), (live.epoch, live.writer_id))
         async with open_member_session(self._store, self._joining) as connection:
             opened = await self._enter(connection, wanted.directory, epoch, writer_id, live.epoch)
             sizes = {info.name: info.synced for info in opened.entries}
             for name in missing:
                 copy = _Copy(connection, wanted, name, sizes.get(name, 0), self._count)
-                await copy.run(await self._reader(wanted, name))
+                await copy.run(MemberSource(await self._reader(wanted, name), name))
 
     async def _enter(
         self, connection: Connection, directory: str, epoch: int, writer_id: bytes, held: int
@@ -334,7 +322,7 @@ class Filling:
 
 
 class _Copy:
-    """One object that is being copied to the joining member."""
+    """One object that is being copied to the joining member, over its session: a `CopyTarget`."""
 
     def __init__(
         self, connection: Connection, wanted: DirectoryGoal, name: str, size: int, count: Callable[[], None]
@@ -342,12 +330,12 @@ class _Copy:
         self._connection = connection
         self._wanted = wanted
         self._name = name
-        self._sent = size
-        self._synced = size
+        self._goal = wanted.objects[name]
+        self._sent = self._synced = size
         self._moved = trio.Event()
         self._count = count
         connection.on_durability_ack = self._durability_ack
-        connection.on_append_refused = self._refused
+        connection.on_append_refused = lambda _, error: connection.fail(error)
 
     def _durability_ack(self, mark: DurabilityAck) -> None:
         if mark.name == self._name:
@@ -355,33 +343,31 @@ class _Copy:
             self._wanted.copied[self._name] = self._synced
             self._moved.set()
 
-    def _refused(self, tag: int, error: RefusedError) -> None:
-        del tag
-        self._connection.fail(error)
+    async def run(self, source: MemberSource) -> None:
+        """Copy until the member has synced all of the object."""
+        fold = await fold_at(source, self._sent)
+        goal = self._goal
+        if await copy_bytes(source, self, fold, {goal.synced: goal.digest}.get) < goal.synced:
+            raise NotFoundError(f"{source} no longer has the bytes at {self._sent}")
+        while self._synced < goal.synced:
+            await self._progress()
 
-    async def run(self, source: Connection) -> None:
-        goal = self._wanted.objects[self._name].synced
-        fold = await fold_at(source, self._name, self._sent)
-        while self._synced < goal:
-            if self._sent < goal and self._sent - self._synced < fill_in_flight_bytes_max:
-                await self._send_chunk(source, fold, goal)
-            else:
-                await self._progress()
+    async def wanted(self, offset: int) -> int:
+        """Implement `CopyTarget`."""
+        while self._sent - self._synced >= fill_in_flight_bytes_max:
+            await self._progress()
+        return min(catch_up_chunk_bytes, max(0, self._goal.synced - offset))
 
-    async def _send_chunk(self, source: Connection, fold: PrefixDigest, goal: int) -> None:
-        data = await source.get(self._name, self._sent, min(catch_up_chunk_bytes, goal - self._sent))
-        if not data:
-            raise NotFoundError(f"{source.address} no longer has the bytes of {self._name} at {self._sent}")
-        chunk = Chunk(self._sent, fold.value, data)
-        fold.update(data)
-        self._connection.post(append_head(self._name, 1, chunk), data)
+    async def put(self, chunk: Chunk) -> None:
+        """Implement `CopyTarget`."""
+        self._connection.post(append_head(self._name, 1, chunk), chunk.payload)
         self._sent = chunk.end
         self._count()
 
     async def _progress(self) -> None:
         """Wait for a durability ack. Raises the reason if the session fails."""
         self._moved = trio.Event()
-        async with trio.open_nursery() as nursery:
+        async with background_tasks() as nursery:
 
             async def broken() -> None:
                 await self._connection.wait_broken()
@@ -389,6 +375,5 @@ class _Copy:
 
             nursery.start_soon(broken)
             await self._moved.wait()
-            nursery.cancel_scope.cancel()
         if self._connection.failure is not None:
             raise self._connection.failure

@@ -1,28 +1,33 @@
-"""Decide store records: the log of `core.record_log`, on a claim of the store.
+"""Decide store records, and write who changed the store, when and why: `core.logs`, on a claim of the store.
 
 This module takes the log over, appends, and waits for the quorum. `core.replacement` decides the records.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import getpass
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
 
 import trio
 
 from dos_client import randomness
-from dos_client.core import record_log
-from dos_client.core.backoff import backoff_s
-from dos_client.core.change_log import BEAT, CHANGES, Change
-from dos_client.core.json_log import Entry, JsonLog
-from dos_client.core.override_log import OVERRIDES, Override
-from dos_client.limits import take_over_attempts_max
+from dos_client.core import logs
+from dos_client.core.logs import BEAT, CHANGES, OVERRIDES, Change, Entry, JsonLog, Override, merge
+from dos_client.limits import change_beat_s, change_end_s, take_over_attempts_max
 from dos_client.live_store import Store
-from dos_client.reading.sessions import read_one
+from dos_client.randomness import backoff_s
+from dos_client.reading.member_queries import read_one
+from dos_client.tasks import background_tasks
 from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import BrokenConnectionError, DosError, FencedError
-from dos_protocol.store_record import StoreRecord
+from dos_protocol.names import id_text
+from dos_protocol.store_record import Member, StoreRecord
 
 _T = TypeVar("_T")
 
@@ -34,8 +39,7 @@ class RecordLog:
         self.last = last
         self._claim = claim
         self._writer = writer
-        self._overrides: ObjectWriter | None = None
-        self._history: ObjectWriter | None = None
+        self._others: dict[str, ObjectWriter] = {}
 
     @property
     def epoch(self) -> int:
@@ -50,55 +54,52 @@ class RecordLog:
         """Decide the record for its generation. Raises FencedError if another run has taken the log over."""
         if record.generation != self.last.generation + 1:
             raise ValueError(f"generation {record.generation} does not follow {self.last.generation}")
-        await self._writer.wait_synced(self._writer.append(record_log.encode_entry(record)))
+        await self._writer.wait_synced(self._writer.append(logs.encode_entry(record)))
         self.last = record
 
     async def note(self, entry: Override) -> None:
         """Write an override entry on a quorum. Raises as `decide`."""
-        if self._overrides is None:
-            self._overrides = self._claim.open_object(OVERRIDES.object_name(self._claim.epoch))
-        await self._overrides.wait_synced(self._overrides.append(OVERRIDES.encode(entry)))
+        writer = self._writer_of(OVERRIDES)
+        await writer.wait_synced(writer.append(OVERRIDES.encode(entry)))
 
     async def record_change(self, change: Change) -> None:
         """Write an entry of the history on a quorum. Raises as `decide`."""
-        writer = self._history_writer()
+        writer = self._writer_of(CHANGES)
         await writer.wait_synced(writer.append(CHANGES.encode(change)))
 
     def beat(self) -> None:
         """Show that this run works. Raises FencedError if another run has taken the log over."""
-        self._history_writer().append(BEAT)
+        self._writer_of(CHANGES).append(BEAT)
 
-    def _history_writer(self) -> ObjectWriter:
-        if self._history is None:
-            self._history = self._claim.open_object(CHANGES.object_name(self._claim.epoch))
-        return self._history
+    def _writer_of(self, log: "JsonLog[Any]") -> ObjectWriter:
+        name = log.object_name(self._claim.epoch)
+        if name not in self._others:
+            self._others[name] = self._claim.open_object(name)
+        return self._others[name]
 
 
 async def read_overrides(store: Store) -> list[Override]:
-    """Return what people forced on the store, oldest first.
-
-    Raises QuorumUnavailableError, or BrokenConnectionError if members repeatedly disconnect during the read.
-    """
+    """Return what people forced on the store, oldest first. Raises as `read_log`."""
     return await read_log(store, OVERRIDES)
 
 
 async def read_log(store: Store, log: JsonLog[Entry]) -> list[Entry]:
-    """Return the entries of a log of this directory. Raises as `read_overrides`."""
+    """Return a log's entries. Raises QuorumUnavailableError, BrokenConnectionError after retries."""
     return await _retry(lambda store: _read_log_once(store, log), store, BrokenConnectionError)
 
 
 async def _read_log_once(store: Store, log: JsonLog[Entry]) -> list[Entry]:
-    view = await store.inspect(record_log.DIRECTORY)
-    holders = record_log.record_in(store.record, record_log.DIRECTORY)
+    view = await store.inspect(logs.DIRECTORY)
+    holders = logs.record_in(store.record, logs.DIRECTORY)
     entries: list[Entry] = []
     for name in log.names(view.answers):
-        copy = record_log.longest(view.answers, name)
+        copy = logs.longest(view.answers, name)
         if copy is None or not copy[1].synced:
             continue
         member = holders.member(copy[0])  # only this member is sure to have the entry's bytes
         if member is None:
             raise BrokenConnectionError("a member left the store during the read")
-        connection = await store.reader(member, record_log.DIRECTORY)
+        connection = await store.reader(member, logs.DIRECTORY)
         entries += log.decode(await read_one(connection, name, 0, copy[1].synced))
     return entries
 
@@ -125,9 +126,7 @@ async def open_record_log(store: Store, *, seen_epoch: int | None = None) -> Asy
 async def _retry(
     attempt_once: Callable[[Store], Awaitable[_T]], store: Store, transient: type[DosError]
 ) -> _T:
-    """Retry after each `transient` error, with a random, doubling pause, at most `take_over_attempts_max`
-    times.
-    """
+    """Repeat after each `transient` error, at most `take_over_attempts_max` times, after random pauses."""
     attempt = 0
     while True:
         attempt += 1
@@ -140,18 +139,18 @@ async def _retry(
 
 
 async def _take_over_once(store: Store, seen_epoch: int | None = None) -> tuple[Claim, RecordLog]:
-    view = await store.inspect(record_log.DIRECTORY)
+    view = await store.inspect(logs.DIRECTORY)
     if seen_epoch is not None and view.epoch_seen > seen_epoch:
         raise FencedError(
-            f"another run has taken {record_log.DIRECTORY} over: epoch {view.epoch_seen}, not {seen_epoch}",
+            f"another run has taken {logs.DIRECTORY} over: epoch {view.epoch_seen}, not {seen_epoch}",
             actual=view.epoch_seen,
         )
     # Of two runs that saw the same epoch, at most one gets the next one on a quorum.
-    claim = await store.claim(record_log.DIRECTORY, view.epoch_seen + 1, randomness.fresh_id())
+    claim = await store.claim(logs.DIRECTORY, view.epoch_seen + 1, randomness.fresh_id())
     try:
-        last = record_log.last_of(await _settle_all(claim), store.record)
-        writer = claim.open_object(record_log.object_name(claim.epoch))
-        await writer.wait_synced(writer.append(record_log.encode_entry(last)))
+        last = logs.last_of(await _settle_all(claim), store.record)
+        writer = claim.open_object(logs.object_name(claim.epoch))
+        await writer.wait_synced(writer.append(logs.encode_entry(last)))
     except BaseException:
         with trio.CancelScope(shield=True):
             await claim.aclose()
@@ -165,13 +164,84 @@ async def _settle_all(claim: Claim) -> list[StoreRecord]:
     Objects before the head are settled too, so that a joining member has them all. They are few and small.
     """
     head: list[StoreRecord] = []
-    for name in record_log.names_newest_first(claim.answers):
-        copy = record_log.longest(claim.answers, name)
+    for name in logs.names_newest_first(claim.answers):
+        copy = logs.longest(claim.answers, name)
         if copy is None or not copy[1].synced:
             continue
         member, info = copy
         data = await claim.read(name, 0, info.synced, member)
-        entries, complete_bytes = record_log.decode_entries(data)
+        entries, complete_bytes = logs.decode_entries(data)
         await claim.settle(name, complete_bytes, prefix_digest(data[:complete_bytes]))
         head = head or entries
     return head
+
+
+log: Final = logging.getLogger("dos.client")
+
+
+def named(*members: Member | None) -> str:
+    """Return the members for the history, as addresses with server ids."""
+    return ", ".join(names_of(one for one in members if one is not None))
+
+
+def names_of(members: Iterable[Member]) -> list[str]:
+    """Format members for people and for the logs."""
+    return [f"{one.address} ({id_text(one.server_id)})" for one in members]
+
+
+def this_user() -> str:
+    """Return who runs this program, and on which host."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def now_text() -> str:
+    """Return the current time for the logs."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def change_now(
+    store: Store, what: str, *, old: str = "", new: str = "", why: str = "", automatic: bool = False
+) -> Change:
+    """Return the first entry of a change that begins now."""
+    by = f"{this_user()}, {store.client or 'dos'}"
+    return Change(what, now_text(), by, store.record.generation, old, new, why, automatic)
+
+
+@asynccontextmanager
+async def recorded(store: Store, records: RecordLog, change: Change) -> AsyncIterator[None]:
+    """Write the entries of a change before and after the block, and beats during it.
+
+    If the block raises, the second entry has the error. If it is canceled, there is no second entry.
+    """
+    await records.record_change(change)
+    failure: Exception | None = None
+    try:
+        async with background_tasks() as nursery:
+            nursery.start_soon(_beat, records)
+            yield
+    except Exception as error:  # raised below, after it is in the history
+        failure = error
+    outcome = "done" if failure is None else f"failed: {failure.args[0] if failure.args else failure!r}"
+    end = replace(change, at=now_text(), generation=store.record.generation, outcome=outcome)
+    try:
+        with trio.move_on_after(change_end_s):
+            await records.record_change(end)
+    except DosError as error:
+        log.warning("the end of the change is not in the history: %s", error)
+    if failure is not None:
+        raise failure
+
+
+async def _beat(records: RecordLog) -> None:
+    while True:
+        await trio.sleep(change_beat_s)
+        try:
+            records.beat()
+        except DosError as error:
+            log.info("this run no longer changes the store: %s", error)
+            return
+
+
+async def read_history(store: Store) -> list[Change]:
+    """Return the changes of the store, oldest first. Raises as `read_log`."""
+    return merge(await read_log(store, CHANGES))

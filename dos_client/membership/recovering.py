@@ -1,7 +1,5 @@
 """Continue after more members were lost than the store tolerates, when a person accepts the loss.
 
-This module has the order of the steps. The requests to the survivors, and their changes, are in `surviving`.
-
 1. The forced record is sent to the survivors until it counts. From then on they reject every session of an
    older one.
 2. It is sent to every other reachable server of the store, which learns that it is out.
@@ -12,31 +10,39 @@ This module has the order of the steps. The requests to the survivors, and their
 7. A second entry records the completion. Without it, the same command continues from step 3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from dos_client.core.comparing import CopyState
-from dos_client.core.override_log import ACCEPT_LOSS, Override
-from dos_client.core.recovery import StoreSurvivors, forced
+import trio
+
+from dos_client import randomness
+from dos_client.core.comparing import CopyState, MemberCopy, RepairPlan, copy_of, judge, plan
+from dos_client.core.logs import ACCEPT_LOSS, DIRECTORY, Override
+from dos_client.core.quorum import Quorums
+from dos_client.core.replacement import StoreSurvivors, forced
 from dos_client.errors import LossError, ReplacementError
-from dos_client.membership.checking import require_empty
+from dos_client.limits import fill_directories_max
 from dos_client.membership.filling import Progress
 from dos_client.membership.record_log import open_record_log
-from dos_client.membership.replacing import ProgressReporter, add_to, install_decided
-from dos_client.membership.surviving import (
-    claim_above,
+from dos_client.membership.replacing import (
+    ProgressReporter,
+    add_to,
     describe_loss,
     entry,
     find_survivors,
     force,
+    install_decided,
     need_store,
-    truncate_damage,
+    require_empty,
     unfinished,
 )
-from dos_client.repair.repairing import repair_store
+from dos_client.repair.repairing import repair_store, send_copy
+from dos_client.repair.walking import StoreWalk, open_walk
 from dos_client.sessions.discovery import ServerSurvey
 from dos_client.store import Store, open_store
 from dos_client.urls import DosUrl, parse_address, parse_url
+from dos_protocol.errors import CorruptError, DosError, NotFoundError, PastEndError
+from dos_protocol.limits import epoch_jump_max, u64_max
 from dos_protocol.store_record import StoreRecord
 
 
@@ -159,3 +165,101 @@ async def _finish(
         await records.note(replace(override, finished=True, details=details))
     reporter.phase("done")
     return Recovered(store.record, tuple(details))
+
+
+async def truncate_damage(store: Store) -> list[str]:
+    """Truncate damaged copies that cannot be repaired any more to their good part. Returns one line each."""
+    done: list[str] = []
+    async with open_walk(store) as walk:
+        for directory in await walk.directories():
+            await walk.enter(directory)
+            for name in walk.names():
+                done += await _settle_object(walk, directory, name)
+    return done
+
+
+async def claim_above(store: Store, directories: Collection[str] | None = None) -> list[str]:
+    """Claim the given directories, or all, far above every epoch seen. Returns one line each.
+
+    Raises the first error after the others are done. If `directories` is given, F members answer. A directory
+    of those that was never claimed is not claimed here either: a claim would lock out clients of version 0.
+    """
+    done: list[str] = []
+    failed: list[DosError] = []
+    limiter = trio.CapacityLimiter(fill_directories_max)
+
+    async def jump(name: str) -> None:
+        try:
+            async with limiter:
+                seen = (await store.inspect(name)).epoch_seen
+                if directories is not None and not seen:
+                    return
+                async with await store.claim(name, seen + epoch_jump_max, randomness.fresh_id()) as claim:
+                    done.append(f"{name}: claimed at epoch {claim.epoch}, above {seen}")
+        except DosError as error:  # raised below: the nursery would wrap it in an exception group
+            failed.append(error)
+
+    names = await store.list_directories()
+    async with trio.open_nursery() as nursery:
+        for name in names:
+            if name != DIRECTORY and (directories is None or name in directories):
+                nursery.start_soon(jump, name)
+    if failed:
+        raise failed[0]
+    return sorted(done)
+
+
+async def _settle_object(walk: StoreWalk, directory: str, name: str) -> list[str]:
+    done: list[str] = []
+    for server_id in [one for one, info in walk.infos(name).items() if info is not None and info.corrupt]:
+        copies, digests = await walk.compared(name, walk.infos(name))
+        # without a claim, files of one name need not be copies of each other
+        only = None if walk.claimed else server_id
+        todo = plan(server_id, copies, digests, Quorums(walk.record)) if only is None else None
+        if not isinstance(todo, RepairPlan):
+            todo = await _best_remaining(walk, name, copies[server_id], only)
+        elif judge(copies, digests).verdicts[server_id] is CopyState.DAMAGED:
+            todo = RepairPlan(todo.old, todo.goal, todo.sources, overwrite=True)
+        try:
+            await send_copy(walk, name, server_id, todo)
+        # its server knows now where the damage is: the bytes before it are the best there is
+        except CorruptError:
+            await walk.enter(directory)
+            todo = await _best_remaining(walk, name, copy_of(walk.infos(name)[server_id]), only)
+            await send_copy(walk, name, server_id, todo)
+        await walk.enter(directory)
+        address = walk.member(server_id).address
+        done.append(f"{directory}/{name} on {address}: was damaged, now {todo.goal.size} bytes")
+    return done
+
+
+async def _best_remaining(walk: StoreWalk, name: str, old: MemberCopy, only: bytes | None) -> RepairPlan:
+    """Return a repair with the longest good bytes of any survivor, or of `only`: all, or up to its damage."""
+    best = RepairPlan(old, MemberCopy(0, 0), (), overwrite=True)
+    for one, info in walk.infos(name).items():
+        if info is None or only not in (None, one):
+            continue
+        goal = (
+            MemberCopy(info.synced, info.digest)
+            if not info.corrupt
+            else await _undamaged_part(walk, one, name)
+        )
+        if goal.size > best.goal.size:
+            best = RepairPlan(old, goal, (one,), overwrite=True)
+    return best
+
+
+async def _undamaged_part(walk: StoreWalk, server_id: bytes, name: str) -> MemberCopy:
+    session = walk.session(server_id)
+    try:
+        await session.get(name, u64_max, 1)
+    except (CorruptError, PastEndError) as error:
+        size = error.actual
+    except NotFoundError:
+        size = 0
+    while size:
+        try:
+            return MemberCopy(size, (await session.stat(name, size)).digest)
+        except CorruptError as error:
+            size = error.actual if error.actual < size else 0
+    return MemberCopy(0, 0)

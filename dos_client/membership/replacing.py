@@ -1,40 +1,61 @@
-"""Replace or add a member: the order of the steps, from one store record to the next.
+"""Change the members of a store: the order of the steps, from one store record to the next.
 
 `core.replacement` decides the records, `record_log` makes them decided, `filling` fills the new member.
-docs/decisions/0010 explains why this is safe.
+docs/decisions/0010 explains why this is safe; 0223, the changes that move no data; 0013, forced records.
 """
 
 import logging
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
 
-from dos_client.core.backoff import backoff_s
-from dos_client.core.membership import ServerAnswer
-from dos_client.core.override_log import OTHER_IS_GONE, Override
-from dos_client.core.quorum import filled_member, replaced_member, tie_breaker
-from dos_client.core.recovery import StoreSurvivors, era, forced
-from dos_client.core.replacement import ReplacementPlan, ReplacementStep, add, finish, plan
-from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError
-from dos_client.limits import inspect_timeout_s, install_timeout_s
-from dos_client.live_store import Store
-from dos_client.membership.checking import is_there, refusals, require_both, require_empty
-from dos_client.membership.filling import Filling, Progress, ReplaceProgress
-from dos_client.membership.history import change_now, named, recorded
-from dos_client.membership.record_log import RecordLog, open_record_log
-from dos_client.membership.surviving import (
-    describe_loss,
-    entry,
-    find_survivors,
-    force,
-    need_store,
-    unfinished,
+from dos_client.core.logs import ACCEPT_LOSS, DIRECTORY, OTHER_IS_GONE, Change, Override, is_finished
+from dos_client.core.membership import ROLLED_BACK, ServerAnswer
+from dos_client.core.quorum import Quorums, filled_member, replaced_member, tie_breaker
+from dos_client.core.replacement import (
+    ReplacementPlan,
+    ReplacementStep,
+    StoreSurvivors,
+    add,
+    era,
+    finish,
+    forced,
+    move,
+    plan,
+    survivors,
+    with_spare,
+    without_spare,
 )
-from dos_client.sessions.discovery import ServerSurvey, probe, send_record
+from dos_client.errors import LossError, QuorumUnavailableError, ReplacementError, StoreNotReadyError
+from dos_client.limits import inspect_timeout_s, install_timeout_s, open_timeout_s
+from dos_client.live_store import Store
+from dos_client.membership.filling import Filling, Progress, ReplaceProgress
+from dos_client.membership.record_log import (
+    RecordLog,
+    change_now,
+    named,
+    names_of,
+    now_text,
+    open_record_log,
+    read_overrides,
+    recorded,
+    this_user,
+)
+from dos_client.randomness import backoff_s
+from dos_client.sessions.connection import open_connection
+from dos_client.sessions.discovery import ServerSurvey, find_membership, probe, send_record
 from dos_client.store import open_store
 from dos_client.urls import DosUrl, parse_address, parse_url
-from dos_protocol.errors import DosError, FencedError
+from dos_protocol.errors import (
+    CorruptDataError,
+    CorruptError,
+    DosError,
+    FencedError,
+)
+from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import id_text
 from dos_protocol.store_record import Member, StoreRecord
 
@@ -171,9 +192,7 @@ async def _replace(
 async def replace_in(
     store: Store, records: RecordLog, old: str, new: ServerAnswer, reporter: "ProgressReporter"
 ) -> None:
-    """Replace a member, or continue to replace it, under a claim of the record log. Raises as
-    `replace_member`.
-    """
+    """Replace a member, or continue to, under a claim of the record log. Raises as `replace_member`."""
     leaving, absent = store.record.find(old), False
     if leaving is not None and tie_breaker(store.record) is not None:
         absent = not await is_there(store, leaving)
@@ -305,9 +324,7 @@ async def decide_and_install(store: Store, records: RecordLog, record: StoreReco
 
 
 async def install_decided(store: Store, records: RecordLog) -> None:
-    """Install a record that another run decided and sent to too few members, before anything else is
-    decided.
-    """
+    """Install a record that another run decided and sent to too few members, before all else."""
     if records.last.generation > store.record.generation:
         await _install(store, records.last)
 
@@ -355,10 +372,386 @@ async def _fill(store: Store, records: RecordLog, reporter: ProgressReporter) ->
 
 
 async def _send_record_to_leaving(store: Store, address: str) -> None:
-    """Send the new record to the server that left, if it answers, so that its own record shows that it is not
-    a member.
-    """
+    """Send the record to the server that left, if it answers: its own record then shows that it is out."""
     try:
         await send_record(address, store.record, token=store.token, client=store.client)
     except DosError as error:
         log.info("the replaced server %s did not accept the record: %s", address, error.args[0])
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise ReplacementError for the ValueError with which the rules of records refuse a change."""
+    try:
+        yield
+    except ValueError as error:
+        raise ReplacementError(str(error)) from error
+
+
+async def require_empty(address: str, token: bytes, client: str, record: StoreRecord | None = None) -> None:
+    """Raise ReplacementError unless the server is empty and in no store, or a spare of this record.
+
+    A spare may hold the directory of the record log, if it was a tie-breaker.
+    """
+    async with open_connection(address, token=token, client=client) as connection:
+        held = connection.record
+        spare = record is not None and any(one.server_id == connection.server_id for one in record.spares)
+        if held is not None and not (spare and record is not None and held.store_id == record.store_id):
+            raise ReplacementError(f"{address} already belongs to store {held.store_id.hex()}")
+        if [one for one in (await connection.list_names()).entries if not spare or one.name != DIRECTORY]:
+            raise ReplacementError(
+                f"{address} is not empty",
+                remedy="start it on an empty data directory; if it fills again, a client writes to that"
+                " address directly: stop that client, or use another address until the server is in",
+            )
+
+
+async def is_there(store: Store, member: Member) -> bool:
+    """Return whether the member answers as itself at its address."""
+    try:
+        answer = await probe(member.address, token=store.token, client=store.client)
+    except DosError:
+        return False
+    return answer.server_id == member.server_id and not answer.rolled_back
+
+
+async def require_both(store: Store) -> None:
+    """Raise ReplacementError if a member is away whom a change needs that a tie-breaker could decide."""
+    for member in store.record.members if tie_breaker(store.record) is not None else ():
+        if not await is_there(store, member):
+            raise ReplacementError(f"{member.address} is unavailable", remedy="start it, or replace it first")
+
+
+async def add_spare(
+    url: str | DosUrl, *, new: str, token: bytes = b"", client: str = "dos store spare add"
+) -> StoreRecord:
+    """Add the empty server at the address `new` to the store's spares. Returns the record in use then.
+
+    Raises ReplacementError, if the server is not empty, is used otherwise, or a change is in progress;
+    StoreNotReadyError, QuorumUnavailableError.
+    """
+    address = parse_address(new)
+    async with open_store(parse_url(url), token=token, client=client) as store:
+        answer = await probe(address, token=token, client=client)
+        if any(one.server_id == answer.server_id for one in store.record.spares):
+            return store.record
+        spare = Member(answer.server_id, address, "spare")
+        async with _changing(store, change_now(store, "spare-add", new=named(spare))) as records:
+            await require_empty(address, token, client)
+            with refusals():
+                record = with_spare(store.record, spare.server_id, address)
+            await decide_and_install(store, records, record)
+        return store.record
+
+
+async def remove_spare(
+    url: str | DosUrl, *, spare: str, token: bytes = b"", client: str = "dos store spare remove"
+) -> StoreRecord:
+    """Remove a spare, given by its address or its server id in hex. Raises as `add_spare`."""
+    async with open_store(parse_url(url), token=token, client=client) as store:
+        known = [one for one in store.record.spares if spare in (one.address, id_text(one.server_id))]
+        change = change_now(store, "spare-remove", old=named(*known) or spare)
+        async with _changing(store, change) as records:
+            with refusals():
+                record = without_spare(store.record, spare)
+            await decide_and_install(store, records, record)
+        for one in known:
+            try:
+                await send_record(one.address, store.record, token=token, client=client)
+            except DosError as error:
+                log.info("the removed spare %s did not accept the record: %s", one.address, error.args[0])
+        return store.record
+
+
+async def move_member(
+    url: str | DosUrl, *, new: str, token: bytes = b"", client: str = "dos store move"
+) -> StoreRecord:
+    """Record that a member of the store is now at the address `new`. Its identity tells which one it is.
+
+    Raises ReplacementError if the server at `new` is no member, also answers at its old address, or has a
+    disk that went back in time; StoreNotReadyError, QuorumUnavailableError.
+    """
+    parsed, address = parse_url(url), parse_address(new)
+    answer = await probe(address, token=token, client=client)
+    servers = list(dict.fromkeys([*parsed.servers, address]))
+    membership, _ = await find_membership(servers, token=token, client=client, hurry=True)
+    known = membership.record.member(answer.server_id) if membership.record is not None else None
+    if known is None:
+        raise ReplacementError(
+            f"the server at {address} (server id {id_text(answer.server_id)}) is not a member of this store",
+            remedy="start it with the data directory of the member that moved",
+        )
+    if known.address == address and membership.record is not None:
+        return membership.record
+    at = DosUrl(tuple(servers))
+    async with open_store(at, token=token, client=client, located={known.server_id: address}) as store:
+        change = change_now(store, "move", old=named(known), new=address)
+        async with _changing(store, change) as records:
+            await move_in(store, records, {known.server_id: address})
+        return store.record
+
+
+async def move_in(store: Store, records: RecordLog, addresses: Mapping[bytes, str]) -> None:
+    """Record new addresses of members, by server id, under a claim of the record log.
+
+    The store was opened with `located=addresses`, so the disks at these addresses are compared with what the
+    other members know of them. Raises ReplacementError.
+    """
+    for server_id, address in addresses.items():
+        await _is_that_member(store, server_id, address)
+    with refusals():
+        record = move(store.record, addresses)
+    await decide_and_install(store, records, record)
+
+
+async def _is_that_member(store: Store, server_id: bytes, address: str) -> None:
+    """Raise ReplacementError unless the member works at the address, its disk did not go back, and it does
+    not also answer at its old address. A disk there that went back does not matter: its server serves no
+    session of the store.
+    """
+    answer = await probe(address, token=store.token, client=store.client)
+    with trio.move_on_after(open_timeout_s):
+        while not (
+            answer.rolled_back or store.is_connected(server_id) or server_id in store.witnesses.rolled_back
+        ):
+            await store.wait_moved(inspect_timeout_s)
+    member = store.record.member(server_id)
+    if answer.rolled_back or server_id in store.witnesses.rolled_back:
+        raise ReplacementError(
+            f"the disk of the server at {address} went back in time: it is an older copy",
+            remedy="start the newest disk of this member; if it is lost, replace the member",
+        )
+    if member is None or not store.is_connected(server_id):
+        raise ReplacementError(f"{address} does not answer as server {id_text(server_id)}")
+    try:
+        old = await probe(member.address, token=store.token, client=store.client)
+    except DosError:
+        return
+    if member.address != address and old.server_id == server_id and not old.rolled_back:
+        raise ReplacementError(
+            f"server {id_text(server_id)} answers at {member.address} and at {address}",
+            remedy="stop the copy of its disk",
+        )
+
+
+@asynccontextmanager
+async def _changing(store: Store, change: Change) -> AsyncIterator[RecordLog]:
+    """Take the record log over for one change, unless another change is in progress."""
+    _no_change_in_progress(store.record)
+    async with open_record_log(store) as records:
+        await install_decided(store, records)
+        _no_change_in_progress(store.record)
+        async with recorded(store, records, replace(change, generation=store.record.generation)):
+            yield records
+
+
+def _no_change_in_progress(record: StoreRecord) -> None:
+    filled = filled_member(record)
+    if filled is not None:
+        raise ReplacementError(
+            f"{filled.address} is {filled.state}: only one change at a time",
+            remedy="wait until it is in; see `dos store status`",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivingDirectory:
+    """What the survivors have of one directory."""
+
+    directory: str
+    epoch: int
+    objects: int
+    bytes: int
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class StoreLoss:
+    """What is missing, and what may be lost.
+
+    `present`, `lost`: members as "address (server id)". `why`: by address, the error or the other server
+    found there. `known`: what is left, by directory.
+    """
+
+    record: StoreRecord
+    present: list[str]
+    lost: list[str]
+    why: dict[str, str]
+    known: list[SurvivingDirectory] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Return the report for people, as lines."""
+        record = self.record
+        f = Quorums(record).claims_needed
+        return [
+            (
+                f"store {id_text(record.store_id)}, generation {record.generation}: {f} of"
+                f" {len(record.voters)} members are needed, {len(self.present)} answer"
+            ),
+            *(f"  there:   {one}" for one in self.present),
+            *(f"  missing: {one}: {self.why.get(one.split(' ')[0], 'not seen')}" for one in self.lost),
+            "bytes that only the missing members acknowledged may be lost; what is left:",
+            *(
+                f"  {one.directory}: {one.objects} objects, {one.bytes} bytes, epoch {one.epoch}"
+                + (f"; damaged: {', '.join(one.damaged)}" if one.damaged else "")
+                for one in self.known
+            ),
+            *([] if self.known else ["  no directory"]),
+        ]
+
+
+async def find_survivors(
+    servers: Iterable[str], *, token: bytes, client: str
+) -> tuple[StoreSurvivors | None, ServerSurvey]:
+    """Find out which members are left of the store that the servers belong to."""
+    membership, seen = await find_membership(servers, token=token, client=client)
+    return survivors(membership, seen.answers), seen
+
+
+def need_store(now: StoreSurvivors | None, seen: ServerSurvey) -> StoreSurvivors:
+    """Return what is left. Raises StoreNotReadyError without a record, or if the store is ambiguous."""
+    stores: dict[bytes, list[str]] = {}
+    for answer in seen.answers:
+        if answer.record is not None:
+            stores.setdefault(answer.record.store_id, []).append(answer.address)
+    if now is None and len(stores) > 1:
+        raise StoreNotReadyError(
+            f"the servers belong to {len(stores)} stores",
+            [f"{', '.join(addresses)}: {id_text(one)}" for one, addresses in stores.items()],
+            remedy="name servers of one store only",
+        )
+    if now is None or not now.present:
+        raise StoreNotReadyError(
+            "no member of a store answers, so the store cannot continue",
+            [f"{address}: {error}" for address, error in seen.errors.items()],
+            remedy="start one of its servers, with the data directory it had",
+        )
+    return now
+
+
+async def describe_loss(now: StoreSurvivors, seen: ServerSurvey, *, token: bytes, client: str) -> StoreLoss:
+    """Return what the survivors have. Each is queried alone, because they are too few for a quorum."""
+    copies_of: dict[str, list[tuple[int, tuple[ObjectInfo, ...]]]] = {}
+    for member in now.present:
+        try:
+            async with open_connection(member.address, token=token, client=client) as connection:
+                for entry in await connection.list_all():
+                    opened = await connection.open_directory(entry.name)
+                    copies_of.setdefault(entry.name, []).append((opened.epoch, opened.entries))
+        except DosError as error:
+            log.warning("%s: %s", member.address, error)
+    known = [
+        SurvivingDirectory(
+            name,
+            max(epoch for epoch, _ in copies),
+            len({info.name for _, entries in copies for info in entries}),
+            max(sum(info.synced for info in entries) for _, entries in copies),
+            tuple(sorted({info.name for _, entries in copies for info in entries if info.corrupt})),
+        )
+        for name, copies in sorted(copies_of.items())
+        if name != DIRECTORY
+    ]
+    why = {member.address: _why(member, seen) for member in now.lost}
+    return StoreLoss(now.record, names_of(now.present), names_of(now.lost), why, known)
+
+
+def _why(member: Member, seen: ServerSurvey) -> str:
+    if member.address in seen.errors:
+        return seen.errors[member.address]
+    for answer in seen.answers:
+        if answer.address == member.address:
+            if answer.server_id == member.server_id and answer.rolled_back:
+                return ROLLED_BACK
+            state = "belongs to another store" if answer.record is not None else "is empty (wiped or new)"
+            return f"another server answers there (server id {id_text(answer.server_id)}), which {state}"
+    return "did not answer"
+
+
+async def force(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client: str) -> None:
+    """Send a forced record to its members until it counts, then to servers that it leaves out. Raises
+    ReplacementError in the end; it may be repeated."""
+    log.warning(
+        "forcing generation %d of store %s on %s",
+        record.generation, id_text(record.store_id), ", ".join(one.address for one in record.members),
+    )  # fmt: skip
+    addresses = [member.address for member in record.members]
+    errors: dict[str, str] = {}
+    with trio.move_on_after(install_timeout_s):
+        for attempt in range(1, 1 << 20):
+            for address in addresses:
+                try:
+                    await send_record(address, record, token=token, client=client)
+                    errors.pop(address, None)
+                except DosError as error:
+                    errors[address] = str(error.args[0])
+            membership, _ = await find_membership(addresses, token=token, client=client)
+            if membership.record == record:
+                await _send_to_excluded(record, seen, token=token, client=client)
+                return
+            await trio.sleep(backoff_s(attempt, 1.0))
+    raise ReplacementError(
+        f"generation {record.generation} is not confirmed:"
+        f" {'; '.join(errors.values()) or 'too few members accepted it'}",
+        remedy="run the same command again",
+    )
+
+
+async def _send_to_excluded(record: StoreRecord, seen: ServerSurvey, *, token: bytes, client: str) -> None:
+    for answer in seen.answers:
+        if answer.record is None or answer.record.store_id != record.store_id:
+            continue
+        if record.member(answer.server_id) is None:
+            try:
+                await send_record(answer.address, record, token=token, client=client)
+            except DosError as error:
+                log.info("%s did not accept the record that excludes it: %s", answer.address, error.args[0])
+
+
+def entry(
+    what: str,
+    record: StoreRecord,
+    now: StoreSurvivors,
+    *,
+    finished: bool = False,
+    details: Sequence[str] = (),
+) -> Override:
+    """Return the log entry for a forced change made now."""
+    return Override(
+        what,
+        now_text(),
+        this_user(),
+        record.generation,
+        now.record.generation,
+        names_of(now.present),
+        names_of(now.lost),
+        finished,
+        list(details),
+    )
+
+
+async def unfinished(store: Store, *, accept_loss: bool = False) -> Override | None:
+    """Return the forced change of this store that is not complete, if any.
+
+    Without `accept_loss`, raises LossError if the log that would show it is damaged and no member can repair
+    it. With it, the forced change is completed as a recovery.
+    """
+    if era(store.record.generation) == 0:
+        return None
+    try:
+        entries = await read_overrides(store)
+    except (CorruptError, CorruptDataError, QuorumUnavailableError) as error:
+        if not accept_loss:
+            raise LossError(
+                "the log of forced changes of this store cannot be read",
+                [str(error.args[0])],
+                remedy="start the missing members and run `dos store repair`, or give up the damaged data: "
+                "dos store recover URL --accept-loss",
+            ) from error
+        return Override(ACCEPT_LOSS, "", "", store.record.generation, 0)
+    last = max(entries, key=lambda one: one.generation, default=None)
+    if last is None or era(last.generation) < era(store.record.generation):
+        being_added = filled_member(store.record) is not None
+        # it was interrupted before it wrote which of them
+        what = OTHER_IS_GONE if being_added else ACCEPT_LOSS
+        return Override(what, "", "", store.record.generation, 0)
+    return None if is_finished(entries, last.generation) else last

@@ -1,19 +1,17 @@
 """Collect the status of a store: its record, the condition of each member, its lag, and forced changes.
 
-The names of conditions are defined in `core.describing`.
+The names of conditions are defined in `core.membership`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dos_client.core.change_log import Change
 from dos_client.core.comparing import CopyState
-from dos_client.core.describing import Condition, MemberView, describe, rolled_back, same_server
-from dos_client.core.override_log import Override
+from dos_client.core.logs import Change, Override
+from dos_client.core.membership import Condition, MemberView, describe, rolled_back, same_server
 from dos_client.core.quorum import Quorums, filled_member
 from dos_client.limits import status_answer_s
-from dos_client.membership.history import read_history
-from dos_client.membership.record_log import read_overrides
+from dos_client.membership.record_log import read_history, read_overrides
 from dos_client.repair.verifying import (
     MemberHolding,
     VerifyReport,
@@ -58,9 +56,7 @@ class StoreStatus:
 
     @property
     def filling(self) -> tuple[Member, int] | None:
-        """The joining or adding member and how many of `total_bytes` it has. None without such a member, or
-        without `holdings`.
-        """
+        """The member that is filled, and how many of `total_bytes` it has; None without `holdings`."""
         member = filled_member(self.record) if self.record is not None else None
         if member is None or member.server_id not in self.holdings:
             return None
@@ -91,9 +87,7 @@ class StoreStatus:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is to be done: all members are available and have room, and all copies are equal,
-        or only behind an active writer.
-        """
+        """Whether all members are there and have room, and copies are equal, or behind an active writer."""
         equal = self.compared is None or self.compared.equal
         return equal and all(one.there and not one.refuses_appends for one in self.members)
 

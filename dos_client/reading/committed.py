@@ -1,4 +1,4 @@
-"""Bytes of one object that a quorum holds, verified against the quorum's digest.
+"""Committed bytes of one object: read, streamed ahead, and followed as the object grows.
 
 Bytes are returned only if Qa members have them with one prefix digest (`core.agreement`), and the prefix
 digest that is computed here equals it. Any member may supply the bytes, hedged. A member that supplies other
@@ -7,24 +7,45 @@ never written, because each piece is verified as the continuation of the previou
 
 Cost: for each piece, usually 1 MiB, Qa members are queried for a digest, at the same time as the read. For a
 digest a member reads one or two extents. To begin inside an object, the digest of the preceding block
-boundary is requested first, and up to 64 KiB more are read.
+boundary is requested first, and up to 64 KiB more are read. A stream fetches `pieces_ahead_max` pieces at
+once, and returns them in order after they were verified in order.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
 
 import trio
 
 from dos_client.core.agreement import Agreement, Reach, agree, reach, reading_quorums
 from dos_client.core.quorum import Quorums
 from dos_client.errors import QuorumUnavailableError
+from dos_client.limits import (
+    follow_pause_s,
+    follow_wait_ms,
+    piece_bytes,
+    pieces_ahead_max,
+    read_bytes_max,
+    read_timeout_s,
+)
+from dos_client.randomness import backoff_s
 from dos_client.reading.damage import CopyFault
-from dos_client.reading.member_queries import MemberAnswers, MemberQuery, query_members
-from dos_client.reading.sessions import ReadableStore, read_one
+from dos_client.reading.member_queries import (
+    RETRY_PAUSE_S,
+    MemberAnswers,
+    MemberQuery,
+    ReadableStore,
+    query_members,
+    read_one,
+    with_retries,
+)
 from dos_client.sessions.connection import Connection
 from dos_protocol.digests import PrefixDigest
-from dos_protocol.errors import CorruptError, DosError, NotFoundError
+from dos_protocol.errors import BrokenConnectionError, CorruptError, DosError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes
 from dos_protocol.messages import StatResult
 from dos_protocol.names import check_name
@@ -59,9 +80,7 @@ class CommittedReads:
         return f"{self.directory}/{self.name}"
 
     async def reach(self) -> Reach:
-        """Return how far the object reaches now. Raises NotFoundError if F members report that it does not
-        exist.
-        """
+        """Return how far the object reaches now. Raises NotFoundError if F members have no such object."""
         quorums = reading_quorums(self._store.record)
 
         def evaluate(answers: MemberAnswers[StatResult]) -> tuple[Reach, set[bytes]]:
@@ -88,9 +107,7 @@ class CommittedReads:
         return reached
 
     async def begin(self, offset: int) -> PrefixDigest:
-        """Return the quorum's prefix digest at the block boundary at or before `offset`. Raises
-        PastEndError.
-        """
+        """Return the quorum's digest at the block boundary at or before `offset`. Raises PastEndError."""
         base = offset - offset % digest_block_bytes
         if base == 0:
             return PrefixDigest()
@@ -117,9 +134,7 @@ class CommittedReads:
                 return piece, after
 
     def check(self, fold: PrefixDigest, piece: CommittedPiece) -> PrefixDigest | None:
-        """Return the fold with the piece, or None if these are not the quorum's bytes. The member is then
-        noted as different.
-        """
+        """Return the fold with the piece; None if it is not the quorum's, whose member is then noted."""
         after = fold.copy()
         after.update(piece.data)
         if after.value == piece.digest:
@@ -183,9 +198,8 @@ class CommittedReads:
         return found
 
     async def _agreement(self, size: int, start: int = 0) -> tuple[Agreement, MemberAnswers[StatResult]]:
-        """Ask for the digests at that size. Members that contradict a quorum are noted as different from
-        `start` on.
-        """
+        """Ask for the digests at that size. Note members that contradict a quorum as different from `start`
+        on."""
         quorums = reading_quorums(self._store.record)
 
         async def request(connection: Connection) -> StatResult:
@@ -290,3 +304,304 @@ async def _run_both(first: Callable[[], Awaitable[T]], second: Callable[[], Awai
     if errors:
         raise errors[0]
     return result, results[0]
+
+
+Stream = AsyncGenerator[bytes]
+
+
+class Extent(Protocol):
+    """How far a stream may go."""
+
+    async def beyond(self, size: int) -> int | None:
+        """Return a size above `size` that Qa members have reached, or None if the stream ends there."""
+        ...
+
+
+class Bookmark:
+    """The position of one reader in one append-only object, up to which it knows the object to be committed.
+
+    A stream that begins there sends no request about the earlier bytes, and does not read them again.
+    """
+
+    def __init__(self) -> None:
+        self.fold: PrefixDigest | None = None
+        """The fold of all bytes returned so far. It is replaced, never changed in place."""
+
+
+class Snapshot:
+    """The extent of an object as it was acknowledged when this was created."""
+
+    def __init__(self, store: ReadableStore, committed: CommittedReads) -> None:
+        self._store = store
+        self._committed = committed
+        self._reach: Reach | None = None
+
+    async def beyond(self, size: int) -> int | None:
+        """Implement `Extent`. Raises QuorumUnavailableError if that stays unknown, PastEndError,
+        NotFoundError."""
+        deadline = trio.current_time() + read_timeout_s
+        while True:
+            if self._reach is not None:
+                if self._reach.held > size:
+                    return self._reach.held
+                if self._reach.sure:
+                    break
+                if trio.current_time() > deadline:
+                    raise QuorumUnavailableError(
+                        f"{size} bytes of {self._committed} are on a quorum; only unavailable members know"
+                        f" whether those up to {self._reach.seen} were acknowledged"
+                    )
+                await self._store.wait_moved(RETRY_PAUSE_S)
+            self._reach = await with_retries(self._store, self._committed.reach)
+        if self._reach.held < size:
+            raise PastEndError(
+                f"offset {size} is past the end of {self._committed}: {self._reach.held} bytes are committed",
+                actual=self._reach.held,
+            )
+        return None
+
+
+async def committed_stream(
+    store: ReadableStore,
+    committed: CommittedReads,
+    extent: Extent,
+    offset: int,
+    end: int | None = None,
+    *,
+    without_limit: bool = False,
+    seen: Bookmark | None = None,
+) -> AsyncGenerator[bytes]:
+    """Read the bytes from `offset` to `end`, or as far as `extent` goes.
+
+    `without_limit`: wait for members without limit. `seen`: is advanced with the bytes returned. With a
+    bookmark and an `end`, the bytes up to `end` are assumed to be committed, as the caller knows, unless a
+    quorum does not agree on them.
+    """
+    if end is not None and end <= offset:
+        return
+    fold = None if seen is None else seen.fold
+    known = 0 if seen is None or end is None else end
+    if fold is None or fold.size != offset:
+        if offset < digest_block_bytes:  # otherwise the request for a digest shows whether the object exists
+            known = 0
+        if not known and await extent.beyond(offset) is None:
+            return
+        fold = await with_retries(store, lambda: committed.begin(offset), without_limit=without_limit)
+    with _Ahead(store, committed, without_limit=without_limit) as ahead:
+        while end is None or fold.size < end:
+            limit = known or await extent.beyond(max(fold.size, offset))
+            if limit is None:
+                return
+            piece, fold = await ahead.next(fold, limit if end is None else min(limit, end))
+            if fold.size % piece_bytes and fold.size < limit:
+                known = 0  # a quorum agrees on less
+            if seen is not None:
+                seen.fold = fold
+            data = piece.data[offset - piece.start :] if piece.start < offset else piece.data
+            if data:
+                yield data
+
+
+async def read_committed(
+    store: ReadableStore, directory: str, name: str, offset: int, max_bytes: int
+) -> bytes:
+    """Return committed bytes. Implements `Store.read`."""
+    committed = CommittedReads(store, directory, name)
+    end = offset + min(max_bytes, read_bytes_max)
+    stream = committed_stream(store, committed, Snapshot(store, committed), offset, end)
+    return b"".join([data async for data in stream])
+
+
+class _Slot:
+    """One piece that is being fetched."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self.end = end
+        self.scope = trio.CancelScope()
+        self.piece: CommittedPiece | None = None
+        self.ended = trio.Event()
+
+
+class _Ahead:
+    """The pieces fetched ahead. Invariant: the slots are contiguous."""
+
+    def __init__(self, store: ReadableStore, committed: CommittedReads, *, without_limit: bool) -> None:
+        self._store = store
+        self._committed = committed
+        self._without_limit = without_limit
+        self._slots: deque[_Slot] = deque()
+
+    async def next(self, fold: PrefixDigest, limit: int) -> tuple[CommittedPiece, PrefixDigest]:
+        """Return the verified piece at the end of `fold`, and the fold after it."""
+        self._prefetch(fold.size, limit)
+        slot = self._slots[0]
+        await slot.ended.wait()
+        self._slots.popleft()
+        self._prefetch(slot.end, limit)
+        after = None if slot.piece is None else self._committed.check(fold, slot.piece)
+        if slot.piece is None or after is None:
+            piece, after = await self._fetch_alone(fold, slot.end)
+        else:
+            piece = slot.piece
+        if after.size != slot.end:
+            self._drop_all()
+        return piece, after
+
+    async def _fetch_alone(self, fold: PrefixDigest, end: int) -> tuple[CommittedPiece, PrefixDigest]:
+        """Fetch the piece until it succeeds. Retries, because members that contradict each other may be
+        repaired meanwhile. An object that was removed is not waited for, except by who follows its name.
+        """
+        deadline = trio.current_time() + read_timeout_s
+        while True:
+            try:
+                return await self._committed.piece(fold, end)
+            except (QuorumUnavailableError, BrokenConnectionError, CorruptError, NotFoundError) as error:
+                waits = self._without_limit and not isinstance(error, CorruptError)
+                removed = isinstance(error, NotFoundError)
+                if not waits and (removed or trio.current_time() > deadline):
+                    raise
+            await self._store.wait_moved(RETRY_PAUSE_S)
+
+    def _prefetch(self, start: int, limit: int) -> None:
+        start = self._slots[-1].end if self._slots else start
+        while start < limit and len(self._slots) < pieces_ahead_max:
+            slot = _Slot(start, min(start - start % piece_bytes + piece_bytes, limit))
+            self._slots.append(slot)
+            self._store.start(partial(self._fetch, slot))
+            start = slot.end
+
+    async def _fetch(self, slot: _Slot) -> None:
+        try:
+            # the consumer of the slot fetches it again and gets the error
+            with slot.scope, suppress(DosError):
+                slot.piece = await self._committed.fetch(slot.start, slot.end)
+        finally:
+            slot.ended.set()
+
+    def _drop_all(self) -> None:
+        for slot in self._slots:
+            slot.scope.cancel()
+        self._slots.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._drop_all()
+
+
+async def follow(store: ReadableStore, directory: str, name: str, offset: int) -> AsyncGenerator[bytes]:
+    """Read committed bytes as they are committed. Implements `Store.follow`."""
+    committed = CommittedReads(store, directory, name)
+    with Growth(store, committed) as sizes:
+        stream = committed_stream(store, committed, sizes, offset, without_limit=True)
+        async with aclosing(stream):
+            async for data in stream:
+                yield data
+
+
+class Growth:
+    """What each member has of the object beyond the requested position, watched while this is entered.
+
+    An `Extent` without end. Invariants: `_sizes` has what members reported under the record in use; a member
+    is not polled while its size is above `_position`.
+    """
+
+    def __init__(self, store: ReadableStore, committed: CommittedReads, position: int = 0) -> None:
+        self._store = store
+        self._committed = committed
+        self._record = store.record
+        self._sizes: dict[bytes, int] = {}
+        self._position = position
+        self._session_hold = ExitStack()
+        self._grown = trio.Event()
+        self._wanted = trio.Event()
+        self._scope = trio.CancelScope()
+
+    async def beyond(self, size: int) -> int:
+        """Implement `Extent`. Waits without limit."""
+        if size > self._position:
+            self._position = size
+            self._wanted.set()
+            self._wanted = trio.Event()
+        while True:
+            if self._store.record != self._record:
+                self._end()
+                self._begin()  # sizes reported under another record do not count in this one
+            gone_back = self._store.witnesses.rolled_back
+            sizes = {one: size for one, size in self._sizes.items() if one not in gone_back}
+            reached = reading_quorums(self._record).watermark(sizes)
+            if reached > size:
+                return reached
+            with trio.move_on_after(1.0):  # a new record does not wake this task
+                await self._grown.wait()
+
+    def _begin(self) -> None:
+        self._record = self._store.record
+        self._sizes = {}
+        self._scope = trio.CancelScope()
+        self._store.start(partial(self._watch_all, self._scope, self._sizes))
+
+    def _end(self) -> None:
+        self._scope.cancel()
+
+    async def _watch_all(self, scope: trio.CancelScope, sizes: dict[bytes, int]) -> None:
+        """Watch all members of one record, until the scope is cancelled."""
+        members = reading_quorums(self._record).members
+        with scope:
+            async with trio.open_nursery() as nursery:
+                for member in self._record.members:
+                    if member.server_id in members:
+                        nursery.start_soon(self._watch, member, sizes)
+
+    async def _watch(self, member: Member, sizes: dict[bytes, int]) -> None:
+        attempt = 0
+        while True:
+            while sizes.get(member.server_id, 0) > self._position:
+                await self._wanted.wait()
+            try:
+                grew = await self._poll(member, sizes)
+                attempt = 0
+                if not grew:
+                    await trio.sleep(follow_pause_s)
+            except DosError:
+                attempt += 1
+                await trio.sleep(backoff_s(attempt, self._store.rng.random()))
+
+    async def _poll(self, member: Member, sizes: dict[bytes, int]) -> bool:
+        """Ask one member to answer when its size is above the known one. Returns whether it is."""
+        known = sizes.get(member.server_id, self._position)
+        connection = await self._store.reader(member, self._committed.directory)
+        try:
+            data = await connection.get_data(self._committed.name, known, 1, follow_wait_ms)
+        except PastEndError as error:
+            size = error.actual
+        except NotFoundError:
+            size = 0
+        except CorruptError as error:
+            size = error.actual
+            path = (self._committed.directory, self._committed.name)
+            self._store.damage.note(member.server_id, *path, size, CopyFault.DAMAGED)
+        else:
+            size = data.synced
+        before = sizes.get(member.server_id)
+        sizes[member.server_id] = size
+        if before is None or size > before:
+            self._grown.set()
+            self._grown = trio.Event()
+            return True
+        return False
+
+    def __enter__(self) -> Self:
+        self._session_hold.enter_context(self._store.readers.hold(self._committed.directory))
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+        self._session_hold.close()

@@ -33,9 +33,7 @@ class CopyFault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DamageReport:
-    """One damaged or different copy. `offset`: no damage was seen before it. `number`: counts the notes of
-    this store, from 1.
-    """
+    """One damaged or different copy, good before `offset`. `number`: counts this store's notes from 1."""
 
     number: int
     server_id: bytes
@@ -50,9 +48,7 @@ class DamageReport:
 
 
 class Damage:
-    """The register of one `Store`, as `store.damage`. `found`: the number of damaged or different copies so
-    far.
-    """
+    """The register of one `Store`, as `store.damage`. `found`: how many copies so far."""
 
     def __init__(self) -> None:
         self._reports: dict[tuple[bytes, str, str], DamageReport] = {}
@@ -102,10 +98,7 @@ class Damage:
         return report is not None and report.why is CopyFault.DIFFERENT
 
     async def wait_new(self, seen: int) -> list[DamageReport]:
-        """Wait for reports with a number above `seen` and return them.
-
-        A caller that passes the highest number it has seen misses no note.
-        """
+        """Wait for reports with a number above `seen` and return them: no note is missed."""
         while not (new := [report for report in self.reports() if report.number > seen]):
             await self._new_report.wait()
         return new

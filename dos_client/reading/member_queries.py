@@ -1,23 +1,27 @@
-"""Query members with hedging: one member first, and another if that one is slow.
+"""Query members without a claim, with hedging: one member first, and another if that one is slow.
 
-This module has the sessions, tasks and timers of one race. The caller decides what is requested and when the
-answers are enough; `core.hedging` decides the order and the delays. Damage that members report is noted here,
-for all reads.
+This module has the sessions, which are kept open while they are used, and the tasks and timers of one race.
+The caller decides what is requested and when the answers are enough; `core.hedging` decides the order and the
+delays. Damage that members report is noted here, for all reads.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
 from dos_client.arguments import check_run
+from dos_client.core.agreement import reading_quorums
 from dos_client.core.hedging import Candidate, DropMember, Effect, QueryMember, Race
 from dos_client.errors import QuorumUnavailableError
-from dos_client.limits import answers_owed_max
+from dos_client.limits import answers_owed_max, read_bytes_max, read_timeout_s, reader_sessions_max
 from dos_client.reading.damage import CopyFault
-from dos_client.reading.sessions import ReadableStore
 from dos_client.sessions.connection import Connection
+from dos_client.sessions.members import WitnessedStore, open_member_session
 from dos_protocol.errors import (
     BrokenConnectionError,
     CorruptError,
@@ -25,9 +29,158 @@ from dos_protocol.errors import (
     NotFoundError,
     PastEndError,
     PoisonedError,
+    RefusedError,
     RolledBackError,
+    StaleGenerationError,
 )
+from dos_protocol.limits import payload_bytes_max
+from dos_protocol.messages import DirectoryOpened
+from dos_protocol.names import check_name
 from dos_protocol.store_record import Member
+
+log: Final = logging.getLogger("dos.client")
+
+
+async def read_one(connection: Connection, name: str, offset: int, max_bytes: int) -> bytes:
+    """Read durable bytes from one member, short only at its synced end. Raises as `Connection.get`."""
+    wanted = min(max_bytes, read_bytes_max)
+    parts: list[bytes] = []
+    while wanted > 0:
+        part = await connection.get(name, offset, min(wanted, payload_bytes_max))
+        parts.append(part)
+        if not part:
+            break
+        offset += len(part)
+        wanted -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class ReaderSession:
+    """A session in one directory of one member, without a claim. A task of the store runs it."""
+
+    def __init__(self, store: WitnessedStore, member: Member, directory: str) -> None:
+        self.member = member
+        self.scope = trio.CancelScope()
+        self._store = store
+        self._directory = directory
+        self._connection: Connection | None = None
+        self._opened: DirectoryOpened | None = None
+        self._error: DosError | None = None
+        self._ready = trio.Event()
+
+    @property
+    def over(self) -> bool:
+        return self._error is not None
+
+    @property
+    def owed(self) -> int:
+        """The `Connection.owed` of the session, 0 without one."""
+        return 0 if self._connection is None else self._connection.owed
+
+    async def run(self) -> None:
+        """Run the session until it breaks or the pool ends it."""
+        store = self._store
+        try:
+            with self.scope:
+                async with open_member_session(store, self.member) as connection:
+                    self._opened = await connection.open_directory(self._directory)
+                    self._connection = connection
+                    self._ready.set()
+                    raise await connection.wait_broken()
+        except StaleGenerationError as error:
+            store.reread_membership()
+            self._error = error
+        except DosError as error:
+            self._error = error
+        finally:
+            self._connection = None
+            self._error = self._error or BrokenConnectionError(
+                f"the session with {self.member.address} ended"
+            )
+            self._ready.set()
+
+    async def connection(self) -> Connection:
+        """Return the live session. Raises BrokenConnectionError with the reason if there is none."""
+        await self._ready.wait()
+        if self._connection is None:
+            assert self._error is not None
+            raise BrokenConnectionError(str(self._error.args[0])) from self._error
+        return self._connection
+
+    async def opened(self) -> DirectoryOpened:
+        """Return the current content of the directory: the answer to a CWD that follows the call."""
+        is_new = not self._ready.is_set()
+        connection = await self.connection()
+        opened, self._opened = self._opened, None
+        if is_new and opened is not None:
+            return opened  # of the CWD with which the session began, after the call
+        return await connection.open_directory(self._directory)
+
+
+class Readers:
+    """The reader sessions of a store. Those of held directories stay, the least recently used others end."""
+
+    def __init__(self, store: WitnessedStore) -> None:
+        self._store = store
+        self._sessions: OrderedDict[tuple[bytes, str], ReaderSession] = OrderedDict()
+        self._held_directories: Counter[str] = Counter()
+
+    def session(self, member: Member, directory: str) -> ReaderSession:
+        """Return the session for that member and directory. Starts one if there is none."""
+        check_run(self._store.run_token)
+        key = (member.server_id, check_name(directory))
+        session = self._sessions.get(key)
+        if session is None or session.over:
+            session = self._sessions[key] = ReaderSession(self._store, member, directory)
+            self._store.start(session.run)
+        self._sessions.move_to_end(key)
+        free = [key for key in self._sessions if not self._held_directories[key[1]]]
+        for oldest in free[: max(len(free) - reader_sessions_max, 0)]:
+            self._sessions.pop(oldest).scope.cancel()
+        return session
+
+    @contextmanager
+    def hold(self, directory: str) -> Iterator[None]:
+        """Keep the sessions in that directory open during the block, however many others there are."""
+        self._held_directories[directory] += 1
+        try:
+            yield
+        finally:
+            self._held_directories -= Counter([directory])  # removes the entry when its count is 0
+
+    def owed(self, member: Member, directory: str) -> int:
+        """Return how many answers to abandoned requests the session still has outstanding."""
+        session = self._sessions.get((member.server_id, directory))
+        return 0 if session is None else session.owed
+
+    def end_all(self) -> None:
+        """End all sessions, because another record is in use. They are reopened when needed."""
+        for session in self._sessions.values():
+            session.scope.cancel()
+        self._sessions.clear()
+
+
+class ReadableStore(WitnessedStore, Protocol):
+    """A store with reader sessions."""
+
+    readers: Readers
+
+    def unavailable(self, error: DosError) -> DosError:
+        """Return what to raise instead of an error that reports too few members."""
+        ...
+
+    async def reader(self, member: Member, directory: str) -> Connection:
+        """Return a session without a claim in a directory of one member. Raises BrokenConnectionError."""
+        ...
+
+    def owed(self, member: Member, directory: str) -> int:
+        """Return how many answers to abandoned requests a reader session still has outstanding."""
+        ...
+
+    def is_connected(self, server_id: bytes) -> bool:
+        """Return whether the idle session with the member is connected."""
+        ...
+
 
 T = TypeVar("T")
 
@@ -156,9 +309,7 @@ class _HedgedQuery(Generic[T]):
         return self._answers
 
     def _candidates(self, members: Sequence[Member]) -> list[Candidate]:
-        """Return the members to query. Excludes members whose bytes look sound but differ, and those that owe
-        too many answers.
-        """
+        """Return the members to query: not those with different bytes, nor those that owe many answers."""
         damage, candidates = self._store.damage, []
         path = (self._query.directory, self._query.name)
         for member in members:
@@ -221,3 +372,77 @@ class _HedgedQuery(Generic[T]):
         if isinstance(error, CorruptError | PoisonedError):
             why = CopyFault.DAMAGED if isinstance(error, CorruptError) else CopyFault.POISONED
             self._store.damage.note(server_id, self._query.directory, self._query.name, error.actual, why)
+
+
+RETRY_PAUSE_S: Final = 0.1
+
+
+async def with_retries(
+    store: ReadableStore, attempt: Callable[[], Awaitable[T]], *, without_limit: bool = False
+) -> T:
+    """Repeat the attempt for `read_timeout_s`, or without limit, while members cannot be reached."""
+    deadline = trio.current_time() + read_timeout_s
+    while True:
+        try:
+            return await attempt()
+        except (QuorumUnavailableError, BrokenConnectionError) as error:
+            found = store.unavailable(error)
+            if isinstance(found, RefusedError) or (not without_limit and trio.current_time() > deadline):
+                raise found from error
+        await store.wait_moved(RETRY_PAUSE_S)
+
+
+async def read_any(store: ReadableStore, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
+    """Return durable bytes of the first undamaged member. Implements `Store.read`."""
+    check_name(directory)
+    check_name(name)
+    wanted = min(max_bytes, read_bytes_max)
+    if wanted <= 0:
+        return b""
+
+    async def attempt() -> bytes:
+        return await _read_once(store, directory, name, offset, wanted)
+
+    return await with_retries(store, attempt)
+
+
+async def _read_once(store: ReadableStore, directory: str, name: str, offset: int, wanted: int) -> bytes:
+    answers = await query_bytes(store, [store.record.voters], directory, name, offset, wanted)
+    data = bytes_of(answers)
+    if data is not None:
+        return data
+    error, quorums = answers.error(), reading_quorums(store.record)
+    if isinstance(error, NotFoundError | PastEndError) and not quorums.can_take_over(answers.without):
+        raise QuorumUnavailableError(
+            f"{error.args[0]}; {quorums.claims_needed} members must report that",
+            [str(one.args[0]) for one in answers.failed.values()],
+        )
+    raise error
+
+
+async def query_bytes(
+    store: ReadableStore,
+    tiers: Sequence[Sequence[Member]],
+    directory: str,
+    name: str,
+    offset: int,
+    wanted: int,
+    sessions: Sessions | None = None,
+) -> MemberAnswers[bytes]:
+    """Ask members until one returns bytes, or F have none."""
+    record = store.record
+
+    async def request(connection: Connection) -> bytes:
+        return await read_one(connection, name, offset, wanted)
+
+    def judge(answers: MemberAnswers[bytes]) -> tuple[int, bool]:
+        if any(answers.given.values()):
+            return 0, True
+        return 1, reading_quorums(record).can_take_over({*answers.given, *answers.without})
+
+    return await query_members(store, tiers, MemberQuery(directory, name, wanted, request, judge), sessions)
+
+
+def bytes_of(answers: MemberAnswers[bytes]) -> bytes | None:
+    """Return the bytes of a member; b"" if all are at their end; None if no member has the object."""
+    return next((data for data in answers.given.values() if data), b"" if answers.given else None)

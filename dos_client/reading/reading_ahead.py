@@ -40,9 +40,7 @@ class _Piece:
 
 
 class _Sequence:
-    """One object that is read in order. Invariant: the pieces are contiguous, and the first begins at
-    `next`.
-    """
+    """One object that is read in order. Its pieces are contiguous, and the first begins at `next`."""
 
     def __init__(self) -> None:
         self.next = 0

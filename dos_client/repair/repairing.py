@@ -1,6 +1,6 @@
 """Repair damaged, missing, short and different copies from members that agree.
 
-For each copy: read its state, let `core.repair` decide what may be done, send the new copy, verify it.
+For each copy: read its state, let `core.comparing` decide what may be done, send the new copy, verify it.
 Active writers continue. They update their own copies, and a copy that changes during the repair is left to
 its writer.
 
@@ -17,11 +17,31 @@ from typing import Final
 
 import trio
 
-from dos_client.core.comparing import Copies, CopyState, Digests, judge
+from dos_client.core.comparing import (
+    EPOCH_GRANTED_TWICE,
+    Copies,
+    CopyState,
+    Digests,
+    RepairPlan,
+    RepairRefused,
+    judge,
+    plan,
+)
 from dos_client.core.quorum import Quorums
-from dos_client.core.repair import EPOCH_GRANTED_TWICE, RepairPlan, RepairRefused, plan
-from dos_client.limits import repair_attempts_max, repair_chunk_bytes, repair_pause_s
+from dos_client.core.window import Chunk
+from dos_client.limits import (
+    auto_repair_attempts_max,
+    auto_repair_bytes_per_s,
+    auto_repair_pause_max_s,
+    auto_repair_pause_s,
+    damage_watch_s,
+    repair_attempts_max,
+    repair_chunk_bytes,
+    repair_pause_s,
+)
 from dos_client.live_store import Store
+from dos_client.reading.copying import MemberSource, copy_bytes
+from dos_client.reading.damage import CopyFault, DamageReport
 from dos_client.repair.verifying import DirectoryDamage, directory_damage, need_quorum
 from dos_client.repair.walking import StoreWalk, list_twice, moving, open_walk
 from dos_protocol.digests import PrefixDigest
@@ -39,6 +59,7 @@ from dos_protocol.errors import (
 )
 from dos_protocol.messages import RepairChunk as RepairChunk
 from dos_protocol.names import check_name, has_one_writer
+from dos_protocol.store_record import Member
 
 log: Final = logging.getLogger("dos.client")
 
@@ -93,9 +114,7 @@ class RepairProgress:
 
 @dataclass(slots=True)
 class RepairReport:
-    """The result of a repair. `unavailable`: by address, why a member was not examined.
-    `damaged_directories`: what members cannot open, which no repair changes.
-    """
+    """The result. `unavailable`: by address, why. `damaged_directories`: what members cannot open."""
 
     directories: int = 0
     objects: int = 0
@@ -344,43 +363,142 @@ async def send_copy(
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Send a new copy to a member, from the first source that has all of it. Raises the last error."""
-    if not todo.sources:
-        await _send_copy_from(walk, None, name, server_id, todo, on_progress)
-    for number, source in enumerate(todo.sources, 1):
+    copy = _NewCopy(walk, name, server_id, todo, on_progress)
+    if not todo.goal.size:
+        await copy.put(Chunk(0, 0, b""))
+        return
+    for number, one in enumerate(todo.sources, 1):
         try:
-            await _send_copy_from(walk, source, name, server_id, todo, on_progress)
+            source = MemberSource(walk.session(one), name)
+            size = await copy_bytes(source, copy, PrefixDigest(), {todo.goal.size: todo.goal.digest}.get)
+            if size < todo.goal.size:
+                raise CorruptDataError(name, size, f"{todo.goal.size} durable bytes", "fewer")
         except (CorruptError, CorruptDataError, BrokenConnectionError, NotFoundError) as error:
             if number == len(todo.sources) or server_id not in walk.sessions:
                 raise
-            log.warning("%s from %s: %s", name, walk.member(source).address, error)
+            log.warning("%s from %s: %s", name, walk.member(one).address, error)
         else:
             return
 
 
-async def _send_copy_from(
-    walk: StoreWalk,
-    source: bytes | None,
-    name: str,
-    server_id: bytes,
-    todo: RepairPlan,
-    on_progress: Callable[[int], None],
-) -> None:
-    goal, old, fold, done = todo.goal, todo.old, PrefixDigest(), False
-    while not done:
-        data, offset = b"", fold.size
-        if source is not None and offset < goal.size:
-            data = await walk.session(source).get(name, offset, min(repair_chunk_bytes, goal.size - offset))
-            if not data:
-                raise CorruptDataError(name, offset, f"{goal.size} durable bytes", "fewer")
-        fold.update(data)
-        if fold.size == goal.size and fold.value != goal.digest:
-            raise CorruptDataError(name, goal.size, f"{goal.digest:016x}", f"{fold.value:016x}")
-        answer = await walk.session(server_id).repair(
-            RepairChunk(name, offset, goal.size, goal.digest, old.size, old.digest, todo.overwrite, data)
+@dataclass(frozen=True, slots=True)
+class _NewCopy:
+    """A `CopyTarget`: the new copy of an object on one member, which replaces the old when it is complete."""
+
+    walk: StoreWalk
+    name: str
+    server_id: bytes
+    todo: RepairPlan
+    on_progress: Callable[[int], None]
+
+    async def wanted(self, offset: int) -> int:
+        """Implement `CopyTarget`."""
+        return min(repair_chunk_bytes, self.todo.goal.size - offset)
+
+    async def put(self, chunk: Chunk) -> None:
+        """Implement `CopyTarget`: the server compares the digest of the whole before it replaces the copy."""
+        goal, old = self.todo.goal, self.todo.old
+        await self.walk.session(self.server_id).repair(
+            RepairChunk(
+                self.name,
+                chunk.start,
+                goal.size,
+                goal.digest,
+                old.size,
+                old.digest,
+                self.todo.overwrite,
+                chunk.payload,
+            )
         )
-        on_progress(len(data))
-        done = answer.done
+        self.on_progress(len(chunk.payload))
 
 
 def _without_copies(directory: str) -> str:
     return f"{directory} was never claimed, so no other server has a copy of what this one acknowledged there"
+
+
+async def auto_repair(store: Store) -> None:
+    """Repair noted copies. A task from the first claim for writing to the end of the store."""
+    await store.wrote.wait()
+    seen = 0
+    waiting: dict[DamageReport, int] = {}
+    while True:
+        pause = auto_repair_pause_s * 2.0 ** min(waiting.values(), default=0)
+        with trio.move_on_after(min(pause, auto_repair_pause_max_s) if waiting else float("inf")):
+            for report in await store.damage.wait_new(seen):
+                seen = max(seen, report.number)
+                waiting[report] = 0
+        for report, attempts in list(waiting.items()):
+            if await _repair_reported(store, report):
+                del waiting[report]
+            elif attempts + 1 >= auto_repair_attempts_max:
+                del waiting[report]
+                log.warning(
+                    "%s: not repaired after %d attempts; run `dos store repair`", report, attempts + 1
+                )
+            else:
+                waiting[report] = attempts + 1
+
+
+async def _repair_reported(store: Store, report: DamageReport) -> bool:
+    """Try one repair. Returns whether nothing is left to do."""
+    if store.record.member(report.server_id) is None:
+        return True
+    try:
+        repair = await repair_object(
+            store, report.server_id, report.directory, report.name, suspect_at=report.offset
+        )
+    except DosError as error:
+        log.info("%s: %s", report, error)
+        return False
+    if repair is None:
+        if report.why is not CopyFault.DIFFERENT:
+            store.damage.repaired(report.server_id, report.directory, report.name)
+        return True
+    return await _pause_after(report, repair)
+
+
+async def _pause_after(report: DamageReport, repair: Repair) -> bool:
+    if repair.outcome is not RepairOutcome.REPAIRED:
+        log.info("%s: %s %s", report, repair.outcome.value, repair.reason)
+        return False
+    await trio.sleep(auto_repair_pause_s + repair.size / auto_repair_bytes_per_s)
+    return True
+
+
+async def watch_for_damage(store: Store) -> None:
+    """Query members for damage. Runs as a task: begins when the store is first claimed for writing, and ends
+    with the store.
+
+    The pauses are random, so that many clients of one store do not repair the same copy at the same time.
+    """
+    await store.wrote.wait()
+    while True:
+        for member in store.record.members:
+            try:
+                await _check_member(store, member)
+            except DosError as error:
+                log.debug("%s was not queried for damage: %s", member.address, error)
+        await trio.sleep(damage_watch_s * (0.5 + store.rng.random()))
+
+
+async def _check_member(store: Store, member: Member) -> None:
+    known = store.record.member(member.server_id)
+    connection = store.idle(member.server_id)
+    if known is None or known.state != "in" or connection is None:
+        return
+    for directory in await connection.list_all():
+        if directory.corrupt:
+            await _check_directory(store, member, directory.name)
+
+
+async def _check_directory(store: Store, member: Member, directory: str) -> None:
+    try:
+        opened = await store.reopened(member, directory)
+    except DosError as error:
+        log.info("%s on %s has damage, but cannot be opened: %s", directory, member.address, error)
+        return
+    for entry in opened.entries:
+        if entry.corrupt or entry.poisoned:
+            why = CopyFault.POISONED if entry.poisoned else CopyFault.DAMAGED
+            store.damage.note(member.server_id, directory, entry.name, 0, why)

@@ -63,9 +63,7 @@ class DirectoryDamage:
 
 @dataclass(slots=True)
 class VerifyProgress:
-    """The progress of a verification. `bytes_total`: of all copies in the directories that were listed so
-    far.
-    """
+    """The progress. `bytes_total`: of all copies in the directories that were listed so far."""
 
     directories: int = 0
     directories_done: int = 0

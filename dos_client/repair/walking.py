@@ -10,12 +10,12 @@ and `errors` has the reason. A walk does not wait for members.
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import trio
 
 from dos_client import randomness
-from dos_client.core.backoff import backoff_s
 from dos_client.core.comparing import (
     Copies,
     Digests,
@@ -24,12 +24,19 @@ from dos_client.core.comparing import (
     epoch_granted_twice,
     needed_digests,
 )
-from dos_client.core.record_log import DIRECTORY as RECORD_LOG
-from dos_client.limits import answer_timeout_s, inspect_timeout_s, read_bytes_max, verify_pause_s
+from dos_client.core.logs import DIRECTORY as RECORD_LOG
+from dos_client.limits import (
+    answer_timeout_s,
+    inspect_timeout_s,
+    read_bytes_max,
+    scrub_poll_s,
+    verify_pause_s,
+)
 from dos_client.live_store import Store
-from dos_client.reading.sessions import read_one
+from dos_client.randomness import backoff_s
+from dos_client.reading.member_queries import read_one
 from dos_client.sessions.connection import Connection
-from dos_client.sessions.witnesses import open_member_session
+from dos_client.sessions.members import open_member_session
 from dos_client.tasks import background_tasks
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import (
@@ -87,9 +94,7 @@ class StoreWalk:
         return sorted(names)
 
     async def sees_everything(self) -> bool:
-        """Return whether the token shows all directories. A token of some directories must not read the
-        record log.
-        """
+        """Return whether the token shows all directories: then it may read the record log."""
         for server_id in list(self.sessions):
             try:
                 await self.session(server_id).open_directory(RECORD_LOG)
@@ -146,9 +151,7 @@ class StoreWalk:
         return sorted({name for objects in self._objects.values() for name in objects})
 
     def infos(self, name: str) -> Infos:
-        """Return what each member reports of an object, in the order of the record, which is the order of
-        repair.
-        """
+        """Return what each member reports of an object, in the order of the record and of repair."""
         answered = [one.server_id for one in self.record.members if one.server_id in self._objects]
         return {server_id: self._objects[server_id].get(name) for server_id in answered}
 
@@ -291,3 +294,74 @@ def uneven(infos: Infos) -> bool:
 
 def _size(info: ObjectInfo | None) -> int:
     return info.synced if info is not None else 0
+
+
+@dataclass(slots=True)
+class MemberScrub:
+    """The round of one member. `damaged`: objects that it found damaged. `error`: why it did not complete."""
+
+    objects: int = 0
+    bytes: int = 0
+    damaged: int = 0
+    directories_left: int = 0
+    done: bool = False
+    error: str = ""
+
+
+ScrubReport = dict[str, MemberScrub]
+"""By address of the member, in the order of the record."""
+
+
+async def scrub_store(
+    store: Store,
+    *,
+    bytes_per_s: int = 0,
+    wait: bool = True,
+    on_progress: Callable[[ScrubReport], None] | None = None,
+) -> ScrubReport:
+    """Begin a round of the scrub on each member that answers. `wait`: until all rounds are complete.
+
+    `bytes_per_s`: the rate of each member; 0: its own. Errors of members are in the report. A cancellation
+    ends the waiting, not the rounds.
+    """
+    report: ScrubReport = {one.address: MemberScrub() for one in store.record.members}
+
+    async def scrub(walk: StoreWalk, member: Member) -> None:
+        try:
+            await _scrub_member(walk, member, report[member.address], bytes_per_s, wait=wait, show=show)
+        except DosError as error:
+            report[member.address].error = str(error)
+
+    def show() -> None:
+        if on_progress is not None:
+            on_progress(report)
+
+    async with open_walk(store) as walk, trio.open_nursery() as nursery:
+        for member in walk.record.members:
+            if member.server_id in walk.sessions:
+                nursery.start_soon(scrub, walk, member)
+            else:
+                report[member.address].error = walk.errors[member.address]
+    return report
+
+
+async def _scrub_member(
+    walk: StoreWalk,
+    member: Member,
+    result: MemberScrub,
+    bytes_per_s: int,
+    *,
+    wait: bool,
+    show: Callable[[], None],
+) -> None:
+    session = walk.session(member.server_id)
+    before = now = await session.scrub(begin=True, bytes_per_s=bytes_per_s)
+    while True:
+        result.objects, result.bytes = now.objects - before.objects, now.bytes - before.bytes
+        result.damaged, result.directories_left = now.damaged - before.damaged, now.directories_left
+        result.done = now.rounds > before.rounds
+        show()
+        if result.done or not wait:
+            return
+        await trio.sleep(scrub_poll_s)
+        now = await session.scrub()

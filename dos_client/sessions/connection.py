@@ -1,10 +1,9 @@
-"""One session with one server, in trio.
+"""One session with one server, in trio: connecting, requests and their answers.
 
-This module moves bytes between the socket and `dos_protocol`, matches answers with requests, and detects
-silence. Requests are in `requests`; callers decide what an answer means. Nothing is sent twice or retried
-here, except the greeting of a server that has no place for one more connection.
-
-Three tasks serve a session:
+This module moves bytes between the socket and `dos_protocol`, matches answers with requests, checks that they
+fit, and detects silence; callers decide what an answer means. Nothing is sent twice or retried here, except
+the greeting of a server that has no place for one more connection. OSError becomes the client's errors only
+here.
 
 - The *reader* fills the decoder and passes each frame to its waiter.
 - The *writer* collects the bytes to send in one system call: posted requests first, then what `feed`
@@ -16,55 +15,207 @@ The first failure ends the session for all: every waiter gets a BrokenConnection
 
 import logging
 import math
-from collections.abc import AsyncIterator, Callable
+import os
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from itertools import count
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
-from dos_client.core.backoff import backoff_s
+from dos_client.core.replacement import GONE_SUFFIX
 from dos_client.core.window import tag_of
 from dos_client.file_token import current
 from dos_client.limits import (
+    answer_timeout_s,
     chunk_bytes_max,
     connect_timeout_s,
+    delete_timeout_s,
+    repair_timeout_s,
     send_batch_buffers,
     silence_broken_s,
     silence_ping_s,
 )
+from dos_client.randomness import backoff_s
 from dos_client.runtime import ClientStream, runtime
-from dos_client.sessions.dialling import broken, dial, fresh_failure
-from dos_client.sessions.requests import Requests
+from dos_client.urls import split_address
 from dos_protocol.digests import Buffer
 from dos_protocol.errors import (
     BrokenConnectionError,
     BusyError,
     ClosedError,
     DosError,
+    ErrorCode,
     RefusedError,
     RemoteProtocolError,
+    TlsRequiredError,
 )
 from dos_protocol.frames import Frame, FrameDecoder, frame_head
 from dos_protocol.limits import PROTOCOL_VERSION
 from dos_protocol.messages import (
+    NO_DIGEST,
     Bye,
+    ChangeDirectory,
+    Configure,
+    Configured,
+    Data,
+    Delete,
+    Deleted,
+    DirectoryOpened,
     DurabilityAck,
     Error,
     Get,
     Hello,
+    List,
+    Listing,
     Message,
+    ObjectInfo,
     Opcode,
     Ping,
+    Pong,
     Quit,
+    RepairAck,
+    RepairChunk,
+    ScrubProgress,
+    ScrubRequest,
+    Stat,
+    StatResult,
     Welcome,
     decode,
     encode,
     refused,
 )
-from dos_protocol.names import NO_ID
-from dos_protocol.store_record import StoreRecord, decode_store_record
-from dos_tls import TlsBusyError
+from dos_protocol.names import NO_ID, is_name
+from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
+from dos_tls import TlsBusyError, TlsError
+
+Answer = TypeVar("Answer")
+
+
+class Requests(ABC):
+    """The requests of a session, based on `request`. An answer that does not fit its request ends the
+    session.
+    """
+
+    address: str
+    answer_timeout_s: float = answer_timeout_s
+    """How long a request waits for its answer, unless it needs longer."""
+
+    @abstractmethod
+    async def request(self, message: Message, timeout_s: float | None = None) -> Message:
+        """Send a request and wait for its answer. `timeout_s`: None for `answer_timeout_s`."""
+
+    @abstractmethod
+    def fail(self, error: DosError) -> None:
+        """End the session."""
+
+    async def call(self, message: Message, expected: type[Answer], timeout_s: float | None = None) -> Answer:
+        """Send a request and return an answer of the expected class."""
+        answer = await self.request(message, timeout_s)
+        if not isinstance(answer, expected):
+            raise self.unfit(message, type(answer).__name__)
+        return answer
+
+    def unfit(self, message: Message, what: str) -> RemoteProtocolError:
+        """End the session because an answer does not fit its request. Return the error."""
+        error = RemoteProtocolError(f"{self.address} answered {type(message).__name__} with {what}")
+        self.fail(error)
+        return error
+
+    async def open_directory(self, directory: str) -> DirectoryOpened:
+        """Enter a directory for reading, without a claim. Raises NotFoundError if the server reports it."""
+        request = ChangeDirectory(directory)
+        answer = await self.call(request, DirectoryOpened)
+        self._check_names(request, answer.entries)
+        return answer
+
+    async def claim(self, directory: str, epoch: int, writer_id: bytes) -> DirectoryOpened:
+        """Become the directory's writer on this server. Raises FencedError with the epoch that it holds."""
+        request = ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer_id)
+        answer = await self.call(request, DirectoryOpened)
+        if (answer.epoch, answer.writer_id) != (epoch, writer_id):
+            raise self.unfit(request, f"the claim of epoch {answer.epoch}, or of another writer")
+        self._check_names(request, answer.entries)
+        return answer
+
+    def _check_names(self, message: Message, entries: Iterable[ObjectInfo]) -> None:
+        """End the session if a name does not match the grammar: names reach files, URLs and terminals."""
+        for info in entries:
+            if not is_name(info.name):
+                raise self.unfit(message, f"a name that no object can have: {info.name[:40]!a}")
+
+    async def list_names(self, prefix: str = "", after: str = "", entries_max: int = 1_000) -> Listing:
+        """Return one page of directories, or of objects if a directory is open."""
+        request = List(prefix, after, entries_max)
+        answer = await self.call(request, Listing)
+        self._check_names(request, answer.entries)
+        return answer
+
+    async def list_all(self, prefix: str = "") -> list[ObjectInfo]:
+        """Return the entries of all pages."""
+        found: list[ObjectInfo] = []
+        while True:
+            page = await self.list_names(prefix, found[-1].name if found else "")
+            found += page.entries
+            if not page.more or not page.entries:
+                return found
+
+    async def stat(self, name: str, digest_at: int = NO_DIGEST) -> StatResult:
+        """Return the sizes of an object, and the prefix digest at `digest_at` if given."""
+        request = Stat(name, digest_at)
+        answer = await self.call(request, StatResult)
+        if (answer.info.name, answer.digest_at) != (name, digest_at):
+            raise self.unfit(request, "the sizes of another object, or a digest at another size")
+        return answer
+
+    async def get(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> bytes:
+        """Return durable bytes from `offset`, empty at the synced end."""
+        return bytes((await self.get_data(name, offset, max_bytes, wait_ms)).payload)
+
+    async def get_data(self, name: str, offset: int, max_bytes: int, wait_ms: int = 0) -> Data:
+        """Return durable bytes from `offset`, with the synced size."""
+        request = Get(name, offset, max_bytes, wait_ms)
+        data = await self.call(request, Data, self.answer_timeout_s + wait_ms / 1_000)
+        if data.offset != offset or len(data.payload) > max_bytes or data.name != name:
+            raise self.unfit(request, "bytes that were not requested")
+        return data
+
+    async def delete(self, name: str) -> None:
+        """Delete a whole object permanently. On return, the deletion is durable.
+
+        The session must be allowed to append there. Raises FencedError, NotClaimedError, NotFoundError,
+        BeingAppendedError, BusyError, and UnsupportedError if the server is in a store; nothing was deleted
+        then. After PoisonedError, STAT shows what is left. After BrokenConnectionError the result is unknown
+        until the directory is read again.
+        """
+        answer = await self.call(Delete(name), Deleted, delete_timeout_s)
+        if answer.name != name:
+            raise self.unfit(Delete(name), f"the deletion of {answer.name[:40]!a}")
+
+    async def repair(self, request: RepairChunk) -> RepairAck:
+        """Send a piece of a new copy. Raises WouldLoseError and others, see protocol.md."""
+        answer = await self.call(request, RepairAck, repair_timeout_s)
+        if answer.name != request.name:
+            raise self.unfit(request, f"the repair of {answer.name[:40]!a}")
+        return answer
+
+    async def configure(self, record: StoreRecord) -> int:
+        """Send a newer store record to the server. Returns the generation that it then stores."""
+        return (await self.call(Configure(encode_store_record(record)), Configured)).generation
+
+    async def scrub(self, *, begin: bool = False, bytes_per_s: int = 0) -> ScrubProgress:
+        """Return the progress of the server's scrub; with `begin`, begin a round over everything first."""
+        return await self.call(ScrubRequest(begin, bytes_per_s), ScrubProgress)
+
+    async def ping(self, payload: bytes = b"", timeout_s: float | None = None) -> float:
+        """Return the seconds of one round trip."""
+        begin = trio.current_time()
+        answer = await self.call(Ping(payload), Pong, timeout_s)
+        if bytes(answer.payload) != payload:
+            raise RemoteProtocolError(f"{self.address} answered PING with different bytes")
+        return trio.current_time() - begin
+
 
 log: Final = logging.getLogger("dos.client")
 _DURABILITY_ACK: Final = int(Opcode.WATERMARK)
@@ -129,9 +280,7 @@ class Connection(Requests):
 
     @property
     def owed(self) -> int:
-        """The number of outstanding answers to abandoned requests. They are discarded when they arrive. A GET
-        that waits for more bytes is not counted.
-        """
+        """How many answers to abandoned requests are outstanding, without a GET that waits for more bytes."""
         return len(self._owed)
 
     async def wait_broken(self) -> DosError:
@@ -150,9 +299,7 @@ class Connection(Requests):
         self._parked.unpark_all()
 
     async def wait_sent(self) -> None:
-        """Wait until the kernel has all that was posted, or the session has failed. Then none of it is in
-        memory here.
-        """
+        """Wait until the kernel has all that was posted, and it is in no memory here, or until the end."""
         while (self._outbox or self._sending) and self.failure is None:
             await self._sent.wait()
 
@@ -286,9 +433,8 @@ class Connection(Requests):
             )
 
     def _refused(self, frame: Frame) -> None:
-        """Handle an error that no request waits for: of an append, of the whole session, or of an abandoned
-        request.
-        """
+        """Handle an error that no request waits for: of an append, of the session, or of an abandoned
+        request."""
         message = decode(frame)
         assert isinstance(message, Error)
         tag = tag_of(frame.request_id)
@@ -379,3 +525,58 @@ async def _greeted(address: str, hello: Hello, nursery: trio.Nursery, sockets: E
         else:
             return connection
     raise AssertionError("unreachable")
+
+
+async def dial(address: str) -> ClientStream:
+    """Open a connection. Raises BrokenConnectionError, for example a TlsError."""
+    if address.endswith(GONE_SUFFIX):
+        raise BrokenConnectionError("its address belongs to the server that replaces it")
+    host, port = split_address(address)
+    try:
+        with trio.fail_after(connect_timeout_s):
+            return await connect(host, port)
+    except (OSError, trio.TooSlowError) as error:
+        raise BrokenConnectionError(f"cannot connect to {address}: {_cause_text(error)}") from error
+
+
+async def connect(host: str, port: int) -> ClientStream:
+    """Connect through the runtime environment, which a simulation replaces."""
+    return await runtime().connect(host, port)
+
+
+def _cause_text(error: BaseException) -> str:
+    if isinstance(error, trio.TooSlowError):
+        return f"no answer within {connect_timeout_s:g} s"
+    cause = error.__cause__
+    if isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    reason = cause or error
+    if isinstance(reason, OSError) and reason.errno and reason.errno > 0:
+        return os.strerror(reason.errno)  # the text of the error would repeat the address
+    return str(reason)
+
+
+def line_of(error: DosError) -> str:
+    """Return the text of an error for a list of servers. Of TLS with the remedy, which differs by server."""
+    return str(error if isinstance(error, TlsError | TlsRequiredError) else error.args[0])
+
+
+def broken(address: str, error: OSError) -> BrokenConnectionError:
+    """Return the error for a broken connection, with its cause."""
+    broken = BrokenConnectionError(f"the connection to {address} broke: {error}")
+    broken.__cause__ = error
+    return broken
+
+
+def fresh_failure(failure: DosError) -> DosError:
+    """Return a new exception for one more waiter. RefusedError and TlsError keep their classes."""
+    if isinstance(failure, RefusedError):
+        return type(failure)(
+            str(failure.args[0]), code=ErrorCode(failure.code), actual=failure.actual, record=failure.record
+        )
+    if isinstance(failure, TlsError):
+        return type(failure)(str(failure.args[0]), remedy=failure.remedy)
+    fresh = ClosedError(str(failure.args[0])) if isinstance(failure, ClosedError) else None
+    fresh_error = fresh or BrokenConnectionError(str(failure.args[0]))
+    fresh_error.__cause__ = failure
+    return fresh_error

@@ -14,8 +14,7 @@ import trio
 
 from dos_client.core.membership import Membership, ServerAnswer, decide
 from dos_client.limits import probe_grace_s, probe_timeout_s
-from dos_client.sessions.connection import open_connection
-from dos_client.sessions.dialling import line_of
+from dos_client.sessions.connection import line_of, open_connection
 from dos_protocol.errors import BrokenConnectionError, DosError, TlsRequiredError, UnauthorisedError
 from dos_protocol.store_record import Member, StoreRecord
 from dos_tls import TlsError, TlsTruncatedError
@@ -51,9 +50,7 @@ class ServerSurvey:
 async def probe(
     address: str, *, token: bytes = b"", client: str = "", timeout_s: float = probe_timeout_s
 ) -> ServerAnswer:
-    """Ask one server for its identity and record. Raises BrokenConnectionError, or RefusedError for a wrong
-    token.
-    """
+    """Ask one server for its identity and record. Raises BrokenConnectionError, RefusedError."""
     with trio.move_on_after(timeout_s):
         async with open_connection(address, token=token, client=client) as connection:
             welcome = connection.welcome
@@ -106,9 +103,7 @@ async def survey(
 
 
 async def send_record(address: str, record: StoreRecord, *, token: bytes = b"", client: str = "") -> None:
-    """Send a record to one server, which stores it unless it has a newer one. Raises the errors of
-    `probe`.
-    """
+    """Send a record to one server, which stores it unless it has a newer one. Raises as `probe`."""
     with trio.move_on_after(probe_timeout_s):
         async with open_connection(address, token=token, client=client) as connection:
             await connection.configure(record)

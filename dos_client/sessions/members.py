@@ -1,53 +1,239 @@
-"""Whether each member is connected: one idle session per member, reconnected without limit.
+"""Sessions with the members of a store: their disks are compared first, and one idle session each is kept.
 
-The state is for people and for listings. It does not decide what counts.
+This module sends the requests that `core.witnessing` decides. A session is usable only after the stamps of
+its member and of all other connected members were compared. A connected member that does not answer delays a
+session by at most `witness_timeout_s`. It is then treated as unavailable, and compared later.
 """
 
 import logging
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final, Protocol, TypeVar
 
 import trio
 
 from dos_client import randomness
-from dos_client.core.admission import MemberAdmission, admit
-from dos_client.core.backoff import backoff_s
-from dos_client.sessions.connection import Connection
+from dos_client.core.membership import MemberAdmission, admit
+from dos_client.core.witnessing import ProveStamp, Step, Witnessing
+from dos_client.limits import stamp_renewal_s, witness_again_s, witness_timeout_s
+from dos_client.ports import SharedStore
+from dos_client.randomness import backoff_s
+from dos_client.sessions.connection import Connection, fresh_failure, open_connection
 from dos_client.sessions.discovery import probe, send_record
-from dos_client.sessions.witnesses import WitnessedStore, open_member_session
 from dos_protocol.errors import (
+    BrokenConnectionError,
+    ClosedError,
     DosError,
     NotAMemberError,
     RefusedError,
     RemoteProtocolError,
+    RolledBackError,
     StaleGenerationError,
     UnauthorisedError,
     WrongStoreError,
 )
-from dos_protocol.store_record import Member
+from dos_protocol.messages import Stamp, Stamped, Welcome, Witness, Witnessed
+from dos_protocol.names import NO_ID, id_text
+from dos_protocol.store_record import NO_STAMP, DiskStamp, Member, StoreRecord, decode_witnessed
 from dos_tls import TlsBusyError, TlsError, TlsTruncatedError
 
+Answer = TypeVar("Answer", Stamped, Witnessed)
 log: Final = logging.getLogger("dos.client")
 
 
-@dataclass(frozen=True, slots=True)
-class MemberStatus:
-    """One member as this client sees it.
+@asynccontextmanager
+async def open_member_session(
+    store: "WitnessedStore", member: Member, record: StoreRecord | None = None
+) -> AsyncIterator[Connection]:
+    """Open a session with a member, by `record` or the record in use, after its disk was checked.
 
-    - `state`, in plain words: in sync, catching up, comparing (its copies), entering (a claim was sent to
-      it), unavailable, broken (a copy differs or its disk failed), joining.
-    - `lag_bytes`: bytes of this client's claims that the member lacks. `lag_s`: an upper bound, in seconds,
-      for the age of the oldest of them.
-    - `error`: why it is unavailable or broken, otherwise empty.
+    Raises the errors of `open_connection`, RolledBackError if its disk went back in time, and
+    RemoteProtocolError if another server answers at its address.
+    """
+    by = record or store.record
+    address = store.located.get(member.server_id, member.address)
+    async with open_connection(
+        address, token=store.token, store_id=by.store_id, generation=by.generation, client=store.client
+    ) as connection:
+        if connection.server_id != member.server_id:
+            raise RemoteProtocolError(
+                f"{address} is now server {id_text(connection.server_id)}, another or a wiped one;"
+                f" the record names {id_text(member.server_id)}"
+            )
+        if by.store_id == NO_ID:
+            yield connection
+            return
+        with store.witnesses.joined(connection):
+            await store.witnesses.wait_compared(connection)
+            yield connection
+
+
+class Witnesses:
+    """The stamps that the members of a store know of each other, and the task that exchanges them.
+
+    `rolled_back`: members whose disks went back in time. Nothing that they report counts.
     """
 
-    address: str
-    server_id: bytes
-    state: str
-    lag_bytes: int
-    connected: bool
-    error: str
-    lag_s: float = 0.0
+    def __init__(self, store: SharedStore) -> None:
+        self._store = store
+        self._core = Witnessing()
+        self._sessions: dict[bytes, list[Connection]] = {}
+        self._running: set[Step] = set()
+        self._failed_steps: set[Step] = set()
+        self._changed = trio.Event()
+        self._changed_steps = trio.Event()
+        self.rolled_back: set[bytes] = set()
+
+    @contextmanager
+    def joined(self, connection: Connection) -> Iterator[None]:
+        """Use this session for requests about stamps, as long as it is open. Raises RemoteProtocolError."""
+        one, welcome = connection.server_id, connection.welcome
+        self._core.joined(one, *_of(welcome, connection.address))
+        self.rolled_back.discard(one)
+        self._sessions.setdefault(one, []).append(connection)
+        self._wake()
+        try:
+            yield
+        finally:
+            if isinstance(connection.failure, RolledBackError):
+                self._went_back(one, connection.failure)
+            self._sessions[one].remove(connection)
+            if not self._sessions[one]:
+                self._core.left(one)
+            self._wake()
+
+    async def wait_compared(self, connection: Connection) -> None:
+        """Wait until the member's stamps are compared with those of all connected members, in both
+        directions.
+
+        Raises the reason if the session ends first, and BrokenConnectionError if the member does not prove
+        the stamps that others know of it: a disk that could not be asked is not trusted.
+        """
+        while steps := self._due(connection.server_id):
+            if connection.failure is not None:
+                raise fresh_failure(connection.failure)
+            failed = [step for step in steps if step in self._failed_steps]
+            if any(_proves(step, connection.server_id) for step in failed):
+                raise BrokenConnectionError(
+                    f"{connection.address} does not prove that its disk did not go back in time"
+                )
+            if len(failed) == len(steps):
+                return
+            await self._changed.wait()
+
+    async def run(self) -> None:
+        """Run the steps that are due. Runs as a task of the store."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._renew)
+            while True:
+                await self._changed_steps.wait()
+                self._changed_steps = trio.Event()
+                for step in self._due():
+                    if step not in self._running:
+                        self._running.add(step)
+                        nursery.start_soon(self._run_step, step)
+
+    def _due(self, member: bytes | None = None) -> list[Step]:
+        """Return the steps to take now for which a session is open. If all sessions with a member have failed
+        and only have not ended yet, it is unavailable: a step would fail again at once.
+        """
+        return [step for step in self._core.steps(member) if self._live(_asked(step))]
+
+    def _wake(self) -> None:
+        self._changed_steps.set()
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _run_step(self, step: Step) -> None:
+        """Run a step. A failed step is repeated after a pause. Until then no session waits for it."""
+        asked = _asked(step)
+        try:
+            if isinstance(step, ProveStamp):
+                await self._prove(step.member, step.stamp)
+            else:
+                message = Witness(step.member, *step.stamp, *step.before)
+                held = await self._request(step.witness, message, Witnessed)
+                self._core.stored(step.witness, step.member, DiskStamp(held.number, held.stamp_id))
+        except RolledBackError as error:
+            self._went_back(asked, error)  # a server reports this of its own disk, whatever it was asked
+        except DosError as error:
+            log.debug("members cannot be compared: %s", error)
+            if self._live(asked):
+                self._failed_steps.add(step)
+                self._wake()
+                await trio.sleep(witness_again_s)
+                self._failed_steps.discard(step)
+            # Otherwise its sessions ended, as short ones do: the next one is compared anew, without a pause.
+        self._running.discard(step)
+        self._wake()
+
+    async def _prove(self, member: bytes, stamp: DiskStamp) -> None:
+        newest = await self._request(member, Stamp(*stamp), Stamped)
+        self._core.proved(member, stamp, DiskStamp(newest.number, newest.stamp_id))
+
+    async def _request(self, member: bytes, message: Stamp | Witness, expected: type[Answer]) -> Answer:
+        """Send a request over the newest session; if it ends before the answer, over another one. An older
+        one may be of a previous start of the server, whose power failed: nobody has noticed yet that no reply
+        will come.
+        """
+        while live := self._live(member):
+            try:
+                return await live[-1].call(message, expected, witness_timeout_s)
+            except (BrokenConnectionError, ClosedError):
+                if live[-1].failure is None:  # it did not answer in time
+                    raise
+        raise BrokenConnectionError(f"no session with {id_text(member)}")
+
+    def _live(self, member: bytes) -> list[Connection]:
+        return [one for one in self._sessions.get(member, []) if one.failure is None]
+
+    def _went_back(self, member: bytes, error: RolledBackError) -> None:
+        self._core.went_back(member)
+        if member not in self.rolled_back:
+            self.rolled_back.add(member)
+            log.error("%s", error)
+
+    async def _renew(self) -> None:
+        """Renew the stamps of disks at intervals, so that an older copy of a disk can be detected."""
+        while True:
+            await trio.sleep(stamp_renewal_s)
+            for member in list(self._sessions):
+                await self.renew(member)
+
+    async def renew(self, member: bytes) -> None:
+        """Ask a member for its newest stamp, which the other members are then told. After it has granted a
+        claim, it makes a new one: a copy of its disk from before the claim lacks it.
+        """
+        try:
+            await self._prove(member, NO_STAMP)
+        except RolledBackError as error:
+            self._went_back(member, error)
+        except DosError as error:
+            log.debug("no new stamp: %s", error)
+        self._wake()
+
+
+def _asked(step: Step) -> bytes:
+    return step.member if isinstance(step, ProveStamp) else step.witness
+
+
+def _proves(step: Step, member: bytes) -> bool:
+    return isinstance(step, ProveStamp) and step.member == member
+
+
+def _of(welcome: Welcome, address: str) -> tuple[DiskStamp, dict[bytes, DiskStamp]]:
+    try:
+        return DiskStamp(welcome.stamp_number, welcome.stamp_id), decode_witnessed(welcome.witnessed)
+    except ValueError as error:
+        raise RemoteProtocolError(
+            f"{address}: the stamps that it knows of other members are invalid: {error}"
+        ) from error
+
+
+class WitnessedStore(SharedStore, Protocol):
+    """A store that checks the disks of its members."""
+
+    witnesses: Witnesses
 
 
 class Watch:
@@ -65,9 +251,7 @@ class Watch:
 
     @property
     def refusal(self) -> str:
-        """Why there is no session, if a person must act although the member may be well: the token is
-        refused, or TLS fails. Empty otherwise.
-        """
+        """Why there is no session, if a person must act: the token is refused, or TLS fails. Otherwise ""."""
         failure = None if self.connection is not None else self.failure
         if isinstance(failure, TlsBusyError | TlsTruncatedError):
             return ""

@@ -1,16 +1,55 @@
-"""The writer's side of one object: bytes in, quorum sizes out. The links decide what is sent where."""
+"""One object that a claim writes or settles: bytes in, quorum sizes out.
+
+Only sizes and their waiters; no sockets. The links report sizes, the writers wait for them. An *open* target
+has a window and grows with its writer. A *sealed* target has a fixed size and digest: it is a segment of the
+chain that was taken over, or its writer has finished.
+
+The writer's machine may have a *local copy* of the object. It is an unreliable cache: at any time it may be
+deleted, truncated, outdated or another object's. So no byte of it is used before the digest of its range
+matches a known one: from the writer's milestones, its memory, or the object's end.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 import trio
 
 from dos_client.arguments import check_number
-from dos_client.core.window import SendWindow
-from dos_client.limits import chunk_bytes_max, journal_lag_bytes_max
-from dos_client.writing.append_tracing import tracing_of
-from dos_client.writing.target import WriteTarget
-from dos_client.writing.views import ClaimView
-from dos_protocol.digests import Buffer
-from dos_protocol.errors import ClosedError
+from dos_client.core.quorum import Quorums
+from dos_client.core.replica import ObjectGoal, ObjectView
+from dos_client.core.status import StoreCounters
+from dos_client.core.window import AppendTimes, Chunk, Milestones, SendWindow, milestone_range
+from dos_client.limits import (
+    chunk_bytes_max,
+    journal_lag_bytes_max,
+    local_read_timeout_s,
+    milestone_bytes,
+    window_bytes_max,
+    window_chunks_max,
+)
+from dos_monitoring import Attribute, SpanRecord, Tracer, appends_traced, tracer_of_environment
+from dos_protocol.digests import Buffer, PrefixDigest
+from dos_protocol.errors import ClosedError, DosError
 from dos_protocol.limits import u64_max
+
+
+class WriterClaim(Protocol):
+    """What a writer uses of its claim (`claim.Claim`)."""
+
+    directory: str
+
+    @property
+    def ended(self) -> DosError | None: ...
+
+    def check(self) -> None: ...
+
+    def addresses(self) -> Mapping[bytes, str]: ...
+
+    def wake_links(self) -> None: ...
+
+    def seal(self, target: "WriteTarget") -> None: ...
 
 
 class ObjectWriter:
@@ -20,16 +59,13 @@ class ObjectWriter:
     when `synced` has reached the size that `append` returned. No other sign means that it is durable.
     """
 
-    def __init__(self, claim: ClaimView, target: WriteTarget) -> None:
+    def __init__(self, claim: WriterClaim, target: "WriteTarget") -> None:
         assert target.window is not None
         self._claim = claim
         self._target = target
         self._window: SendWindow = target.window
         self._yielded_at = 0
-        self._tracing = tracing_of(target, claim.directory, self._members)
-
-    def _members(self) -> dict[bytes, str]:
-        return {link.server_id: link.member.address for link in self._claim.links()}
+        self._tracing = tracing_of(target, claim.directory, claim.addresses)
 
     @property
     def name(self) -> str:
@@ -47,9 +83,7 @@ class ObjectWriter:
 
     @property
     def received(self) -> int:
-        """All bytes before this offset are on a quorum, but not all of them are durable. A take-over may lose
-        them.
-        """
+        """All bytes before this offset are on a quorum. A take-over may lose what is not durable."""
         return self._target.received
 
     @property
@@ -122,3 +156,401 @@ class ObjectWriter:
     def seal(self) -> None:
         """Promise that nothing more is appended. The memory is freed once a quorum has everything."""
         self._claim.seal(self._target)
+
+
+_TRIM_STEP_BYTES = 1 << 20
+
+
+class Waiters:
+    """Tasks that wait until a size is reached."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, trio.Event]] = []
+
+    def add(self, size: int) -> trio.Event:
+        """Return an event that is set once `wake` is called with at least `size`."""
+        event = trio.Event()
+        self._waiting.append((size, event))
+        return event
+
+    def wake(self, size: int) -> None:
+        """Set the events of all sizes up to `size`."""
+        if self._waiting:
+            for _, event in (pair for pair in self._waiting if pair[0] <= size):
+                event.set()
+            self._waiting = [pair for pair in self._waiting if pair[0] > size]
+
+    def wake_all(self) -> None:
+        """Set every event. The tasks check again why they were woken."""
+        for _, event in self._waiting:
+            event.set()
+        self._waiting.clear()
+
+
+class WriteTarget:
+    """One object of a claim and what its members have of it.
+
+    Invariants:
+
+    - `synced` and `received` are quorum sizes and never decrease.
+    - `sizes`: per member, the synced size of content whose digest agreed.
+    - `without`: members found to have less than the goal.
+    - `spoiled`: members whose copy is damaged or poisoned.
+    - `moved_at`: when `synced` last grew, or bytes began to wait.
+    - `on_complete`: called when a quorum has everything.
+    - `milestones`: known digests of bytes that are no longer in memory.
+    - `local`: this machine's other copy of the object, as far as it can be verified.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tag: int,
+        quorums: Quorums,
+        window: SendWindow | None = None,
+        local: "LocalCopy | None" = None,
+    ) -> None:
+        self.name = name
+        self.tag = tag
+        self.window = window
+        self.milestones = window.milestones if window is not None else Milestones()
+        self.local = LocalSource(self, local)
+        self.times = AppendTimes(trio.current_time())
+        self.goal_size = 0
+        self.goal_digest = 0
+        self.sizes: dict[bytes, int] = {}
+        self.received_sizes: dict[bytes, int] = {}
+        self.without: set[bytes] = set()
+        self.spoiled: set[bytes] = set()
+        self.unsure: set[bytes] = set()
+        self.synced = 0
+        self.received = 0
+        self.synced_waiters = Waiters()
+        self.received_waiters = Waiters()
+        self.moved_at = trio.current_time()
+        self.on_complete: Callable[[WriteTarget], None] | None = None
+        self.traced: Callable[[bytes, int, int], None] | None = None
+        """Called with each report of a member while an append is traced."""
+        self._quorums = quorums
+        self._trimmed_at = 0
+        self._counted_size = None if window is None else window.size
+        self._counted_synced = 0 if window is None else window.size
+
+    @property
+    def size(self) -> int:
+        """The intended size of the object at this moment."""
+        return self.window.size if self.window is not None else self.goal_size
+
+    @property
+    def goal(self) -> ObjectGoal:
+        return ObjectGoal(self.size, self.window is None)
+
+    @property
+    def base(self) -> int:
+        """The offset of the first byte in memory; the end of the object if none is."""
+        return self.window.base if self.window is not None else self.goal_size
+
+    @property
+    def view(self) -> ObjectView:
+        """What is known of the object at this moment."""
+        return ObjectView(self.goal, self.base, self.digest_at)
+
+    def digest_at(self, size: int) -> int | None:
+        """Return the prefix digest at `size`, or None if it is not known here."""
+        if self.window is None and size == self.goal_size:
+            return self.goal_digest
+        in_window = self.window.digest_at(size) if self.window is not None else None
+        return in_window if in_window is not None else self.milestones.at(size)
+
+    def seal(self, size: int, digest: int) -> None:
+        """Fix size and digest, and free the memory."""
+        self.window = None
+        self.goal_size, self.goal_digest = size, digest
+
+    def requorum(self, quorums: Quorums) -> None:
+        """Use the quorums of another store record.
+
+        Sizes reported in sessions of the previous record do not count in the new one. Members report them
+        again when they are claimed again. Without this, data is lost: the model of docs/decisions/0010 finds
+        it.
+        """
+        self._quorums = quorums
+        self.sizes.clear()
+        self.received_sizes.clear()
+        self.without.clear()
+        self.spoiled.clear()
+        self.unsure.clear()
+
+    def note(self, server_id: bytes, received: int, synced: int) -> None:
+        """Record that a member has this much of agreeing content."""
+        self.sizes[server_id] = synced
+        self.received_sizes[server_id] = received
+        self._recount()
+        if self.traced is not None:
+            self.traced(server_id, received, synced)
+
+    def _recount(self) -> None:
+        synced = self._quorums.watermark(self.sizes)
+        received = self._quorums.watermark(self.received_sizes)
+        if received > self.received:
+            self.received = received
+            self.received_waiters.wake(received)
+        if synced > self.synced:
+            self.synced = synced
+            self.moved_at = trio.current_time()
+            self.times.note(self.size, self.moved_at)
+            self.synced_waiters.wake(synced)
+            if self.on_complete is not None and synced >= self.size:
+                self.on_complete(self)
+                return
+            if synced - self._trimmed_at >= _TRIM_STEP_BYTES:
+                self.trim(window_bytes_max)
+
+    def uncount(self, server_id: bytes) -> None:
+        """Stop counting what the member reported of its copy."""
+        self.sizes.pop(server_id, None)
+        self.received_sizes.pop(server_id, None)
+
+    def distrust(self, server_id: bytes) -> None:
+        """Stop counting the member's copy, also as evidence of what it lacks or ever had."""
+        self.uncount(server_id)
+        self.without.discard(server_id)
+        self.spoiled.add(server_id)
+
+    def trim(self, keep_bytes: int) -> None:
+        """Drop from memory what all members have, and beyond `keep_bytes` what a quorum has."""
+        self._trimmed_at = self.synced
+        if self.window is None:
+            return
+        slowest = min((self.sizes.get(one, 0) for one in self._quorums.members), default=0)
+        if self.window.chunks_count > window_chunks_max:
+            keep_bytes //= 4
+        self.window.trim(min(self.synced, max(slowest, self.window.size - keep_bytes)))
+
+    def lag(self, server_id: bytes) -> int:
+        """Return the number of bytes that the member still lacks."""
+        return max(0, self.size - self.sizes.get(server_id, 0))
+
+    @property
+    def unsynced(self) -> int:
+        """Bytes appended and not yet synced on a quorum."""
+        return max(0, self.size - self.synced)
+
+    def count(self, counts: StoreCounters) -> None:
+        """Add what was appended and acknowledged since the last call."""
+        if self._counted_size is not None:
+            size, synced = self.size, min(self.synced, self.size)
+            counts.appended_bytes += size - self._counted_size
+            counts.acknowledged_bytes += max(0, synced - self._counted_synced)
+            self._counted_size, self._counted_synced = size, max(synced, self._counted_synced)
+
+    def lag_s(self, server_id: bytes) -> float:
+        """Return at least the age, in seconds, of the oldest byte that the member lacks; 0 if none."""
+        have = self.sizes.get(server_id, 0)
+        return self.times.age(have, trio.current_time()) if have < self.size else 0.0
+
+    def about_to_append(self) -> None:
+        """Record that bytes begin to wait, after none did."""
+        self.moved_at = trio.current_time()
+        self.times.note(self.size, self.moved_at)
+
+    def wake_all(self) -> None:
+        """Wake all waiters, because the claim ended."""
+        self.synced_waiters.wake_all()
+        self.received_waiters.wake_all()
+
+
+log: Final = logging.getLogger("dos.client")
+
+
+class LocalCopy(Protocol):
+    """The bytes of one object on this machine, if there are any. Called from threads; never raises."""
+
+    def size(self) -> int:
+        """Return the number of bytes, 0 if there are none."""
+        ...
+
+    def read(self, offset: int, max_bytes: int) -> bytes | None:
+        """Return bytes from `offset`, fewer at the end, or None if they cannot be read."""
+        ...
+
+
+class LocalSource:
+    """The local copy of one target, as far as it can be verified, for all members that lack something."""
+
+    def __init__(self, target: "WriteTarget", copy: LocalCopy | None) -> None:
+        self._target = target
+        self._copy = copy
+        self._proving = trio.Lock()
+
+    def size(self) -> int:
+        """Return the size that it may be useful for, 0 if it is not usable."""
+        return self._copy.size() if self._copy is not None else 0
+
+    async def proved(self, offset: int) -> Chunk | None:
+        """Return the bytes from `offset` to the next milestone, or to where the memory begins.
+
+        Returns None if they are not available or not the writer's. `data` is empty where the memory begins.
+        """
+        begin, end = milestone_range(offset, self._target.base)
+        before, after = self._target.milestones.at(begin), self._target.digest_at(end)
+        if self._copy is None or end < offset:
+            return None
+        if before is None or after is None:
+            if not await self._prove_all():
+                return None
+            before, after = self._target.milestones.at(begin), self._target.digest_at(end)
+            if before is None or after is None:
+                return None
+        data = await self._read(begin, end - begin)
+        if data is None:
+            return None
+        fold = PrefixDigest(begin, before)
+        fold.update(memoryview(data)[: offset - begin])
+        digest = fold.value
+        fold.update(memoryview(data)[offset - begin :])
+        if fold.value != after:
+            self._distrust(f"its content between {begin} and {end} is different")
+            return None
+        return Chunk(offset, digest, data[offset - begin :] if offset > begin else data)
+
+    async def _prove_all(self) -> bool:
+        """Fold the whole copy once, if only its end's digest is known; the others become milestones."""
+        async with self._proving:
+            target = self._target
+            if len(target.milestones):
+                return True
+            if target.window is not None or self._copy is None:
+                return False
+            milestones, fold = Milestones(), PrefixDigest()
+            while fold.size < target.goal_size:
+                milestones.note(fold.size, fold.value)
+                data = await self._read(fold.size, min(milestone_bytes, target.goal_size - fold.size))
+                if data is None:
+                    return False
+                fold.update(data)
+            if fold.value != target.goal_digest:
+                self._distrust(f"its first {target.goal_size} bytes are different")
+                return False
+            target.milestones = milestones
+            return True
+
+    async def _read(self, offset: int, count: int) -> bytes | None:
+        """Read exactly `count` bytes. Returns None and stops using the copy if that fails."""
+        if self._copy is None or not count:
+            return b"" if not count else None
+        data: bytes | None = None
+        with trio.move_on_after(local_read_timeout_s):
+            data = await trio.to_thread.run_sync(self._copy.read, offset, count, abandon_on_cancel=True)
+        if data is None or len(data) != count:
+            self._distrust(f"it cannot be read from byte {offset} on")
+            return None
+        return data
+
+    def _distrust(self, why: str) -> None:
+        if self._copy is not None:
+            log.info("the local copy of %s is not used: %s", self._target.name, why)
+        self._copy = None
+
+
+class AppendTracing:
+    """Traces every `every`th append of one object. Used in the claim's trio run."""
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        every: int,
+        target: WriteTarget,
+        directory: str,
+        members: Callable[[], Mapping[bytes, str]],
+    ) -> None:
+        """members: returns the address of each member that the claim writes to."""
+        self._tracer = tracer
+        self._every = every
+        self._target = target
+        self._directory = directory
+        self._members = members
+        self._appends = 0
+        self._times: AckTimes | None = None
+        self._begun_s = 0.0
+
+    def appended(self, size: int) -> None:
+        """Note an append whose end is at `size`."""
+        self._appends += 1
+        if self._appends % self._every:
+            return
+        self._end(trio.current_time() - self._begun_s)
+        self._times, self._begun_s = AckTimes(size), trio.current_time()
+        self._target.traced = self._noted
+
+    def _noted(self, server_id: bytes, received: int, synced: int) -> None:
+        times = self._times
+        assert times is not None
+        at_s = trio.current_time() - self._begun_s
+        times.note(server_id, received, synced, at_s)
+        times.note_quorum(self._target.synced, at_s)
+        if times.quorum_s is not None and times.synced_s.keys() >= self._members().keys():
+            self._end(at_s)
+
+    def _end(self, end_s: float) -> None:
+        times, self._times, self._target.traced = self._times, None, None
+        if times is not None:
+            self._tracer.emit(times.span(self._directory, self._target.name, self._members(), end_s))
+
+
+def tracing_of(
+    target: WriteTarget, directory: str, members: Callable[[], Mapping[bytes, str]]
+) -> AppendTracing | None:
+    """Return the tracing that the environment asks for, or None. What prevents it is logged, not raised."""
+    try:
+        every = appends_traced()
+        tracer = tracer_of_environment() if every else None
+    except (DosError, OSError) as error:
+        log.warning("appends to %s are not traced: %s", target.name, error)
+        return None
+    return None if tracer is None else AppendTracing(tracer, every, target, directory, members)
+
+
+@dataclass(slots=True)
+class AckTimes:
+    """When what happened to one append, in seconds since it was made. By the id of each member."""
+
+    size: int
+    """Its end in the object."""
+    received_s: dict[bytes, float] = field(default_factory=dict)
+    synced_s: dict[bytes, float] = field(default_factory=dict)
+    quorum_s: float | None = None
+
+    def note(self, server_id: bytes, received: int, synced: int, at_s: float) -> None:
+        """Note that a member has received and synced the object up to these sizes."""
+        if received >= self.size:
+            self.received_s.setdefault(server_id, at_s)
+        if synced >= self.size:
+            self.synced_s.setdefault(server_id, at_s)
+
+    def note_quorum(self, synced: int, at_s: float) -> None:
+        """Note that a quorum has synced the object up to this size."""
+        if synced >= self.size and self.quorum_s is None:
+            self.quorum_s = at_s
+
+    def span(self, directory: str, name: str, members: Mapping[bytes, str], end_s: float) -> SpanRecord:
+        """Return the trace, which ends now. members: the address of each member."""
+        acks = tuple(self._ack(server_id, address, end_s) for server_id, address in members.items())
+        quorum_s = end_s if self.quorum_s is None else self.quorum_s
+        quorum = SpanRecord("dos.append.quorum", 0.0, quorum_s, error="no quorum" * (self.quorum_s is None))
+        attributes: dict[str, Attribute] = {
+            "dos.directory": directory,
+            "dos.object": name,
+            "dos.size": self.size,
+        }
+        return SpanRecord("dos.append", 0.0, end_s, attributes, (*acks, quorum))
+
+    def _ack(self, server_id: bytes, address: str, end_s: float) -> SpanRecord:
+        attributes: dict[str, Attribute] = {"dos.member": address}
+        if server_id in self.received_s:
+            attributes["dos.received_s"] = self.received_s[server_id]
+        synced_s = self.synced_s.get(server_id)
+        error = "" if synced_s is not None else "it has not synced until the end of this trace"
+        return SpanRecord("dos.append.member", 0.0, synced_s or end_s, attributes, error=error)

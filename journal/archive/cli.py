@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dos_client.cli.kit import AsJson, TokenFile, print_result, read_token, run_interruptible
-from dos_client.cli.progress import bar_of
+from dos_client.cli.kit import AsJson, TokenFile, bar_of, print_result, read_token, run_interruptible
 from journal.archive.archiving import Archived, Progress, archive_chain
 from journal.archive.bucket import Bucket
 from journal.archive.reading import in_thread

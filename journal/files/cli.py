@@ -19,13 +19,13 @@ from dos_client.cli.kit import (
     REFUSED,
     AsJson,
     TokenFile,
+    bar_of,
     fail,
     print_json,
     print_result,
     read_token,
     warn,
 )
-from dos_client.cli.progress import bar_of
 from journal.cli_arguments import Target, journal_errors
 from journal.core.errors import FileConflictError, TornRecordError, UnsafePathError
 from journal.core.file_ops import Paths

@@ -16,6 +16,7 @@ from dos_client import randomness
 from dos_client.cli.kit import (
     REFUSED,
     AsJson,
+    ProgressDisplay,
     TokenFile,
     fail,
     fill_help,
@@ -25,7 +26,6 @@ from dos_client.cli.kit import (
     read_token,
     run_interruptible,
 )
-from dos_client.cli.progress import ProgressDisplay
 from dos_client.store import open_store
 from dos_client.urls import DosUrl
 from journal.cli_arguments import journal_errors

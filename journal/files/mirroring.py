@@ -10,9 +10,8 @@ import trio
 
 from dos_client import Quorums
 from dos_client.live_store import Store
-from dos_client.writing.claim import Claim
+from dos_client.writing.claim import Claim, resume
 from dos_client.writing.object_writer import ObjectWriter
-from dos_client.writing.resuming import resume
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.limits import payload_bytes_max
 from journal.core.errors import MirrorDiffersError

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dos_client import Store
 from dos_client.reading.committed import CommittedReads
-from dos_client.reading.store_reads import with_retries
+from dos_client.reading.member_queries import with_retries
 from dos_protocol.errors import NotFoundError
 from spark_integration.core.admission import StreamPiece
 from spark_integration.core.arrow_messages import ArrowMessages

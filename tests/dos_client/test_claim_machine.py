@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client.core.backoff import backoff_s
 from dos_client.core.claim import (
     CLAIM_TABLE,
     ClaimClosed,
@@ -26,6 +25,7 @@ from dos_client.core.claim import (
 )
 from dos_client.core.quorum import Quorums
 from dos_client.limits import backoff_first_s, backoff_max_s
+from dos_client.randomness import backoff_s
 from dos_protocol.limits import epoch_jump_max
 from tests.dos_client.records import record, server_id
 

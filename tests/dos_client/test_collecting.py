@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client import Claim, init_store, replace_member
-from dos_client.core.collecting import Collecting
+from dos_client.core.claim import Collecting
 from dos_client.membership.filling import ReplaceProgress
 from dos_client.sessions.connection import open_connection
 from dos_protocol.errors import LocalProtocolError

@@ -18,7 +18,7 @@ from dos_client import Bookmark, QuorumUnavailableError, connect, init_store, op
 from dos_client.core.agreement import agree, reach, reading_quorums
 from dos_client.core.quorum import Quorums
 from dos_client.live_store import Store
-from dos_client.reading import streaming
+from dos_client.reading import committed as committed_reads
 from dos_client.reading.committed import CommittedReads
 from dos_client.reading.damage import CopyFault
 from dos_protocol.digests import PrefixDigest, prefix_digest
@@ -209,7 +209,7 @@ async def test_who_reads_an_object_that_is_removed_is_told_at_once(
 ) -> None:
     """Who reads a state that is replaced meanwhile reads the newer one."""
     await init_store(url_of(three))
-    monkeypatch.setattr(streaming, "read_timeout_s", 3600.0)
+    monkeypatch.setattr(committed_reads, "read_timeout_s", 3600.0)
     async with claimed(three) as (store, claim), open_store(url_of(three)) as reading:
         writer = claim.open_object("x")
         await writer.wait_synced(writer.append(os.urandom(2 * PIECE)))
@@ -312,7 +312,7 @@ async def test_members_that_contradict_each_other_without_a_quorum_are_named_and
     three: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # EVIDENCE-OF: P-5
-    monkeypatch.setattr(streaming, "read_timeout_s", 0.5)  # so long they may be about to be put right
+    monkeypatch.setattr(committed_reads, "read_timeout_s", 0.5)  # so long they may be about to be put right
     content = os.urandom(200_000)
     await written(three, content)
     await falsify(three[0], content[:150_000] + bytes(50_000), tmp_path)

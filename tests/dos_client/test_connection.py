@@ -10,8 +10,7 @@ import trio
 import trio.testing
 
 from dos_client.core.window import Chunk, append_head
-from dos_client.sessions.connection import Connection, open_connection
-from dos_client.sessions.dialling import dial
+from dos_client.sessions.connection import Connection, dial, open_connection
 from dos_protocol import messages as m
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import (

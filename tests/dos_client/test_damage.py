@@ -11,7 +11,7 @@ import trio.testing
 from dos_client import init_store, open_store
 from dos_client.limits import damage_reports_max
 from dos_client.reading.damage import CopyFault, Damage
-from dos_client.repair import auto_repair
+from dos_client.repair import repairing
 from dos_protocol.errors import BusyError
 from tests.dos_client.records import record
 from tests.dos_client.support import ThreadServer, new_writer, until, url_of
@@ -99,12 +99,12 @@ async def test_a_repair_that_fails_is_tried_twelve_times_with_pauses_that_double
         if len(tried) <= fails:
             raise BusyError("a writer is at work")
 
-    monkeypatch.setattr(auto_repair, "repair_object", repair_object)
+    monkeypatch.setattr(repairing, "repair_object", repair_object)
     store = SimpleNamespace(wrote=trio.Event(), damage=Damage(), record=record("abc", 2))
     store.damage.note(A, "d", "x", 0, CopyFault.DAMAGED)
     with trio.move_on_after(3_600) as scope, caplog.at_level(logging.WARNING, "dos.client"):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(auto_repair.auto_repair, store)
+            nursery.start_soon(repairing.auto_repair, store)
             await trio.sleep(100)
             assert not tried, "a store without a writer repairs nothing"
             store.wrote.set()

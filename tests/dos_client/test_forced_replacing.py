@@ -10,8 +10,8 @@ from dos_client import (
     init_store,
     open_store,
 )
-from dos_client.core.override_log import OTHER_IS_GONE
-from dos_client.core.recovery import era
+from dos_client.core.logs import OTHER_IS_GONE
+from dos_client.core.replacement import era
 from dos_client.membership.record_log import read_overrides
 from dos_client.membership.replacing import add_member, replace_member
 from dos_client.repair.verifying import verify_store

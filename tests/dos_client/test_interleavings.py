@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from dos_client import open_store
 from dos_client.limits import chunk_bytes_max, silence_ping_s, witness_again_s
-from dos_client.membership.spares import add_spare, remove_spare
+from dos_client.membership.replacing import add_spare, remove_spare
 from dos_protocol.store_record import StoreRecord
 from dos_server.testing import MemoryServer, Servers, memory_server, memory_store
 
@@ -36,7 +36,7 @@ def test_an_ack_that_makes_room_continues_a_burst_that_nothing_is_appended_to(
     """The burst is longer than what may be in flight. Nobody appends or waits, so only acks can wake the
     link.
     """
-    monkeypatch.setattr("dos_client.writing.copies.in_flight_bytes_max", limit)
+    monkeypatch.setattr("dos_client.writing.claim.in_flight_bytes_max", limit)
 
     async def story(servers: Servers[MemoryServer]) -> None:
         async with open_store(servers.url) as store, await store.claim("d", 1, bytes(15) + b"w") as claim:

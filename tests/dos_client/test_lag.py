@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client import init_store
-from dos_client.core.append_times import AppendTimes
-from dos_client.core.milestones import Milestones, milestone_range
+from dos_client.core.window import AppendTimes, Milestones, milestone_range
 from dos_client.limits import append_times_max, append_times_step_s, milestone_bytes
 from tests.dos_client.support import ThreadServer, claimed, off, on, until, url_of
 

@@ -15,7 +15,7 @@ from dos_client.core.quorum import Quorums
 from dos_client.core.replica import ReplicaState
 from dos_client.core.window import SendWindow
 from dos_client.limits import milestone_bytes, window_bytes_max
-from dos_client.writing.target import WriteTarget
+from dos_client.writing.object_writer import WriteTarget
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import PoisonedError
 from journal.scratch import ScratchCopy
@@ -233,8 +233,9 @@ async def test_with_connections_cut_and_the_local_copy_spoiled_all_the_time_ever
     seed: int,
 ) -> None:
     # EVIDENCE-OF: P-2, P-3, P-10
-    monkeypatch.setattr("dos_client.writing.target.window_bytes_max", 300_000)  # members fall behind at once
-    monkeypatch.setattr("dos_client.writing.target._TRIM_STEP_BYTES", 1)
+    # members fall behind at once
+    monkeypatch.setattr("dos_client.writing.object_writer.window_bytes_max", 300_000)
+    monkeypatch.setattr("dos_client.writing.object_writer._TRIM_STEP_BYTES", 1)
     rng, path = random.Random(seed), tmp_path / "copy"
     async with claimed_through_proxies(three) as (between, store, claim):
         writer = claim.open_object("x", ScratchCopy(path))
@@ -316,11 +317,14 @@ async def test_a_copy_that_changes_between_two_reads_is_trusted_no_further(later
     target = target_of(local)
     first = await target.local.proved(100_000)
     assert first is not None
-    assert (first.data, first.digest) == (CONTENT[100_000:milestone_bytes], prefix_digest(CONTENT[:100_000]))
+    assert (first.payload, first.digest) == (
+        CONTENT[100_000:milestone_bytes],
+        prefix_digest(CONTENT[:100_000]),
+    )
     second = await target.local.proved(2 * milestone_bytes + 5)
     if later == CONTENT[:-1]:  # what is asked for is there, and right
         assert second is not None
-        assert second.data == CONTENT[2 * milestone_bytes + 5 : 3 * milestone_bytes]
+        assert second.payload == CONTENT[2 * milestone_bytes + 5 : 3 * milestone_bytes]
     else:
         assert second is None
         assert target.local.size() == 0
@@ -335,7 +339,7 @@ async def test_the_last_stretch_ends_where_the_memory_begins() -> None:
     assert base % milestone_bytes, "else this shows nothing"
     last = await target.local.proved(base - 10)
     assert last is not None
-    assert last.data == CONTENT[base - 10 : base]
+    assert last.payload == CONTENT[base - 10 : base]
 
 
 @pytest.mark.trio
@@ -347,12 +351,12 @@ async def test_of_an_object_whose_end_alone_is_known_the_whole_copy_is_folded_on
     assert not len(target.milestones)
     first = await target.local.proved(0)
     assert first is not None
-    assert (first.data, first.digest) == (CONTENT[:milestone_bytes], 0)
+    assert (first.payload, first.digest) == (CONTENT[:milestone_bytes], 0)
     folded = local.reads - 1
     assert folded >= 1
     second = await target.local.proved(milestone_bytes)
     assert second is not None
-    assert second.data == CONTENT[milestone_bytes : 2 * milestone_bytes]
+    assert second.payload == CONTENT[milestone_bytes : 2 * milestone_bytes]
     assert local.reads == folded + 2, "the digests on the way are known now"
     other = WriteTarget("x", 1, Quorums(record("abc", 2)), None, Files([CONTENT[::-1]]))
     other.seal(TOTAL, prefix_digest(CONTENT))
@@ -361,12 +365,12 @@ async def test_of_an_object_whose_end_alone_is_known_the_whole_copy_is_folded_on
     small.seal(1_000, prefix_digest(CONTENT[:1_000]))
     whole = await small.local.proved(10)
     assert whole is not None
-    assert (whole.data, whole.digest) == (CONTENT[10:1_000], prefix_digest(CONTENT[:10]))
+    assert (whole.payload, whole.digest) == (CONTENT[10:1_000], prefix_digest(CONTENT[:10]))
 
 
 @pytest.mark.trio
 async def test_a_local_copy_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dos_client.writing.local_copy.local_read_timeout_s", 0.01)
+    monkeypatch.setattr("dos_client.writing.object_writer.local_read_timeout_s", 0.01)
     hang = trio.Event()
 
     class Hanging(Files):

@@ -2,8 +2,7 @@
 
 import itertools
 
-from dos_client.core.admission import MemberAdmission, admit
-from dos_client.core.membership import Membership, ServerAnswer, decide
+from dos_client.core.membership import MemberAdmission, Membership, ServerAnswer, admit, decide
 from dos_protocol.store_record import Member, StoreRecord
 from tests.dos_client.records import member, record, server_id
 

@@ -7,9 +7,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from dos_client import MemberStatus, metrics
+from dos_client.core.status import StoreCounters
 from dos_client.core.watching import MemberSight, Problem, ReportAction, SpareSight, StoreSight, WaitAction
-from dos_client.membership import watch_metrics
-from dos_client.status.counters import StoreCounters
+from dos_client.membership.watching import _publish_look
 from dos_protocol.store_record import Member, StoreRecord
 from tests.support.examples import run_example
 
@@ -118,7 +118,7 @@ def test_a_watcher_shows_members_by_state_and_why_a_person_has_to_act() -> None:
         MemberSight(lost, False, 9.0),
     )
     sight = StoreSight(record, members, (SpareSight(spares[0]), SpareSight(spares[1], "it is not empty")))
-    watch_metrics.saw(sight, ReportAction("why", "remedy", Problem.NO_SPARE), 1_000.0)
+    _publish_look(sight, ReportAction("why", "remedy", Problem.NO_SPARE), 1_000.0)
     assert {one: value("dos_watch_members", state=one) for one in ("present", "moved", "unavailable")} == {
         "present": 1,
         "moved": 1,
@@ -129,7 +129,7 @@ def test_a_watcher_shows_members_by_state_and_why_a_person_has_to_act() -> None:
     assert value("dos_watch_problem", dos_watch_problem="no usable spare") == 1
     assert value("dos_watch_generation") == 7
     whole = StoreRecord(b"x" * 16, 8, 1, (here,))
-    watch_metrics.saw(StoreSight(whole, members[:1]), WaitAction(), 1_001.0)
+    _publish_look(StoreSight(whole, members[:1]), WaitAction(), 1_001.0)
     assert value("dos_watch_members", state="unavailable") == 0
     assert value("dos_watch_member_silent_seconds", member="m:3") is None, "it is no member any more"
     assert value("dos_watch_problem", dos_watch_problem="none") == 1

@@ -13,10 +13,9 @@ from dos_client import (
     init_store,
     open_store,
 )
-from dos_client.core import override_log
+from dos_client.core import logs
 from dos_client.core.comparing import CopyState
-from dos_client.core.override_log import ACCEPT_LOSS, Override
-from dos_client.core.record_log import DIRECTORY
+from dos_client.core.logs import ACCEPT_LOSS, DIRECTORY, Override
 from dos_client.core.replacement import add
 from dos_client.membership.record_log import open_record_log, read_overrides
 from dos_client.membership.recovering import recover_store
@@ -157,8 +156,8 @@ async def test_what_was_forced_is_read_whole_though_a_member_has_less_of_it(five
     begun = Override(ACCEPT_LOSS, "2026-11-22T12:00:00+00:00", "me", 1, 0)
     async with open_store(url) as store, open_record_log(store) as records:
         await records.note(begun)
-        log = override_log.OVERRIDES.object_name((await store.inspect(DIRECTORY)).epoch_seen)
-        await has(five[2], DIRECTORY, log, override_log.OVERRIDES.encode(begun))
+        log = logs.OVERRIDES.object_name((await store.inspect(DIRECTORY)).epoch_seen)
+        await has(five[2], DIRECTORY, log, logs.OVERRIDES.encode(begun))
         await off(five[2])
         await records.note(replace(begun, finished=True))
     await on(five[2])

@@ -8,7 +8,7 @@ from dos_client import (
     init_store,
     open_store,
 )
-from dos_client.core.record_log import DIRECTORY
+from dos_client.core.logs import DIRECTORY
 from dos_client.membership.record_log import read_overrides
 from dos_client.membership.recovering import recover_store
 from dos_client.membership.replacing import add_member, replace_member

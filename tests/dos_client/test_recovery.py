@@ -2,9 +2,9 @@
 
 import pytest
 
+from dos_client.core.logs import OVERRIDES, Override, is_finished
 from dos_client.core.membership import ServerAnswer, decide
-from dos_client.core.override_log import OVERRIDES, Override, is_finished
-from dos_client.core.recovery import GENERATIONS_PER_ERA, StoreSurvivors, era, forced, survivors
+from dos_client.core.replacement import GENERATIONS_PER_ERA, StoreSurvivors, era, forced, survivors
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from tests.dos_client.records import member, record, server_id
 

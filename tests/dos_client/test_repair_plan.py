@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos_client.core.comparing import ABSENT, MemberCopy, needed_digests
+from dos_client.core.comparing import ABSENT, MemberCopy, RepairPlan, RepairRefused, needed_digests, plan
 from dos_client.core.quorum import Quorums
-from dos_client.core.repair import RepairPlan, RepairRefused, plan
 from dos_protocol.digests import prefix_digest
 from dos_protocol.store_record import Member, StoreRecord
 

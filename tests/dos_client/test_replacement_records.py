@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_client import QuorumUnavailableError, open_store
-from dos_client.core import record_log
+from dos_client.core import logs
 from dos_client.core.replacement import (
     GONE_SUFFIX,
     ReplacementStep,
@@ -21,7 +21,7 @@ from dos_client.core.replacement import (
     with_spare,
 )
 from dos_client.limits import change_beat_s
-from dos_client.membership import history
+from dos_client.membership import record_log
 from dos_client.membership.record_log import open_record_log
 from dos_protocol.errors import ClosedError, FencedError
 from dos_protocol.messages import ObjectInfo
@@ -105,7 +105,7 @@ def test_a_run_that_was_superseded_beats_no_more() -> None:
     async def main() -> int:
         records: Any = Superseded()
         with trio.move_on_after(10 * change_beat_s):
-            await history._beat(records)
+            await record_log._beat(records)
         return int(records.beats)
 
     assert trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0)) == 1
@@ -142,9 +142,9 @@ def test_nothing_to_finish_is_refused() -> None:
 
 @given(st.lists(st.integers(1, 50), max_size=5), st.integers(0, 400))
 def test_the_log_gives_the_whole_entries_of_any_cut(generations: list[int], cut: int) -> None:
-    entries = [record_log.encode_entry(record("abc", 2, one)) for one in generations]
+    entries = [logs.encode_entry(record("abc", 2, one)) for one in generations]
     data = b"".join(entries)[:cut]
-    found, whole = record_log.decode_entries(data)
+    found, whole = logs.decode_entries(data)
     assert [one.generation for one in found] == generations[: len(found)]
     assert whole == sum(len(entry) for entry in entries[: len(found)])
     if len(found) < len(entries):
@@ -153,28 +153,28 @@ def test_the_log_gives_the_whole_entries_of_any_cut(generations: list[int], cut:
 
 @given(st.binary(max_size=300))
 def test_whatever_the_bytes_the_log_is_read_without_an_error(data: bytes) -> None:
-    found, whole = record_log.decode_entries(data)
+    found, whole = logs.decode_entries(data)
     assert whole == 0 or found
 
 
 def test_a_flipped_bit_ends_the_log_there() -> None:
-    entry = record_log.encode_entry(G1)
+    entry = logs.encode_entry(G1)
     for position in range(4, len(entry)):
         damaged = bytearray(entry + entry)
         damaged[len(entry) + position] ^= 1
-        assert record_log.decode_entries(bytes(damaged)) == ([G1], len(entry))
+        assert logs.decode_entries(bytes(damaged)) == ([G1], len(entry))
 
 
 def test_the_head_is_the_highest_epoch_and_of_it_the_longest_copy() -> None:
-    old, new = record_log.object_name(9), record_log.object_name(16)
+    old, new = logs.object_name(9), logs.object_name(16)
     answers = {
         b"a": {old: ObjectInfo(old, 50, 50), "other": ObjectInfo("other")},
         b"b": {old: ObjectInfo(old, 70, 70), new: ObjectInfo(new, 10, 10)},
     }
-    assert record_log.names_newest_first(answers) == [new, old]
-    assert record_log.longest(answers, old) == (b"b", ObjectInfo(old, 70, 70))
-    assert record_log.longest(answers, "nothing") is None
-    assert record_log.last_of([G1, record("abc", 2, 4)], record("abc", 2, 3)).generation == 4
+    assert logs.names_newest_first(answers) == [new, old]
+    assert logs.longest(answers, old) == (b"b", ObjectInfo(old, 70, 70))
+    assert logs.longest(answers, "nothing") is None
+    assert logs.last_of([G1, record("abc", 2, 4)], record("abc", 2, 3)).generation == 4
 
 
 def test_beginning_keeps_identities_and_order() -> None:

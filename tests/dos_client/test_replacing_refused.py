@@ -20,7 +20,7 @@ from dos_client import (
     replace_member,
 )
 from dos_client.core.replacement import begin
-from dos_client.membership.spares import move_member
+from dos_client.membership.replacing import move_member
 from dos_client.sessions.discovery import ServerSurvey, send_record, survey
 from dos_protocol.errors import DosError
 from tests.dos_client.support import (

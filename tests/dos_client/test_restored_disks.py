@@ -20,8 +20,8 @@ from dos_client import (
     repair_store,
     replace_member,
 )
-from dos_client.cli.repair import finding_text
-from dos_client.core.describing import Condition
+from dos_client.cli.store import finding_text
+from dos_client.core.membership import Condition
 from dos_client.membership.status import store_status
 from dos_client.repair.repairing import RepairOutcome
 from dos_client.repair.verifying import verify_store
@@ -267,7 +267,7 @@ async def restored_while_another_is_away(
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disks are given a new stamp all the time."""
     monkeypatch.setattr("dos_server.core.requests.stamps.stamp_seconds", 0.1)
-    monkeypatch.setattr("dos_client.sessions.witnesses.stamp_renewal_s", 0.2)
+    monkeypatch.setattr("dos_client.sessions.members.stamp_renewal_s", 0.2)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ async def test_rot_that_nobody_reads_is_found_and_repaired_by_the_living_store(
     three_scrubbed: list[ServerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # EVIDENCE-OF: P-5, P-10
-    monkeypatch.setattr("dos_client.repair.watching.damage_watch_s", 0.2)
+    monkeypatch.setattr("dos_client.repair.repairing.damage_watch_s", 0.2)
     bad = three_scrubbed[1]
     await old_object(three_scrubbed)
     async with claimed(three_scrubbed, "elsewhere") as (store, _):

@@ -14,8 +14,7 @@ import trio
 
 from dos_client import NotEmptyError, init_store
 from dos_client.core.claim import ClaimState
-from dos_client.core.describing import Condition, describe, same_server
-from dos_client.core.membership import ServerAnswer
+from dos_client.core.membership import Condition, ServerAnswer, describe, same_server
 from dos_client.core.replacement import begin
 from dos_client.membership.status import StoreStatus, store_status
 from dos_client.repair.verifying import MemberHolding, VerifyReport

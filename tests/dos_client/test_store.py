@@ -390,7 +390,7 @@ async def test_a_member_of_a_store_is_not_written_alone(three: Servers) -> None:
 async def test_a_read_of_a_store_that_is_unavailable_is_given_up_after_some_seconds(
     three: list[ThreadServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dos_client.reading.store_reads.read_timeout_s", 0.5)
+    monkeypatch.setattr("dos_client.reading.member_queries.read_timeout_s", 0.5)
     await init_store(url_of(three))
     async with open_store(url_of(three)) as store:
         await off(*three)

@@ -9,7 +9,7 @@ from dos_client import init_store
 from dos_client.core.quorum import Quorums
 from dos_client.core.window import SendWindow
 from dos_client.limits import journal_lag_bytes_max, window_bytes_max
-from dos_client.writing.target import Waiters, WriteTarget
+from dos_client.writing.object_writer import Waiters, WriteTarget
 from tests.dos_client.records import record, server_id
 from tests.dos_client.support import ThreadServer, claimed, until, url_of
 
@@ -90,7 +90,8 @@ async def test_of_more_chunks_than_the_limit_a_quarter_of_the_window_is_kept(
     # EVIDENCE-OF: P-9
     target, keep = target_of(8 * 65_536), 4 * 65_536
     assert target.window is not None
-    monkeypatch.setattr("dos_client.writing.target.window_chunks_max", target.window.chunks_count - more)
+    chunks = target.window.chunks_count - more
+    monkeypatch.setattr("dos_client.writing.object_writer.window_chunks_max", chunks)
     for member in (A, B):
         target.note(member, 8 * 65_536, 8 * 65_536)
     target.trim(keep)

@@ -12,9 +12,9 @@ from trio.testing import MockClock
 
 from dos_client import metrics, open_store
 from dos_client.core import watching as core
-from dos_client.core.describing import Condition
+from dos_client.core.membership import Condition
 from dos_client.membership.filling import ReplaceProgress
-from dos_client.membership.spares import add_spare
+from dos_client.membership.replacing import add_spare
 from dos_client.membership.status import StoreStatus, store_status
 from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
 from dos_client.repair.verifying import VerifyProgress, verify_store

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dos_client import Claim, ObjectWriter, init_store, metrics
 from dos_client.core.claim import ClaimState
-from dos_client.core.waiting import MemberSeen, WaitBegan, WaitEnded, WaitTracker, waiting_reason
-from dos_client.limits import journal_lag_bytes_max, waiting_report_s
+from dos_client.core.status import MemberStatus, WaitBegan, WaitEnded, WaitTracker, waiting_reason
+from dos_client.limits import journal_lag_bytes_max, waiting_after_s, waiting_report_s
 from dos_client.sessions.connection import open_connection
 from dos_protocol.digests import prefix_digest
 from tests.dos_client.support import Threads, ThreadServer, caught_up, claimed, has, off, on, until, url_of
@@ -39,19 +39,24 @@ def test_waiting_is_reported_once_it_is_long_and_all_of_it_is_counted(looks: lis
     assert waiting.total_s == total
 
 
+def status_of(address: str, state: str, error: str = "", lag_s: float = 0.0) -> MemberStatus:
+    return MemberStatus(address, address.encode(), state, 0, connected=True, error=error, lag_s=lag_s)
+
+
 def test_the_reason_names_who_is_missing_and_why() -> None:
     members = [
-        MemberSeen("h1:1", "in sync"),
-        MemberSeen("h2:1", "unavailable", "cannot connect"),
-        MemberSeen("h3:1", "broken", "a/b on this member: damaged"),
+        status_of("h1:1", "in sync"),
+        status_of("h2:1", "unavailable", "cannot connect"),
+        status_of("h3:1", "broken", "a/b on this member: damaged"),
     ]
     assert waiting_reason(2, 1, members) == (
         "2 members are needed and 1 hold the claim; h2:1 is unavailable: cannot connect;"
         " h3:1 is broken: a/b on this member: damaged"
     )
-    assert waiting_reason(
-        2, 3, [MemberSeen("h1:1", "catching up", late=True), MemberSeen("h2:1", "in sync")]
-    ) == ("2 members are needed and too few of 3 acknowledge; h1:1 acknowledges nothing")
+    late = status_of("h1:1", "catching up", lag_s=waiting_after_s + 0.1)
+    assert waiting_reason(2, 3, [late, status_of("h2:1", "in sync")]) == (
+        "2 members are needed and too few of 3 acknowledge; h1:1 acknowledges nothing"
+    )
 
 
 def figure(name: str) -> float:
@@ -128,7 +133,7 @@ def check_member_figures(three: Threads) -> None:
 async def test_fifty_failed_attempts_are_two_lines_in_the_log_at_most(
     three: Threads, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dos_client.core.backoff.backoff_max_s", 0.02)
+    monkeypatch.setattr("dos_client.randomness.backoff_max_s", 0.02)
     await init_store(url_of(three))
     with caplog.at_level(logging.INFO, "dos.client"):
         async with claimed(three) as (_, claim):

@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from dos_client import init_store, open_store
-from dos_client.membership.history import read_history
-from dos_client.membership.spares import add_spare
+from dos_client.membership.record_log import read_history
+from dos_client.membership.replacing import add_spare
 from tests.dos_client.support import claimed, content_of, until, url_of, write_idle
 from tests.support.servers import ServerProcess
 

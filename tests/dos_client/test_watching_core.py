@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from dos_client.core import change_log
-from dos_client.core.change_log import Change
+from dos_client.core import logs
+from dos_client.core.logs import Change
 from dos_client.core.membership import ServerAnswer
 from dos_client.core.membership import decide as decide_membership
 from dos_client.core.quorum import Quorums
@@ -280,9 +280,9 @@ def test_of_two_members_one_and_the_first_spare_confirm_a_record() -> None:
 def test_the_history_has_one_entry_per_change() -> None:
     begun = Change("replace", "1", "me", 1, "a", "b", "silent", True)
     done = replace(begun, at="2", generation=3, outcome="done")
-    log, beat = change_log.CHANGES, change_log.BEAT
+    log, beat = logs.CHANGES, logs.BEAT
     data = log.encode(begun) + beat + b"{torn" + beat + log.encode(done)
     assert log.decode(data) == [begun, done]
-    assert change_log.merge([begun, done, begun]) == [replace(done, at="1"), begun]
-    assert change_log.merge([begun, done, done]) == [replace(done, at="1"), done], "it began elsewhere"
-    assert change_log.merge([begun, begun, done]) == [begun, replace(done, at="1")]
+    assert logs.merge([begun, done, begun]) == [replace(done, at="1"), begun]
+    assert logs.merge([begun, done, done]) == [replace(done, at="1"), done], "it began elsewhere"
+    assert logs.merge([begun, begun, done]) == [begun, replace(done, at="1")]

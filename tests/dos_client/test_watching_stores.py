@@ -18,14 +18,12 @@ from dos_client import (
     replace_member,
 )
 from dos_client.core import watching as core
-from dos_client.core.record_log import DIRECTORY
+from dos_client.core.logs import DIRECTORY
 from dos_client.live_store import Store
 from dos_client.membership.filling import ReplaceProgress
-from dos_client.membership.history import read_history
-from dos_client.membership.observing import StoreObserver
-from dos_client.membership.record_log import open_record_log
-from dos_client.membership.spares import add_spare
-from dos_client.membership.watching import Seen, StoreWatcher, WatchOptions
+from dos_client.membership.record_log import open_record_log, read_history
+from dos_client.membership.replacing import add_spare
+from dos_client.membership.watching import Seen, StoreObserver, StoreWatcher, WatchOptions
 from dos_protocol.errors import FencedError, NotAMemberError, StaleGenerationError
 from dos_protocol.store_record import StoreRecord
 from tests.dos_client.support import (

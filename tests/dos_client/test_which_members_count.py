@@ -11,15 +11,13 @@ import trio
 from trio.testing import MockClock
 
 from dos_client import open_store
-from dos_client.core.agreement import agree, reach, reading_quorums
+from dos_client.core.agreement import agree, reach, reading_quorums, view_of
 from dos_client.core.membership import ServerAnswer, decide, is_confirmed
 from dos_client.core.quorum import Quorums, refusal_of_token
-from dos_client.core.recovery import survivors
-from dos_client.core.replacement import add
+from dos_client.core.replacement import add, survivors
 from dos_client.errors import QuorumUnavailableError
 from dos_client.repair.verifying import need_quorum
 from dos_client.repair.walking import open_walk
-from dos_client.sessions.directory_view import view_of
 from dos_client.store import Store
 from dos_protocol.errors import BrokenConnectionError, ForbiddenError, NotFoundError
 from dos_protocol.messages import DirectoryOpened, ObjectInfo

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from dos_monitoring import SpanRecord, Tracer, TraceSettingsError, in_sequence
-from dos_monitoring.core.spans import TraceChoice, parse_appends_traced, parse_trace_choice
+from dos_monitoring.core.settings import TraceChoice, parse_appends_traced, parse_trace_choice
 from tests.dos_cli.test_extras import without_extras
 
 

@@ -20,8 +20,7 @@ from dos_tls import (
     settings_of,
     tls_of_environment,
 )
-from dos_tls.core.reasons import failure_of
-from dos_tls.core.settings import WORKER_NAME
+from dos_tls.core.settings import WORKER_NAME, failure_of
 
 OWN = TlsSettings("/t/ca.pem", "/t/cert.pem", "/t/key.pem")
 

@@ -26,7 +26,7 @@ STORAGE_SHELL = ("storage", "side_files", "marks", "disk")
 
 PACKAGES: dict[str, Package] = {
     "dos_protocol": Package(("dos_protocol/*.py",), ("tests/dos_protocol", "tests/dos_server/test_shell.py")),
-    "dos_tls": Package(("dos_tls/core/*.py", "dos_tls/engine.py"), ("tests/dos_tls",)),
+    "dos_tls": Package(("dos_tls/core/*.py", "dos_tls/streams.py"), ("tests/dos_tls",)),
     "dos_monitoring": Package(("dos_monitoring/core/*.py",), ("tests/dos_monitoring",)),
     "dos_server": Package(
         ("dos_server/core/**/*.py", *(f"dos_server/{name}.py" for name in STORAGE_SHELL)),

@@ -11,11 +11,9 @@ import trio
 
 from dos_client.core.witnessing import ProveStamp, Witnessing
 from dos_client.sessions import connection as client_connection
-from dos_client.sessions import dialling
 from dos_client.sessions.connection import Connection as ClientConnection
-from dos_client.sessions.members import Watch
-from dos_client.sessions.witnesses import Witnesses
-from dos_client.writing.link import MemberLink
+from dos_client.sessions.members import Watch, Witnesses
+from dos_client.writing.claim import MemberLink
 from dos_server.connection import ServerConnection
 from dos_server.core import vocabulary as v
 from dos_server.core.requests.stamps import History, Stamps
@@ -178,8 +176,10 @@ def connections_are_not_closed() -> list[Patch]:
         def __exit__(self, *of_error: object) -> None:
             pass
 
+    original = client_connection.dial
+
     async def dial(address: str) -> Any:
-        return Kept(await dialling.dial(address))
+        return Kept(await original(address))
 
     return [(client_connection, "dial", dial)]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from dos_client.core.record_log import DIRECTORY
+from dos_client.core.logs import DIRECTORY
 from dos_protocol import messages as m
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import NO_ID

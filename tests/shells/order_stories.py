@@ -9,7 +9,7 @@ import trio
 
 from dos_client import open_store
 from dos_client.core.claim import ClaimState
-from dos_client.membership.spares import add_spare
+from dos_client.membership.replacing import add_spare
 from dos_client.sessions.connection import Connection, open_connection
 from dos_protocol.errors import BrokenConnectionError, FencedError
 from dos_server.memory.network import here
@@ -183,7 +183,7 @@ async def readers_leave(orders: Orders) -> None:
 def burst(limit: int) -> Story:
     async def story(orders: Orders) -> None:
         """More is appended than may be in flight. All is sent at once, whenever acks come."""
-        with mock.patch("dos_client.writing.copies.in_flight_bytes_max", limit):
+        with mock.patch("dos_client.writing.claim.in_flight_bytes_max", limit):
             async with (
                 ordered_store(orders) as servers,
                 open_store(servers.url) as store,

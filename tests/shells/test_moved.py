@@ -12,7 +12,7 @@ from dos_client import store as store_module
 from dos_client.core.membership import ServerAnswer
 from dos_client.core.watching import MemberSight
 from dos_client.live_store import Store
-from dos_client.membership import observing, spares
+from dos_client.membership import replacing, watching
 from dos_client.sessions.discovery import find_membership
 from dos_server.core.requests.stamps import History
 from tests.shells.moved import MovedCluster
@@ -33,7 +33,7 @@ def test_a_disk_is_followed_and_no_copy_of_it_counts(seed: int) -> None:
 
 def the_identity_at_a_new_address_is_not_compared() -> list[Patch]:
     """Any server that answers at another address than the members' is taken for the member that is lost."""
-    original = observing.StoreObserver._sight_of
+    original = watching.StoreObserver._sight_of
 
     def sight_of(self: Any, member: Any, ours: Any, seen: Any, present: bool) -> MemberSight:
         sight = original(self, member, ours, seen, present)
@@ -46,8 +46,8 @@ def the_identity_at_a_new_address_is_not_compared() -> list[Patch]:
         del store, server_id, address
 
     return [
-        (observing.StoreObserver, "_sight_of", sight_of),
-        (spares, "_is_that_member", is_that_member),
+        (watching.StoreObserver, "_sight_of", sight_of),
+        (replacing, "_is_that_member", is_that_member),
     ]
 
 
@@ -87,12 +87,12 @@ def an_older_copy_counts() -> list[Patch]:
 
 def an_older_copy_at_the_old_address_stops_the_move() -> list[Patch]:
     """A disk that went back is taken for the member, so that it answers at two addresses."""
-    original = spares.probe
+    original = replacing.probe
 
     async def probe(address: str, **options: Any) -> ServerAnswer:
         return replace(await original(address, **options), rolled_back=False)
 
-    return [(spares, "probe", probe)]
+    return [(replacing, "probe", probe)]
 
 
 BUGS: dict[str, tuple[Callable[[], list[Patch]], str, int]] = {

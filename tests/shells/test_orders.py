@@ -14,7 +14,7 @@ from checkpoint.coordinator.manifest_log import ManifestLog
 from dataflow.merging.replica_stream import ReplicaStream
 from dataflow.sinks.two_phase import TwoPhaseWriter
 from dos_client.live_store import Store
-from dos_client.writing.copies import MemberCopies
+from dos_client.writing.claim import MemberCopies
 from dos_server.server import PacedReads
 from tests.shells.bugs import BUGS
 from tests.shells.order_regions import reads_a_replica, votes_and_commits, votes_and_resets

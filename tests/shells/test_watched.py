@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dos_client.core import change_log
+from dos_client.core import logs
 from dos_client.membership import filling
 from dos_client.membership import watching as shell
 from dos_protocol.store_record import StoreRecord
@@ -49,7 +49,7 @@ def watchers_act_without_a_claim() -> list[Patch]:
         async def decide(record: StoreRecord) -> None:
             log.last = record
 
-        async def record_change(change: change_log.Change) -> None:
+        async def record_change(change: logs.Change) -> None:
             del change
 
         log = SimpleNamespace(

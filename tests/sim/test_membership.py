@@ -7,7 +7,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from dos_client.core.recovery import GENERATIONS_PER_ERA
+from dos_client.core.replacement import GENERATIONS_PER_ERA
 from dos_protocol.store_record import Member, StoreRecord
 from tests.sim import hunt
 from tests.sim.bugs import BUGS

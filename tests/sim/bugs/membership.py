@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from dos_client.core import membership, repair
+from dos_client.core import comparing, membership
 from dos_client.core.quorum import Quorums
 from dos_client.core.replica import Replica
 from dos_client.membership.filling import DirectoryGoal, Filling
 from dos_client.membership.record_log import RecordLog
 from dos_client.repair.repairing import _Repairer
-from dos_client.writing.target import WriteTarget
+from dos_client.writing.object_writer import WriteTarget
 from dos_protocol.names import NO_ID
 from dos_protocol.store_record import StoreRecord
 from dos_server import storage
@@ -130,4 +130,4 @@ def a_new_copy_is_the_shortest() -> list[Patch]:
     def shortest(copies: dict[bytes, Any]) -> Any:
         return min(copies.values(), key=lambda copy: (copy.size, copy.exists), default=None)
 
-    return [(repair, "_longest", shortest)]
+    return [(comparing, "_longest", shortest)]

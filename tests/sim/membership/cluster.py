@@ -11,7 +11,7 @@ from random import Random
 from dos_client import ReplacementError
 from dos_client.core.membership import ServerAnswer, decide
 from dos_client.core.quorum import filled_member, replaced_member
-from dos_client.core.recovery import era
+from dos_client.core.replacement import era
 from dos_protocol.errors import DosError
 from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord, claims_needed

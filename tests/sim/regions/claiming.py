@@ -6,9 +6,9 @@ It has the parts of `dos_client.Claim` that the claims of plain writers do not n
 from random import Random
 from typing import NamedTuple, Self
 
+from dos_client.core.agreement import DirectoryView
 from dos_client.core.claim import ClaimState
 from dos_client.limits import waiting_after_s
-from dos_client.sessions.directory_view import DirectoryView
 from dos_protocol.store_record import StoreRecord
 from tests.sim.engine.environment import Process
 from tests.sim.engine.network import Network

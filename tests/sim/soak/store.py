@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 from random import Random
 
 from dos_client import Bookmark
+from dos_client.core.agreement import DirectoryView
 from dos_client.errors import QuorumUnavailableError
-from dos_client.sessions.directory_view import DirectoryView
 from dos_protocol.errors import DosError, NotFoundError
 from dos_protocol.store_record import StoreRecord
 from tests.sim.engine.environment import Process

@@ -16,6 +16,7 @@ from dos_client.core.claim import (
     ClaimState,
     Effect,
     Event,
+    Garbage,
     MemberClaimed,
     MemberFenced,
     MemberLeft,
@@ -23,7 +24,6 @@ from dos_client.core.claim import (
     has_no_source,
     was_held,
 )
-from dos_client.core.collecting import Garbage
 from dos_client.core.quorum import Quorums
 from dos_client.core.replica import ObjectGoal, ObjectView
 from dos_client.core.window import SendWindow
@@ -39,7 +39,7 @@ from tests.sim.store.sim_store import SimStore
 
 
 class SimTarget:
-    """One object that the claim replicates to its members. As `dos_client.writing.target`."""
+    """One object that the claim replicates to its members. As `dos_client.writing.object_writer`."""
 
     def __init__(self, name: str, tag: int, quorums: Quorums, window: SendWindow | None) -> None:
         self.name = name
@@ -257,7 +257,7 @@ class SimClaim:
         return SimWriter(self, target)
 
     def collect(self, garbage: Garbage) -> None:
-        """Delete the objects that are garbage on all members. As `dos_client.writing.collecting`."""
+        """Delete the objects that are garbage on all members. As `dos_client.writing.claim`."""
         self.check()
         going = [target for target in self.targets.values() if garbage(target.name)]
         assert all(target.window is None for target in going), "an object being written is not garbage"

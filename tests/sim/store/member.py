@@ -7,9 +7,7 @@ link is a task, and so is each comparison or filling of a copy.
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from dos_client.core.backoff import backoff_s
-from dos_client.core.claim import FenceReason, climb, judge_fenced
-from dos_client.core.collecting import Collecting
+from dos_client.core.claim import Collecting, FenceReason, climb, judge_fenced
 from dos_client.core.replica import (
     AGREED,
     Event,
@@ -26,7 +24,8 @@ from dos_client.core.replica import (
 )
 from dos_client.core.window import Chunk, append_id
 from dos_client.limits import collect_pause_s, delete_timeout_s, session_worked_s
-from dos_client.writing.catch_up import fold_at
+from dos_client.randomness import backoff_s
+from dos_client.reading.copying import MemberSource, fold_at
 from dos_protocol.errors import (
     BeingAppendedError,
     BrokenConnectionError,
@@ -374,7 +373,7 @@ class Link:
         there = source.session
         if there is None:
             return
-        fold = await fold_at(there, copy.target.name, self._offset(copy))  # type: ignore[arg-type]
+        fold = await fold_at(MemberSource(there, copy.target.name), self._offset(copy))  # type: ignore[arg-type]
         if self.session is not session or not self._compared(copy, fold.value):
             return
         while not self._reached(copy):

@@ -10,7 +10,7 @@ from typing import Final
 
 from dos_client.core.window import tag_of
 from dos_client.limits import connect_timeout_s, silence_broken_s, silence_ping_s
-from dos_client.sessions.requests import Requests
+from dos_client.sessions.connection import Requests
 from dos_protocol.errors import BrokenConnectionError, DosError, RefusedError, RemoteProtocolError
 from dos_protocol.frames import Frame
 from dos_protocol.messages import (

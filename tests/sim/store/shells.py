@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from dos_client import Store, open_store
-from dos_client.core.recovery import era
+from dos_client.core.replacement import era
 from dos_client.errors import MissingDataError, QuorumUnavailableError, StoreNotReadyError
 from dos_client.writing.claim import Claim
 from dos_client.writing.object_writer import ObjectWriter

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Mapping
 from msgspec.structs import replace
 
 from dos_client import Bookmark
+from dos_client.core.agreement import DirectoryView, view_of
 from dos_client.errors import QuorumUnavailableError
 from dos_client.limits import inspect_timeout_s
-from dos_client.sessions.directory_view import DirectoryView, view_of
 from dos_protocol.errors import BrokenConnectionError, CorruptError, DosError, NotFoundError
 from dos_protocol.messages import DirectoryOpened
 from dos_protocol.store_record import Member, StoreRecord

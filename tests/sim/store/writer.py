@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from random import Random
 
+from dos_client.core.agreement import DirectoryView
 from dos_client.errors import MissingDataError, QuorumUnavailableError
-from dos_client.sessions.directory_view import DirectoryView
 from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import StoreRecord
 from journal import ChainWriter, Op, Record, read_batches, take_over

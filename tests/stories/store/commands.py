@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from random import Random
 
 from dos_client import open_store, repair_store, replace_member
-from dos_client.cli.repair import _print_repairs
+from dos_client.cli.store import _print_repairs
 from dos_protocol.errors import DosError
 from tests.sim.engine.sockets import Client
 from tests.stories.store.copies import words_of

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
-from dos_client.sessions.directory_view import DirectoryView
+from dos_client.core.agreement import DirectoryView
 from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import claims_needed
 from journal import ChainState, ChainWriter, Op, Position, Record, take_over

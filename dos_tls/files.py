@@ -1,12 +1,19 @@
-"""Files and names in directories of this machine, on stable storage.
+"""Files of this machine: on stable storage, and warnings of secrets that every user can read.
 
 A synced file is lost with a power cut if its name is not on stable storage, and so is all that lies in a
 directory whose own name is not.
+
+A secret that others can read is used all the same. A container or a Secret of Kubernetes often has such a
+mode, where nobody else is on the machine. A group that can read the file is no reason for a warning: it is
+how `fsGroup` and service users share one.
 """
 
+import logging
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 
 def replace_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -51,3 +58,30 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+logger: Final = logging.getLogger("dos.tls")
+_warned: Final[set[str]] = set()
+
+
+def warn_if_open(path: str | Path, what: str) -> None:
+    """Log a warning if others than the owner and the group can read the file, once for each file in this
+    process.
+
+    what: names the secret, for the message. A missing file and a pipe are not reported: reading them shows
+    what is wrong.
+    """
+    name = os.path.realpath(path)
+    try:
+        mode = os.stat(name).st_mode  # noqa: PTH116 - as in `contexts`
+    except OSError:
+        return
+    if stat.S_ISREG(mode) and mode & stat.S_IROTH and name not in _warned:
+        _warned.add(name)
+        logger.warning(
+            "%s %s can be read by every user of this machine (mode %04o): chmod 600 %s",
+            what,
+            path,
+            stat.S_IMODE(mode),
+            path,
+        )

@@ -1,4 +1,4 @@
-"""A span of a trace as a plain value, and where spans are sent. Pure.
+"""What the environment asks a process to show: where figures are served, how its log is written, spans. Pure.
 
 Spans are made after the fact, from durations that a process knows anyway: nothing is measured for them, and
 no message has a context of a trace.
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from dos_protocol.arguments import PORT_MAX, address_text, bare_host, is_wildcard
 from dos_protocol.errors import DosError
 
 TRACE_VARIABLE: Final = "DOS_TRACE"
@@ -78,3 +79,68 @@ def in_sequence(
         found.append(SpanRecord(f"{prefix}.{phase}", at_s, until_s))
         at_s = until_s
     return tuple(found)
+
+
+METRICS_VARIABLE: Final = "DOS_METRICS"
+"""The environment variable that a driver reads if its program names no place."""
+
+
+class MetricsListen(NamedTuple):
+    """A host to listen on, and the ports to try in this order; 0 selects a free one."""
+
+    host: str
+    ports: tuple[int, ...]
+
+    def reached_at(self, port: int, own_host: str) -> str:
+        """Return the address for others. own_host: where they reach this process, if it listens on every
+        address of its machine.
+        """
+        return address_text(own_host if is_wildcard(self.host) else self.host, port)
+
+
+def parse_metrics_listen(text: str) -> MetricsListen | None:
+    """Return what HOST:PORT or HOST:FIRST-LAST means; None for "". Port 0 selects a free port.
+
+    Raises ValueError with a message for the user.
+    """
+    if not text:
+        return None
+    host, colon, numbers = text.rpartition(":")
+    first, dash, last = numbers.partition("-")
+    ports = (first, last if dash else first)
+    host = bare_host(host)
+    usable = bool(colon and host) and all(one.isascii() and one.isdigit() for one in ports)
+    if usable and 0 <= int(ports[0]) <= int(ports[1]) <= PORT_MAX and (int(ports[0]) or not dash):
+        return MetricsListen(host, tuple(range(int(ports[0]), int(ports[1]) + 1)))
+    raise ValueError(
+        f"metrics take HOST:PORT or HOST:FIRST-LAST with ports up to {PORT_MAX}, or port 0, got {text!r}"
+    )
+
+
+LOG_VARIABLE: Final = "DOS_LOG"
+"""The environment variable of drivers, workers and commands: `json`, `text`, each with `:LEVEL` if wanted."""
+_FORMATS: Final = ("json", "text")
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+class LogChoice(NamedTuple):
+    """The format of a log, and its lowest level: a name of the logging module."""
+
+    as_json: bool = False
+    level: str = "WARNING"
+
+
+def parse_log_choice(text: str) -> LogChoice | None:
+    """Return what FORMAT or FORMAT:LEVEL means, such as json:info; None for "".
+
+    Raises ValueError with a message for the user.
+    """
+    if not text:
+        return None
+    form, colon, level = text.partition(":")
+    if form not in _FORMATS or (level or (not colon and "warning")) not in _LEVELS:
+        raise ValueError(
+            f"{LOG_VARIABLE} is {' or '.join(_FORMATS)}, with :{', :'.join(_LEVELS)} for the lowest level,"
+            f" got {text!r}"
+        )
+    return LogChoice(form == "json", (level or "warning").upper())

@@ -1,0 +1,198 @@
+"""The logs in a store's own directory `dos.store`: names and bytes. Pure: no I/O.
+
+**Records.** A store record after the first counts as *decided* if it is an entry of this log that was synced
+on a quorum under a claim of the directory. So two replacements cannot both decide a generation: the later one
+takes the log over as any chain is taken over (R5 to R8), and continues after the last entry that it finds.
+Only decided records are ever sent to a server.
+
+**History** and **overrides** are for people: who changed the store, and what was forced on it. One decision
+depends on the second: whether an interrupted recovery must be completed.
+
+Each run writes one object of a log, named by the epoch of its claim.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from dos_client.core.quorum import deciding_record
+from dos_protocol.errors import CorruptDataError
+from dos_protocol.limits import store_record_bytes_max
+from dos_protocol.messages import ObjectInfo
+from dos_protocol.store_record import StoreRecord, decode_store_record, encode_store_record
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+DIRECTORY = "dos.store"
+_PREFIX = "records."
+_LENGTH = struct.Struct(">I")
+assert _LENGTH.size == 4
+
+
+def record_in(record: StoreRecord, directory: str) -> StoreRecord:
+    """Return the record whose quorums count in that directory: for record logs, with the tie-breaker."""
+    return deciding_record(record) if directory == DIRECTORY else record
+
+
+def object_name(epoch: int) -> str:
+    """Return the name of the object that the run with that epoch writes."""
+    return f"{_PREFIX}{epoch:016x}"
+
+
+def names_newest_first(answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> list[str]:
+    """Return the log's objects that any member has, highest epoch first."""
+    names = {name for objects in answers.values() for name in objects if name.startswith(_PREFIX)}
+    return sorted(names, reverse=True)
+
+
+def longest(answers: Mapping[bytes, Mapping[str, ObjectInfo]], name: str) -> tuple[bytes, ObjectInfo] | None:
+    """Return the member with the longest synced copy of an object."""
+    copies = [(member, objects[name]) for member, objects in sorted(answers.items()) if name in objects]
+    return max(copies, key=lambda pair: pair[1].synced, default=None)
+
+
+def encode_entry(record: StoreRecord) -> bytes:
+    """Encode an entry."""
+    data = encode_store_record(record)
+    return _LENGTH.pack(len(data)) + data
+
+
+def decode_entries(data: bytes) -> tuple[list[StoreRecord], int]:
+    """Return the complete entries at the beginning of the bytes, and how many bytes they use."""
+    records: list[StoreRecord] = []
+    position = 0
+    while len(data) - position >= _LENGTH.size:
+        (count,) = _LENGTH.unpack_from(data, position)
+        end = position + _LENGTH.size + count
+        if count > store_record_bytes_max or end > len(data):
+            break
+        try:
+            records.append(decode_store_record(data[position + _LENGTH.size : end]))
+        except CorruptDataError:
+            break
+        position = end
+    return records, position
+
+
+def last_of(records: Iterable[StoreRecord], using: StoreRecord) -> StoreRecord:
+    """Return the newest of the decided records and the record in use."""
+    return max([using, *records], key=lambda record: record.generation)
+
+
+Entry = TypeVar("Entry", bound="DataclassInstance")
+
+
+class JsonLog(Generic[Entry]):
+    """The format of one log: the beginning of its objects' names, and the class of its entries."""
+
+    def __init__(self, prefix: str, entry: type[Entry]) -> None:
+        self._prefix = prefix
+        self._entry = entry
+
+    def object_name(self, epoch: int) -> str:
+        """Return the name of the object that the run with that epoch writes."""
+        return f"{self._prefix}{epoch:016x}"
+
+    def names(self, answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> list[str]:
+        """Return the log's objects that any member has, oldest first."""
+        return sorted({name for held in answers.values() for name in held if name.startswith(self._prefix)})
+
+    def encode(self, entry: Entry) -> bytes:
+        """Encode an entry as a line."""
+        return json.dumps({"version": 1, **asdict(entry)}, sort_keys=True).encode() + b"\n"
+
+    def decode(self, data: bytes) -> list[Entry]:
+        """Return the complete entries in the bytes. Lines that cannot be parsed are skipped."""
+        entries = []
+        for line in data.split(b"\n"):
+            try:
+                fields: dict[str, Any] = json.loads(line)
+                del fields["version"]
+                entries.append(self._entry(**fields))
+            except (ValueError, TypeError, KeyError):
+                continue
+        return entries
+
+
+BEAT: Final = b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One entry.
+
+    - `what`: replace, add, move, repair, spare-add, spare-remove, recover.
+    - `old`, `new`: addresses with server ids, or empty.
+    - `why`: the reason; empty if a person requested it.
+    - `automatic`: whether `dos store watch` decided it.
+    - `generation`: of the store record, when the entry was written.
+    - `outcome`: empty in the first entry of a change; then "done", or why it failed.
+    """
+
+    what: str
+    at: str
+    by: str
+    generation: int
+    old: str = ""
+    new: str = ""
+    why: str = ""
+    automatic: bool = False
+    outcome: str = ""
+
+    def same_change(self, other: "Change") -> bool:
+        """Return whether both entries are of one change."""
+        return replace(self, at="", generation=0, outcome="") == replace(
+            other, at="", generation=0, outcome=""
+        )
+
+
+CHANGES: Final = JsonLog("history.", Change)
+
+
+def merge(entries: Iterable[Change]) -> list[Change]:
+    """Return one entry per change: the last one, or the first one if the change has no second entry."""
+    merged: list[Change] = []
+    for entry in entries:
+        if merged and entry.outcome and not merged[-1].outcome and entry.same_change(merged[-1]):
+            merged[-1] = replace(entry, at=merged[-1].at)
+        else:
+            merged.append(entry)
+    return merged
+
+
+OTHER_IS_GONE: Final = "other-is-gone"
+ACCEPT_LOSS: Final = "accept-loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One entry.
+
+    - `what`: OTHER_IS_GONE or ACCEPT_LOSS.
+    - `generation`: of the forced record.
+    - `finished`: set in the second entry of a run, after all its work was done.
+    - `kept`, `lost`: addresses with server ids.
+    - `details`: what was truncated or repaired, one line each.
+    """
+
+    what: str
+    at: str
+    by: str
+    generation: int
+    generation_before: int
+    kept: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    finished: bool = False
+    details: list[str] = field(default_factory=list)
+
+
+OVERRIDES: Final = JsonLog("overrides.", Override)
+
+
+def is_finished(entries: Iterable[Override], generation: int) -> bool:
+    """Return whether the forced change of that generation was completed."""
+    return any(entry.finished and entry.generation == generation for entry in entries)
