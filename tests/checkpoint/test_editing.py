@@ -56,9 +56,7 @@ async def begins(model):
     last = core.last_checkpoint
     if last.rewound:
         common = {"job": REGION, "incarnation": core.incarnation, "epoch": core.incarnation}
-        await model.driver.checkpoint(
-            {}, ordered=[RequestCheckpoint(**common, checkpoint=last.number + 1)]
-        )
+        await model.driver.checkpoint({}, ordered=[RequestCheckpoint(**common, checkpoint=last.number + 1)])
 
 
 def note(model, record, change):
