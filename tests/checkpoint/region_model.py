@@ -199,7 +199,7 @@ class RegionModel:
             return
         self.manifest.checkpoints.append(job.checkpoint)
         check_manifest(self.manifest)
-        driver.acknowledged.add((job.checkpoint.incarnation, job.checkpoint.checkpoint))
+        driver.acknowledged.add((job.checkpoint.incarnation, job.checkpoint.number))
         self.feed(driver, CheckpointAppended(job.checkpoint))
 
     def _open(self, driver: Driver, job: OpenManifest) -> None:
