@@ -19,6 +19,8 @@ pytest_plugins = ["tests.support.parts", "tests.support.second_chance"]
 
 ROOT = Path(__file__).parent.parent
 SPARK_TESTS = "tests/spark_integration/"
+SECOND_SESSION = ("test_application.py", "test_cookbook.py", "test_examples_on_spark.py", "test_region.py")
+"""Files that share a second session of Spark: half of the work, so that no process has more than others."""
 HOSTS_TESTS = "tests/hosts/"
 GROUP_LOG_MIB = "1"
 """Of the servers that tests start as processes: so small that its slots are used again."""
@@ -64,21 +66,28 @@ def pytest_configure() -> None:
 
 
 @cache
-def starts_spark(file: str) -> bool:
-    """Return whether the tests of a file have the mark `spark`, before they are collected."""
-    return file.startswith(SPARK_TESTS) and "pytest.mark.spark" in (ROOT / file).read_text()
+def text_of(file: str) -> str:
+    return (ROOT / file).read_text()
 
 
 def shared_process(file: str) -> str:
     """Return the name of the process that runs all tests which share what a file starts, "" for none."""
     if file.startswith(HOSTS_TESTS):
         return HOSTS_TESTS
-    return SPARK_TESTS if starts_spark(file) else ""
+    if file.startswith(SPARK_TESTS) and "spark: SparkSession" in text_of(file):
+        return SPARK_TESTS + ("again" if file.removeprefix(SPARK_TESTS) in SECOND_SESSION else "")
+    return ""
+
+
+def starts_spark(file: str) -> bool:
+    """Return whether the tests of a file have the mark `spark`: with the shared session, or programs that
+    start their own."""
+    return file.startswith(SPARK_TESTS) and "pytest.mark.spark" in text_of(file)
 
 
 class SharedProcesses(LoadScopeScheduling):
     """The tests of a file run in one process, because they share what its fixtures start: servers, databases.
-    Those of Spark and of several hosts do so together.
+    Those of several hosts, and of a session of Spark, do so together.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -120,5 +129,7 @@ def pytest_collection_finish() -> None:
 
 
 def turn(file: str) -> int:
-    """Return when the tests of a file run: 0 first, 2 last."""
-    return 0 if shared_process(file) else 2 if file in SCHEDULED_ALONE else 1
+    """Return when the tests of a file run: 0 first, 3 last."""
+    if shared_process(file):
+        return 0
+    return 1 if starts_spark(file) else 3 if file in SCHEDULED_ALONE else 2

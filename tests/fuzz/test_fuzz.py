@@ -44,6 +44,7 @@ def test_every_cut_and_some_flips_of_the_corpus_are_too(target: str) -> None:
             TARGETS[target](bytes(flipped))
 
 
+@pytest.mark.long
 def test_a_short_run_of_each_target_finds_nothing() -> None:
     if importlib.util.find_spec("atheris") is None:
         why = "atheris is not installed: `./run fuzz` and a `./run test` of everything install it"

@@ -18,7 +18,6 @@ from dos_server.core.requests.stamps import History
 from tests.shells.moved import MovedCluster
 from tests.shells.watched import run_watched
 from tests.sim.bugs.catalogue import Bug, Patch, planted_from
-from tests.support.parts import with_long
 
 SEEDS = [3]
 """More by hand: `python -m tests.shells.moved 100`."""
@@ -108,11 +107,8 @@ BUGS: dict[str, tuple[Callable[[], list[Patch]], str, int]] = {
 """Bug -> its patches, the oracle that finds it, and the seed."""
 
 
-LONG = {"an_older_copy_at_the_old_address_stops_the_move"}
-"""These take seconds of CPU: the refused move is tried again and again."""
-
-
-@pytest.mark.parametrize("name", with_long(sorted(BUGS.keys() - LONG), LONG))
+@pytest.mark.long
+@pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.shells.run.LIVENESS_S", 8.0)
     patches, oracle, seed = BUGS[name]

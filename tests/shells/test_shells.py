@@ -16,15 +16,17 @@ from tests.shells.region.nemesis import KINDS as REGION_KINDS
 from tests.shells.region.region import has_region
 from tests.shells.run import plan_of, run_seed
 from tests.shells.trio_run import TaskCount, run_deterministic
+from tests.support.parts import with_long
 
 ROOT = Path(__file__).parent.parent.parent
 SEEDS = (*range(1, 38), 40, 55, 70, 85, 100, 130)
 """They have every kind of fault. `./run sim --shells` runs more."""
 CHUNK = 5
+FIRSTS = with_long(range(0, 3 * CHUNK, CHUNK), range(3 * CHUNK, len(SEEDS), CHUNK))
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("first", range(0, len(SEEDS), CHUNK))
+@pytest.mark.parametrize("first", FIRSTS)
 def test_runs_keep_every_promise(first: int) -> None:
     # EVIDENCE-OF: P-1, P-4, P-5
     for seed in SEEDS[first : first + CHUNK]:
@@ -40,7 +42,7 @@ def test_between_them_the_seeds_have_every_fault_and_most_have_several() -> None
         assert sorted(len(plan) for plan in plans)[len(plans) // 2] >= 3
 
 
-@pytest.mark.parametrize("seed", [9, 40])
+@pytest.mark.parametrize("seed", with_long([9], [40]))
 def test_a_run_is_the_same_in_another_process_with_another_hash_seed(seed: int) -> None:
     here = run_seed(seed, keep=True)
     assert len(here.faults) >= 5
@@ -116,6 +118,7 @@ def test_tasks_take_turns_by_the_seed_and_trio_is_left_as_it_was() -> None:
     assert trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING is before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "seeds_max"),
     [

@@ -68,6 +68,7 @@ BUGS: dict[str, tuple[Callable[[], list[Patch]], type[WatchedCluster], list[int]
 """Bug -> the kind of run that shows it, and the seeds, one of which must find it."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
     patches, make, seeds = BUGS[name]

@@ -81,6 +81,7 @@ BUGS = {
 """Planted bug -> seeds of which one shows it."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_backups_is_found(bug: Callable[[], Planted]) -> None:
     assert_found(run, bug, BUGS[bug])

@@ -42,6 +42,7 @@ BUGS = {the_next_older_one_is_taken_without_reading_it: 56}
 """Bug -> a seed that shows it."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_falling_back_is_found(bug: Callable[[], Planted]) -> None:
     assert not run(BUGS[bug]).violation

@@ -67,6 +67,7 @@ RARE = {it_counts_for_the_checkpoint_that_was_edited: [198]}
 """Bugs that few runs show -> seeds that do. `SEEDS` has them all."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_editing_is_found(bug: Callable[[], Planted]) -> None:
     assert_found(run, bug, RARE.get(bug, SEEDS))

@@ -132,6 +132,7 @@ RARE = {
 """Bugs that few runs show -> seeds that do. `SEEDS` has them all, and takes minutes."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_forking_is_found(bug: Callable[[], Planted]) -> None:
     assert_found(run, bug, RARE.get(bug, SEEDS))

@@ -53,6 +53,7 @@ def votes() -> Any:
     return mock.patch.object(region_module, "Trimmer", Voted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", [latest_only, votes])
 def test_a_planted_bug_of_trimming_is_found(bug: Any) -> None:
     with bug():

@@ -140,6 +140,7 @@ RARE = {
 """Bugs that few runs find -> the seeds of such runs."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_planted_bugs_are_found(bug: Callable[[], Planted]) -> None:
     seeds = RARE.get(bug.__name__, SEEDS[:RUNS])

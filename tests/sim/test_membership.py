@@ -141,10 +141,12 @@ def test_an_accepted_loss_counts_from_its_forced_record_on() -> None:
     cluster.end()
 
 
+@pytest.mark.long
 def test_a_run_with_an_operator_is_the_same_in_another_process() -> None:
     assert digest_elsewhere(SEEDS[0], "1") == digest_elsewhere(SEEDS[0], "2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(FOUND_SOON))
 def test_a_planted_bug_of_a_changing_store_is_found(name: str) -> None:
     seeds, what = hunt.seeds_to_find(name, FOUND_SOON[name])

@@ -73,6 +73,7 @@ def test_a_start_that_is_acknowledged_late_may_have_been_removed_by_a_newer_driv
     record.started(2, None)
 
 
+@pytest.mark.long
 def test_a_run_with_a_region_is_the_same_in_another_process() -> None:
     seed = SEEDS[1]
     assert digest_elsewhere(seed, "1") == digest_elsewhere(seed, "2") == run_seed(seed).digest
@@ -83,6 +84,7 @@ def test_every_kind_of_fault_of_a_region_is_planned_sometimes() -> None:
     assert kinds >= {*REGION_KINDS, *REGION_PLAYS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(FOUND_SOON))
 def test_a_planted_bug_of_a_region_is_found(name: str) -> None:
     seeds, what = hunt.seeds_to_find(name, FOUND_SOON[name])

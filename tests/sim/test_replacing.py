@@ -78,6 +78,7 @@ RARE = {the_checkpoint_seen_before_the_claim_is_restored: [239], the_pause_of_a_
 """Bugs that few runs find -> the seeds of such runs, which are among `SEEDS[:RUNS]`."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_planted_bugs_are_found(bug: Callable[[], Planted]) -> None:
     with bug():

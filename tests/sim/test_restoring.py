@@ -122,6 +122,7 @@ RARE = {its_savepoints_are_those_of_then: [82]}
 """Bugs that few runs show -> seeds that do. `SEEDS` has them all, and takes a minute."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_of_restoring_is_found(bug: Callable[[], Planted]) -> None:
     assert_found(run, bug, RARE.get(bug, SEEDS))

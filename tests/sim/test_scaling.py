@@ -192,6 +192,7 @@ RARE = {
 """Bugs that few runs show -> seeds that do. `SEEDS` has them all, and takes a minute."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_of_scaling_is_found(bug: Callable[[], Planted]) -> None:
     assert_found(run_seed, bug, RARE.get(bug, SEEDS))

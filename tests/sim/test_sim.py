@@ -20,10 +20,11 @@ from tests.sim.run import CRASH, ROOT, run_seed
 from tests.sim.shrink import shrink
 from tests.sim.test_visitors import SEEDS as OF_VISITORS
 from tests.support.group_log import LOG_SEEDS
+from tests.support.parts import with_long
 
 BATCH = 25
-BATCHES = 8
-LOG_BATCHES = 24
+BATCHES = with_long(range(4), range(4, 8))
+LOG_BATCHES = with_long(range(6), range(6, 24))
 """Many batches, so that all test processes have work until the end. `./run sim --seeds N` runs more seeds."""
 TROUBLED = list(islice((seed for seed in count(1) if has_troubles(RandomStreams(seed))), 40))
 OF_OTHER_TESTS = {*OF_VISITORS, *TROUBLED, *(once.seed for once in REGRESSIONS)}
@@ -80,7 +81,7 @@ SOON = 100
 
 
 # EVIDENCE-OF: P-1, P-2, P-4, P-5, P-10
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", BATCHES)
 def test_nothing_is_lost_with_any_failures(batch: int) -> None:
     seeds = range(1 + batch * BATCH, 1 + (batch + 1) * BATCH)
     for outcome in run_batch(seed for seed in seeds if seed not in OF_OTHER_TESTS):
@@ -88,7 +89,7 @@ def test_nothing_is_lost_with_any_failures(batch: int) -> None:
 
 
 # EVIDENCE-OF: P-1, P-2, P-4, P-5, P-6, P-7, P-10
-@pytest.mark.parametrize("batch", range(LOG_BATCHES))
+@pytest.mark.parametrize("batch", LOG_BATCHES)
 def test_nothing_is_lost_with_group_logs(batch: int) -> None:
     """Every sixth run has a region, and every fortieth a store whose members change."""
     first = LOG_SEEDS + batch * BATCH
@@ -144,6 +145,7 @@ def test_troubles_of_disks_happen_and_are_not_only_planned() -> None:
     assert seen["start: refused"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(FOUND_SOON))
 def test_a_planted_bug_is_found(name: str) -> None:
     seeds, what = hunt.seeds_to_find(name, SOON)

@@ -58,6 +58,7 @@ def check_found(bugs: Sequence[Growth], found: list[Compared]) -> None:
     assert not missed, names
 
 
+@pytest.mark.long
 def test_planted_growth_in_memory_is_found() -> None:
     with all_planted(IN_MEMORY):
         check_found(IN_MEMORY, grown(100, calm=True))

@@ -48,10 +48,12 @@ def test_bytes_lost_to_damage_are_not_missed_again_after_its_server_reports_less
     assert one.reported[LOOSE, "f"] == 20
 
 
+@pytest.mark.long
 def test_a_run_with_visitors_is_the_same_in_another_process() -> None:
     assert digest_elsewhere(SEEDS[0], "1") == digest_elsewhere(SEEDS[0], "2") == run_seed(SEEDS[0]).digest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(FOUND_SOON))
 def test_a_planted_bug_of_visitors_is_found(name: str) -> None:
     seeds, what = hunt.seeds_to_find(name, FOUND_SOON[name])

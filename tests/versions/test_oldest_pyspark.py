@@ -14,6 +14,7 @@ from tests.versions.older_spark import VERSIONS, run_tests
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1900)]
 
 
+@pytest.mark.long
 def test_the_main_job_sources_sink_and_through_run_with_the_oldest_pyspark(tmp_path: Path) -> None:
     oldest = VERSIONS[0]
     assert oldest.startswith(f"{versions.SUPPORTED['pyspark'].first}.")
