@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = "benchmarks/dadstorm_run.py"
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_each_semantics_holds_when_a_replica_is_killed() -> None:
     """The program refuses figures that contradict a semantics."""
@@ -27,6 +28,7 @@ def test_each_semantics_holds_when_a_replica_is_killed() -> None:
         assert killed[f"{replicas}/exactly-once"] == [400, 0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_processes_send_the_messages_of_the_state_machines() -> None:
     messages = run_json(PROGRAM, "10", "1", "2", "--only", "messages", timeout_s=100)["messages"]
@@ -38,6 +40,7 @@ def test_processes_send_the_messages_of_the_state_machines() -> None:
         assert sent["RECORD"] == sent["PURGE"] == (replicas - 1) * 200
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_processes_deliver_every_tuple_with_each_semantics_and_algorithm() -> None:
     seconds = run_json(PROGRAM, "100", "1", "2", "--only", "seconds", timeout_s=100)["seconds"]

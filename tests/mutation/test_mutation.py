@@ -204,6 +204,7 @@ def test_every_equivalent_mutant_has_a_reason() -> None:
     assert all(len(reason) > 20 for reason in lists.equivalents().values())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_what_killed_a_recorded_mutant_or_planted_bug_still_does() -> None:
     """A test that fails here on your branch was weakened, or the code it guards has become untested."""

@@ -16,6 +16,7 @@ SEED = 23
 
 
 # EVIDENCE-OF: P-7, P-10
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(1_200)  # two Spark sessions and four regions, on a busy machine
 def test_whatever_is_killed_the_output_is_that_of_a_run_without_faults() -> None:
