@@ -14,6 +14,7 @@ import threading
 import weakref
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from dos_chaos.errors import ServerStartError
 
@@ -57,15 +58,12 @@ class ServerProcess:
         self._start()
 
     def _start(self) -> None:
-        command = [*self.under, sys.executable, "-m", "dos_cli", "serve", "--data", str(self.data)]
-        command += ["--listen", self.location, "--verbose", *self.options]
         # the options here are all of its options: not those of a service of this machine
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DOS_SERVE_")}
         environment["DOS_CONFIG"] = os.devnull
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603 - our own program
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
-            )
+            arguments = ["serve", "--data", str(self.data), "--listen", self.location, "--verbose"]
+            self.process = self._begin([*arguments, *self.options], environment, log)
         watchdog = threading.Timer(START_SECONDS_MAX, self.process.kill)
         watchdog.start()
         try:
@@ -79,6 +77,14 @@ class ServerProcess:
             how = "it is silent" if code is None else f"it ended with exit code {code}"
             raise ServerStartError(f"server did not start, {how}: {line!r}\n{self.log_path.read_text()}")
         self.server_id = match[1]
+
+    def _begin(
+        self, arguments: list[str], environment: dict[str, str], log: IO[bytes]
+    ) -> "subprocess.Popen[str]":
+        command = [*self.under, sys.executable, "-m", "dos_cli", *arguments]
+        return subprocess.Popen(  # noqa: S603 - our own program
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+        )
 
     @property
     def pid(self) -> int:

@@ -1,16 +1,20 @@
-"""Fixtures with real servers as processes, and `ServerProcess`, which they are made of.
+"""Fixtures with real servers as processes, and `ServerProcess`, which they are made of: forked processes.
 
 Import the fixtures where you need them (`from tests.support.servers import three_servers`), or use
 `ServerProcess` as a context manager.
 """
 
 import contextlib
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
-from dos_chaos.servers import ServerProcess, hold_port
+from dos_chaos import servers
+from dos_chaos.servers import hold_port
+from tests.support.forked_servers import ForkedProcess
 
 __all__ = [
     "NO_LOG",
@@ -21,6 +25,17 @@ __all__ = [
     "three_servers",
     "url_of",
 ]
+
+
+class ServerProcess(servers.ServerProcess):
+    """The same, forked from a process that has imported everything, unless it is to run under a program."""
+
+    def _begin(
+        self, arguments: list[str], environment: dict[str, str], log: IO[bytes]
+    ) -> "subprocess.Popen[str]":
+        if self.under:
+            return super()._begin(arguments, environment, log)
+        return ForkedProcess(arguments, environment, log.fileno())
 
 
 @pytest.fixture
