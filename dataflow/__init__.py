@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from dataflow.merged import MergedBatch as MergedBatch
     from dataflow.merged import MergedOutput as MergedOutput
     from dataflow.merged import read_merged as read_merged
-    from dataflow.operators.aggregate_functions import ApproxDistinct as ApproxDistinct
-    from dataflow.operators.aggregate_functions import Count as Count
-    from dataflow.operators.aggregate_functions import Max as Max
-    from dataflow.operators.aggregate_functions import Mean as Mean
-    from dataflow.operators.aggregate_functions import Min as Min
-    from dataflow.operators.aggregate_functions import Sum as Sum
+    from dataflow.operators.aggregates import ApproxDistinct as ApproxDistinct
+    from dataflow.operators.aggregates import Count as Count
+    from dataflow.operators.aggregates import Max as Max
+    from dataflow.operators.aggregates import Mean as Mean
+    from dataflow.operators.aggregates import Min as Min
+    from dataflow.operators.aggregates import Sum as Sum
     from dataflow.operators.count_windows import CountWindow as CountWindow
     from dataflow.operators.user_operator import RuntimeContext as RuntimeContext
     from dataflow.operators.user_operator import UserOperator as UserOperator
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from dataflow.sinks.two_phase import TwoPhaseSink as TwoPhaseSink
     from dataflow.sources.directory import DirectorySource as DirectorySource
     from dataflow.sources.files import FileSource as FileSource
-    from dataflow.sources.inputs import InputSource as InputSource
     from dataflow.sources.iterator import IteratorSource as IteratorSource
     from dataflow.sources.log import LogSource as LogSource
     from dataflow.sources.merged_log import MergedLogSource as MergedLogSource
     from dataflow.sources.rate import RateSource as RateSource
+    from dataflow.sources.stored import InputSource as InputSource
     from dataflow.state.key_states import KeyState as KeyState
     from dataflow.state.migration import Migration as Migration
 else:

@@ -25,8 +25,8 @@ from checkpoint.chains.input_log import InputLog
 from checkpoint.limits import input_part_bytes_max
 from dataflow.entry.sending import EntryLog
 from dataflow.errors import SchemaError, UserFault
-from dataflow.operators.results import batch_of_result, batch_of_rows
 from dataflow.schema import parse_schema, schema_text
+from dataflow.values.python_rows import batch_of_result, batch_of_rows
 from dos_client import Store
 from dos_client.tasks import background_tasks
 from dos_protocol.arguments import parse_listen

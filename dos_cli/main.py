@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Show and compare the committed checkpoints of a region.",
     ),
     "context": ("dos_client.cli.contexts", "Name stores, so that commands need no URL."),
-    "input": ("dataflow.cli", "Receive lines as an input of an application; close, trim or sweep it."),
+    "input": ("dataflow.input_cli", "Receive lines as an input of an application; close, trim or sweep it."),
     "output": ("dataflow.merging.cli", "Read the merged output of replicas; show who reads an output."),
     "journal": ("journal.cli", "Dump, search, verify or replay a journal."),
     "sites": ("sites.cli", "Plan, deploy and run the replicas of an application's regions at several sites."),

@@ -7,7 +7,7 @@ import pyarrow as pa
 from dataflow.errors import nearest
 from dataflow.graph.builder import Graph
 from dataflow.sinks.log import LogSink
-from dataflow.sources.inputs import InputSource
+from dataflow.sources.stored import InputSource
 from spark_integration.core.column_difference import column_difference
 from spark_integration.errors import NoSuchEndError, SchemaMismatchError
 

@@ -15,7 +15,7 @@ from dataflow.core.event_time import Watermark
 from dataflow.editing.rows import GivenRows, typed
 from dataflow.editing.rules import EditRules, numbers
 from dataflow.operators.aggregate import AggregateSpec
-from dataflow.operators.aggregate_functions import Aggregate, Count, Mean, Sum
+from dataflow.operators.aggregates import Aggregate, Count, Mean, Sum
 from dataflow.operators.base import OperatorContext
 from dataflow.state.accumulators import Accumulator, SumAccumulator
 from dataflow.state.distinct import DistinctAccumulator

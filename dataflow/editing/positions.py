@@ -22,8 +22,8 @@ from checkpoint.errors import EditRefusedError
 from dataflow.errors import nearest
 from dataflow.graph.plan import GraphPlan
 from dataflow.sources.base import Positions, SourceSpec
-from dataflow.sources.inputs import InputSource
 from dataflow.sources.prefetched import Reading
+from dataflow.sources.stored import InputSource
 from dos_client import Store
 
 BEGIN: Final = "begin"

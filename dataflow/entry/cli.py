@@ -118,7 +118,7 @@ def serve_site(
     token_file: Any,
     until_signal: Callable[..., Awaitable[None]],
 ) -> None:
-    """Serve as the entry point of a site until a signal. until_signal: as in `dataflow/cli.py`."""
+    """Serve as the entry point of a site until a signal. until_signal: as in `dataflow/input_cli.py`."""
     from dataflow.entry.serving import EntryOptions, serve_entry
 
     arguments.check()

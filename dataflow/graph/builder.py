@@ -31,10 +31,10 @@ from dataflow.graph.checks import (
     sink_deliveries,
     time_problems,
 )
-from dataflow.graph.diagram import FORMS
 from dataflow.graph.explaining import explain
 from dataflow.graph.operator_schemas import find_schemas
 from dataflow.graph.parts import logs_between, parts_of
+from dataflow.graph.pictures import FORMS
 from dataflow.graph.plan import GraphPlan
 from dataflow.graph.replica_checks import check_replica, is_replica
 from dataflow.graph.stream import BroadcastTable, Node, Stream

@@ -18,7 +18,7 @@ from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.broadcast_state import BroadcastStateSpec
 from dataflow.operators.event_time import EventTimeSpec
-from dataflow.operators.key_by import KeyBySpec, check_keyed_alike
+from dataflow.operators.routing import KeyBySpec, check_keyed_alike
 from dataflow.sinks.base import SinkSpec
 from dataflow.sinks.log import LogSink
 from dataflow.sources.base import SourceSpec

@@ -11,17 +11,17 @@ from typing import Any, Generic, Self, TypeVar
 import pyarrow as pa
 
 from dataflow.operators.aggregate import AggregateSpec
-from dataflow.operators.aggregate_functions import Aggregate
+from dataflow.operators.aggregates import Aggregate
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.count import CountSpec
 from dataflow.operators.count_windows import CountWindow, CountWindowSpec
 from dataflow.operators.dedup import DedupSpec, WindowDedupSpec
 from dataflow.operators.emitting import declared_side_outputs
-from dataflow.operators.group_state import GroupStateSpec, check_mode
 from dataflow.operators.join import JoinSpec
 from dataflow.operators.map_state import MapStateSpec, OnRow, OnTimer
 from dataflow.operators.processor import ProcessorSpec, Takes, check_time_mode, state_columns
-from dataflow.operators.top_k import TopKSpec
+from dataflow.operators.sorting import TopKSpec
+from dataflow.operators.spark_functions import GroupStateSpec, check_mode
 from dataflow.operators.window_assignment import Tumbling, Window
 from dataflow.operators.windows import WindowSpec
 from dataflow.schema import parse_schema
@@ -57,7 +57,7 @@ class KeyedOperators(ABC, Generic[StreamT]):
     def aggregate(
         self, name: str, window: Window | CountWindow | None = None, /, **aggregates: Aggregate
     ) -> StreamT:
-        """Compute aggregates of the rows of each key (`dataflow.operators.aggregate_functions`).
+        """Compute aggregates of the rows of each key (`dataflow.operators.aggregates`).
 
             by_item.aggregate("sold", orders=Count(), income=Sum("price"))
             by_item.aggregate("hourly", Tumbling("at", timedelta(hours=1)), orders=Count())

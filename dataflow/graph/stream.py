@@ -19,8 +19,8 @@ from dataflow.operators.base import OperatorSpec
 from dataflow.operators.emitting import declared_side_outputs
 from dataflow.operators.event_time import EventTimeSpec, OnAhead
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec, Takes, UserFunction
-from dataflow.operators.key_by import KeyBySpec
 from dataflow.operators.nulls import OnNullKey, OnNullTime
+from dataflow.operators.routing import KeyBySpec
 from dataflow.operators.side_output import SideOutputSpec
 from dataflow.operators.sort import SortSpec
 from dataflow.operators.user_operator import UserOperator

@@ -16,7 +16,7 @@ from dataflow.operators.event_time import EventTimeSpec, micros_of
 from dataflow.operators.join import JoinSpec
 from dataflow.operators.map_state import MapStateSpec
 from dataflow.operators.sort import SortSpec
-from dataflow.operators.top_k import TopKSpec
+from dataflow.operators.sorting import TopKSpec
 from dataflow.operators.window_assignment import START, STOP
 from dataflow.operators.windows import WindowSpec
 

@@ -1,7 +1,7 @@
 """aggregate: aggregates over all rows of each key since the start.
 
 Emits (key, results) once per step for each key that had rows in it. The aggregates are defined in
-`dataflow.operators.aggregate_functions`; time windows are in `windows.py`.
+`dataflow.operators.aggregates`; time windows are in `windows.py`.
 
 The last row emitted for a key does not depend on the order of the input rows or on their division into steps
 (replication-transparency IV-F, with one window that never ends, so no punctuation is needed).
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.operators.aggregate_functions import (
+from dataflow.operators.aggregates import (
     Aggregate,
     check_aggregates,
     check_are_aggregates,

@@ -33,12 +33,12 @@ from dataflow.operators.multiple_inputs import (
 )
 from dataflow.operators.own_state import OwnState
 from dataflow.operators.redistribution import check_moves, check_redistribution, redistributed
-from dataflow.operators.results import FAULTS, batch_of_result, batch_of_rows, several
 from dataflow.operators.user_operator import Made, RuntimeContext, UserOperator
 from dataflow.state.migration import StateHistory, columns_text
 from dataflow.state.moving import Share
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.state.row_table import ROW
+from dataflow.values.python_rows import FAULTS, batch_of_result, batch_of_rows, several
 from dos_protocol.errors import text_of
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -1,7 +1,7 @@
 """Aggregates over count windows: replication-transparency, algorithm 4.
 
 This file assigns rows to windows of a fixed number of rows of one key. The aggregates are defined in
-`dataflow.operators.aggregate_functions`.
+`dataflow.operators.aggregates`.
 
 Which rows form a window depends on their order. Rows therefore wait until a punctuation passes them, and are
 counted in an order that depends only on their contents (lines 1 to 6, as in `sort.py`). Row number n of its
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.operators.aggregate_functions import (
+from dataflow.operators.aggregates import (
     Aggregate,
     check_aggregates,
     check_are_aggregates,

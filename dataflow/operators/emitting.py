@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from dataflow.errors import SchemaError, UserFault, nearest
-from dataflow.operators.results import batch_of_result, batch_of_rows
 from dataflow.schema import parse_schema
+from dataflow.values.python_rows import batch_of_result, batch_of_rows
 
 
 def side_outputs_of(declared: "Mapping[str, str | pa.Schema] | None") -> dict[str, pa.Schema]:

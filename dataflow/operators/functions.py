@@ -33,16 +33,16 @@ from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, Rep
 from dataflow.operators.emitting import Emitter
 from dataflow.operators.frames import OnFrames
 from dataflow.operators.python_rows import rows_of
-from dataflow.operators.results import (
+from dataflow.operators.threads import ThreadedOperator
+from dataflow.schema import check_schema
+from dataflow.values.columns import column_of
+from dataflow.values.python_rows import (
     FAULTS,
     batch_of_result,
     batch_of_rows,
     listed,
     several,
 )
-from dataflow.operators.threads import ThreadedOperator
-from dataflow.schema import check_schema
-from dataflow.values.columns import column_of
 from dos_protocol.errors import text_of
 
 NOT_DETERMINISTIC: Final = ReplicaProblem(

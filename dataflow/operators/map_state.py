@@ -30,7 +30,6 @@ from dataflow.operators.emitting import Emitter
 from dataflow.operators.event_time import check_time_column, micros_of, times_of
 from dataflow.operators.late import LATE, TimedOperator
 from dataflow.operators.python_rows import micros_of_time, rows_of, time_reader
-from dataflow.operators.results import FAULTS, batch_of_rows, several
 from dataflow.schema import check_schema
 from dataflow.state.columns import Slots
 from dataflow.state.disk_value_store import DiskValueStore
@@ -40,6 +39,7 @@ from dataflow.state.migration import Migration, StateHistory, columns_text
 from dataflow.state.row_table import RowTable, check_order, check_stored, in_order
 from dataflow.state.value_store import StateLocation, check_state_location
 from dataflow.values.columns import taker
+from dataflow.values.python_rows import FAULTS, batch_of_rows, several
 from dataflow.worker.partitioning import hashes_of
 from dos_protocol.errors import text_of
 

@@ -15,11 +15,11 @@ from typing import Any, Final, Literal, TypeAlias
 import pyarrow as pa
 
 from dataflow.errors import SchemaError
-from dataflow.operators.group_state import refuse
 from dataflow.operators.map_state import Calls, MapStateSpec
-from dataflow.operators.spark_rows import Frames, Row, millis, plain, rows_of_frames, rows_of_rows, time_of
+from dataflow.operators.spark_functions import refuse
 from dataflow.state.key_states import KeyState
 from dataflow.state.processor_states import ProcessorHandle
+from dataflow.values.spark_rows import Frames, Row, millis, plain, rows_of_frames, rows_of_rows, time_of
 from dos_protocol.errors import text_of
 
 Takes: TypeAlias = Literal["row", "pandas"]

@@ -19,7 +19,7 @@ import pyarrow as pa
 from dataflow import limits
 from dataflow.errors import UserFault
 from dataflow.operators.base import Operator
-from dataflow.operators.results import end_forked_child
+from dataflow.values.python_rows import end_forked_child
 from dos_monitoring import adopting_log_fields
 
 _SliceOutput: TypeAlias = "tuple[Sequence[pa.RecordBatch], Mapping[str, Sequence[pa.RecordBatch]]]"

@@ -1,7 +1,7 @@
 """Aggregates over tumbling and sliding time windows: replication-transparency, algorithm 3.
 
 This file feeds rows into windows and emits results. The aggregates are defined in
-`dataflow.operators.aggregate_functions`; `operators/window_assignment.py` defines which windows contain a row
+`dataflow.operators.aggregates`; `operators/window_assignment.py` defines which windows contain a row
 and when they are over.
 
 The windows of a row depend only on its time, and a window is emitted once a punctuation excludes further
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.operators.aggregate_functions import (
+from dataflow.operators.aggregates import (
     Aggregate,
     check_aggregates,
     check_are_aggregates,

@@ -17,8 +17,8 @@ from dataflow.errors import DeliveryError, SchemaError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.functions import Takes
 from dataflow.operators.python_rows import rows_of
-from dataflow.operators.results import FAULTS, end_forked_child
 from dataflow.sinks.base import SinkSpec, SinkWriter, exactly_once_remedy
+from dataflow.values.python_rows import FAULTS, end_forked_child
 from dos_protocol.errors import text_of
 
 

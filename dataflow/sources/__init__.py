@@ -2,7 +2,7 @@
 
 from dataflow.sources.directory import DirectorySource
 from dataflow.sources.files import FileSource
-from dataflow.sources.inputs import InputSource
 from dataflow.sources.log import LogSource
+from dataflow.sources.stored import InputSource
 
 __all__ = ["DirectorySource", "FileSource", "InputSource", "LogSource"]

@@ -33,7 +33,7 @@ from dataflow.operators.base import OperatorContext
 from dataflow.sources import base
 from dataflow.sources.file_bytes import GZIP_SUFFIX
 from dataflow.sources.input_files import FileSeen, WatchedFiles
-from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
+from dataflow.sources.lines import LineChunks, position_text, replay_lines, whole_lines
 from dataflow.sources.objects import input_files
 from dataflow.sources.paths import Paths, check_errors, end_path, input_paths, is_url, set_fields
 from dataflow.sources.prefetched import owner_by_name

@@ -36,7 +36,7 @@ from dataflow.sources import base
 from dataflow.sources.file_bytes import GZIP_SUFFIX, FileBytes
 from dataflow.sources.file_dealing import chained, combined, later_in, later_key, redealt
 from dataflow.sources.input_files import OpenInputs
-from dataflow.sources.line_batches import LineChunks, position_text, replay_lines, whole_lines
+from dataflow.sources.lines import LineChunks, position_text, replay_lines, whole_lines
 from dataflow.sources.objects import input_files
 from dataflow.sources.paths import Paths, check_errors, input_paths, is_url, set_fields
 from dataflow.sources.round_robin import RoundRobin, begin_bytes

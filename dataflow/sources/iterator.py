@@ -22,10 +22,10 @@ from checkpoint import SplitPosition
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputListChangedError, OperatorError, SchemaError, UserFault
 from dataflow.operators.base import OperatorContext
-from dataflow.operators.results import FAULTS, batch_of_rows
 from dataflow.schema import parse_schema
 from dataflow.sources import base
 from dataflow.sources.round_robin import RoundRobin, begin_bytes
+from dataflow.values.python_rows import FAULTS, batch_of_rows
 from dos_protocol.digests import digest64
 from dos_protocol.errors import encodable, text_of
 

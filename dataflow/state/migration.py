@@ -16,9 +16,9 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from dataflow.errors import SchemaError, UserFault
-from dataflow.operators.results import FAULTS
 from dataflow.schema import parse_schema
 from dataflow.values.columns import row_taker
+from dataflow.values.python_rows import FAULTS
 from dos_protocol.errors import text_of
 
 Value: TypeAlias = dict[str, Any]

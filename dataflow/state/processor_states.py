@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from dataflow.errors import SchemaError
-from dataflow.operators.group_state import refuse
-from dataflow.operators.spark_rows import Tuples, take_millis
+from dataflow.operators.spark_functions import refuse
 from dataflow.schema import parse_schema
+from dataflow.values.spark_rows import Tuples, take_millis
 
 TIMERS: Final = "_timers"
 _V = TypeVar("_V", bound="_Variable")

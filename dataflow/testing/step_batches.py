@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from dataflow.errors import SchemaError, UserFault
-from dataflow.operators.results import batch_of_rows
 from dataflow.schema import schema_text
+from dataflow.values.python_rows import batch_of_rows
 
 Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table"
 """Dicts, a batch or a table."""

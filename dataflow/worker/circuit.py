@@ -25,7 +25,7 @@ from dataflow.operators.base import Operator, OperatorContext, StateTable
 from dataflow.operators.broadcast_state import BroadcastStateOperator
 from dataflow.operators.count import CountSpec
 from dataflow.operators.event_time import WatermarkTable
-from dataflow.operators.key_by import KeyBySpec, wire_schema
+from dataflow.operators.routing import KeyBySpec, wire_schema
 from dataflow.operators.side_output import SideOutputSpec
 from dataflow.origins import BatchOrigin
 from dataflow.sinks.base import SinkWriter

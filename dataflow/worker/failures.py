@@ -41,7 +41,7 @@ from dataflow.errors import (
     StepsMissingError,
     UserFault,
 )
-from dataflow.operators.results import end_forked_child
+from dataflow.values.python_rows import end_forked_child
 from dos_protocol.errors import (
     ClosedError,
     CorruptDataError,

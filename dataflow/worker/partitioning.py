@@ -25,7 +25,7 @@ from dataflow.core.plan import NodePlan
 from dataflow.errors import SchemaError, UserFault
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN
-from dataflow.operators.key_by import KeyBySpec
+from dataflow.operators.routing import KeyBySpec
 from dataflow.state.key_index import Hashes
 from dataflow.state.moving import in_ranges
 from dataflow.values.columns import column_of

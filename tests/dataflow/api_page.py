@@ -21,7 +21,7 @@ import dos
 from dataflow import testing
 from dataflow.graph.builder import GraphPlan
 from dataflow.handle import RegionHandle
-from dataflow.operators.aggregate_functions import Aggregate
+from dataflow.operators.aggregates import Aggregate
 from dataflow.operators.base import OperatorSpec
 from dataflow.sinks.sql import SqlSink
 
@@ -67,9 +67,7 @@ def api_page() -> str:
     taken = {name for names in groups.values() for name in names}
     left = [name for name, one in every.items() if name not in taken and not _is_left_out(one)]
     aggregates = [
-        name
-        for name in left
-        if getattr(every[name], "__module__", "") == "dataflow.operators.aggregate_functions"
+        name for name in left if getattr(every[name], "__module__", "") == "dataflow.operators.aggregates"
     ]
     groups["Aggregates"] = aggregates
     groups["Everything else"] = [name for name in left if name not in aggregates]

@@ -19,7 +19,7 @@ from dataflow import (
     Tumbling,
     UserOperator,
 )
-from dataflow.operators.aggregate_functions import Aggregate
+from dataflow.operators.aggregates import Aggregate
 from dataflow.state.accumulators import Accumulator, ExtremeAccumulator
 from dataflow.state.columns import Slots
 from tests.dataflow.replica_arrangements import (

@@ -18,7 +18,7 @@ import pytest
 import dataflow
 from dataflow import CallSink, Graph, InputSource
 from dataflow.core.plan import KIND_RULES
-from dataflow.operators.aggregate_functions import Aggregate
+from dataflow.operators.aggregates import Aggregate
 from dataflow.operators.base import OperatorSpec
 from dataflow.testing import Trial
 

@@ -18,7 +18,7 @@ import trio
 from typer.testing import CliRunner
 
 from dataflow import Count, EntryPoints, Graph, InputSource, LogSink, Tumbling, blocking
-from dataflow.cli import app
+from dataflow.input_cli import app
 from dataflow.outputs import read_output
 from dos_client import open_store
 from dos_client.blocking import open_store as open_blocking

@@ -13,7 +13,7 @@ from checkpoint.core.layout import even_layout
 from checkpoint.key_hash import hash_keys
 from dataflow import limits
 from dataflow.operators.count import CountOperator
-from dataflow.operators.key_by import wire_schema
+from dataflow.operators.routing import wire_schema
 from dataflow.worker.partitioning import (
     Partitioner,
     decode_batch,

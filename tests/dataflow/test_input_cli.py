@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from dataflow.cli import app
+from dataflow.input_cli import app
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from dataflow import (
     Tumbling,
     UserOperator,
 )
-from dataflow.operators.aggregate_functions import Aggregate
+from dataflow.operators.aggregates import Aggregate
 from dataflow.sinks.base import SinkSpec
 from tests.dataflow.replica_arrangements import (
     ROWS,

@@ -14,8 +14,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from dataflow import CallSink, Graph, InputSource, SchemaError
 from dataflow.errors import OperatorError
-from dataflow.operators.spark_rows import millis
 from dataflow.testing import Trial
+from dataflow.values.spark_rows import millis
 from tests.dataflow.test_windows import SCHEMA, row, second
 from tests.dataflow.trials import Row as AnyRow
 from tests.dataflow.trials import multiset, play_with_trouble, timely

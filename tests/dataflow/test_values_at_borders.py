@@ -16,7 +16,7 @@ from dataflow.errors import OperatorError, SchemaError, UserFault
 from dataflow.operators.apply import apply_spec
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 from dataflow.operators.functions import FlatMapSpec, MapSpec
-from dataflow.operators.group_state import GroupState
+from dataflow.operators.spark_functions import GroupState
 from dataflow.operators.user_operator import UserOperator
 from dataflow.producing import parts_of
 from dataflow.state.migration import Migration, StateHistory

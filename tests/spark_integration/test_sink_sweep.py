@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from checkpoint.core.staged import CommitUnit, WriteKind, staged_name
 from dataflow.blocking import close_input
-from dataflow.cli import app
+from dataflow.input_cli import app
 from dos_client.blocking import BlockingStore, open_store
 from dos_protocol.errors import FencedError
 from spark_integration.core.sink_commits import CommitDecision

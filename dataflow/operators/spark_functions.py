@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from dataflow.errors import SchemaError
 from dataflow.operators.map_state import Calls, MapStateSpec
-from dataflow.operators.spark_rows import Frames, Tuples, millis, plain, rows_of_frames, take_millis, time_of
 from dataflow.state.key_states import KeyState
+from dataflow.values.spark_rows import Frames, Tuples, millis, plain, rows_of_frames, take_millis, time_of
 
 _TIMEOUTS: Final = ("NoTimeout", "EventTimeTimeout")
 _MODES: Final = ("append", "update")

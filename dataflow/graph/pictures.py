@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from dataflow.core.plan import NodePlan, OperatorKind
 from dataflow.graph.plan import GraphPlan
-from dataflow.operators.key_by import KeyBySpec
+from dataflow.operators.routing import KeyBySpec
 from dataflow.operators.side_output import SideOutputSpec
 from dataflow.schema import schema_text
 

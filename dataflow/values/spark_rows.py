@@ -16,8 +16,8 @@ import pyarrow as pa
 from dataflow.errors import UserFault
 from dataflow.operators.frames import columns_of_frame
 from dataflow.operators.python_rows import micros_of_time, rows_of
-from dataflow.operators.results import batch_of_result
 from dataflow.values.columns import taker
+from dataflow.values.python_rows import batch_of_result
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
