@@ -37,7 +37,7 @@ from dataflow_program import FILE_ROWS, input_files, run  # noqa: E402
 from checkpoint.core.region import RegionState, RegionStatus  # noqa: E402
 from checkpoint.core.region_events import CheckpointCommitted, RegionEvent  # noqa: E402
 from dataflow import CallSink, Count, FileSource, Graph, Max, Sum, UserOperator  # noqa: E402
-from dataflow.graph.stream import Stream  # noqa: E402
+from dataflow.graph.builder import Stream  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import init_store  # noqa: E402

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from dataflow.errors import OperatorFailure as OperatorFailure
     from dataflow.errors import SchemaError as SchemaError
     from dataflow.graph.builder import Graph as Graph
-    from dataflow.graph.builder import GraphPlan as GraphPlan
-    from dataflow.graph.stream import KeyedStream as KeyedStream
-    from dataflow.graph.stream import Stream as Stream
+    from dataflow.graph.builder import KeyedStream as KeyedStream
+    from dataflow.graph.builder import Stream as Stream
+    from dataflow.graph.plan import GraphPlan as GraphPlan
     from dataflow.merged import MergedBatch as MergedBatch
     from dataflow.merged import MergedOutput as MergedOutput
     from dataflow.merged import read_merged as read_merged
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from dataflow.operators.aggregates import Mean as Mean
     from dataflow.operators.aggregates import Min as Min
     from dataflow.operators.aggregates import Sum as Sum
-    from dataflow.operators.count_windows import CountWindow as CountWindow
     from dataflow.operators.user_operator import RuntimeContext as RuntimeContext
     from dataflow.operators.user_operator import UserOperator as UserOperator
-    from dataflow.operators.window_assignment import Sliding as Sliding
-    from dataflow.operators.window_assignment import Tumbling as Tumbling
+    from dataflow.operators.windows import CountWindow as CountWindow
+    from dataflow.operators.windows import Sliding as Sliding
+    from dataflow.operators.windows import Tumbling as Tumbling
     from dataflow.outputs import StepRows as StepRows
     from dataflow.outputs import collect_output as collect_output
     from dataflow.outputs import read_output as read_output
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from dataflow.sources.directory import DirectorySource as DirectorySource
     from dataflow.sources.files import FileSource as FileSource
     from dataflow.sources.iterator import IteratorSource as IteratorSource
-    from dataflow.sources.log import LogSource as LogSource
-    from dataflow.sources.merged_log import MergedLogSource as MergedLogSource
     from dataflow.sources.rate import RateSource as RateSource
     from dataflow.sources.stored import InputSource as InputSource
+    from dataflow.sources.stored import LogSource as LogSource
+    from dataflow.sources.stored import MergedLogSource as MergedLogSource
     from dataflow.state.key_states import KeyState as KeyState
     from dataflow.state.migration import Migration as Migration
 else:

@@ -1,43 +1,159 @@
-"""The handle of a running region: the counterpart of Spark's `StreamingQuery`, with its method names.
+"""The handles of running regions and applications: counterparts of Spark's `StreamingQuery`, with its names.
 
-`run` and `run_local` return it. `start_part` assembles a region: the coordinator of `checkpoint` runs it, and
-a launcher starts its workers (Spark jobs, or local processes). When the region has ended, the handle ends the
-workers that still run, and then what was started for the region.
+`run` and `run_local` return them. `start_part` assembles a region: the coordinator of `checkpoint` runs it,
+and a launcher starts its workers (Spark jobs, or local processes). When the region has ended, the handle ends
+the workers that still run, and then what was started for the region: its page and its port for figures.
 """
 
 import logging
+import os
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from prometheus_client import CollectorRegistry
 
 from checkpoint import (
+    AutoScale,
     Launcher,
     Recovery,
     RegionEvent,
     RegionSpec,
+    RegionState,
     RegionStatus,
     ReplaceSettled,
     ScaleSettled,
     StateChanged,
     driver_report,
+    span_of,
 )
 from checkpoint.coordinator.control import RegionControl, RegionListener
-from dataflow.graph.builder import Graph
-from dataflow.graph.parts import GraphPart, check_places, part_options
+from checkpoint.coordinator.figures import RegionFigures
+from checkpoint.runtime import runtime
+from dataflow.graph.builder import GraphPart, check_places, part_options
 from dataflow.limits import handle_poll_s, stop_timeout_s, workers_end_timeout_s
-from dataflow.monitoring import RegionMonitor
-from dataflow.page import serve_page
+from dos_client import metrics, parse_url
+from dos_monitoring import (
+    LOG_VARIABLE,
+    METRICS_VARIABLE,
+    HealthServer,
+    begin_logs,
+    log_choice_of_environment,
+    parse_metrics_listen,
+    serve_health,
+    tracer_of_environment,
+)
+from dos_protocol.arguments import is_loopback, parse_listen
+from dos_tls import TlsSettingsError
 
 if TYPE_CHECKING:
     from dos_ui.serving import PageServer
 
+
 logger = logging.getLogger("dos.dataflow")
 
 _key_bytes = 32
+_POLL_S = 0.2
+
+
+def serve_page(
+    spec: RegionSpec, reports: Mapping[str, Callable[[], dict[str, Any]]], listen: str
+) -> "PageServer":
+    """Serve the page of the store of `spec`, with the reports of these regions; `RegionHandle.serve_page` has
+    the errors.
+    """
+    from dos_ui.serving import PageServer  # needs the extra [ui]
+
+    host, port = parse_listen(listen, "listen")
+    if not is_loopback(host):
+        raise ValueError(
+            f"{host} can be reached from other machines, and this page has no TLS: serve it on 127.0.0.1, or"
+            " run `dos ui --tls`"
+        )
+    return PageServer(parse_url(spec.store_url).servers, host, port, spec.token, dict(reports))
+
+
+class Monitoring(NamedTuple):
+    """What the driver and the workers of an application show, in the words of its user."""
+
+    metrics: str = ""
+    """Where figures are served: `parse_metrics_listen`."""
+    log: str = ""
+    """How the log is written: `parse_log_choice`."""
+
+
+def monitoring_of(metrics: str | None) -> Monitoring:
+    """Return what was asked for; `metrics` None: as DOS_METRICS. Begins the driver's log if DOS_LOG asks for
+    one and the program has none. Raises ValueError, MissingExtraError; OSError for a file of spans.
+    """
+    given = os.environ.get(METRICS_VARIABLE, "") if metrics is None else metrics
+    parse_metrics_listen(given)
+    tracer_of_environment()
+    choice = log_choice_of_environment()
+    if choice is not None:
+        begin_logs(choice)
+    return Monitoring(given, os.environ.get(LOG_VARIABLE, ""))
+
+
+class RegionMonitor:
+    """The HTTP port of one region in its driver, and its figures. Without an address there is no port."""
+
+    def __init__(self, region: str, listen: str) -> None:
+        """listen: `Monitoring.metrics`. Raises as `tracer_of_environment`."""
+        self.address = ""
+        self._tracer = tracer_of_environment()
+        self._region = region
+        self._figures = RegionFigures(region)
+        self._control: RegionControl | None = None
+        self._server: HealthServer | None = None
+        self._shares: metrics.SharedFigures | None = None
+        if (place := parse_metrics_listen(listen)) is None:
+            return
+        registry, shares = CollectorRegistry(), metrics.SharedFigures()
+        registry.register(self._figures)
+        registry.register(shares)
+        try:
+            self._server = serve_health(place, registry, hangs=self._hangs, not_ready=self._not_ready)
+        except (OSError, TlsSettingsError) as error:
+            shares.close()
+            # No reason to refuse a region: it runs without a port.
+            logger.warning("region %s: its driver serves no figures at %s: %s", region, listen, error)
+        else:
+            self._shares = shares
+            self.address = place.reached_at(self._server.port, runtime().host_name())
+
+    def observe(self, event: RegionEvent) -> None:
+        """Count an event, and emit its trace. On the coordinator's thread."""
+        self._figures.observe(event, time.time())
+        if self._tracer is not None and (span := span_of(self._region, event)) is not None:
+            self._tracer.emit(span)
+
+    def watch(self, control: RegionControl) -> None:
+        """Show this region from now on."""
+        self._control, self._figures.status = control, control.status
+
+    def close(self) -> None:
+        """Close the port. Without effect the second time."""
+        server, shares, self._server, self._shares = self._server, self._shares, None, None
+        if server is not None and shares is not None:
+            server.close()
+            shares.close()
+
+    def _hangs(self) -> str:
+        return "" if self._control is None else self._control.hangs()
+
+    def _not_ready(self) -> str:
+        if self._control is None:
+            return "STARTING"
+        status = self._control.status()
+        if status.state is RegionState.RUNNING:
+            return status.access_problem
+        return f"{status.state.value}: {status.reason}" if status.reason else status.state.value
 
 
 class WorkerLauncher(Launcher, Protocol):
@@ -272,7 +388,7 @@ class RegionHandle:
 
 
 def start_part(
-    part: GraphPart[Graph],
+    part: GraphPart,
     make_launcher: Callable[[RegionSpec, RegionControl, RegionEvents], WorkerLauncher],
     undo: ExitStack,
     *,
@@ -332,3 +448,159 @@ def start_part(
         at_end()
 
     return RegionHandle(part.name, control, launcher, events, on_event=on_event, at_end=end)
+
+
+class Application:
+    """Several parts that run concurrently. Every method may be called from any thread. A part that fails ends
+    alone: the others continue until they have read everything that it had published.
+
+    `parts`: handle of each part by name, to control one alone. A listener gets the events of all parts; each
+    report has the name of its part.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: Mapping[str, RegionHandle],
+        *,
+        without_checkpoints: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name = name
+        self.parts = dict(parts)
+        self._without_checkpoints = without_checkpoints
+
+    def __repr__(self) -> str:
+        states = ", ".join(f"{name}: {status.state.value}" for name, status in self.status.items())
+        return f"<Application {self.name}: {states}>"
+
+    @property
+    def status(self) -> dict[str, RegionStatus]:
+        """A snapshot of the status of each part."""
+        return {name: part.status for name, part in self.parts.items()}
+
+    def serve_page(self, listen: str = "127.0.0.1:0") -> "PageServer":
+        """Serve a web page of all parts and their store, as `RegionHandle.serve_page`."""
+        first = next(iter(self.parts.values()))
+        return first.serve_page(listen, beside=self.parts)
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802  # Spark's name
+        """Whether any part has not ended."""
+        return any(not status.state.is_end for status in self.status.values())
+
+    @property
+    def lastProgress(self) -> dict[str, dict[str, Any] | None]:  # noqa: N802  # Spark's name
+        """The report of each part's last committed checkpoint."""
+        return {name: part.lastProgress for name, part in self.parts.items()}
+
+    @property
+    def recentProgress(self) -> dict[str, list[dict[str, Any]]]:  # noqa: N802  # Spark's name
+        """The reports of each part's last checkpoints, oldest first."""
+        return {name: part.recentProgress for name, part in self.parts.items()}
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802  # Spark's name
+        """Wait until every part has ended, at most `timeout` seconds. Return whether all have.
+
+        Raises the error of `exception()` as soon as a part is FAILED or FENCED; the other parts continue.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            failure = self.exception()
+            if failure is not None:
+                raise failure
+            running = self._running()
+            if not running:
+                return True
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            running[0].wait(_POLL_S if left is None else min(left, _POLL_S))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until every part has ended, successfully or not. Return False on timeout."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for part in self.parts.values():
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            if not part.wait(left):
+                return False
+        return True
+
+    def exception(self) -> Exception | None:
+        """Return why the first FAILED or FENCED part ended so; None if there is none."""
+        return next((error for part in self.parts.values() if (error := part.exception())), None)
+
+    def stop(self) -> None:
+        """Stop every part, upstream parts first.
+
+        Each takes a final checkpoint, from which a later `run` continues.
+        """
+        for part in self.parts.values():
+            part.stop()
+
+    def checkpoint(self, timeout: float | None = None) -> dict[str, int]:
+        """Commit a checkpoint in every consistent region that has not ended; return their numbers.
+
+        Raises RegionFailedError for a region without a new checkpoint within `timeout` seconds.
+        """
+        return {
+            name: part.checkpoint(timeout)
+            for name, part in self.parts.items()
+            if name not in self._without_checkpoints and not part.status.state.is_end
+        }
+
+    def addListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
+        """Send the events of every part to this listener from now on."""
+        for part in self.parts.values():
+            part.addListener(listener)
+
+    def removeListener(self, listener: RegionListener) -> None:  # noqa: N802  # Spark's name
+        """Send no more events to this listener."""
+        for part in self.parts.values():
+            part.removeListener(listener)
+
+    def _running(self) -> list[RegionHandle]:
+        return [part for part in self.parts.values() if not part.status.state.is_end]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+
+def check_autoscale(parts: Sequence[GraphPart], autoscale: AutoScale | None, workers: int | None) -> None:
+    """Raise ValueError, before anything is started, if a part cannot be scaled, or has too many workers."""
+    if autoscale is None:
+        return
+    for part in parts:
+        keeps = part.graph.plan().stored()["keeps_workers"]
+        try:
+            autoscale.check(workers, keeps, without_checkpoints=part.settings is None)
+        except ValueError as error:
+            raise ValueError(f"{part.name}: {error}") from None
+
+
+def start_application(
+    name: str,
+    parts: Sequence[GraphPart],
+    make_launcher: Callable[[GraphPart, RegionSpec, RegionControl, RegionEvents], WorkerLauncher],
+    **options: Any,
+) -> RegionHandle | Application:
+    """Start each part of an application as a region; if one cannot be started, end those that were.
+
+    Returns the handle of the region, or an `Application` for several parts. `options` and errors: those of
+    `start_part`; ValueError for `restore` of several parts, which have no checkpoint in common.
+    """
+    if options.get("restore") and len(parts) > 1:
+        names = ", ".join(part.name for part in parts)
+        raise ValueError(
+            f"{name!r} has {len(parts)} regions, and each has its own checkpoints: stop it, and restore"
+            f" them with `dos region restore --stopped` ({names})"
+        )
+    options |= {"application": name, "parts": tuple(part.name for part in parts)}
+    with ExitStack() as undo:
+        handles = {
+            part.name: start_part(part, partial(make_launcher, part), undo, **options) for part in parts
+        }
+        undo.pop_all()
+    if len(parts) == 1:
+        return handles[parts[0].name]
+    outside = frozenset(part.name for part in parts if part.settings is None)
+    return Application(name, handles, without_checkpoints=outside)

@@ -31,12 +31,17 @@ from checkpoint import AutoScale, OnDamaged, Recovery, RegionEvent, RegionSpec
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.errors import OrphanedError
 from checkpoint.limits import start_timeout_s
-from dataflow.application import Application, check_autoscale, start_application
-from dataflow.graph.builder import Graph
-from dataflow.graph.parts import GraphPart, parts_of
-from dataflow.handle import RegionEvents, RegionHandle
+from dataflow.graph.builder import Graph, GraphPart, parts_of
+from dataflow.handle import (
+    Application,
+    Monitoring,
+    RegionEvents,
+    RegionHandle,
+    check_autoscale,
+    monitoring_of,
+    start_application,
+)
 from dataflow.limits import WorkerLimits
-from dataflow.monitoring import Monitoring, monitoring_of
 from dataflow.worker.companion import begin_companion
 from dataflow.worker.process import WorkerSpec, run_worker
 from dataflow.worker.standby import Standby
@@ -121,7 +126,7 @@ def run_local(
 def _launch(
     application: str,
     shown: Monitoring,
-    part: GraphPart[Graph],
+    part: GraphPart,
     spec: RegionSpec,
     control: RegionControl,
     _: RegionEvents,

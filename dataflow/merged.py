@@ -7,7 +7,7 @@ each row once, from the replica that is first.
             ...  # commit the effects of batch.table together with batch.token
 
 The token contains what was passed: the mark, and how often each later row was passed. A reader that continues
-`after` it gets what follows, exactly once. `sources/merged_log.py` is the same for a region.
+`after` it gets what follows, exactly once. `MergedLogSource` is the same for a region.
 """
 
 import struct

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from dataflow import consistent as consistent
     from dataflow import open_producer as open_producer
     from dataflow import read_output as read_output
-    from dataflow.application import Application as Application
+    from dataflow.handle import Application as Application
     from dataflow.handle import RegionHandle as RegionHandle
     from dataflow.local import run_local as run_local
     from dataflow.sinks.base import SinkSpec as SinkSpec

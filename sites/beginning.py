@@ -17,8 +17,7 @@ from checkpoint.maintenance.retained_rows import InputRows
 from checkpoint.maintenance.retention import Retention
 from dataflow.merging.recording import passed_mark
 from dataflow.merging.replica_stream import is_whole_above
-from dataflow.sources.merged_log import MergedLogSource, handle_of
-from dataflow.sources.stored import InputSource
+from dataflow.sources.stored import InputSource, MergedLogSource, handle_of
 from dos_client import Store, open_store
 from dos_protocol.errors import DosError
 from sites.core.site_work import ReplicaContext

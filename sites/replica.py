@@ -9,11 +9,9 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
-from dataflow.graph.builder import Graph
-from dataflow.graph.parts import parts_of
+from dataflow.graph.builder import Graph, parts_of
 from dataflow.sinks.log import LogSink
-from dataflow.sources.merged_log import MergedLogSource
-from dataflow.sources.stored import InputSource
+from dataflow.sources.stored import InputSource, MergedLogSource
 from sites.core.deployment import RegionReplica
 from sites.core.description import Description, FixedPlace, ReplicatedRegion
 from sites.core.measuring import Usage, UsageMeter

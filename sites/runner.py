@@ -27,7 +27,7 @@ from checkpoint.chains.consumer_register import change_register, read_register, 
 from checkpoint.coordinator.manifest_host import StoreHost
 from dataflow.local import run_local
 from dataflow.sinks.log import LogSink
-from dataflow.sources.merged_log import MergedLogSource, handle_of
+from dataflow.sources.stored import MergedLogSource, handle_of
 from dos_client import Store, open_store
 from dos_protocol.errors import DosError
 from sites.beginning import prepare

@@ -22,8 +22,7 @@ from checkpoint import RegionEvent, StateChanged
 from checkpoint import RegionState as State
 from checkpoint.chains.input_reading import InputHandle
 from dataflow.blocking import close_input
-from dataflow.graph.builder import Graph
-from dataflow.graph.parts import parts_of
+from dataflow.graph.builder import Graph, parts_of
 from dataflow.handle import RegionHandle
 from dataflow.schema import parse_schema
 from dos_client.blocking import open_store

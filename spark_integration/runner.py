@@ -15,11 +15,16 @@ from pyspark.sql import SparkSession
 from checkpoint import AutoScale, OnDamaged, Recovery, RegionEvent, RegionSpec, RegionState
 from checkpoint.coordinator.control import RegionControl, RegionListener
 from checkpoint.limits import workers_default
-from dataflow.application import Application, check_autoscale, start_application
-from dataflow.graph.builder import Graph
-from dataflow.graph.parts import GraphPart, parts_of
-from dataflow.handle import RegionEvents, RegionHandle
-from dataflow.monitoring import Monitoring, monitoring_of
+from dataflow.graph.builder import Graph, GraphPart, parts_of
+from dataflow.handle import (
+    Application,
+    Monitoring,
+    RegionEvents,
+    RegionHandle,
+    check_autoscale,
+    monitoring_of,
+    start_application,
+)
 from dos_tls import tls_of_environment
 from spark_integration import on_executor
 from spark_integration.core.confs import grows, judge_confs
@@ -186,7 +191,7 @@ def _launch(
     standby: int,
     spare_slots: int,
     shown: Monitoring,
-    part: GraphPart[Graph],
+    part: GraphPart,
     spec: RegionSpec,
     control: RegionControl,
     events: RegionEvents,
@@ -199,9 +204,7 @@ def _launch(
     return SparkLauncher(spark, spec.name, make_task, _end_reporter(control, events), control.move, settings)
 
 
-def _first_workers(
-    parts: Sequence[GraphPart[Graph]], autoscale: AutoScale | None, workers: int | None
-) -> int:
+def _first_workers(parts: Sequence[GraphPart], autoscale: AutoScale | None, workers: int | None) -> int:
     """Return how many workers each part needs for its start. Raises ValueError as `check_autoscale`."""
     check_autoscale(parts, autoscale, workers)
     return workers or (workers_default if autoscale is None else autoscale.limited(workers_default))

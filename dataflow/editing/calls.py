@@ -3,17 +3,23 @@
     async with open_store("dos://h1,h2,h3") as store:
         edit = await edit_state(store, graph, {"counts": [{"word": "the", "count": 7}]}, name="wordcount")
 
-`planning.py` validates the rows; `checkpoint/maintenance/editing.py` writes them. `dos.edit_state` and
-`dos.bootstrap_state` are the same calls for plain threads.
+Everything is validated before anything is claimed or written; `checkpoint/maintenance/editing.py` writes the
+rows. `dos.edit_state` and `dos.bootstrap_state` are the same calls for plain threads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
+import pyarrow as pa
 import trio
 
-from checkpoint import Checkpoint, Edit, edit_target, even_layout
+from checkpoint import Checkpoint, Edit, Layout, SplitPosition, check_fingerprint, edit_target, even_layout
 from checkpoint.chains.manifest_reading import ManifestView, read_manifest
+from checkpoint.chains.state_blocks import StateFold, encode_block, state_version_of
+from checkpoint.chains.state_reading import blocks_at
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.errors import EditRefusedError, NoRegionError, RestoreRefusedError
 from checkpoint.limits import workers_default, workers_max
@@ -27,20 +33,296 @@ from checkpoint.maintenance.editing import (
 )
 from checkpoint.requests.client import requester
 from checkpoint.runtime import checkpoint_named, wall_time_ms
-from dataflow.editing.planning import (
-    NO_STATE,
-    PlannedEdit,
-    StateRows,
-    as_table,
-    plan_edit,
-    planned,
-    rules_for,
+from dataflow.core.event_time import UNKNOWN, Watermark
+from dataflow.editing.rows import (
+    EditedRows,
+    EditRules,
+    GivenTable,
+    by_worker,
+    edited_rows,
+    given_rows,
+    refuse,
+    rules_of,
 )
-from dataflow.editing.positions import Begins, first_positions
-from dataflow.graph.builder import Graph
-from dataflow.graph.parts import GraphPart, parts_of
+from dataflow.errors import UserFault, nearest
+from dataflow.graph.builder import Graph, GraphPart, parts_of
+from dataflow.graph.plan import GraphPlan
+from dataflow.sources.base import Positions, SourceSpec
+from dataflow.sources.prefetched import Reading
+from dataflow.sources.stored import InputSource
+from dataflow.values.columns import one_array
+from dataflow.values.python_rows import columns_of_frame
 from dos_client import Store
 from journal import parse_segment_name
+
+BEGIN: Final = "begin"
+END: Final = "end"
+Begins: TypeAlias = "str | Mapping[str, Any]"
+
+
+def _refuse(source: str, rule: str, remedy: str) -> EditRefusedError:
+    return EditRefusedError(f"source {source!r}: {rule}", remedy=remedy)
+
+
+async def first_positions(
+    store: Store, region: str, application: str, plan: GraphPlan, given: Mapping[str, Begins], workers: int
+) -> list[dict[str, Positions]]:
+    """Return for each worker where its sources begin. Raises EditRefusedError unless every source of the
+    graph is given, with positions that exist; and what reading an input raises.
+
+    Positions have the digest of everything before them, so an input handle is read up to the position. It is
+    registered as a consumer first: nothing that the region will read is trimmed.
+    """
+    sources = {name: spec for name, spec in plan.specs.items() if isinstance(spec, SourceSpec)}
+    for name in given:
+        if name not in sources:
+            raise _refuse(
+                name,
+                f"the graph has no such source{nearest(name, sources)}; it has {', '.join(sources)}",
+                "give the positions of the sources of the graph",
+            )
+    for name in sources:
+        if name not in given:
+            raise _refuse(
+                name,
+                "it is not stated where it begins",
+                f"add {{{name!r}: 'begin'}} if the state contains nothing of its input",
+            )
+    found: list[dict[str, Positions]] = [{} for _ in range(workers)]
+    for name, spec in sources.items():
+        all_positions = await _positions(store, region, application, name, spec, given[name])
+        if all_positions:
+            for worker in range(workers):
+                found[worker][name] = spec.redeal([all_positions], worker, workers)
+    return found
+
+
+async def _positions(
+    store: Store, region: str, application: str, name: str, spec: SourceSpec, given: Begins
+) -> Positions:
+    if given == BEGIN:
+        return {}
+    if isinstance(spec, InputSource):
+        return await _of_input(store, region, application, name, spec, given)
+    if isinstance(given, str):
+        raise _refuse(
+            name,
+            f"{given!r} is not a position of a {type(spec).__name__}",
+            "give 'begin', or the position of each split as a checkpoint has it",
+        )
+    return {split: _as_stored(name, split, at) for split, at in given.items()}
+
+
+def _as_stored(source: str, split: str, at: Any) -> SplitPosition:
+    try:
+        return at if isinstance(at, SplitPosition) else msgspec.convert(at, SplitPosition)
+    except msgspec.ValidationError as error:
+        raise _refuse(
+            source,
+            f"the position of split {split!r} is {at!r}, without its digest ({error})",
+            "give a SplitPosition, as `dos checkpoint show --json` has it",
+        ) from error
+
+
+async def _of_input(
+    store: Store, region: str, application: str, name: str, spec: InputSource, given: Begins
+) -> Positions:
+    origin = spec.origin(store, Reading(application))
+    await origin.register(region, name)
+    splits = await origin.splits()
+    if isinstance(given, str) and given != END:
+        raise _refuse(
+            name, f"{given!r} is no position", "give 'begin', 'end', or the position of each producer"
+        )
+    wanted = dict.fromkeys(splits, None) if isinstance(given, str) else given
+    _check_splits(name, splits, wanted)
+    found = {}
+    for split, at in wanted.items():
+        if at is None or isinstance(at, int):
+            if (position := await _reach(store, application, spec, name, split, at)) is not None:
+                found[split] = position
+        else:
+            found[split] = _as_stored(name, split, at)
+    return found
+
+
+def _check_splits(name: str, splits: Sequence[str], wanted: Mapping[str, Any]) -> None:
+    if missing := sorted(set(splits) - wanted.keys()):
+        raise _refuse(
+            name, f"producer {missing[0]!r} has no position", "give the position of each producer, 0 to begin"
+        )
+    if unknown := sorted(wanted.keys() - set(splits)):
+        known = ", ".join(splits) or "none"
+        raise _refuse(name, f"it has no producer {unknown[0]!r}; it has {known}", "correct the name")
+
+
+async def _reach(
+    store: Store, application: str, spec: InputSource, name: str, split: str, at: int | None
+) -> SplitPosition | None:
+    """Return the position at the end of a committed part: `at`, or the last one for None. None: there is
+    nothing before it.
+    """
+    if at == 0:
+        return None
+    retained = InputSource(spec.name, spec.schema, begin="retained").origin(store, Reading(application))
+    follower = retained.follower(split, SplitPosition(0))
+    last: SplitPosition | None = None
+    try:
+        async with aclosing(follower.poll()) as pieces:
+            async for piece in pieces:
+                last = SplitPosition(piece.end, piece.digest)
+                if piece.end == at:
+                    return last
+    finally:
+        follower.close()
+    if at is not None:
+        end = 0 if last is None else last.position
+        raise _refuse(
+            name,
+            f"no part of producer {split!r} ends at position {at}; what is recorded ends at {end}",
+            "give a position that a region or a producer has stated",
+        )
+    return last
+
+
+StateRows: TypeAlias = "pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]] | Any"
+"""Rows of a state table: an Arrow table or batch, a pandas DataFrame, or a list of dicts."""
+
+
+class PlannedEdit(NamedTuple):
+    """`tables`: operator -> what changes; `rows`: worker -> (operator, encoded block) of what it gets."""
+
+    tables: dict[str, EditedRows]
+    rows: dict[int, list[tuple[str, bytes]]]
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Operator -> how many keys are added, changed and deleted."""
+        return {
+            name: {"added": one.added, "changed": one.changed, "deleted": one.deleted}
+            for name, one in self.tables.items()
+        }
+
+
+class StoredState(NamedTuple):
+    """The state of the operators of an edit in a checkpoint: a block of each, and the watermarks."""
+
+    blocks: Mapping[str, pa.RecordBatch]
+    watermarks: Mapping[str, Watermark]
+
+
+NO_STATE = StoredState({}, {})
+
+
+def as_table(operator: str, given: StateRows) -> GivenTable:
+    """Return rows with their values unchanged. Raises EditRefusedError for anything else."""
+    if isinstance(given, (pa.Table, pa.RecordBatch)):
+        columns = zip(given.schema.names, map(one_array, given.columns), strict=True)
+        return GivenTable([*columns], given.num_rows)
+    if type(given).__module__.partition(".")[0] == "pandas":
+        try:
+            return GivenTable([*columns_of_frame(given).items()], len(given))
+        except (UserFault, pa.ArrowException, TypeError, ValueError) as error:
+            refuse(operator, f"its rows are no table: {error}", remedy="give an Arrow table with a schema")
+    if not (isinstance(given, Sequence) and all(isinstance(row, Mapping) for row in given)):
+        kind = f"{type(given).__module__}.{type(given).__qualname__}"
+        refuse(
+            operator, f"its rows are a {kind}", remedy="give a DataFrame, an Arrow table, or a list of dicts"
+        )
+    names = dict.fromkeys(name for row in given for name in row)
+    return GivenTable([(name, [row.get(name) for row in given]) for name in names], len(given))
+
+
+def rules_for(plan: GraphPlan, region: str, tables: Mapping[str, GivenTable]) -> dict[str, EditRules]:
+    """Return the rules of each operator of an edit. Raises EditRefusedError."""
+    return {name: rules_of(plan, name, region) for name in tables}
+
+
+async def stored_state(
+    store: Store, region: str, checkpoint: Checkpoint, rules: Mapping[str, EditRules]
+) -> StoredState:
+    """Read the state of these operators in a checkpoint.
+
+    Raises EditRefusedError if it is of another version than the graph's, and what reading a state chain
+    raises.
+    """
+    watermarks: dict[str, Watermark] = {}
+    blocks: dict[str, list[pa.RecordBatch]] = {}
+    for worker, part in sorted(checkpoint.workers.items()):
+        fold, wanted = StateFold(), {*rules, *(f"{name}~time" for name in rules)}
+        async with aclosing(blocks_at(store, region, worker, part.state)) as stored:
+            async for block in stored:
+                if block.operator in wanted:
+                    decoded = await trio.to_thread.run_sync(block.decoded)
+                    if block.operator in rules:
+                        _check_version(rules[block.operator], decoded.schema)
+                    fold.add(block.operator, decoded)
+        for name in fold.operators():
+            rows = fold.take(name)
+            assert rows is not None, "it has blocks"
+            operator = name.partition("~")[0]
+            if name != operator:
+                marks = [watermarks.get(operator, UNKNOWN), *rows.column("mark").to_pylist()]
+                watermarks[operator] = max(marks)
+            elif not (rules[name].everywhere and name in blocks):  # equal on all workers
+                blocks.setdefault(name, []).append(rows)
+    return StoredState({name: _joined(parts) for name, parts in blocks.items()}, watermarks)
+
+
+def _check_version(rules: EditRules, stored: pa.Schema) -> None:
+    if not stored.equals(rules.schema, check_metadata=True):
+        refuse(
+            rules.name,
+            f"its state is stored in version {state_version_of(stored)} ({_listed(stored)}), and that of the"
+            f" graph has version {state_version_of(rules.schema)} ({_listed(rules.schema)})",
+            remedy="run the region with this graph until it has migrated all of its state, and stop it",
+        )
+
+
+def _listed(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    table = pa.Table.from_batches(parts).combine_chunks()
+    return table.to_batches()[0] if table.num_rows else parts[0]
+
+
+def planned(
+    rules: Mapping[str, EditRules], tables: Mapping[str, GivenTable], stored: StoredState, layout: Layout
+) -> PlannedEdit:
+    """Return what an edit changes. CPU-heavy: call it in a thread. Raises EditRefusedError."""
+    edits: dict[str, EditedRows] = {}
+    rows: dict[int, list[tuple[str, bytes]]] = {}
+    for name, one in rules.items():
+        given = given_rows(name, one.schema, one.hashed, tables[name], stored.blocks.get(name))
+        one.complete(given, stored.watermarks.get(name, UNKNOWN))
+        edits[name] = edited_rows(given)
+        one.check_read(edits[name])
+        for worker, block in by_worker(edits[name].rows, layout, everywhere=one.everywhere).items():
+            rows.setdefault(worker, []).extend((name, data) for data in encode_block(block))
+    return PlannedEdit(edits, rows)
+
+
+async def plan_edit(
+    store: Store, region: str, checkpoint: Checkpoint, plan: GraphPlan, tables: Mapping[str, GivenTable]
+) -> PlannedEdit:
+    """Return what an edit of a checkpoint changes.
+
+    Raises FingerprintMismatchError for another graph, EditRefusedError, and what reading a chain raises.
+    """
+    stored = plan.stored()
+    check_fingerprint(
+        checkpoint.operators,
+        stored["operators"],
+        region=region,
+        checkpoint=checkpoint.number,
+        older=stored["older_operators"],
+    )
+    rules = rules_for(plan, region, tables)
+    state = await stored_state(store, region, checkpoint, rules)
+    return await trio.to_thread.run_sync(planned, rules, tables, state, checkpoint.layout)
+
 
 _CHAINS_OF_ATTEMPTS = {"state", "steps"}
 """The chains that a call of `bootstrap_state` leaves which did not complete."""
@@ -158,7 +440,7 @@ def _note(plan: PlannedEdit, why: str) -> Edit:
     return Edit(by=requester(), wall_time_ms=wall_time_ms(), why=why, tables=plan.counts)
 
 
-def _part_of(graph: Graph, application: str, tables: Mapping[str, object]) -> GraphPart[Graph]:
+def _part_of(graph: Graph, application: str, tables: Mapping[str, object]) -> GraphPart:
     """Return the region of a graph that has these operators. Raises EditRefusedError."""
     parts = [part for part in parts_of(graph, application) if part.settings is not None]
     owners = {
@@ -260,6 +542,3 @@ async def _check_new(store: Store, region: str) -> None:
             raise region_exists(region, f"{directory} has {others[0]!r}")
         if await has_steps(store, directory):
             raise region_exists(region, f"{directory} has recorded steps")
-
-
-__all__ = ["StateEdit", "TableEdit", "bootstrap_state", "edit_state"]

@@ -1,29 +1,45 @@
-"""Build a graph of named sources, operators and sinks.
-
-`Graph.plan` checks it as a whole before anything starts.
+"""Build a graph of named sources, operators and sinks: `Graph`, and the streams between them.
 
     graph = Graph("wordcount")
     lines = graph.source("lines", FileSource(["a.txt", "b.txt"]))
     words = lines.flat_map("words", lambda row: row["line"].split(), schema="word string")
     words.key_by("by_word", "word").count("counts").sink("out", FileSink("out"))
 
-This module only records what the user calls; `core/plan.py` checks it, and `plan()` combines the two. Most
-methods are on streams: `stream.py`, and `keyed.py` for keyed streams. The graph is sent to every worker, and
-each worker makes the same plan from it.
+This module only records what the user calls; `Graph.plan` checks it as a whole before anything starts. The
+graph is sent to every worker, and each worker makes the same plan from it. State is found by operator name
+after a restart: renaming an operator disconnects it from its state.
 
-State is found by operator name after a restart: renaming an operator disconnects it from its state.
+A graph that is not one region is divided into parts that run separately (`parts_of`, at the end of this
+file).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Literal, NoReturn, Self
 
-from checkpoint import fingerprint
-from dataflow.core.plan import NodeSpec, find_problems, make_plan
-from dataflow.core.regions import ANNOTATION, Annotation, Autonomous, Consistent, choose_regions
+import pyarrow as pa
+
+from checkpoint import OutputIdentity, fingerprint
+from dataflow.core.plan import KIND_RULES, NodeSpec, OperatorKind, find_problems, make_plan
+from dataflow.core.regions import (
+    ANNOTATION,
+    Annotation,
+    Autonomous,
+    Consistent,
+    Region,
+    choose_regions,
+    region_options,
+)
 from dataflow.core.updates import carries_updates, update_problems
 from dataflow.errors import GraphError
 from dataflow.graph.checks import (
+    check_replica,
     complete_first_problems,
+    find_lags,
+    find_schemas,
+    is_replica,
     publish_by_step_problems,
     reads_of_sinks,
     region_problems,
@@ -31,22 +47,580 @@ from dataflow.graph.checks import (
     sink_deliveries,
     time_problems,
 )
-from dataflow.graph.explaining import explain
-from dataflow.graph.operator_schemas import find_schemas
-from dataflow.graph.parts import logs_between, parts_of
-from dataflow.graph.pictures import FORMS
+from dataflow.graph.pictures import FORMS, explain
 from dataflow.graph.plan import GraphPlan
-from dataflow.graph.replica_checks import check_replica, is_replica
-from dataflow.graph.stream import BroadcastTable, Node, Stream
-from dataflow.graph.watermark_lags import find_lags
-from dataflow.operators.apply import apply_spec
+from dataflow.operators.aggregates import Aggregate, AggregateSpec, CountSpec
+from dataflow.operators.apply import apply_spec, inputs_of
 from dataflow.operators.base import OperatorSpec
 from dataflow.operators.broadcast_state import BroadcastSpec, BroadcastStateSpec
-from dataflow.operators.multiple_inputs import inputs_of
-from dataflow.operators.union import UnionSpec
+from dataflow.operators.dedup import DedupSpec, WindowDedupSpec
+from dataflow.operators.event_time import EventTimeSpec, OnAhead, OnNullKey, OnNullTime
+from dataflow.operators.functions import (
+    FilterSpec,
+    FlatMapSpec,
+    MapSpec,
+    Takes,
+    UserFunction,
+    declared_side_outputs,
+)
+from dataflow.operators.join import JoinSpec
+from dataflow.operators.map_state import MapStateSpec, OnRow, OnTimer
+from dataflow.operators.routing import KeyBySpec, SideOutputSpec, UnionSpec
+from dataflow.operators.sorting import SortSpec, TopKSpec
+from dataflow.operators.spark_functions import (
+    GroupStateSpec,
+    ProcessorSpec,
+    ProcessorTakes,
+    check_mode,
+    check_time_mode,
+    state_columns,
+)
 from dataflow.operators.user_operator import UserOperator
-from dataflow.sinks.base import SinkSpec
+from dataflow.operators.windows import CountWindow, CountWindowSpec, Tumbling, Window, WindowSpec
+from dataflow.schema import parse_schema
+from dataflow.sinks.base import OutputOwner, SinkSpec
+from dataflow.sinks.log import LogSink
 from dataflow.sources.base import SourceSpec
+from dataflow.sources.stored import LogSource
+from dataflow.state.migration import Migration, parse_state
+from dataflow.state.value_store import StateLocation
+from dos_protocol.errors import DosError
+
+
+@dataclass(slots=True)
+class Node:
+    """One recorded operator. Inputs are nodes, or names of operators added later (`Graph.stream`)."""
+
+    name: str
+    spec: OperatorSpec
+    inputs: "tuple[Node | str, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastTable:
+    """A broadcast table, returned by `graph.broadcast_table` and accepted by operators as `broadcast=`."""
+
+    graph: "Graph"
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The output of an operator. Every method adds one named operator and returns its output."""
+
+    graph: "Graph"
+    node: Node | str
+
+    def map(
+        self,
+        name: str,
+        function: UserFunction,
+        *,
+        schema: "str | pa.Schema | None" = None,
+        takes: Takes = "row",
+        deterministic: bool = True,
+        replica_consistent: bool | None = None,
+        threads: int = 1,
+        broadcast: "BroadcastTable | None" = None,
+        side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
+    ) -> "Stream":
+        """Return one row for each row. `schema` describes the result; by default it is that of the input.
+
+            orders.map("reduced", lambda row: {**row, "price": row["price"] * 0.9})
+            lines.map("lengths", lambda batch: pc.utf8_length(batch["line"]), schema="n int", takes="batch")
+
+        takes="row": the function gets a dict of the columns and returns a dict, a tuple or, for one column, a
+        value. takes="batch": it gets a `pa.RecordBatch` and returns one with the same number of rows (or a
+        table, a dict of arrays, an array). takes="pandas": the same with a DataFrame, whose columns are
+        Arrow-backed.
+
+        deterministic=False: the function may return other rows for the same input, because it reads a clock,
+        calls a service or uses random numbers. State and output stay exactly-once, but no sink below it may
+        publish by step.
+
+        replica_consistent: for a region with replicas at several sites, whether what the function returns for
+        a row depends on that row alone, not on others in its batch. None: True if takes="row".
+
+        threads: how many threads call the function at once, for a function that waits or releases the GIL. It
+        must be thread-safe. The results keep the order of the rows.
+
+        broadcast: a broadcast table that the function gets as its second argument (`graph.broadcast_table`).
+
+        side_outputs: side outputs, name -> columns; `stream.side_output(name, port)` returns one as a stream.
+        The function gets `emit(port, row)` as its last argument, which writes a row, a batch or a table to a
+        side output.
+
+            def checked(row, emit):
+                if row["price"] < 0:
+                    emit("odd", (row["item"],))
+                return row
+
+            checked_orders = orders.map("checked", checked, side_outputs={"odd": "item string"})
+            odd = checked_orders.side_output("odd", "odd")
+        """
+        columns = None if schema is None else parse_schema(schema)
+        spec = MapSpec(
+            function,
+            takes,
+            columns,
+            deterministic=deterministic,
+            replica_consistent=replica_consistent,
+            threads=threads,
+            broadcast=self._table(broadcast),
+            side_outputs=declared_side_outputs(side_outputs),
+        )
+        return self._then(name, spec)
+
+    def flat_map(
+        self,
+        name: str,
+        function: UserFunction,
+        *,
+        schema: "str | pa.Schema",
+        takes: Takes = "row",
+        deterministic: bool = True,
+        replica_consistent: bool | None = None,
+        threads: int = 1,
+        broadcast: "BroadcastTable | None" = None,
+        side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
+    ) -> "Stream":
+        """Return any number of rows for each row: the function returns or yields them. Otherwise as `map`.
+
+        Example:
+
+            lines.flat_map("words", lambda row: row["line"].split(), schema="word string")
+        """
+        columns = parse_schema(schema)
+        spec = FlatMapSpec(
+            function,
+            takes,
+            columns,
+            deterministic=deterministic,
+            replica_consistent=replica_consistent,
+            threads=threads,
+            broadcast=self._table(broadcast),
+            side_outputs=declared_side_outputs(side_outputs),
+        )
+        return self._then(name, spec)
+
+    def filter(
+        self,
+        name: str,
+        function: UserFunction,
+        *,
+        takes: Takes = "row",
+        deterministic: bool = True,
+        replica_consistent: bool | None = None,
+        threads: int = 1,
+        broadcast: "BroadcastTable | None" = None,
+        side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
+    ) -> "Stream":
+        """Keep the rows for which the function returns True. A batch function returns a boolean array.
+
+        The other arguments are those of `map`.
+
+            orders.filter("dear", lambda row: row["price"] > 10)
+            orders.filter("tea", lambda batch: pc.equal(batch["item"], "tea"), takes="batch")
+        """
+        return self._then(
+            name,
+            FilterSpec(
+                function,
+                takes,
+                deterministic=deterministic,
+                replica_consistent=replica_consistent,
+                threads=threads,
+                broadcast=self._table(broadcast),
+                side_outputs=declared_side_outputs(side_outputs),
+            ),
+        )
+
+    def union(self, name: str, *others: "Stream") -> "Stream":
+        """Merge this stream with others of the same schema.
+
+        Example:
+
+            orders.union("all", prices)
+        """
+        return self.graph.union(name, self, *others)
+
+    def key_by(self, name: str, *columns: str, on_null: OnNullKey = "group") -> "KeyedStream":
+        """Route rows with the same values in `columns` to the same worker.
+
+        on_null: how rows with a null in one of these columns are handled. "group": null is an ordinary key
+        that equals itself, as in SQL's GROUP BY; a join does not match on it, as in SQL. "error": the region
+        stops. "drop": the rows are dropped and counted. "side": the rows go to the side output "null".
+
+            orders.key_by("by_item_and_time", "item", "at").count("counts")
+            orders.key_by("by_known_item", "item", on_null="drop").count("known")
+        """
+        stream = self._then(name, KeyBySpec(tuple(columns), on_null))
+        return KeyedStream(stream.graph, stream.node)
+
+    def event_time(
+        self,
+        name: str,
+        column: str,
+        *,
+        lateness: timedelta | None = None,
+        punctuation: str | None = None,
+        idle_after: timedelta | None = None,
+        on_null: OnNullTime = "error",
+        marks: bool = False,
+        max_ahead: timedelta | None = timedelta(days=1),
+        on_ahead: OnAhead = "error",
+    ) -> "Stream":
+        """Declare the timestamp `column` as the event time of the rows, and generate watermarks from it.
+
+        The watermark is the minimum over all splits (files, producers, ...) that are not read to their end.
+
+        lateness: the maximum delay. No row is more than this behind the latest row before it in its split.
+        punctuation: a column of timestamps, null in most rows. A non-null value promises that all later rows
+        of its split have larger times. A row that breaks either promise is late.
+        idle_after: a split of which all rows were read, and none arrived here for this long, is ignored until
+        one arrives, which may be late. None: a silent split holds the watermark back.
+        marks: the watermark is what the entry points promise that gave the rows their times
+        (`InputSource(..., entry=...)`); it does not follow from rows.
+        on_null: how rows with a null in `column` are handled. "error": the region stops. "drop": they are
+        dropped and counted. "side": they go to the side output "null".
+        max_ahead: how far times may be ahead of the clock (with punctuation, the promises), because one row
+        from the future would make all others late; None: any time. Unused with marks. on_ahead: how rows
+        beyond it are handled: "error", "drop", or "side", the side output "ahead".
+
+            sent = graph.source("sent", InputSource("sent", "at timestamp, all_before timestamp"))
+            sent.event_time("by_promise", "at", lateness=timedelta(minutes=1))
+            sent.event_time("by_rows", "at", punctuation="all_before")
+        """
+        return self._then(
+            name,
+            EventTimeSpec(column, lateness, punctuation, idle_after, on_null, marks, max_ahead, on_ahead),
+        )
+
+    def sort(self, name: str, time: str) -> "Stream":
+        """Emit rows in event-time order as the watermark passes them; equal times in the order of all
+        columns.
+
+        Each worker orders its own rows. Late rows go to the side output "late".
+
+            orders.sort("in_order", "at")
+        """
+        return self._then(name, SortSpec(time))
+
+    def apply(self, name: str, operator: UserOperator) -> "Stream":
+        """Add an operator of your own (`UserOperator`).
+
+        On a keyed stream, all rows of a key reach the same instance. For several inputs use `graph.apply`.
+
+            class Loud(UserOperator):
+                needs = schema = "line string"
+
+                def process(self, batch):
+                    return [line.upper() for line in batch.column("line").to_pylist()]
+
+            lines.apply("loud", Loud())
+        """
+        return self._then(name, apply_spec(operator))
+
+    def side_output(self, name: str, port: str) -> "Stream":
+        """Return a side output of the operator that made this stream.
+
+        Ports: "late" for rows that arrived too late; "null" for rows without a key or time if on_null="side";
+        "ahead" for rows from the future if on_ahead="side"; or one that a function or operator declares.
+
+            in_order = orders.sort("in_order", "at")
+            in_order.side_output("late", "late").sink("late_out", CallSink(print))
+        """
+        return self._then(name, SideOutputSpec(port))
+
+    def sink(self, name: str, sink: SinkSpec) -> None:
+        """Write the stream to a sink.
+
+        Example:
+
+            orders.sink("archive", ParquetSink("archive"))
+        """
+        self._then(name, sink)
+
+    def annotate(self, annotation: Annotation) -> "Stream":
+        """Declare that the operator that made this stream starts a consistent region or is autonomous.
+
+        Example:
+
+            logs = graph.source("logs", FileSource("logs/*.txt")).annotate(consistent(period=5))
+        """
+        self.graph.annotate(self.node if isinstance(self.node, str) else self.node.name, annotation)
+        return self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise AttributeError with a remedy if a keyed method is called on a stream that is not keyed."""
+        if name.startswith("_") or not hasattr(KeyedStream, name):
+            raise AttributeError(f"a stream has no method {name!r}")
+        maker = self.node if isinstance(self.node, str) else self.node.name
+        raise AttributeError(
+            f"{name} needs a keyed stream, and the output of {maker!r} has no keys: key_by must come directly"
+            f" before it; write .key_by(NAME, COLUMN, ...).{name}(...), and filter or map before key_by"
+        )
+
+    def _table(self, broadcast: "BroadcastTable | None") -> str | None:
+        if broadcast is None:
+            return None
+        if not isinstance(broadcast, BroadcastTable) or broadcast.graph is not self.graph:
+            problem = f"broadcast= takes a table from graph.broadcast_table of this graph, not {broadcast!r}"
+            raise GraphError(self.graph.name, (problem,))
+        return broadcast.name
+
+    def _then(self, name: str, spec: OperatorSpec) -> "Stream":
+        return self.graph._add(name, spec, (self,))  # noqa: SLF001 - a graph and its streams are one class for users
+
+
+class KeyedStream(Stream):
+    """A stream whose rows of one key are all on one worker, as keyed operators require."""
+
+    __slots__ = ()
+
+    def _keys(self) -> tuple[str, ...]:
+        if isinstance(self.node, Node) and isinstance(self.node.spec, KeyBySpec):
+            return self.node.spec.keys
+        return ()
+
+    def _with(self, other: Self, name: str, spec: OperatorSpec) -> Stream:
+        return self.graph._add(name, spec, (self, other))  # noqa: SLF001 - as in `Stream`
+
+    def count(self, name: str) -> Stream:
+        """Count the rows of each key: (key columns, count bigint), once a step for each key in it.
+
+        Example:
+
+            by_item.count("counts")
+        """
+        return self._then(name, CountSpec(self._keys()))
+
+    def aggregate(
+        self, name: str, window: Window | CountWindow | None = None, /, **aggregates: Aggregate
+    ) -> Stream:
+        """Compute aggregates of the rows of each key (`dataflow.operators.aggregates`).
+
+            by_item.aggregate("sold", orders=Count(), income=Sum("price"))
+            by_item.aggregate("hourly", Tumbling("at", timedelta(hours=1)), orders=Count())
+            by_item.aggregate("smooth", CountWindow("at", 3, slide=1), mean=Mean("price"))
+
+        Without a window: over all rows so far, once a step for each key in it: (key columns, a column for
+        each aggregate, by its name). With a window: over its rows, once, when it closes: (key columns,
+        window_start, window_end, aggregates). With a CountWindow: over that many rows of the key in
+        event-time order, once the last of them has passed: (key columns, window_number, aggregates). Late
+        rows go to the side output "late".
+        """
+        if window is None:
+            return self._then(name, AggregateSpec(self._keys(), tuple(aggregates.items())))
+        if isinstance(window, CountWindow):
+            return self._then(name, CountWindowSpec(self._keys(), window, tuple(aggregates.items())))
+        return self._then(name, WindowSpec(self._keys(), window, tuple(aggregates.items())))
+
+    def dedup(self, name: str, window: Tumbling | None = None, /) -> Stream:
+        """Emit the first row of each key when it arrives.
+
+        With a window: the first row of each key in each window; the key is forgotten when the window closes,
+        and later rows go to the side output "late".
+
+        If rows with the same key differ otherwise, the first to arrive is emitted, which depends on the order
+        of arrival: use all columns that distinguish rows as the key.
+
+            by_item.dedup("items")
+            by_item.dedup("items_of_a_day", Tumbling("at", timedelta(days=1)))
+        """
+        if window is None:
+            return self._then(name, DedupSpec(self._keys()))
+        return self._then(name, WindowDedupSpec(self._keys(), window))
+
+    def join(
+        self,
+        name: str,
+        right: Self,
+        *,
+        times: tuple[str, str],
+        within: timedelta,
+        suffix: str = "_right",
+    ) -> Stream:
+        """Join with `right`: all pairs of rows with the same key whose times are less than `within` apart.
+
+        times: the time columns of both streams. The result has the columns of this stream, then those of the
+        other without its key; `suffix` is appended to names that both have. Late rows go to the side outputs
+        "late" and "late_right".
+
+            by_item.join(
+                "near",
+                prices.key_by("prices_by_item", "item"),
+                times=("at", "at"),
+                within=timedelta(minutes=30),
+                suffix="_now",
+            )
+        """
+        spec = JoinSpec((self._keys(), right._keys()), times, within, suffix)
+        return self._with(right, name, spec)
+
+    def top_k(self, name: str, window: Tumbling, k: int, *, by: str) -> Stream:
+        """Emit the `k` rows with the largest `by` of each key in each window, when the window closes.
+
+        The largest is first. Equal rows are in the order of all columns, nulls last. Late rows go to the side
+        output "late".
+
+            by_item.top_k("dearest", Tumbling("at", timedelta(days=1)), 3, by="price")
+        """
+        return self._then(name, TopKSpec(self._keys(), window, k, by))
+
+    def map_state(
+        self,
+        name: str,
+        on_row: OnRow,
+        *,
+        time: str,
+        schema: "str | pa.Schema",
+        state: "str | pa.Schema",
+        on_timer: OnTimer | None = None,
+        state_version: int = 1,
+        migrations: Sequence[Migration] = (),
+        ttl: timedelta | None = None,
+        state_on: StateLocation = "memory",
+        side_outputs: "Mapping[str, str | pa.Schema] | None" = None,
+    ) -> Stream:
+        """Call functions that keep state for each key.
+
+        `on_row(row, state)` is called for each row, in event-time order; `on_timer(key, time, state)` after
+        the watermark has passed `state.timer`, which both may set. Both return or yield rows of `schema`.
+
+        `state.value` is a dict with the columns of the schema `state`, initially None. The state is deleted
+        when it is None again and no timer is set. `state.timer` is a datetime or None. Late rows go to the
+        side output "late".
+
+        state_version, migrations: for changes of the schema `state` (`Migration`).
+        side_outputs: side outputs, name -> columns; both functions get `emit(port, row)` as last argument.
+        ttl: how long a value is kept after the last call for its key, in event time.
+        state_on: "memory"; or "disk", the local disk of each worker, for values that do not fit into memory.
+
+            def on_row(row, state):
+                state.value = {"n": (state.value["n"] if state.value else 0) + 1}
+                state.timer = row["at"] + timedelta(minutes=30)
+
+            def on_timer(key, time, state):
+                yield key["item"], state.value["n"]
+                state.value = None
+
+            state, rows = "n bigint", "item string, n bigint"
+            by_item.map_state("visits", on_row, on_timer=on_timer, time="at", state=state, schema=rows)
+        """
+        spec = MapStateSpec(
+            self._keys(),
+            time,
+            on_row,
+            on_timer,
+            parse_schema(schema),
+            parse_state(state),
+            state_version=state_version,
+            migrations=tuple(migrations),
+            ttl=ttl,
+            state_on=state_on,
+            side_outputs=declared_side_outputs(side_outputs),
+        )
+        return self._then(name, spec)
+
+    def apply_in_pandas_with_state(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        outputStructType: Any,  # noqa: N803 - these are Spark's names
+        stateStructType: Any,  # noqa: N803
+        outputMode: str,  # noqa: N803
+        timeoutConf: str = "NoTimeout",  # noqa: N803
+        *,
+        time: str,
+        state_version: int = 1,
+        migrations: Sequence[Migration] = (),
+        ttl: timedelta | None = None,
+        state_on: StateLocation = "memory",
+    ) -> Stream:
+        """Call a function written for Spark's `applyInPandasWithState`, unchanged.
+
+        It is called with (key, DataFrames, GroupState) for each row, in event-time order, and after a
+        timeout. docs/state.md lists what is not supported. The other arguments are those of `map_state`.
+
+            def numbered(key, frames, state):
+                n = (state.get[0] if state.exists else 0) + sum(map(len, frames))
+                state.update((n,))
+                yield pd.DataFrame({"item": [key[0]], "n": [n]})
+
+            by_item.apply_in_pandas_with_state(
+                "numbered", numbered, "item string, n bigint", "n bigint", "append", time="at"
+            )
+        """
+        check_mode(outputMode)
+        spec = GroupStateSpec(
+            self._keys(),
+            time,
+            func,
+            None,
+            parse_schema(outputStructType),
+            parse_schema(stateStructType),
+            state_version=state_version,
+            migrations=tuple(migrations),
+            ttl=ttl,
+            state_on=state_on,
+            timeout=timeoutConf,
+        )
+        return self._then(name, spec)
+
+    def transform_with_state(
+        self,
+        name: str,
+        processor: Any,
+        outputStructType: Any,  # noqa: N803 - these are Spark's names
+        outputMode: str,  # noqa: N803
+        timeMode: str,  # noqa: N803
+        *,
+        time: str,
+        takes: ProcessorTakes = "row",
+        state_version: int = 1,
+        migrations: Sequence[Migration] = (),
+        ttl: timedelta | None = None,
+        state_on: StateLocation = "memory",
+    ) -> Stream:
+        """Run a `StatefulProcessor` written for Spark's `transformWithState`, unchanged.
+
+        With takes="pandas" it is one for `transformWithStateInPandas`. `handleInputRows` is called for each
+        row, in event-time order, `handleExpiredTimer` after a timer has passed. docs/state.md lists what is
+        not supported. The other arguments are those of `map_state`.
+
+            class Numbered:  # a StatefulProcessor, where Spark is installed
+                def init(self, handle):
+                    self.n = handle.getValueState("n", "n bigint")
+
+                def handleInputRows(self, key, rows, timerValues):
+                    n = (self.n.get()[0] if self.n.exists() else 0) + sum(1 for _ in rows)
+                    self.n.update((n,))
+                    yield key[0], n
+
+            by_item.transform_with_state(
+                "numbered", Numbered(), "item string, n bigint", "append", "none", time="at"
+            )
+        """
+        check_mode(outputMode)
+        timers = check_time_mode(timeMode)
+        columns = state_columns(processor, timers=timers)
+        spec = ProcessorSpec(
+            self._keys(),
+            time,
+            processor.handleInputRows,
+            None,
+            parse_schema(outputStructType),
+            columns,
+            state_version=state_version,
+            migrations=tuple(migrations),
+            ttl=ttl,
+            state_on=state_on,
+            processor=processor,
+            takes=takes,
+            timers=timers,
+        )
+        return self._then(name, spec)
 
 
 class Graph:
@@ -327,4 +901,238 @@ class Graph:
         return specs
 
 
-__all__ = ["Graph", "GraphPlan"]
+logger = logging.getLogger("dos.dataflow")
+
+BRIDGE_SUFFIX = ".leaves"
+"""The sink through which OPERATOR's output leaves its region is named OPERATOR.leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPart:
+    """A part that runs separately: a consistent region, or connected operators outside of any (`settings` is
+    None then). Its name is APPLICATION.OPERATOR, after its first operator.
+
+    It has its own coordinator, manifest and workers, so a failure of one part does not reset another. No edge
+    connects two parts: output of a region for operators outside goes through an output log in the store. The
+    region gets a sink for it, and the other part a source with the operator's name. The log shows only what
+    committed checkpoints cover, so a reset of the region repeats nothing.
+    """
+
+    name: str
+    graph: Graph
+    settings: Consistent | None
+    reads: tuple[str, ...] = ()
+    """The parts whose output it reads."""
+
+
+def part_options(part: GraphPart) -> dict[str, Any]:
+    """Return the options of a part as fields of `checkpoint.core.region.RegionSpec`."""
+    return (
+        {"without_checkpoints": True}
+        if part.settings is None
+        else region_options(part.graph.plan().the_region())
+    )
+
+
+def check_places(part: GraphPart, store_id: bytes, identity: OutputIdentity | None = None) -> None:
+    """Raise an error, before any worker starts, if a source cannot be read, or if the target of a sink holds
+    output of another run (SinkOwnedError) or cannot be written. identity: the owner that the region's last
+    checkpoint states; None: the region itself.
+
+    Places that the driver cannot read are left to the workers, which check them too.
+    """
+    owner = identity or OutputIdentity(region=part.name, store=store_id.hex())
+    for node in part.graph.nodes()[0]:
+        try:
+            if isinstance(node.spec, SinkSpec):
+                node.spec.check_place(OutputOwner(owner.region, owner.store, node.name))
+            elif isinstance(node.spec, SourceSpec):
+                node.spec.check_access()
+        except DosError:
+            raise
+        except Exception as error:
+            logger.info("%r: the driver cannot read its place: %s", node.name, error)
+
+
+def parts_of(graph: Graph, application: str) -> list[GraphPart]:
+    """Return the parts of `application`, regions first. A graph that is one region is one part of that name.
+
+    Each part can run. Raises GraphError, as `Graph.plan` does for the graph and for each part, and for graphs
+    that cannot be divided; BadNameError.
+    """
+    plan = graph.plan()
+    regions, outside = plan.choice.regions, plan.choice.outside
+    nodes, specs = graph.nodes()
+    if len(regions) == 1 and not outside:
+        only_part = GraphPart(application, graph, plan.the_region())
+        _check_logs(graph.name, nodes, {node.name: only_part.name for node in nodes})
+        return [only_part]
+    groups: list[tuple[tuple[str, ...], Region | None]] = [(region.members, region) for region in regions]
+    groups += [(members, None) for members in _connected(specs, outside)]
+    owner = {member: f"{application}.{members[0]}" for members, _ in groups for member in members}
+    _check_logs(graph.name, nodes, owner)
+    _check_outside(graph.name, nodes, outside)
+    problems = tuple(dict.fromkeys(_edge_problems(specs, owner)))
+    if problems:
+        raise GraphError(graph.name, problems)
+    parts = [_part(nodes, specs, members, region, owner, plan.schemas) for members, region in groups]
+    _check_circles(graph.name, {part.name: set(part.reads) for part in parts})
+    for part in parts:
+        part.graph.plan()  # the part has other sources than the whole graph
+        part_options(part)
+    return parts
+
+
+def logs_between(parts: Sequence[GraphPart]) -> list[tuple[str, str, str]]:
+    """Return the output logs between parts: (operator or sink, the part that writes, the part that reads)."""
+    names = {part.name for part in parts}
+    return [
+        (node.spec.sink.removesuffix(BRIDGE_SUFFIX), str(node.spec.region), part.name)
+        for part in parts
+        for node in part.graph.nodes()[0]
+        if isinstance(node.spec, LogSource) and node.spec.region in names
+    ]
+
+
+def _part(
+    nodes: Sequence[Node],
+    specs: Sequence[NodeSpec],
+    members: Sequence[str],
+    region: Region | None,
+    owner: Mapping[str, str],
+    schemas: "Mapping[str, pa.Schema | None]",
+) -> GraphPart:
+    name = owner[members[0]]
+    copies: dict[str, Node] = {}
+    entries: list[str] = []
+    reads: set[str] = set()
+    for index, spec in enumerate(specs):
+        node = nodes[index]
+        if node.name not in members:
+            continue
+        inputs: list[Node | str] = []
+        for source in spec.inputs:
+            above = nodes[source].name
+            if above not in members and above not in copies:
+                schema = schemas[above]
+                assert schema is not None, "what has consumers has columns"
+                reads.add(owner[above])
+                entries.append(above)
+                bridge = LogSource(above + BRIDGE_SUFFIX, schema, region=owner[above])
+                copies[above] = Node(above, bridge, ())
+            inputs.append(above)
+        operator = node.spec
+        if isinstance(operator, LogSource) and operator.region is None:
+            operator = operator.of_region(owner[operator.sink])
+        if isinstance(operator, LogSource) and operator.region in owner.values():
+            reads.add(str(operator.region))
+        copies[node.name] = Node(node.name, operator, tuple(inputs))
+    for leaving in _leaving(nodes, specs, members):
+        copies[leaving + BRIDGE_SUFFIX] = Node(
+            leaving + BRIDGE_SUFFIX, LogSink(publish="checkpoint"), (leaving,)
+        )
+    settings = None if region is None else region.settings
+    annotations: dict[str, Annotation] = {}
+    if region is not None:  # it begins at the logs that it reads, and they are in this graph
+        annotations |= dict.fromkeys([*region.starts, *entries], replace(region.settings, own_region=False))
+    return GraphPart(name, Graph.of(name, copies.values(), annotations), settings, tuple(sorted(reads)))
+
+
+def _leaving(nodes: Sequence[Node], specs: Sequence[NodeSpec], members: Sequence[str]) -> list[str]:
+    """Return the members whose output goes to operators outside."""
+    names = {
+        nodes[source].name
+        for index, spec in enumerate(specs)
+        if nodes[index].name not in members
+        for source in spec.inputs
+        if nodes[source].name in members
+    }
+    return sorted(names)
+
+
+def _connected(specs: Sequence[NodeSpec], outside: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the connected groups of operators outside of any region, each in the order of `outside`."""
+    group = {name: name for name in outside}
+
+    def root(name: str) -> str:
+        while group[name] != name:
+            name = group[name]
+        return name
+
+    for spec in specs:
+        for source in (*spec.inputs, *spec.broadcast_tables):
+            if spec.name in group and specs[source].name in group:
+                group[root(spec.name)] = root(specs[source].name)
+    roots = dict.fromkeys(root(name) for name in outside)
+    return [tuple(name for name in outside if root(name) == one) for one in roots]
+
+
+def _check_logs(graph: str, nodes: Sequence[Node], owner: Mapping[str, str]) -> None:
+    """Check that every log that is read exists and belongs to another region."""
+    sinks = {node.name: node.spec for node in nodes if isinstance(node.spec, LogSink)}
+    problems = []
+    for node in nodes:
+        source = node.spec
+        if not isinstance(source, LogSource) or source.region not in (None, *owner.values()):
+            continue
+        if source.sink not in sinks:
+            problems.append(
+                f"source {node.name!r} reads the log of sink {source.sink!r}, and no LogSink of this graph"
+                " has that name; correct the name, or pass region=... for a log of another graph"
+            )
+        elif owner[source.sink] == owner[node.name]:
+            problems.append(
+                f"source {node.name!r} reads the log of sink {source.sink!r}, which is in the same region: it"
+                " would wait for itself; annotate both as consistent(...), so that they are two regions"
+            )
+        elif source.region not in (None, owner[source.sink]):
+            problems.append(f"source {node.name!r}: sink {source.sink!r} belongs to {owner[source.sink]!r}")
+    if problems:
+        raise GraphError(graph, tuple(problems))
+
+
+def _check_outside(graph: str, nodes: Sequence[Node], outside: Sequence[str]) -> None:
+    """Check that sources and sinks outside of any region support that."""
+    problems = []
+    for node in nodes:
+        if node.name in outside and isinstance(node.spec, SourceSpec) and not node.spec.runs_outside:
+            problems.append(
+                f"source {node.name!r} is outside of any consistent region, and after a failure it would"
+                " be read again from its beginning; annotate it as consistent(...), or read an input handle"
+            )
+        if node.name in outside and isinstance(node.spec, SinkSpec) and not node.spec.runs_outside:
+            problems.append(
+                f"sink {node.name!r} is outside of any consistent region, and publishes its output at"
+                " checkpoints, which it has none of; annotate it as consistent(...), or use a CallSink"
+            )
+    if problems:
+        raise GraphError(graph, tuple(problems))
+
+
+def _edge_problems(specs: Sequence[NodeSpec], owner: Mapping[str, str]) -> Iterator[str]:
+    """Yield problems of edges that a log between two parts cannot replace, and of ambiguous names."""
+    for spec in specs:
+        name, mine = spec.name, owner[spec.name]
+        for table in (specs[index].name for index in spec.broadcast_tables):
+            if owner[table] != mine:
+                yield f"{name!r} reads broadcast table {table!r}, which is not in the same region"
+        for above, kind in ((specs[index].name, specs[index].kind) for index in spec.inputs):
+            by_key = KIND_RULES[spec.kind].needs_key or (
+                spec.kind is OperatorKind.APPLY and kind is OperatorKind.KEY_BY
+            )
+            if owner[above] != mine and by_key:
+                yield f"{name!r} needs rows by key, and {above!r} is in another region; put a key_by between"
+        if name.endswith(BRIDGE_SUFFIX):
+            yield f"operator {name!r}: names that end with {BRIDGE_SUFFIX!r} are reserved; rename it"
+        if mine.endswith(".in"):
+            yield f"{name!r} names its region, but '.in' at the end is reserved for inputs; rename it"
+
+
+def _check_circles(graph: str, reads: dict[str, set[str]]) -> None:
+    while ready := [name for name, others in reads.items() if not others & set(reads)]:
+        for name in ready:
+            del reads[name]
+    if reads:
+        listed = ", ".join(sorted(reads))
+        problem = f"regions {listed} read each other's output in a cycle, so none could ever end; break it"
+        raise GraphError(graph, (problem,))

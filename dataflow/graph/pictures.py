@@ -1,6 +1,6 @@
-"""A graph as a diagram in Mermaid or DOT: operators, regions, exchanges, side outputs, broadcast tables.
+"""A graph as text for people: a description by region, and diagrams in Mermaid and DOT.
 
-Both are text, and other programs compute the layout: GitHub, GitLab and JupyterLab draw Mermaid in Markdown,
+Other programs compute the layout of a diagram: GitHub, GitLab and JupyterLab draw Mermaid in Markdown,
 Graphviz draws DOT as SVG, PNG or PDF.
 
 | element | Mermaid | DOT |
@@ -13,13 +13,13 @@ Graphviz draws DOT as SVG, PNG or PDF.
 | columns of an operator's output | - | tooltip |
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from dataflow.core.plan import NodePlan, OperatorKind
+from dataflow.core.plan import CircuitPlan, NodePlan, OperatorKind
+from dataflow.core.regions import Choice
 from dataflow.graph.plan import GraphPlan
-from dataflow.operators.routing import KeyBySpec
-from dataflow.operators.side_output import SideOutputSpec
+from dataflow.operators.routing import KeyBySpec, SideOutputSpec
 from dataflow.schema import schema_text
 
 _MERMAID_BOXES: Final = {
@@ -133,3 +133,58 @@ def _mermaid_text(text: str) -> str:
 def _dot_text(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
+
+
+def explain(
+    name: str,
+    plan: CircuitPlan,
+    choice: Choice,
+    sinks: Mapping[str, str],
+    logs: Sequence[tuple[str, str, str]],
+) -> str:
+    """Return several lines, without a newline at the end.
+
+    sinks: sink -> its delivery. logs: for each log between two parts, (the operator whose output it has, the
+    part that writes it, the part that reads it).
+    """
+    lines = [
+        f"graph {name!r}: {_count(len(choice.regions), 'consistent region')}, {len(choice.outside)} outside"
+    ]
+    divided = len(choice.regions) > 1 or bool(choice.outside)
+    width = max(len(node.name) for node in plan.nodes)
+    for number, region in enumerate(choice.regions, 1):
+        runs = f" (NAME.{region.members[0]})" if divided else ""
+        lines += ["", f"region {number}{runs}: {region.settings}"]
+        lines += [
+            _line(plan.node(member), width, sinks, starts=region.starts, ends=region.ends)
+            for member in region.members
+        ]
+    if choice.outside:
+        lines += [
+            "",
+            "outside of any region: no checkpoints; after a failure it starts again at the current input",
+        ]
+        lines += [_line(plan.node(member), width, sinks) for member in choice.outside]
+    if logs:
+        lines += ["", "logs in the store, with what committed checkpoints cover:"]
+        lines += [f"  {operator:<{width}}  from {writer} to {reader}" for operator, writer, reader in logs]
+    return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _line(
+    node: NodePlan,
+    width: int,
+    sinks: Mapping[str, str],
+    *,
+    starts: Sequence[str] = (),
+    ends: Sequence[str] = (),
+) -> str:
+    roles = [role for role, names in (("start", starts), ("end", ends)) if node.name in names]
+    inputs = f" from {', '.join(node.inputs)}" if node.inputs else ""
+    table = f", reads table {', '.join(node.broadcast_tables)}" if node.broadcast_tables else ""
+    delivery = f", {sinks[node.name]}" if node.name in sinks else ""
+    return f"  {'+'.join(roles):<9}  {node.name:<{width}}  {node.kind.value}{inputs}{table}{delivery}"

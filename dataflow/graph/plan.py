@@ -105,7 +105,7 @@ class GraphPlan:
         """Return the settings of the graph's only region.
 
         Raises GraphError for several regions, or operators outside of any: divide the graph with
-        `dataflow.graph.parts`.
+        `dataflow.graph.builder`.
         """
         regions, outside = self.choice.regions, self.choice.outside
         if len(regions) != 1 or outside:
@@ -113,7 +113,7 @@ class GraphPlan:
             count = f"{len(regions)} consistent region{'' if len(regions) == 1 else 's'}"
             problem = (
                 f"it has {count}{outside_text}, expected one region;"
-                " divide it with `dataflow.graph.parts.parts_of`"
+                " divide it with `dataflow.graph.builder.parts_of`"
             )
             raise GraphError(self.name, (problem,))
         if self.triggers_checkpoints and not any(spec.can_trigger for spec in self.specs.values()):

@@ -13,7 +13,7 @@ from dataflow.core.event_time import END
 from dataflow.merged import MergedOutput, read_merged
 from dataflow.merging.merge import StreamStatus
 from dataflow.schema import parse_schema
-from dataflow.sinks.tsv import check_columns, tsv_of
+from dataflow.sinks.files import check_text_columns, tsv_of
 from dos_client.cli.kit import clock_text, print_json, print_table, warn
 from dos_client.tasks import background_tasks
 from dos_tls import replace_durably
@@ -40,7 +40,7 @@ async def print_merged(
     printed batch is written.
     """
     if not (as_json or only_status):
-        check_columns(parse_schema(schema))
+        check_text_columns(parse_schema(schema))
     async with read_merged(places, region, sink, schema, **options) as output:
         if only_status:
             await _show_status(output, as_json=as_json)

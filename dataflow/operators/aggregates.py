@@ -1,24 +1,36 @@
-"""Aggregates of the rows of a key or a window: Count, Sum, Min, Max, Mean, ApproxDistinct.
+"""Aggregates of the rows of a key or a window (Count, Sum, ...), and the operators aggregate and count.
 
     orders.key_by("by_item", "item").aggregate("sold", orders=Count(), income=Sum("price"))
 
-This module has what users write, and the result types; `accumulators.py` computes them.
-
-All results are independent of the order of the rows, also for doubles (replication-transparency, algorithm 3:
-windows are updated as rows arrive). As in SQL, nulls are ignored; over nulls only, all results but counts are
-null. A NaN makes a sum and a mean NaN, and is larger than all other numbers.
+`state/accumulators.py` computes them; windows are in `windows.py`. All results are independent of the order
+of the rows, also for doubles (replication-transparency, algorithm 3: windows are updated as rows arrive). As
+in SQL, nulls are ignored; over nulls only, all results but counts are null. A NaN makes a sum and a mean NaN,
+and is larger than all other numbers.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+import numpy as np
 import pyarrow as pa
 
+from checkpoint import TakenPart
+from checkpoint.chains.state_blocks import block_schema, make_block
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import kind_of
+from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
+from dataflow.operators.base import (
+    DELETED_COLUMN,
+    Operator,
+    OperatorContext,
+    OperatorSpec,
+    ReplicaProblem,
+    StatefulOperator,
+    StateTable,
+)
 from dataflow.schema import type_text
 from dataflow.state.accumulators import (
     Accumulator,
@@ -26,8 +38,13 @@ from dataflow.state.accumulators import (
     ExtremeAccumulator,
     SumAccumulator,
 )
+from dataflow.state.columns import Slots
 from dataflow.state.distinct import DistinctAccumulator, sketch_library
 from dataflow.state.exact_values import DECIMAL_DIGITS, DecimalSumAccumulator, ValueExtremeAccumulator
+from dataflow.state.key_index import KeyIndex, SlotArray, TouchedSlots, in_pieces
+from dataflow.state.keyed_table import KeyedTable
+from dataflow.state.moving import Share
+from dataflow.worker.partitioning import hashes_of, weights_of
 
 PRECISION_MIN: Final = 5
 PRECISION_MAX: Final = 20
@@ -260,3 +277,201 @@ def open_all(aggregates: Mapping[str, Aggregate], columns: pa.Schema) -> list[Ac
 
 def _type_of(aggregate: Aggregate, columns: pa.Schema) -> pa.DataType | None:
     return None if aggregate.column is None else columns.field(aggregate.column).type
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateSpec(OperatorSpec):
+    """Aggregates by the key of the upstream keyed stream. `aggregates` holds (result name, aggregate)
+    pairs.
+    """
+
+    kind: ClassVar[OperatorKind] = OperatorKind.AGGREGATE
+    keys: tuple[str, ...]
+    aggregates: tuple[tuple[str, Aggregate], ...]
+
+    def __post_init__(self) -> None:
+        check_are_aggregates(dict(self.aggregates))
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        named = dict(self.aggregates)
+        check_aggregates(named, self.keys, inputs[0])
+        keys = [inputs[0].field(name) for name in self.keys]
+        results = result_fields(named, inputs[0])
+        try:
+            KeyedTable(pa.schema(keys), open_all(named, inputs[0]))
+        except ValueError as error:
+            raise SchemaError(str(error)) from None
+        return pa.schema([*keys, *results])
+
+    def detail(self) -> str:
+        results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
+        return f"key ({', '.join(self.keys)}) results ({results})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
+        del inputs
+        return ReplicaProblem(
+            "has no window, and emits a row for each key in each step",
+            "give it a window, Tumbling or Sliding",
+        )
+
+    def open(self, context: OperatorContext) -> "AggregateOperator":
+        assert context.output is not None
+        return AggregateOperator(self, context.inputs[0], context.output)
+
+
+class AggregateOperator(Operator):
+    """Runs the aggregates. All state per key is in the keyed table."""
+
+    def __init__(self, spec: AggregateSpec, columns: pa.Schema, output: pa.Schema) -> None:
+        self._keys = spec.keys
+        self._output = output
+        self._aggregated_columns = [aggregate.column for _, aggregate in spec.aggregates]
+        self._accumulators: Sequence[Accumulator] = open_all(dict(spec.aggregates), columns)
+        self._table = KeyedTable(pa.schema([columns.field(name) for name in spec.keys]), self._accumulators)
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        slots = self._table.find_or_add([batch.column(name) for name in self._keys], hashes_of(batch))
+        for column, accumulator in zip(self._aggregated_columns, self._accumulators, strict=True):
+            accumulator.update(slots, None if column is None else batch.column(column))
+        return ()
+
+    def end_step(self) -> Sequence[pa.RecordBatch]:
+        touched = self._table.take_touched()
+        if not len(touched):
+            return ()
+        results = [accumulator.results(touched) for accumulator in self._accumulators]
+        return [pa.RecordBatch.from_arrays([*self._table.keys(touched), *results], schema=self._output)]
+
+    def tables(self) -> Mapping[str, StateTable]:
+        return {"": self._table}
+
+    def counters(self) -> dict[str, int]:
+        held = sum(accumulator.bytes_held for accumulator in self._accumulators)
+        return {"keys": len(self._table), "state_bytes": self._table.bytes_held + held}
+
+
+COUNT_COLUMN: Final = "count"
+
+
+@dataclass(frozen=True, slots=True)
+class CountSpec(OperatorSpec):
+    """Counts rows by the key of the upstream keyed stream."""
+
+    kind: ClassVar[OperatorKind] = OperatorKind.COUNT
+    accepts_weights: ClassVar[bool] = True
+    keys: tuple[str, ...]
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        if COUNT_COLUMN in self.keys:
+            raise SchemaError(
+                f"a key column is named {COUNT_COLUMN!r} like the result; rename it with a map before count"
+            )
+        fields = [inputs[0].field(name) for name in self.keys]
+        return pa.schema([*fields, pa.field(COUNT_COLUMN, pa.int64())])
+
+    def detail(self) -> str:
+        return f"key ({', '.join(self.keys)})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
+        del inputs
+        return ReplicaProblem(
+            "has no window, and emits a row for each key in each step",
+            "use aggregate with a window, Tumbling or Sliding, and Count()",
+        )
+
+    def open(self, context: OperatorContext) -> "CountOperator":
+        assert context.output is not None
+        return CountOperator(self.keys, context.output)
+
+
+class CountOperator(StatefulOperator):
+    """Counts rows by key. State per slot: the count, and whether it changed since the last checkpoint.
+
+    It does not use `KeyedTable`, which maintains three more arrays per slot: a count of 0 is its tombstone.
+    """
+
+    def __init__(self, keys: Sequence[str], output: pa.Schema) -> None:
+        self._key_names = tuple(keys)
+        self._output = output
+        key_schema = pa.schema([output.field(name) for name in keys])
+        self._blocks = block_schema(key_schema, pa.schema([output.field(COUNT_COLUMN)]))
+        self._index = KeyIndex(key_schema.types)
+        self._counts = SlotArray(np.int64)
+        self._changed = SlotArray(np.bool_)
+        self._touched = TouchedSlots()
+        self._zeros = 0
+        """How many slots have a count of 0."""
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        slots = self._index.find_or_add([batch.column(name) for name in self._key_names], hashes_of(batch))
+        counts = self._counts.reach(len(self._index))
+        weights = weights_of(batch)
+        np.add.at(counts, slots, 1 if weights is None else weights)
+        self._touched.add(slots)
+        return ()
+
+    def end_step(self) -> Sequence[pa.RecordBatch]:
+        touched = self._touched.take(len(self._index))
+        if not len(touched):
+            return ()
+        self._changed.reach(len(self._index))[touched] = True
+        self._note_zeros(touched)
+        columns = [*self._index.keys(touched), pa.array(self._counts.values[touched])]
+        return [pa.RecordBatch.from_arrays(columns, schema=self._output)]
+
+    def checkpoint(self) -> pa.RecordBatch:
+        changed = self._changed.reach(len(self._index))
+        slots: Slots = np.flatnonzero(changed[: len(self._index)])
+        changed[slots] = False
+        return self._block(slots)
+
+    def snapshot(self) -> pa.RecordBatch:
+        return self._block(self._counted())
+
+    def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
+        slots = self._counted()
+        for piece in in_pieces(slots, self._index.hashes(slots)):
+            yield self._block(piece)
+
+    def _counted(self) -> Slots:
+        return np.flatnonzero(self._counts.reach(len(self._index))[: len(self._index)])
+
+    def _block(self, slots: Slots) -> pa.RecordBatch:
+        counts = self._counts.values[slots]
+        deleted = counts == 0
+        values = [pa.array(counts, mask=deleted)]
+        return make_block(self._blocks, self._index.keys(slots), self._index.hashes(slots), values, deleted)
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        self._load(block)
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        slots = self._load(share.of_part(block, part))
+        self._changed.reach(len(self._index))[slots] = True
+
+    def parts_restored(self, share: Share) -> None:
+        slots = self._counted()
+        lost = slots[~share.owns(self._index.hashes(slots))]
+        self._counts.values[lost] = 0
+        self._note_zeros(lost)
+        self._changed.reach(len(self._index))[lost] = True
+
+    def _load(self, block: pa.RecordBatch) -> Slots:
+        slots = self._index.find_or_add([block.column(name) for name in self._key_names], hashes_of(block))
+        counts = block.column(COUNT_COLUMN).fill_null(0).to_numpy()
+        deleted = block.column(DELETED_COLUMN).to_numpy(zero_copy_only=False)
+        self._counts.reach(len(self._index))[slots] = np.where(deleted, 0, counts)
+        self._note_zeros(slots)
+        return slots
+
+    def _note_zeros(self, changed: Slots) -> None:
+        """Count the zeros again, if there are or were any: half a millisecond for a million slots."""
+        if self._zeros or not self._counts.values[changed].all():
+            slots = len(self._index)
+            self._zeros = slots - int(np.count_nonzero(self._counts.reach(slots)[:slots]))
+
+    def counters(self) -> dict[str, int]:
+        return {
+            "keys": len(self._index) - self._zeros,
+            "state_bytes": self._index.bytes_held + self._counts.values.nbytes,
+        }

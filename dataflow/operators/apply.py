@@ -1,45 +1,365 @@
-"""apply: runs an operator that a user wrote (`operators/user_operator.py`) and enforces its declarations.
+"""apply: runs an operator that a user wrote (`user_operator.py`) and enforces its declarations.
 
 This is the only module that calls a `UserOperator`. Its declarations are checked when the graph is planned,
-its results when it returns them; errors name the operator. `own_state.py` converts its state to blocks;
-`operators/multiple_inputs.py` handles its inputs.
+its results when it returns them; errors name the operator.
+
+Theory of several inputs (docs/decisions/0150). How the rows of one input interleave with those of another
+depends on timing, and a replay does not repeat it. Rows of an operator with several inputs therefore wait for
+the end of the step and are processed input by input, in the order in which the operator names them.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from checkpoint import declared_state
-from checkpoint.chains.state_blocks import block_schema
-from dataflow.core.event_time import Watermark
+from checkpoint import TakenPart, declared_state
+from checkpoint.chains.state_blocks import block_schema, make_block, newest_rows, state_version_of
+from checkpoint.errors import UnsupportedKeyTypeError
+from checkpoint.key_hash import hash_keys
+from dataflow.core.event_time import IDLE, UNKNOWN, Watermark
 from dataflow.core.plan import OperatorKind
-from dataflow.errors import DirectoryError, OperatorError, SchemaError, UserFault
+from dataflow.errors import DirectoryError, OperatorError, SchemaError, UserFault, nearest
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
-from dataflow.operators.emitting import Emitter, side_outputs_of
-from dataflow.operators.functions import NOT_DETERMINISTIC
-from dataflow.operators.multiple_inputs import (
-    BufferedRows,
-    CombinedWatermark,
-    check_inputs,
-    check_needs,
-    inputs_of,
-    parsed,
-)
-from dataflow.operators.own_state import OwnState
-from dataflow.operators.redistribution import check_moves, check_redistribution, redistributed
-from dataflow.operators.user_operator import Made, RuntimeContext, UserOperator
+from dataflow.operators.event_time import WatermarkTable
+from dataflow.operators.functions import NOT_DETERMINISTIC, Emitter, side_outputs_of
+from dataflow.operators.user_operator import Columns, Made, RuntimeContext, UserOperator
+from dataflow.schema import parse_schema, type_text
 from dataflow.state.migration import StateHistory, columns_text
-from dataflow.state.moving import Share
+from dataflow.state.moving import GatheredParts, Share
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.state.row_table import ROW
-from dataflow.values.python_rows import FAULTS, batch_of_result, batch_of_rows, several
+from dataflow.values.python_rows import FAULTS, batch_of_result, batch_of_rows, rows_of, several
 from dos_protocol.errors import text_of
+
+Redistribute: TypeAlias = Callable[[Mapping[int, pa.RecordBatch], Share], pa.RecordBatch]
+"""From the states of workers of the layout before, by worker, to the state of one worker now."""
+
+
+class OwnState(StateTable):
+    """The state of a user's operator as a state table. `current_rows` returns its rows.
+
+    Rows are stored by their number (`_row`), so that a checkpoint writes only those that differ from the
+    previous checkpoint. Row -1 has no values; it records that there is a state, which may have no rows.
+    `redistribute` makes the state of this worker from those of the workers of another layout.
+    """
+
+    def __init__(
+        self,
+        history: StateHistory,
+        current_rows: Callable[[pa.Schema], pa.RecordBatch],
+        redistribute: Redistribute,
+    ) -> None:
+        self._history = history
+        self._columns = _bare(history.columns)
+        keys = pa.schema([(ROW, pa.int64())])
+        self._blocks = block_schema(keys, self._columns, state_version=history.version)
+        self._current_rows = current_rows
+        self._stored: pa.RecordBatch | None = None
+        """The rows that the blocks written so far represent."""
+        self._restored: list[pa.RecordBatch] = []
+        self._redistribute = redistribute
+        self._gathered = GatheredParts()
+        self._redistributed: pa.RecordBatch | None = None
+        """What this worker has now, where `_stored` is what it had in the layout before."""
+        self.migrated = False
+        """Whether the stored state is of an older version, so that the next checkpoint writes all of it."""
+
+    def checkpoint(self) -> pa.RecordBatch:
+        before, after = self._stored, self._current_rows(self._columns)
+        self._stored = after
+        if before is None:
+            return self._block(after, [-1, *range(after.num_rows)])
+        both = min(before.num_rows, after.num_rows)
+        changed = (
+            [-1, *range(both)]
+            if self.migrated
+            else _changed_rows(before.slice(0, both), after.slice(0, both))
+        )
+        self.migrated = False
+        deleted = range(after.num_rows, before.num_rows)
+        return self._block(after, [*changed, *range(both, after.num_rows), *deleted])
+
+    def snapshot(self) -> pa.RecordBatch:
+        rows = self._stored
+        assert rows is not None, "a snapshot is taken after a checkpoint"
+        return self._block(rows, [-1, *range(rows.num_rows)])
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        self._restored.append(block)
+
+    def take_restored(self) -> pa.RecordBatch | None:
+        """Return the restored state, migrated to the current version; None if no blocks were restored."""
+        if self._redistributed is not None:
+            return self._redistributed
+        if not self._restored:
+            return None
+        blocks, self._restored = self._restored, []
+        self._stored = self._rows_of(blocks)
+        return self._stored
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        del share
+        self._gathered.add(block, part)
+
+    def parts_restored(self, share: Share) -> None:
+        own = {share.worker: rows} if (rows := self.take_restored()) is not None else {}
+        taken = {part.worker: self._rows_of(blocks) for part, blocks in self._gathered.take(share.parts)}
+        states = dict(sorted((own | taken).items()))
+        if states:
+            self._redistributed = self._redistribute(states, share)
+
+    def _rows_of(self, blocks: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """Return the rows in the blocks of one worker, migrated to the current version."""
+        version = state_version_of(blocks[-1].schema)
+        columns = _bare(self._history.columns_of(version))
+        # The first checkpoint of a version contains all rows and deletions, so blocks of older versions add
+        # nothing.
+        rows = newest_rows([block for block in blocks if state_version_of(block.schema) == version])
+        numbers = rows.column(ROW).to_numpy()
+        order = np.argsort(numbers)
+        sorted_rows = rows.select(columns.names).take(pa.array(order[numbers[order] >= 0]))
+        stored = pa.RecordBatch.from_arrays(sorted_rows.columns, schema=columns)
+        if version != self._history.version:
+            values = [self._history.migrated(version, row) for row in rows_of(stored)]
+            stored = pa.RecordBatch.from_pylist(values, self._columns)
+            self.migrated = True
+        return stored
+
+    def _block(self, rows: pa.RecordBatch, numbers: list[int]) -> pa.RecordBatch:
+        keys = pa.array(numbers, pa.int64())
+        indices = pa.array([n if 0 <= n < rows.num_rows else None for n in numbers], pa.int64())
+        deleted = np.array([n >= rows.num_rows for n in numbers], np.bool_)
+        values = [column.take(indices) for column in rows.columns]
+        return make_block(self._blocks, [keys], hash_keys([keys]), values, deleted)
+
+
+def _bare(columns: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, field.type) for field in columns])
+
+
+def _changed_rows(before: pa.RecordBatch, after: pa.RecordBatch) -> list[int]:
+    """Return the numbers of the rows that differ."""
+    changed: list[int] = np.flatnonzero(~same_rows(before, after)).tolist()
+    return changed
+
+
+def same_rows(before: pa.RecordBatch, after: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Compare rows bit for bit, except that NaN equals NaN. Return a mask of the equal ones."""
+    same = np.ones(before.num_rows, np.bool_)
+    for left, right in zip(before.columns, after.columns, strict=True):
+        if pa.types.is_nested(left.type) or pa.types.is_null(left.type):
+            pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+            same &= np.array([repr(one) == repr(other) for one, other in pairs], np.bool_)
+            continue
+        if pa.types.is_floating(left.type):  # -0.0 differs from 0.0 as a state, and NaN equals NaN
+            bits = {16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}[left.type.bit_width]
+            left, right = left.view(bits), right.view(bits)
+        equal = pc.or_kleene(pc.equal(left, right), pc.and_(left.is_null(), right.is_null()))
+        same &= pc.fill_null(equal, fill_value=False).to_numpy(zero_copy_only=False)
+    return same
+
+
+def check_redistribution(operator: UserOperator, history: StateHistory | None) -> None:
+    """Raise SchemaError if the declaration does not fit the state."""
+    name, rule, columns = type(operator).__name__, operator.redistribute, tuple(operator.split_by)
+    if _moves_files(operator) and not operator.keeps_files:
+        raise SchemaError(f"{name} has redistribute_directory() and keeps no files; write keeps_files = True")
+    if not (rule is None or rule in ("split", "union") or callable(rule)):
+        raise SchemaError(f"{name} has redistribute = {rule!r}; write 'split', 'union' or a method")
+    if history is None and rule is not None:
+        raise SchemaError(f"{name} declares redistribute but no state; write state = ...")
+    if (rule == "split") != bool(columns):
+        raise SchemaError(
+            f"{name} has redistribute = {rule!r} and split_by = {columns!r}; 'split' needs columns, and"
+            " nothing else uses them"
+        )
+    if history is None or not columns:
+        return
+    for column in columns:
+        if column not in history.columns.names:
+            raise SchemaError(f"{name} splits its state by {column!r}, which is no column of the state")
+    try:
+        hash_keys([pa.array([], history.columns.field(column).type) for column in columns])
+    except UnsupportedKeyTypeError as error:
+        raise SchemaError(f"{name} cannot split its state by {', '.join(columns)}: {error}") from None
+
+
+def check_moves(operator: UserOperator) -> None:
+    """Raise UserFault if the operator does not say what another number of workers does with its state and
+    its files.
+    """
+    if operator.state is not None and operator.redistribute is None:
+        raise UserFault(
+            f"{type(operator).__name__} has a state and does not say how another number of workers divides"
+            " it",
+            remedy="set redistribute in its class: 'split' with split_by, 'union', or a method",
+        )
+    if operator.keeps_files and not _moves_files(operator):
+        raise UserFault(
+            f"{type(operator).__name__} keeps files and does not say how another number of workers divides"
+            " them",
+            remedy="define redistribute_directory in its class",
+        )
+
+
+def _moves_files(operator: UserOperator) -> bool:
+    return type(operator).redistribute_directory is not UserOperator.redistribute_directory
+
+
+def redistributed(
+    operator: UserOperator, states: Mapping[int, pa.RecordBatch], share: Share
+) -> pa.RecordBatch:
+    """Return the state of one worker by the rule "split" or "union". Raises UserFault without a rule."""
+    check_moves(operator)
+    schema = next(iter(states.values())).schema
+    batches = pa.Table.from_batches(states.values()).combine_chunks().to_batches()
+    rows = batches[0] if batches else pa.RecordBatch.from_pylist([], schema)
+    if operator.redistribute == "union":
+        return rows
+    hashes = hash_keys([rows.column(name) for name in operator.split_by])
+    return rows.filter(pa.array(share.owns(hashes)))
+
+
+def inputs_of(operator: UserOperator) -> tuple[str, ...]:
+    """Return the names of its inputs, in order. The name is '' if the operator names no inputs."""
+    return tuple(operator.needs) if isinstance(operator.needs, Mapping) else ("",)
+
+
+def check_inputs(operator: UserOperator, given: Sequence[str] | None) -> None:
+    """Raise SchemaError unless the given stream names are those that the operator declares. None: one unnamed
+    stream.
+    """
+    class_name, names = type(operator).__name__, inputs_of(operator)
+    if names != ("",) and not (names and all(isinstance(name, str) and name for name in names)):
+        raise SchemaError(
+            f"{class_name} must name its inputs in needs, and ({_listed(names)}) are not names; write"
+            " needs = {'left': 'column type, ...', 'right': '...'}"
+        )
+    if given is None:
+        if len(names) > 1:
+            raise SchemaError(
+                f"{class_name} has inputs {_listed(names)}, got one stream; write {_call(class_name, names)}"
+            )
+        return
+    if names == ("",):
+        raise SchemaError(
+            f"{class_name} does not name its input; write stream.apply('name', {class_name}()),"
+            " or needs = {'left': ...}"
+        )
+    for name in given:
+        if name not in names:
+            raise SchemaError(
+                f"{class_name} has no input {name!r}{nearest(name, names)}, it has {_listed(names)}; write"
+                f" {_call(class_name, names)}"
+            )
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise SchemaError(
+            f"{class_name} also needs input {_listed(missing)}; write {_call(class_name, names)}"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _call(class_name: str, names: Sequence[str]) -> str:
+    return f"graph.apply('name', {class_name}(), {', '.join(f'{name}=...' for name in names)})"
+
+
+def check_needs(operator: UserOperator, inputs: Sequence[pa.Schema]) -> None:
+    """Raise SchemaError, which names input and column, unless each input has the columns that it needs."""
+    needs = operator.needs if isinstance(operator.needs, Mapping) else {"": operator.needs}
+    for (name, columns), given in zip(needs.items(), inputs, strict=True):
+        try:
+            _check_columns(columns, given)
+        except SchemaError as error:
+            raise SchemaError(f"input {name!r}: {error}" if name else str(error)) from None
+
+
+def _check_columns(needs: Columns, given: pa.Schema) -> None:
+    if isinstance(needs, str) and not needs:
+        return
+    for field in parsed("needs", needs):
+        if field.name not in given.names:
+            raise SchemaError(
+                f"it needs column {field.name!r}{nearest(field.name, given.names)}, but its input has"
+                f" {', '.join(given.names)}"
+            )
+        found_type = given.field(field.name).type
+        if not found_type.equals(field.type):
+            raise SchemaError(
+                f"it needs column {field.name!r} as {type_text(field.type)}, but its input has it as"
+                f" {type_text(found_type)}; convert it with a map before"
+            )
+
+
+def parsed(what: str, columns: Columns) -> pa.Schema:
+    """Parse the schema of a declaration. Raises SchemaError, which names the declaration."""
+    try:
+        return parse_schema(columns)
+    except SchemaError as error:
+        raise SchemaError(f"{what}: {error}") from None
+
+
+class BufferedRows:
+    """The rows of a step, until all of them have arrived."""
+
+    def __init__(self, inputs: int) -> None:
+        self._batches: list[list[pa.RecordBatch]] = [[] for _ in range(inputs)]
+
+    def put(self, index: int, batch: pa.RecordBatch) -> None:
+        """Add rows of an input."""
+        self._batches[index].append(batch)
+
+    def take(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Remove and yield all rows as (input, batch), in the order of the inputs."""
+        held, self._batches = self._batches, [[] for _ in self._batches]
+        for index, batches in enumerate(held):
+            for batch in batches:
+                yield index, batch
+
+
+class CombinedWatermark:
+    """The watermarks of the inputs, and their minimum (replication-transparency IV-A).
+
+    Unlike downstream of a union, an input that never had a row counts: if that input started later, the
+    operator could not retract what it emitted at a watermark.
+    """
+
+    def __init__(self, inputs: int) -> None:
+        self.each = WatermarkTable(inputs)
+        self._before = UNKNOWN
+
+    def of_all(self) -> Watermark:
+        """Return the watermark of all inputs together."""
+        return min(self.each.watermarks)
+
+    def reach(self, watermark: Watermark, index: int) -> tuple[bool, bool]:
+        """Advance the watermark of one input. Called for each input at the end of a step, in order.
+
+        Returns whether that input advanced and, for the last input, whether the minimum advanced in this
+        step.
+        """
+        if index == 0:
+            self._before = self.of_all()
+        moved = self.each.reach(watermark, index)
+        is_last = index == len(self.each.watermarks) - 1
+        return moved, is_last and self.of_all() != self._before
+
+    def promised(self, watermark: Watermark) -> Watermark:
+        """Return the watermark of the output when `watermark` is that of the inputs together."""
+        return watermark if len(self.each.watermarks) == 1 or watermark == IDLE else self.of_all()
+
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST: Final = datetime.min.replace(tzinfo=UTC)
@@ -380,6 +700,3 @@ def _datetime(watermark: Watermark) -> datetime:
         return _EPOCH + watermark * _MICRO
     except OverflowError:
         return _LAST if watermark > 0 else _FIRST
-
-
-__all__ = ["ApplyOperator", "ApplySpec", "apply_spec"]

@@ -48,6 +48,12 @@ WEIGHT_COLUMN: Final = "_weight"
 assert {HASH_COLUMN, WEIGHT_COLUMN, DELETED_COLUMN} <= RESERVED_COLUMNS
 
 
+def set_fields(spec: object, **values: object) -> None:
+    """Set fields of a frozen dataclass that is being made."""
+    for name, value in values.items():
+        object.__setattr__(spec, name, value)
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
     """The environment of one operator instance. `store_id` distinguishes regions of the same name in

@@ -32,8 +32,8 @@ from dataflow import limits
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StatefulOperator
-from dataflow.operators.python_rows import rows_of
 from dataflow.state.moving import Share
+from dataflow.values.python_rows import rows_of
 
 Key: TypeAlias = Any
 """The value of the key column, or a tuple of values if there are several key columns."""

@@ -17,9 +17,8 @@ import pyarrow as pa
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
-from dataflow.operators.event_time import check_time_column, times_of
-from dataflow.operators.late import TimedOperator, TimedSpec
-from dataflow.operators.window_assignment import START, Tumbling, WindowKeys
+from dataflow.operators.event_time import TimedOperator, TimedSpec, check_time_column, times_of
+from dataflow.operators.windows import START, Tumbling, WindowKeys
 from dataflow.state.columns import Slots
 from dataflow.state.key_index import SlotArray
 from dataflow.state.keyed_table import KeyedTable, SlotValues

@@ -1,23 +1,16 @@
-"""event_time: defines the event time of a stream's rows and its watermark. Downstream of it, windows can
-close.
+"""Event time: the watermark of a stream, and the rows that cannot take part: without a time or key, late.
 
-This file computes the watermarks of splits from rows; the rows are passed on unchanged.
+The watermark of a split (punctuation, replication-transparency IV-A) comes from `lateness`, a promise of the
+user about the rows of a split, or from a column of promises in the rows themselves. The watermark of the
+output is the minimum over the splits that count (`core/event_time.py`). It advances at the end of a step.
 
-The watermark of a split (punctuation, replication-transparency IV-A) comes from one of two sources:
-
-1. `lateness`: the user promises that no row is more than `lateness` below the largest time read so far from
-   its split.
-2. `punctuation`: a column of the rows themselves. A value that is not null promises that all later rows of
-   the split have larger times.
-
-The watermark of the output is the minimum over the splits that count (`core/event_time.py`). It advances at
-the end of a step.
-
-A row whose time, or promise, is far ahead of the clock would make every other row of its split late. It is
-excluded before it counts (`max_ahead`). The clock is the recorded time of the step, so a replay excludes the
-same rows.
+How many rows were excluded is state: a row that was dropped before a checkpoint is not read again after a
+crash, so the region must remember that it was dropped. docs/decisions/0214 has the reasons for the rules
+about nulls.
 """
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,17 +37,160 @@ from dataflow.core.event_time import (
 )
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
-from dataflow.operators.base import OperatorContext, OperatorSpec, ReplicaProblem, StateTable
-from dataflow.operators.nulls import (
-    NullRule,
-    OnNullTime,
-    RememberedCount,
-    check_choice,
-    null_side_outputs,
-)
-from dataflow.operators.step_values import StepValues
+from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem, StateTable
 from dataflow.schema import type_text
+from dataflow.state.columns import Slots
 from dataflow.state.moving import GatheredParts, Share
+
+
+class StepValues:
+    """The values of one number as of the end of each recent step.
+
+    Stage 0 runs ahead: when the checkpoint of a step is collected, its operators may have processed later
+    steps. The checkpoint takes the number of its own step.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, int] = {}
+        self._selected = 0
+
+    def remember(self, step: int, value: int) -> None:
+        """Record the value at the end of this step."""
+        self._values[step] = value
+
+    def forget(self, step: int) -> None:
+        """Discard the values of steps before this one; no later checkpoint describes them."""
+        for old in [one for one in self._values if one < step]:
+            del self._values[old]
+
+    def select(self, step: int) -> None:
+        """Select the step that the next checkpoint describes."""
+        self._selected = step
+
+    def selected(self, default: int) -> int:
+        """Return the value of the selected step, `default` if none was recorded."""
+        return self._values.get(self._selected, default)
+
+
+OnNullTime: TypeAlias = Literal["error", "drop", "side"]
+OnNullKey: TypeAlias = Literal["group", "error", "drop", "side"]
+NULL_PORT: Final = "null"
+"""The side output of excluded rows."""
+_LOST: Final = "null_rows_dropped"
+
+
+def check_choice(choice: str, choices: Sequence[str], argument: str = "on_null") -> None:
+    """Raise SchemaError if the value of an argument is not one of the choices."""
+    if choice not in choices:
+        raise SchemaError(f"{argument} must be one of {', '.join(map(repr, choices))}, not {choice!r}")
+
+
+def null_side_outputs(on_null: str, columns: pa.Schema) -> dict[str, pa.Schema]:
+    """Return the side outputs of an operator with this choice."""
+    return {NULL_PORT: columns} if on_null == "side" else {}
+
+
+class RememberedCount(StateTable):
+    """A number that only grows, as state of an operator that may be ahead of the checkpoint."""
+
+    _schema = block_schema(pa.schema([("input", pa.int64())]), pa.schema([("rows", pa.int64())]))
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.by_step = StepValues()
+        self._gathered = GatheredParts()
+
+    def checkpoint(self) -> pa.RecordBatch:
+        return self.snapshot()
+
+    def snapshot(self) -> pa.RecordBatch:
+        rows = self.by_step.selected(self.rows)
+        keys = pa.array([0] if rows else [], pa.int64())
+        values = pa.array([rows] if rows else [], pa.int64())
+        return make_block(self._schema, [keys], hash_keys([keys]), [values])
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        for row in block.to_pylist():
+            self.rows = row["rows"]
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        del share
+        if part.stays:
+            self._gathered.add(block, part)
+
+    def parts_restored(self, share: Share) -> None:
+        self.rows += sum(
+            blocks[-1].column("rows")[0].as_py() for _, blocks in self._gathered.take(share.parts)
+        )
+
+
+class NullRule(Operator):
+    """An operator that applies a rule to rows in which one of `columns` is null, and passes on the others."""
+
+    passes_rows = True
+
+    def __init__(self, role: str, on_null: str, columns: Sequence[str], instead: str) -> None:
+        """role: what the columns are, for messages. instead: the remedy in the message of on_null="error".
+        on_null="group" passes on all rows.
+        """
+        self._role = role
+        self._on_null = on_null
+        self._null_columns = tuple(columns)
+        self._instead = instead
+        self._excluded: list[pa.RecordBatch] = []
+        self.nulls = RememberedCount()
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        return [self.without_nulls(batch)]
+
+    def without_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows to pass on. Raises UserFault if on_null="error" and a row has a null."""
+        with_nulls = [name for name in self._null_columns if batch.column(name).null_count]
+        if not with_nulls or self._on_null == "group":
+            return batch
+        null = np.zeros(batch.num_rows, np.bool_)
+        for name in with_nulls:
+            null |= batch.column(name).is_null().to_numpy(zero_copy_only=False)
+        if self._on_null == "error":
+            rows = batch.column(with_nulls[0]).null_count
+            raise UserFault(
+                f"{self._role} {with_nulls[0]!r} is null in {rows} of {batch.num_rows} rows",
+                row=int(np.flatnonzero(null)[0]),
+                remedy=self._instead,
+            )
+        self.nulls.rows += int(null.sum())
+        if self._on_null == "side":
+            self._excluded.append(batch.filter(pa.array(null)))
+        return batch.filter(pc.invert(pa.array(null)))
+
+    def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
+        assert port == NULL_PORT
+        excluded, self._excluded = self._excluded, []
+        return excluded
+
+    def lost_on(self, port: str) -> dict[str, int]:
+        return {_LOST: self.nulls.rows} if port == NULL_PORT and self.nulls.rows else {}
+
+    def counters(self) -> dict[str, int]:
+        return {_LOST: self.nulls.rows} if self._on_null == "drop" and self.nulls.rows else {}
+
+    def tables(self) -> dict[str, StateTable]:
+        return {"~nulls": self.nulls}
+
+    # --- Ahead of the checkpoint ----------------------------------------------------------------------
+
+    def remember(self, step: int) -> None:
+        """Record the count at the end of this step."""
+        self.nulls.by_step.remember(step, self.nulls.rows)
+
+    def forget(self, step: int) -> None:
+        """Discard the steps before this one; no later call refers to them."""
+        self.nulls.by_step.forget(step)
+
+    def select_step(self, step: int) -> None:
+        """Select the step that the next checkpoint describes."""
+        self.nulls.by_step.select(step)
+
 
 OnAhead: TypeAlias = Literal["error", "drop", "side"]
 AHEAD_PORT: Final = "ahead"
@@ -293,7 +429,11 @@ class EventTimeOperator(NullRule):
         return [timed]
 
     def _without_ahead(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows to pass on. Raises UserFault if on_ahead="error" and a row is too far ahead."""
+        """Return the rows to pass on. Raises UserFault if on_ahead="error" and a row is too far ahead.
+
+        One row from the future would make every other row of its split late. The clock is the recorded time
+        of the step, so a replay excludes the same rows.
+        """
         if self._max_ahead_us is None or self.now_us is None:
             return batch
         name = self._punctuation or self._column
@@ -385,12 +525,156 @@ class _RememberedWatermark(WatermarkTable):
         return self.block({0: self.by_step.selected(self.watermarks[0])})
 
 
-__all__ = [
-    "EventTimeOperator",
-    "EventTimeSpec",
-    "WatermarkTable",
-    "check_time_column",
-    "latest_times",
-    "micros_of",
-    "times_of",
-]
+LATE: Final = "late"
+LATE_RIGHT: Final = "late_right"
+LATE_PORTS: Final = {LATE: 0, LATE_RIGHT: 1}
+"""Side output of late rows -> the index of their input."""
+
+
+class LateTable(StateTable):
+    """For each input, the number of late rows since the region started and their maximum delay behind the
+    watermark.
+    """
+
+    _schema = block_schema(
+        pa.schema([("input", pa.int64())]), pa.schema([("rows", pa.int64()), ("behind_us", pa.int64())])
+    )
+
+    def __init__(self) -> None:
+        self.rows: Counter[int] = Counter()
+        self.behind_us: Counter[int] = Counter()
+        self._changed: set[int] = set()
+        self._gathered = GatheredParts()
+
+    def add(self, index: int, rows: int, behind_us: int) -> None:
+        """Count `rows` more late rows of this input, at most `behind_us` microseconds behind the
+        watermark.
+        """
+        self.rows[index] += rows
+        self.behind_us[index] = max(self.behind_us[index], behind_us)
+        self._changed.add(index)
+
+    def checkpoint(self) -> pa.RecordBatch:
+        changed, self._changed = sorted(self._changed), set()
+        return self._block(changed)
+
+    def snapshot(self) -> pa.RecordBatch:
+        return self._block(sorted(self.rows))
+
+    def _block(self, inputs: list[int]) -> pa.RecordBatch:
+        keys = pa.array(inputs, pa.int64())
+        values = [
+            pa.array([counts[one] for one in inputs], pa.int64()) for counts in (self.rows, self.behind_us)
+        ]
+        return make_block(self._schema, [keys], hash_keys([keys]), values)
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        for row in block.to_pylist():
+            self.rows[row["input"]], self.behind_us[row["input"]] = row["rows"], row["behind_us"]
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        del share
+        if part.stays:
+            self._gathered.add(block, part)
+
+    def parts_restored(self, share: Share) -> None:
+        for _, blocks in self._gathered.take(share.parts):
+            newest = {row["input"]: row for block in blocks for row in block.to_pylist()}
+            for index, row in newest.items():
+                self.rows[index] += row["rows"]
+                self.behind_us[index] = max(self.behind_us[index], row["behind_us"])
+                self._changed.add(index)
+
+
+class TimedSpec(OperatorSpec):
+    """An operator with one input that waits for event time. Late rows go to its side output `late`."""
+
+    needs_time: ClassVar[bool] = True
+
+    def side_output_schemas(self, inputs: Sequence[pa.Schema]) -> Mapping[str, pa.Schema]:
+        return {LATE: inputs[0]}
+
+
+class TimedOperator(Operator, ABC):
+    """An operator with state tables that waits for event time on each of its inputs.
+
+    A row is late if its time is not above the watermark of its input. Late rows go unchanged to the side
+    output "late".
+    """
+
+    def __init__(self, columns: pa.Schema, *, inputs: int = 1) -> None:
+        """`columns` are those of the late rows."""
+        self._columns = columns
+        self._time = WatermarkTable(inputs)
+        self._late: list[pa.RecordBatch] = []
+        self._lateness = LateTable()
+        self._forbids_late_rows = False
+
+    @property
+    def late_rows(self) -> int:
+        """The number of late rows of all inputs since the region started."""
+        return self._lateness.rows.total()
+
+    def watermark(self, index: int = 0) -> Watermark:
+        """Return the watermark at the end of the previous step."""
+        return self._time.watermarks[index]
+
+    def forbid_late_rows(self) -> None:
+        self._forbids_late_rows = True
+
+    def check_times(self, times: npt.NDArray[np.int64], index: int = 0) -> None:
+        """Raise UserFault for a time that is not above the watermark of its input, where these are forbidden.
+
+        Called for all rows, because a row at or below the watermark may also belong to windows that are open.
+        """
+        if self._forbids_late_rows and len(times) and times.min() <= self.watermark(index):
+            raise UserFault(
+                f"a row has time {int(times.min())}, and the watermark is {self.watermark(index)}, in"
+                " microseconds since 1970: another replica, whose watermark was behind, may have counted it",
+                row=int(times.argmin()),
+                remedy="correct the function above it that sets the time, or the watermarks of its source",
+            )
+
+    def in_time(
+        self, batch: pa.RecordBatch, times: npt.NDArray[np.int64], index: int = 0
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+        """Return the rows that are not late, and their times. The late rows go to the side output."""
+        self.check_times(times, index)
+        late = times <= self.watermark(index)
+        if not late.any():
+            return batch, times
+        self.put_late(batch, np.flatnonzero(late), times)
+        return batch.take(pa.array(np.flatnonzero(~late))), times[~late]
+
+    def put_late(self, batch: pa.RecordBatch, rows: Slots, times: npt.NDArray[np.int64]) -> None:
+        """Put these rows on the side output of late rows. `times` covers all rows of the batch."""
+        self.count_late(0, times[rows])
+        self._late.append(batch.select(self._columns.names).take(pa.array(rows)))
+
+    def count_late(self, index: int, times: npt.NDArray[np.int64]) -> None:
+        """Count late rows with these times on an input."""
+        self._lateness.add(index, len(times), max(0, self.watermark(index) - int(times.min())))
+
+    def lost_on(self, port: str) -> dict[str, int]:
+        index = LATE_PORTS.get(port, -1)
+        rows = self._lateness.rows[index]
+        return {"late_rows_dropped": rows, "late_by_us_max": self._lateness.behind_us[index]} if rows else {}
+
+    def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
+        assert port == LATE
+        late, self._late = self._late, []
+        return late
+
+    def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
+        return self.time_moved(index) if self._time.reach(watermark, index) else ()
+
+    def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
+        """Handle an advance of the watermark of an input. Not needed if `on_punctuation` is overridden."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def own_tables(self) -> Mapping[str, StateTable]:
+        """Return the state tables except those of the watermarks and late rows."""
+
+    def tables(self) -> Mapping[str, StateTable]:
+        return {**self.own_tables(), "~time": self._time, "~late": self._lateness}

@@ -1,25 +1,22 @@
 """map, flat_map and filter: user functions of rows (simple) or of batches (fast).
 
-This is the only module that calls user functions. It checks what they return and raises `UserFault`, with the
-index of the row if one row caused the fault.
-
 | `takes` | argument | map | flat_map | filter |
 |---|---|---|---|---|
 | "row" | a dict of the columns | a row | any number of rows | a truth value |
 | "batch" | a `pa.RecordBatch`, never empty | columns | columns, or None for no rows | a boolean array |
 | "pandas" | a DataFrame | a DataFrame | a DataFrame, or None for no rows | a boolean Series |
 
-Columns are a `RecordBatch`, a `pa.Table`, a dict of arrays or, for a schema of one column, an array. A
-pandas function may return a Series where a batch function may return an array.
-
-A row is a dict by column name, a tuple in the order of the columns or, for a schema of one column, the value.
-Values and columns of another type are converted if no value changes by that (`values/`); a filter of rows
-returns a truth value of Python. With a broadcast table, the table is the second
-argument of every function; with side outputs, the last argument is `emit(port, row)`.
+Columns are a `RecordBatch`, a `pa.Table`, a dict of arrays or, for a schema of one column, an array or a
+Series. A row is a dict by column name, a tuple in the order of the columns or, for a schema of one column,
+the value. Values of another type are converted if no value changes by that (`values/`). With a broadcast
+table, the table is the second argument; with side outputs, the last argument is `emit(port, row)`.
 """
 
+import os
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
@@ -28,22 +25,186 @@ import pyarrow.compute as pc
 
 from dataflow import limits
 from dataflow.core.plan import OperatorKind
-from dataflow.errors import SchemaError, UserFault
+from dataflow.errors import SchemaError, UserFault, nearest
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem
-from dataflow.operators.emitting import Emitter
-from dataflow.operators.frames import OnFrames
-from dataflow.operators.python_rows import rows_of
-from dataflow.operators.threads import ThreadedOperator
-from dataflow.schema import check_schema
+from dataflow.schema import check_schema, parse_schema
 from dataflow.values.columns import column_of
 from dataflow.values.python_rows import (
     FAULTS,
+    OnFrames,
     batch_of_result,
     batch_of_rows,
+    end_forked_child,
     listed,
+    rows_of,
     several,
 )
+from dos_monitoring import adopting_log_fields
 from dos_protocol.errors import text_of
+
+
+def side_outputs_of(declared: "Mapping[str, str | pa.Schema] | None") -> dict[str, pa.Schema]:
+    """Parse the declaration of side outputs. Raises SchemaError, which names the output."""
+    schemas = {}
+    for port, columns in (declared or {}).items():
+        if not isinstance(port, str) or not port:
+            raise SchemaError(f"a side output needs a non-empty name, not {port!r}; write {{'bad': ...}}")
+        try:
+            schemas[port] = parse_schema(columns)
+        except SchemaError as error:
+            raise SchemaError(f"side output {port!r}: {error}") from None
+    return schemas
+
+
+def declared_side_outputs(
+    declared: "Mapping[str, str | pa.Schema] | None",
+) -> tuple[tuple[str, pa.Schema], ...]:
+    """Parse the declaration of side outputs into the form that specs hold. Raises SchemaError."""
+    return tuple(side_outputs_of(declared).items())
+
+
+class _ThreadRows(threading.local):
+    """The side output rows of one thread."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.pending: dict[str, list[tuple[int, Any]]] = {}
+        """Port -> (index of the call, rows)."""
+        self.batches: dict[str, list[pa.RecordBatch]] = {}
+
+
+class Emitter:
+    """Callable that the user's function receives: `emitter(port, row)`, or a batch or table instead of a row.
+
+    Raises SchemaError for an undeclared port. Rows of one thread keep their order. `by_row`: the user's
+    function is called once per row.
+    """
+
+    def __init__(self, schemas: Mapping[str, pa.Schema], *, by_row: bool = False) -> None:
+        self._schemas = schemas
+        self._by_row = by_row
+        self._waiting = _ThreadRows()
+
+    def called(self) -> None:
+        """Count one call of the user's function, which follows."""
+        self._waiting.calls += 1
+
+    def __call__(self, port: str, rows: Any) -> None:
+        if port not in self._schemas:
+            known = ", ".join(map(repr, self._schemas)) or "none"
+            raise SchemaError(
+                f"there is no side output {port!r}{nearest(port, self._schemas)}; declared are {known}"
+            )
+        self._waiting.pending.setdefault(port, []).append((self._waiting.calls - 1, rows))
+
+    def settle(self) -> None:
+        """Convert the rows of this thread to batches of the declared columns. Raises UserFault."""
+        given, self._waiting.pending = self._waiting.pending, {}
+        self._waiting.calls = 0
+        for port, rows in given.items():
+            try:
+                made = _batches(rows, self._schemas[port])
+            except UserFault as fault:
+                row = fault.row if self._by_row else None
+                raise UserFault(f"side output {port!r}: {fault}", row=row, remedy=fault.remedy) from fault
+            self._waiting.batches.setdefault(port, []).extend(made)
+
+    def take(self, port: str) -> list[pa.RecordBatch]:
+        """Remove and return the settled batches of this thread."""
+        return self._waiting.batches.pop(port, [])
+
+
+def _batches(emitted: Sequence[tuple[int, Any]], schema: pa.Schema) -> list[pa.RecordBatch]:
+    batches: list[pa.RecordBatch] = []
+    alone: list[tuple[int, Any]] = []
+    for call, given in emitted:
+        if isinstance(given, (pa.RecordBatch, pa.Table)):
+            batches += [*_of_rows(alone, schema), batch_of_result(given, schema)]
+            alone = []
+        else:
+            alone.append((call, given))
+    return [batch for batch in [*batches, *_of_rows(alone, schema)] if batch.num_rows]
+
+
+def _of_rows(rows: Sequence[tuple[int, Any]], schema: pa.Schema) -> list[pa.RecordBatch]:
+    return [batch_of_rows([row for _, row in rows], [call for call, _ in rows], schema)] if rows else []
+
+
+_SliceOutput: TypeAlias = "tuple[Sequence[pa.RecordBatch], Mapping[str, Sequence[pa.RecordBatch]]]"
+"""The output of a slice, and its side outputs."""
+
+
+class ThreadedOperator(Operator):
+    """Runs a stateless operator on slices of each batch, on `threads` threads: for functions that wait (a
+    service, a disk) or release the GIL (numpy, Arrow, most models).
+
+    Results are passed on in the order of the rows, however the threads were scheduled, so a replay gives the
+    same output. `process` returns when the whole batch is done: a checkpoint never separates a row from its
+    result ("their threads' work is theirs to drain").
+
+    The operator's `process` must be safe to call from several threads at once; the documentation
+    states this. `process` raises the fault of the first slice that has one, with the row counted from the
+    beginning of the batch. After a fault, slices that have not started are cancelled, and running slices are
+    waited for.
+    """
+
+    def __init__(self, inner: Operator, *, name: str, threads: int, ports: Sequence[str] = ()) -> None:
+        """`ports` are the operator's side outputs. `take_side_output` must return what the calling thread has
+        emitted there.
+        """
+        self._inner = inner
+        self._name = name
+        self._side_outputs: dict[str, list[pa.RecordBatch]] = {port: [] for port in ports}
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(
+            threads, thread_name_prefix=f"operator {name}", initializer=adopting_log_fields()
+        )
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        rows = max(1, -(-batch.num_rows // (self._threads * limits.slices_per_thread)))
+        begins = range(0, batch.num_rows, rows)
+        futures = [self._pool.submit(self._slice, batch.slice(begin, rows)) for begin in begins]
+        made: list[pa.RecordBatch] = []
+        try:
+            for begin, future in zip(begins, futures, strict=True):
+                parts, side_outputs = _result(future, begin)
+                made += parts
+                for port, waiting in self._side_outputs.items():
+                    waiting += side_outputs[port]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            wait(futures)
+            raise
+        return made
+
+    def _slice(self, batch: pa.RecordBatch) -> _SliceOutput:
+        process = os.getpid()
+        made = self._inner.process(batch)
+        if os.getpid() != process:
+            end_forked_child(self._name)
+        return made, {port: self._inner.take_side_output(port) for port in self._side_outputs}
+
+    def take_side_output(self, port: str) -> Sequence[pa.RecordBatch]:
+        made, self._side_outputs[port] = self._side_outputs[port], []
+        return made
+
+    def counters(self) -> dict[str, int]:
+        return self._inner.counters()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self._inner.close()
+
+
+def _result(future: "Future[_SliceOutput]", begin: int) -> _SliceOutput:
+    try:
+        return future.result()
+    except UserFault as fault:
+        if fault.row is not None:
+            fault.row += begin
+        raise
+
 
 NOT_DETERMINISTIC: Final = ReplicaProblem(
     "is not deterministic: it may return other rows for the same rows",

@@ -20,8 +20,14 @@ from dataflow.core.event_time import Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
-from dataflow.operators.event_time import check_time_column, micros_of, times_of
-from dataflow.operators.late import LATE, LATE_RIGHT, TimedOperator
+from dataflow.operators.event_time import (
+    LATE,
+    LATE_RIGHT,
+    TimedOperator,
+    check_time_column,
+    micros_of,
+    times_of,
+)
 from dataflow.operators.routing import check_keyed_alike
 from dataflow.state.columns import Slots
 from dataflow.state.key_index import KeyIndex

@@ -1,7 +1,7 @@
 """map_state: user functions with a state per key, which are called again at times that they set (timers).
 
-This file makes the calls and defines their order. `results.py` checks what the functions return, as for every
-function of rows.
+This file makes the calls and defines their order. `values/python_rows.py` checks what the functions return,
+as for every function of rows.
 
 Theory. The output of a stateful function depends on the order of its calls. Rows therefore wait until a
 punctuation passes them and are processed in an order that depends only on their contents
@@ -26,10 +26,8 @@ from dataflow.core.event_time import END, Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import OperatorContext, OperatorSpec, StateTable
-from dataflow.operators.emitting import Emitter
-from dataflow.operators.event_time import check_time_column, micros_of, times_of
-from dataflow.operators.late import LATE, TimedOperator
-from dataflow.operators.python_rows import micros_of_time, rows_of, time_reader
+from dataflow.operators.event_time import LATE, TimedOperator, check_time_column, micros_of, times_of
+from dataflow.operators.functions import Emitter
 from dataflow.schema import check_schema
 from dataflow.state.columns import Slots
 from dataflow.state.disk_value_store import DiskValueStore
@@ -39,7 +37,7 @@ from dataflow.state.migration import Migration, StateHistory, columns_text
 from dataflow.state.row_table import RowTable, check_order, check_stored, in_order
 from dataflow.state.value_store import StateLocation, check_state_location
 from dataflow.values.columns import taker
-from dataflow.values.python_rows import FAULTS, batch_of_rows, several
+from dataflow.values.python_rows import FAULTS, batch_of_rows, micros_of_time, rows_of, several, time_reader
 from dataflow.worker.partitioning import hashes_of
 from dos_protocol.errors import text_of
 

@@ -1,5 +1,6 @@
-"""key_by: brings the rows of one key to one worker. The exchange itself is in
-`dataflow.worker.partitioning`.
+"""key_by, union and side outputs: operators that pass rows on unchanged, to a worker or another stream.
+
+The exchange of key_by is in `dataflow.worker.partitioning`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,9 @@ import pyarrow as pa
 
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
-from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN, OperatorContext, OperatorSpec
-from dataflow.operators.nulls import NullRule, OnNullKey, check_choice, null_side_outputs
-from dataflow.schema import type_text
+from dataflow.operators.base import HASH_COLUMN, WEIGHT_COLUMN, Operator, OperatorContext, OperatorSpec
+from dataflow.operators.event_time import NullRule, OnNullKey, check_choice, null_side_outputs
+from dataflow.schema import schema_text, type_text
 from dataflow.state.columns import key_column
 
 
@@ -83,3 +84,57 @@ def wire_schema(keyed: pa.Schema, merge_columns: Sequence[str] | None) -> pa.Sch
     if merge_columns is not None:
         fields.append(pa.field(WEIGHT_COLUMN, pa.int64()))
     return pa.schema([*fields, pa.field(HASH_COLUMN, pa.uint64())])
+
+
+@dataclass(frozen=True, slots=True)
+class UnionSpec(OperatorSpec):
+    """Several streams of one schema as one. Within a step the inputs follow each other in the order in which
+    the user named them: batches wait in the circuit for the end of the step, so that the order does not
+    depend on how the step was divided into batches (replication-transparency IV-D).
+    """
+
+    kind: ClassVar[OperatorKind] = OperatorKind.UNION
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        for schema in inputs[1:]:
+            if not schema.equals(inputs[0]):
+                raise SchemaError(
+                    f"the inputs of a union must have one schema, not ({schema_text(inputs[0])}) and "
+                    f"({schema_text(schema)}); convert one of them with a map"
+                )
+        return inputs[0]
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # every row of every input once
+
+    def open(self, context: OperatorContext) -> Operator:
+        del context
+        return Operator()
+
+
+@dataclass(frozen=True, slots=True)
+class SideOutputSpec(OperatorSpec):
+    """The side output `port` of its input. The graph determines its columns."""
+
+    kind: ClassVar[OperatorKind] = OperatorKind.SIDE
+    port: str
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        return inputs[0]
+
+    def detail(self) -> str:
+        return f"port ({self.port})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # the operator above it decides what it emits
+
+    def open(self, context: OperatorContext) -> "SideOutputOperator":
+        del context
+        return SideOutputOperator()
+
+
+class SideOutputOperator(Operator):
+    """Passes rows on. Stateless."""
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        return [batch]

@@ -1,11 +1,7 @@
-"""top_k: for each key and time window, the k rows with the largest values in one column.
+"""sort and top_k: rows wait until the watermark passes them, and leave in an order of their contents.
 
-Rows wait until their window is over. Then the first k rows are passed on, in an order that depends only on
-their contents: by the column, rows that are equal in it by all columns. The output therefore does not depend
-on the order of arrival (as the windows of replication-transparency, algorithm 3).
-
-Not all rows of a window have to wait: only the k largest of those that arrived can be among the k largest of
-all. The others are deleted whenever twice as many rows are stored as after the previous deletion.
+Downstream operators that depend on the order therefore see the same input, whatever the order of arrival was
+(replication-transparency IV-C, algorithm 4, lines 1 to 6).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +16,11 @@ import pyarrow.compute as pc
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import SchemaError
 from dataflow.operators.base import OperatorContext, ReplicaProblem, StateTable
-from dataflow.operators.event_time import check_time_column, micros_of, times_of
-from dataflow.operators.late import TimedOperator, TimedSpec
-from dataflow.operators.window_assignment import Tumbling
+from dataflow.operators.event_time import TimedOperator, TimedSpec, check_time_column, micros_of, times_of
+from dataflow.operators.windows import Tumbling
 from dataflow.state.columns import Slots, position_in_run
 from dataflow.state.key_index import KeyIndex
-from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, zeros_by_sign
+from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order, zeros_by_sign
 from dataflow.worker.partitioning import hashes_of
 
 _prune_rows_min: Final = 10_000
@@ -73,8 +68,11 @@ class TopKSpec(TimedSpec):
 
 
 class TopKOperator(TimedOperator):
-    """Selects the rows. State: the rows that may be among the largest, each with the end of its window as its
-    time.
+    """Selects the rows, in an order by the column; rows that are equal in it, by all columns. State: the rows
+    that may be among the largest, each with the end of its window as its time.
+
+    Only the k largest of the rows that arrived can be among the k largest of all. The others are deleted
+    whenever twice as many rows are stored as after the previous deletion.
     """
 
     def __init__(self, spec: TopKSpec, columns: pa.Schema) -> None:
@@ -128,6 +126,57 @@ class TopKOperator(TimedOperator):
                 table = table.append_column(f"column {name} {part}", column)
                 by.append((f"column {name} {part}", "ascending"))
         return np.asarray(pc.sort_indices(table, by).to_numpy().astype(np.int64))
+
+    def own_tables(self) -> Mapping[str, StateTable]:
+        return {"": self._rows}
+
+    def counters(self) -> dict[str, int]:
+        return {
+            "rows": len(self._rows),
+            "late_rows": self.late_rows,
+            "state_bytes": self._rows.bytes_held,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SortSpec(TimedSpec):
+    """Sorts by the timestamp column `time`."""
+
+    kind: ClassVar[OperatorKind] = OperatorKind.SORT
+    time: str
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        check_time_column(self.time, inputs[0])
+        check_order(inputs[0])
+        check_stored(inputs[0])
+        return inputs[0]
+
+    def detail(self) -> str:
+        return f"time ({self.time})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # every row once
+
+    def open(self, context: OperatorContext) -> "SortOperator":
+        return SortOperator(self.time, context.inputs[0])
+
+
+class SortOperator(TimedOperator):
+    """Sorts. State: the waiting rows."""
+
+    def __init__(self, time: str, columns: pa.Schema) -> None:
+        super().__init__(columns)
+        self._name = time
+        self._rows = RowTable(columns, keyed=False)
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        batch, times = self.in_time(batch, times_of(batch.column(self._name), self._name))
+        self._rows.add(batch, times)
+        return ()
+
+    def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
+        rows = self._rows.take(self.watermark(index))
+        return [rows.batch.take(pa.array(in_order(rows.batch, rows.times)))] if len(rows) else ()
 
     def own_tables(self) -> Mapping[str, StateTable]:
         return {"": self._rows}

@@ -1,25 +1,25 @@
-"""Aggregates over tumbling and sliding time windows: replication-transparency, algorithm 3.
+"""Windows of time or of a number of rows, and aggregates over them.
 
-This file feeds rows into windows and emits results. The aggregates are defined in
-`dataflow.operators.aggregates`; `operators/window_assignment.py` defines which windows contain a row
-and when they are over.
-
-The windows of a row depend only on its time, and a window is emitted once a punctuation excludes further
-rows. The output therefore does not depend on the order of arrival.
-
-A row is late if all of its windows are over. It goes to the side output; results that were emitted do not
-change.
+Times are whole microseconds. A watermark p promises that later times are above p, so a window [start, end) is
+over when p >= end - 1 (replication-transparency, algorithm 3, line 6). The windows of a row depend only on
+its time, and a window is emitted once no further rows can arrive, so the output does not depend on the order
+of arrival. A row is late if all of its windows are over; results that were emitted do not change.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from datetime import timedelta
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from checkpoint import TakenPart
+from dataflow.core.event_time import END, FIRST_TIME, LAST_TIME, Watermark
 from dataflow.core.plan import OperatorKind
-from dataflow.errors import SchemaError
+from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.aggregates import (
     Aggregate,
     check_aggregates,
@@ -28,9 +28,185 @@ from dataflow.operators.aggregates import (
     result_fields,
 )
 from dataflow.operators.base import OperatorContext, ReplicaProblem, StateTable
-from dataflow.operators.event_time import check_time_column, times_of
-from dataflow.operators.late import TimedOperator, TimedSpec
-from dataflow.operators.window_assignment import START, STOP, Sliding, Tumbling, Window, WindowKeys
+from dataflow.operators.event_time import TimedOperator, TimedSpec, check_time_column, micros_of, times_of
+from dataflow.state.accumulators import CountAccumulator
+from dataflow.state.columns import Slots, position_in_run
+from dataflow.state.keyed_table import KeyedTable, SlotValues
+from dataflow.state.moving import Share
+from dataflow.state.row_table import Rows, RowTable, check_order, check_stored, in_order
+from dataflow.worker.partitioning import hashes_of
+
+START: Final = "window_start"
+STOP: Final = "window_end"
+_windows_per_row_max: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Tumbling:
+    """Consecutive windows of `size`, starting at 1970-01-01 00:00 UTC + `offset`. `time` is a timestamp
+    column.
+
+        Tumbling("at", timedelta(minutes=5))
+    """
+
+    time: str
+    size: timedelta
+    offset: timedelta = timedelta(0)
+
+    def __post_init__(self) -> None:
+        _check(self.size, self.size, self.offset)
+
+    def __str__(self) -> str:
+        return f"tumbling {self.time} {self.size} + {self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """Windows of `size`, with a new one every `slide`: each row is in size / slide windows.
+
+    Example:
+
+        Sliding("at", timedelta(hours=1), slide=timedelta(minutes=10))
+    """
+
+    time: str
+    size: timedelta
+    slide: timedelta
+    offset: timedelta = timedelta(0)
+
+    def __post_init__(self) -> None:
+        _check(self.size, self.slide, self.offset)
+
+    def __str__(self) -> str:
+        return f"sliding {self.time} {self.size} every {self.slide} + {self.offset}"
+
+
+Window: TypeAlias = Tumbling | Sliding
+
+
+def _check(size: timedelta, slide: timedelta, offset: timedelta) -> None:
+    long, step = micros_of(size, "the size of a window"), micros_of(slide, "the slide of a window")
+    micros_of(offset, "the offset of windows")
+    if not 0 < step <= long:
+        raise SchemaError(
+            f"a window needs a size above 0 and a slide of at most the size, not {size} and {slide}"
+        )
+    if long > _windows_per_row_max * step:
+        raise SchemaError(
+            f"a row may be in at most {_windows_per_row_max} windows; use a slide above {slide}"
+        )
+
+
+class WindowKeys(StateTable):
+    """A state table of keys by window, with `values` for each."""
+
+    def __init__(
+        self, keys: Sequence[str], window: Window, columns: pa.Schema, values: Sequence[SlotValues]
+    ) -> None:
+        """Raises ValueError if two columns of the state have one name."""
+        self._keys = tuple(keys)
+        self.size = micros_of(window.size, "size")
+        self._slide = micros_of(window.slide, "slide") if isinstance(window, Sliding) else self.size
+        self._offset = micros_of(window.offset, "offset")
+        self.start_type = pa.timestamp("us", columns.field(window.time).type.tz)
+        fields = [columns.field(name) for name in keys]
+        self.table = KeyedTable(
+            pa.schema([*fields, (START, self.start_type)]),
+            values,
+            salt_of=lambda block: _starts_in(block) // self._slide,
+        )
+        self._first_end = END
+        """A lower bound of the ends of all open windows."""
+
+    def newest(self, times: npt.NDArray[np.int64]) -> Slots:
+        """Return the start of the last window that contains each time."""
+        return np.asarray((times - self._offset) // self._slide * self._slide + self._offset)
+
+    def are_closed(self, starts: Slots, watermark: Watermark) -> npt.NDArray[np.bool_]:
+        """Return whether each of these windows is over: no more rows can arrive for it."""
+        return np.asarray(starts + self.size - 1 <= watermark)
+
+    def open_for(self, times: npt.NDArray[np.int64], watermark: Watermark) -> Iterator[tuple[Slots, Slots]]:
+        """Yield rows, each with the start of a window that contains it and is not over. A row may be in
+        several windows.
+        """
+        newest = self.newest(times)
+        if len(newest) and (newest.max() > LAST_TIME - self.size or newest.min() < FIRST_TIME + self.size):
+            outside = (newest > LAST_TIME - self.size) | (newest < FIRST_TIME + self.size)
+            row = int(np.flatnonzero(outside)[0])
+            raise UserFault(
+                f"the window of the time {np.datetime64(int(times[row]), 'us')} is not within the years 1 to"
+                " 9999",
+                row=row,
+                remedy="filter such rows or correct their time before the window",
+            )
+        for back in range(-(-self.size // self._slide)):
+            starts = newest - back * self._slide
+            rows = np.flatnonzero((times < starts + self.size) & ~self.are_closed(starts, watermark))
+            if len(rows):
+                yield rows, starts[rows]
+
+    def find_or_add(self, batch: pa.RecordBatch, starts: Slots) -> Slots:
+        """Return the slot of the key and window of each row."""
+        if not len(starts):
+            return np.empty(0, np.int64)
+        self._first_end = min(self._first_end, int(starts.min()) + self.size)
+        keys = [batch.column(name) for name in self._keys]
+        windows = pa.array(starts).cast(self.start_type)
+        return self.table.find_or_add([*keys, windows], hashes_of(batch), starts // self._slide)
+
+    def take_closed(self, watermark: Watermark) -> Slots:
+        """Return the slots of windows that are over. The caller must remove them."""
+        if self._first_end - 1 > watermark:
+            return np.empty(0, np.int64)
+        slots = self.table.live()
+        starts = self.starts(slots)
+        closed = self.are_closed(starts, watermark)
+        self._first_end = int(starts[~closed].min(initial=END - self.size)) + self.size
+        return slots[closed]
+
+    def starts(self, slots: Slots) -> Slots:
+        """Return the start of each slot's window."""
+        starts: Slots = self.table.keys(slots)[-1].cast(pa.int64()).to_numpy()
+        return starts
+
+    def in_order(self, slots: Slots) -> Slots:
+        """Sort slots by window, then by key. Slot numbers cannot be used: they change after a restore."""
+        *keys, starts = self.table.keys(slots)
+        columns = [starts, pa.array(self.table.hashes(slots)), *keys]
+        names = [str(index) for index in range(len(columns))]
+        order = pc.sort_indices(pa.table(columns, names=names), [(name, "ascending") for name in names])
+        return np.asarray(slots[order.to_numpy()])
+
+    def checkpoint(self) -> pa.RecordBatch:
+        return self.table.checkpoint()
+
+    def snapshot(self) -> pa.RecordBatch:
+        return self.table.snapshot()
+
+    def snapshot_pieces(self) -> Iterator[pa.RecordBatch]:
+        return self.table.snapshot_pieces()
+
+    def restore(self, block: pa.RecordBatch) -> None:
+        self._note_starts(block)
+        self.table.restore(block)
+
+    def restore_part(self, block: pa.RecordBatch, part: TakenPart, share: Share) -> None:
+        self._note_starts(block)
+        self.table.restore_part(block, part, share)
+
+    def parts_restored(self, share: Share) -> None:
+        self.table.parts_restored(share)
+
+    def _note_starts(self, block: pa.RecordBatch) -> None:
+        self._first_end = min(
+            self._first_end, int(_starts_in(block).min(initial=END - self.size)) + self.size
+        )
+
+
+def _starts_in(block: pa.RecordBatch) -> Slots:
+    starts: Slots = block.column(START).cast(pa.int64()).to_numpy()
+    return starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +315,177 @@ class WindowOperator(TimedOperator):
             "late_rows": self.late_rows,
             "state_bytes": self._keys.table.bytes_held + held,
         }
+
+
+NUMBER: Final = "window_number"
+
+
+@dataclass(frozen=True, slots=True)
+class CountWindow:
+    """Windows of `size` rows of one key in the order of the timestamp column `time`. A new window starts
+    every `slide` rows, by default every `size` rows.
+
+        CountWindow("at", 100, slide=10)
+    """
+
+    time: str
+    size: int
+    slide: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step <= self.size:
+            raise SchemaError(
+                f"a count window needs size >= 1 and 1 <= slide <= size, got {self.size} and {self.slide}"
+            )
+        if self.size > _windows_per_row_max * self.step:
+            raise SchemaError(f"a row may be in at most {_windows_per_row_max} windows; use a larger slide")
+
+    @property
+    def step(self) -> int:
+        """Number of rows between the starts of successive windows."""
+        return self.size if self.slide is None else self.slide
+
+    def __str__(self) -> str:
+        return f"count {self.time} {self.size} every {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class CountWindowSpec(TimedSpec):
+    """Aggregates by key and count window (replication-transparency, algorithm 4).
+
+    Which rows form a window depends on their order. Rows therefore wait until a punctuation passes them, and
+    are counted in an order of their contents. Row number n of its key, from 0, is in the windows k with
+    k * slide <= n < k * slide + size. A window is emitted when its last row is counted; one that is not full
+    when all sources have ended is not emitted.
+    """
+
+    kind: ClassVar[OperatorKind] = OperatorKind.COUNT_WINDOW
+    stores_rows: ClassVar[bool] = True
+    keys: tuple[str, ...]
+    window: CountWindow
+    aggregates: tuple[tuple[str, Aggregate], ...]
+
+    def __post_init__(self) -> None:
+        check_are_aggregates(dict(self.aggregates))
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        columns, named = inputs[0], dict(self.aggregates)
+        check_time_column(self.window.time, columns)
+        check_order(columns)
+        check_stored(columns)
+        if NUMBER in self.keys:
+            raise SchemaError(f"a key column is named {NUMBER!r} like one of the result; rename it")
+        check_aggregates(named, (*self.keys, NUMBER), columns)
+        fields = [*(columns.field(name) for name in self.keys), pa.field(NUMBER, pa.int64())]
+        schema = pa.schema([*fields, *result_fields(named, columns)])
+        try:
+            KeyedTable(pa.schema(fields), open_all(named, columns))
+        except ValueError as error:
+            raise SchemaError(str(error)) from None
+        return schema
+
+    def detail(self) -> str:
+        results = ", ".join(f"{name} {aggregate}" for name, aggregate in self.aggregates)
+        return f"key ({', '.join(self.keys)}) window ({self.window}) results ({results})"
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
+        del inputs
+        return ReplicaProblem(
+            "emits results that have no time",
+            "use a window of time, Tumbling or Sliding, whose rows have the time window_end",
+        )
+
+    def open(self, context: OperatorContext) -> "CountWindowOperator":
+        assert context.output is not None
+        return CountWindowOperator(self, context.inputs[0], context.output)
+
+
+class CountWindowOperator(TimedOperator):
+    """State: the waiting rows, the number of counted rows per key, and the windows that are not full."""
+
+    def __init__(self, spec: CountWindowSpec, columns: pa.Schema, output: pa.Schema) -> None:
+        super().__init__(columns)
+        self._spec = spec
+        self._output = output
+        keys = [columns.field(name) for name in spec.keys]
+        self._rows = RowTable(columns)
+        self._counts = CountAccumulator("count")
+        self._counted = KeyedTable(pa.schema(keys), [self._counts])
+        self._accumulators = open_all(dict(spec.aggregates), columns)
+        self._windows = KeyedTable(
+            pa.schema([*keys, (NUMBER, pa.int64())]),
+            self._accumulators,
+            salt_of=lambda block: block.column(NUMBER).to_numpy(),
+        )
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        name = self._spec.window.time
+        batch, times = self.in_time(batch, times_of(batch.column(name), name))
+        self._rows.add(batch, times, hashes_of(batch))
+        return ()
+
+    def time_moved(self, index: int) -> Sequence[pa.RecordBatch]:
+        rows = self._rows.take(self.watermark(index))
+        if not len(rows):
+            return ()
+        rows = rows.take(in_order(rows.batch, rows.times))
+        self._count(rows)
+        full = self._full()
+        if not len(full):
+            return ()
+        results = [accumulator.results(full) for accumulator in self._accumulators]
+        made = pa.RecordBatch.from_arrays([*self._windows.keys(full), *results], schema=self._output)
+        self._windows.remove(full)
+        return [made]
+
+    def _count(self, rows: Rows) -> None:
+        window = self._spec.window
+        keys = [rows.batch.column(name) for name in self._spec.keys]
+        slots = self._counted.find_or_add(keys, rows.hashes)
+        numbers = self._counts.results(slots).to_numpy() + _position_in_group(slots)
+        self._counts.update(slots, None)
+        for back in range(-(-window.size // window.step)):
+            windows = numbers // window.step - back
+            inside = np.flatnonzero((windows >= 0) & (numbers < windows * window.step + window.size))
+            if len(inside):
+                self._update(rows.take(inside), windows[inside])
+
+    def _update(self, rows: Rows, windows: Slots) -> None:
+        keys = [rows.batch.column(name) for name in self._spec.keys]
+        slots = self._windows.find_or_add([*keys, pa.array(windows)], rows.hashes, windows)
+        for (_, aggregate), accumulator in zip(self._spec.aggregates, self._accumulators, strict=True):
+            column = None if aggregate.column is None else rows.batch.column(aggregate.column)
+            accumulator.update(slots, column)
+
+    def _full(self) -> Slots:
+        """Return the windows whose last row was counted, in the order of the first row that this call added
+        to them.
+        """
+        touched = self._windows.take_touched()
+        *keys, numbers = self._windows.keys(touched)
+        slots = self._counted.find_or_add(keys, self._windows.hashes(touched))
+        self._counted.take_touched()
+        ends = numbers.to_numpy() * self._spec.window.step + self._spec.window.size
+        return np.asarray(touched[self._counts.results(slots).to_numpy() >= ends])
+
+    def own_tables(self) -> Mapping[str, StateTable]:
+        return {"": self._windows, "~counts": self._counted, "~rows": self._rows}
+
+    def counters(self) -> dict[str, int]:
+        held = sum(accumulator.bytes_held for accumulator in self._accumulators)
+        return {
+            "keys": len(self._counted),
+            "rows": len(self._rows),
+            "windows": len(self._windows),
+            "late_rows": self.late_rows,
+            "state_bytes": self._rows.bytes_held + self._counted.bytes_held + self._windows.bytes_held + held,
+        }
+
+
+def _position_in_group(groups: Slots) -> Slots:
+    """Return for each row the number of preceding rows of its group."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    positions = np.empty(len(groups), np.int64)
+    positions[order] = position_in_run(np.r_[True, ordered[1:] != ordered[:-1]])
+    return positions

@@ -1,5 +1,1 @@
 """Sinks: where rows leave a region."""
-
-from dataflow.sinks.files import FileSink
-
-__all__ = ["FileSink"]

@@ -16,9 +16,8 @@ from dataflow.core.delivery import Delivery
 from dataflow.errors import DeliveryError, SchemaError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.functions import Takes
-from dataflow.operators.python_rows import rows_of
 from dataflow.sinks.base import SinkSpec, SinkWriter, exactly_once_remedy
-from dataflow.values.python_rows import FAULTS, end_forked_child
+from dataflow.values.python_rows import FAULTS, end_forked_child, rows_of
 from dos_protocol.errors import text_of
 
 

@@ -17,8 +17,7 @@ from dataflow import limits
 from dataflow.errors import OperatorFailure, SchemaError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
-from dataflow.sinks.files import part_name
-from dataflow.sinks.tsv import check_columns, tsv_of
+from dataflow.sinks.files import check_text_columns, part_name, tsv_of
 from dataflow.state.operator_directory import OperatorDirectory
 from dos_protocol.errors import CorruptDataError
 
@@ -63,7 +62,7 @@ class JournaledFileSink(SinkSpec):
         return "keeps files"
 
     def check_input(self, schema: pa.Schema) -> None:
-        check_columns(schema)
+        check_text_columns(schema)
 
     def open(self, context: OperatorContext) -> "JournaledFileWriter":
         return JournaledFileWriter(part_name(context.worker), self.max_bytes)

@@ -29,7 +29,7 @@ from dataflow.core.transactions import parse_name, writer_name
 from dataflow.errors import OutputLostError, SchemaError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import OutputOwner, owner_of
-from dataflow.sinks.part_file import (
+from dataflow.sinks.files import (
     AcceptedLoss,
     check_accepted,
     check_owner,
@@ -89,7 +89,7 @@ class ParquetSink(TwoPhaseSink):
         return "" if self.local else self.directory
 
     def check_input(self, schema: pa.Schema) -> None:
-        check_columns(schema)
+        check_parquet_columns(schema)
 
     def open_output(self, context: OperatorContext) -> "ParquetOutput":
         owner = owner_of(context)
@@ -301,7 +301,7 @@ def check_compression(compression: str) -> None:
         raise SchemaError(f"compression must be one of {', '.join(_COMPRESSIONS)}, not {compression!r}")
 
 
-def check_columns(schema: pa.Schema) -> None:
+def check_parquet_columns(schema: pa.Schema) -> None:
     """Raise SchemaError if a column has no Parquet type."""
     for field in schema:
         try:

@@ -1,10 +1,6 @@
 """Rows as objects in a bucket of S3 or a compatible service, which become visible when their checkpoint is
 committed: one object per worker and checkpoint.
 
-This file decides about objects and their names. `s3_upload.py` turns rows into the parts of an upload,
-`journal.archive.bucket` makes the requests, `two_phase.py` decides when an object is uploaded, made visible
-or removed.
-
 An object is a multipart upload until it is completed, and no reader sees it before. All its parts are stored
 before the worker votes, and the vote contains the upload's id and the ETags of its parts. So any host can
 complete it, and needs nothing but the checkpoint. Its key contains the name of its transaction, with the
@@ -13,9 +9,10 @@ last: a commit that is repeated after a reader moved the object away neither res
 """
 
 import hashlib
+import io
 import logging
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
@@ -28,15 +25,124 @@ from dataflow.buckets import service_errors
 from dataflow.core.transactions import writer_name
 from dataflow.errors import SchemaError, SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks import parquet, tsv
 from dataflow.sinks.base import OutputOwner, other_owner, owner_of
-from dataflow.sinks.parquet import Compression
-from dataflow.sinks.part_file import OWNER_FILE
-from dataflow.sinks.s3_upload import Receipt, RowUpload
+from dataflow.sinks.files import OWNER_FILE, check_text_columns, tsv_of
+from dataflow.sinks.parquet import Compression, ParquetRows, check_compression, check_parquet_columns
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 from journal import ArchiveNotFoundError, ArchiveUnavailableError
 from journal.archive.bucket import Bucket
 from journal.archive.url import S3Url, parse_s3_url
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What a checkpoint stores of an upload: enough to complete it from any host."""
+
+    key: str
+    """Below the prefix. The next run may have another format, and so another ending."""
+    upload: str
+    """The upload's id, which the service assigned."""
+    etags: list[str]
+    """Of its parts, in order."""
+    bytes: int
+    """The size of the object."""
+
+
+class RowUpload:
+    """The object of one transaction: a file format on top, the parts of a multipart upload below, which other
+    threads upload while rows arrive.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        key: str,
+        metadata: Mapping[str, str],
+        pool: ThreadPoolExecutor,
+        schema: pa.Schema,
+        compression: str | None,
+    ) -> None:
+        """compression: of a Parquet file; None for tab-separated text. Makes no request."""
+        self._parts = _Parts(bucket, key, metadata, pool)
+        self._parquet = None if compression is None else ParquetRows(self._parts, schema, compression)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows. Blocks while `limits.s3_parts_ahead` parts are in progress.
+
+        Raises as `Bucket.put_part`; SinkWriteError if the object becomes too large.
+        """
+        if self._parquet is None:
+            self._parts.write(tsv_of(batch))
+        else:
+            self._parquet.write(batch)
+
+    def finish(self) -> Receipt:
+        """Upload the rest, and wait until all parts are stored. Raises as `Bucket.put_part`."""
+        if self._parquet is not None:
+            self._parquet.finish()
+        return self._parts.finish()
+
+    def close(self) -> None:
+        """Give the object up. Its upload remains, and is listed as a leftover."""
+        self._parts.discard = True
+        if self._parquet is not None:
+            self._parquet.close()
+
+
+class _Parts(io.RawIOBase):
+    """A file whose content becomes the parts of an upload."""
+
+    def __init__(
+        self, bucket: Bucket, key: str, metadata: Mapping[str, str], pool: ThreadPoolExecutor
+    ) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._metadata = metadata
+        self._pool = pool
+        self._upload = ""
+        self._buffer = bytearray()
+        self._size = 0
+        self._etags: list[Future[str]] = []
+        """Of all parts, in order. A part that failed is never left out: its future raises again."""
+        self.discard = False
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: "bytes | bytearray | memoryview") -> int:  # type: ignore[override]
+        if self.discard:
+            return len(data)
+        self._buffer += data
+        self._size += len(data)
+        while len(self._buffer) >= limits.s3_part_bytes:
+            part = bytes(memoryview(self._buffer)[: limits.s3_part_bytes])
+            del self._buffer[: limits.s3_part_bytes]
+            self._put(part)
+        return len(data)
+
+    def _put(self, part: bytes) -> None:
+        if not self._upload:
+            self._upload = self._bucket.create_upload(self._key, self._metadata)
+        if len(self._etags) >= limits.s3_parts_ahead:
+            self._etags[-limits.s3_parts_ahead].result()
+        number = len(self._etags) + 1
+        if number > limits.s3_parts_max:
+            raise SinkWriteError(
+                f"{self._bucket.url_of(self._key)} has more than {limits.s3_parts_max} parts of"
+                f" {limits.s3_part_bytes} bytes",
+                remedy="set a shorter checkpoint_interval: each worker uploads one object per checkpoint",
+            )
+        put = self._bucket.put_part
+        self._etags.append(self._pool.submit(put, self._key, self._upload, number, part))
+
+    def finish(self) -> Receipt:
+        if self._buffer or not self._upload:
+            self._put(bytes(self._buffer))
+        self._buffer.clear()
+        return Receipt(self._key, self._upload, [etag.result() for etag in self._etags], self._size)
+
 
 Format: TypeAlias = Literal["parquet", "tsv"]
 _METADATA: Final = "dos-transaction"
@@ -79,14 +185,14 @@ class S3Sink(TwoPhaseSink):
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
             raise SchemaError(f"format must be one of {', '.join(get_args(Format))}, not {self.format!r}")
-        parquet.check_compression(self.compression)
+        check_compression(self.compression)
         self._place()
 
     def _place(self) -> S3Url:
         return parse_s3_url(self.url, self.endpoint)
 
     def check_input(self, schema: pa.Schema) -> None:
-        (parquet if self.format == "parquet" else tsv).check_columns(schema)
+        (check_parquet_columns if self.format == "parquet" else check_text_columns)(schema)
 
     def check_place(self, owner: OutputOwner) -> None:
         """Raise SinkOwnedError if another owner has objects there, because they would be read together with

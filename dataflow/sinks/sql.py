@@ -1,23 +1,19 @@
 """Writes rows into a table of a database through SQLAlchemy: each row once, or by key.
 
-This file contains the statements and the database transactions. `sql_tables.py` defines the tables;
-`two_phase.py` decides when a transaction of the sink is staged, made visible or removed.
-
-Without `key`, rows wait in a table of the sink until their checkpoint is committed. One database transaction
+Without `key`, rows wait in `dos_sink_staged` until their checkpoint is committed. One database transaction
 makes them visible: it records in `dos_sink_writers` that they are visible, inserts the rows, and deletes them
-where they were staged. If the commit is repeated, the record is found, and nothing happens. A row that the
-table refuses must not reach a checkpoint, which nothing could make visible then. So rows are also inserted
-when they are staged, before the vote, and that is rolled back at once.
+where they were staged. If the commit is repeated, the record is found, and nothing happens.
 
 With `key`, the rows of each step are written immediately, and a row replaces the row with the same key. Rows
-written again after a failure therefore change nothing in the end, and readers see rows before their
-checkpoint is committed.
+written again after a failure change nothing in the end, and readers see rows before their checkpoint is
+committed.
 
-In both cases writers left over from an earlier incarnation are fenced: each database transaction checks and
-locks the row that holds the incarnation that may write.
+Each database transaction checks and locks the row that holds the incarnation that may write: writers left
+over from an earlier incarnation are fenced. `dos_sink_owners` has the owning sink of each target table.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -25,6 +21,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from dataflow import limits
 from dataflow.core.delivery import Delivery
@@ -39,8 +36,159 @@ from dataflow.errors import (
 )
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, exactly_once_remedy, other_owner, owner_of
-from dataflow.sinks.sql_tables import UPSERTS, insert_rows, make_tables, owners, staged, target_table, writers
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter
+
+OWN: Final = sa.MetaData()
+writers: Final = sa.Table(
+    "dos_sink_writers",
+    OWN,
+    sa.Column("writer", sa.String(64), primary_key=True),
+    sa.Column("incarnation", sa.BigInteger, nullable=False),
+    sa.Column("shown_incarnation", sa.BigInteger, nullable=False),
+    sa.Column("shown_number", sa.BigInteger, nullable=False),
+)
+staged: Final = sa.Table(
+    "dos_sink_staged",
+    OWN,
+    sa.Column("transaction_name", sa.String(80), primary_key=True),
+    sa.Column("piece", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("data", sa.LargeBinary, nullable=False),
+)
+
+owners: Final = sa.Table(
+    "dos_sink_owners",
+    OWN,
+    sa.Column("target", sa.String(200), primary_key=True),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("since", sa.String(40), nullable=False),
+)
+
+UPSERTS: "Final[Mapping[str, Callable[[sa.Table], postgresql.Insert | sqlite.Insert]]]" = {
+    "postgresql": postgresql.insert,
+    "sqlite": sqlite.insert,
+}
+"""Databases that support ON CONFLICT, with the same SQLAlchemy interface."""
+
+
+def target_table(name: str, schema: pa.Schema, key: Sequence[str]) -> sa.Table:
+    """Return the target table; `name` may be SCHEMA.TABLE. Raises SchemaError for columns without an SQL
+    type.
+    """
+    namespace, _, table = name.rpartition(".")
+    columns = [
+        sa.Column(field.name, _sql_type(field), primary_key=field.name in key, autoincrement=False)
+        for field in schema
+    ]
+    return sa.Table(table, sa.MetaData(), *columns, schema=namespace or None)
+
+
+def _sql_type(field: pa.Field) -> "sa.types.TypeEngine[Any]":
+    kind, field_type = pa.types, field.type
+    plain: list[tuple[bool, sa.types.TypeEngine[Any]]] = [
+        (kind.is_boolean(field_type), sa.Boolean()),
+        (kind.is_signed_integer(field_type), sa.BigInteger()),
+        (kind.is_floating(field_type), sa.Double()),
+        (kind.is_string(field_type) or kind.is_large_string(field_type), sa.Text()),
+        (kind.is_binary(field_type) or kind.is_large_binary(field_type), sa.LargeBinary()),
+        (kind.is_date(field_type), sa.Date()),
+    ]
+    for fits, sql_type in plain:
+        if fits:
+            return sql_type
+    if kind.is_timestamp(field_type) and field_type.unit != "ns":
+        return sa.DateTime(timezone=field_type.tz is not None)
+    if kind.is_decimal(field_type):
+        return sa.Numeric(field_type.precision, field_type.scale)
+    raise SchemaError(
+        f"column {field.name!r} of type {field_type} has no SQL type here; convert it with a map"
+    )
+
+
+def make_tables(engine: sa.Engine, *tables: sa.Table) -> None:
+    """Create the tables that do not exist. Several workers may do so at once."""
+    for table in tables:
+        try:
+            table.create(engine, checkfirst=True)
+        except sa.exc.DBAPIError:
+            if not sa.inspect(engine).has_table(table.name, schema=table.schema):
+                raise
+
+
+def insert_rows(
+    connection: sa.Connection,
+    target: sa.Table,
+    table: pa.Table,
+    remedy: str,
+    *,
+    statement: Any = None,
+    keep: bool = True,
+) -> None:
+    """Insert rows in a transaction that has begun, by another statement than a plain one if it is given.
+    keep: False takes that back, after all checks of the database, also those that it defers to the commit.
+
+    Raises UserFault with `remedy`, which names the first row that the database refuses; and what it raises if
+    no row is the cause.
+    """
+    insert = target.insert() if statement is None else statement
+    try:
+        _attempt(connection, insert, table, keep=keep)
+    except Exception as error:
+        if not _is_of_rows(error):
+            raise
+        count, cause = _first_refused(connection, insert, table, error)
+        text = " ".join(str(getattr(cause, "orig", None) or cause).split())
+        row = textwrap.shorten(
+            ", ".join(f"{one}={_shown(table.column(one)[count - 1])}" for one in table.column_names), 500
+        )
+        raise UserFault(
+            f"table {target.name!r} refuses a row: {text}; the row has {row}", remedy=remedy
+        ) from cause
+
+
+def _attempt(connection: sa.Connection, insert: sa.Executable, table: pa.Table, *, keep: bool) -> None:
+    """Insert rows so that an error leaves the transaction usable."""
+    with connection.begin_nested() as attempt:
+        for batch in table.to_batches(max_chunksize=limits.sql_insert_rows):
+            if batch.num_rows:
+                connection.execute(insert, batch.to_pylist())
+        if not keep:
+            if connection.dialect.name == "postgresql":
+                connection.execute(sa.text("SET CONSTRAINTS ALL IMMEDIATE"))
+            attempt.rollback()
+
+
+def _first_refused(
+    connection: sa.Connection, insert: sa.Executable, table: pa.Table, error: Exception
+) -> tuple[int, Exception]:
+    """Return the least number of rows from the beginning that the database refuses, and its error."""
+    accepted, refused = 0, table.num_rows
+    while refused - accepted > 1:
+        middle = (accepted + refused) // 2
+        try:
+            _attempt(connection, insert, table.slice(0, middle), keep=False)
+        except Exception as earlier:
+            if not _is_of_rows(earlier):
+                raise
+            refused, error = middle, earlier
+        else:
+            accepted = middle
+    return refused, error
+
+
+def _is_of_rows(error: Exception) -> bool:
+    """Return whether a database, or its driver, refuses values, so that another attempt has the same end."""
+    if isinstance(error, sa.exc.DBAPIError):
+        raised = getattr(error.orig, "sqlstate", None) == "P0001"  # by RAISE in a trigger of PostgreSQL
+        return raised or isinstance(error, sa.exc.IntegrityError | sa.exc.DataError)
+    return isinstance(error, sa.exc.StatementError | ValueError | TypeError | ArithmeticError)
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        return repr(value.as_py())
+    except (ValueError, ArithmeticError):  # a time that Python has no value for
+        return str(value.cast(pa.int64(), safe=False).as_py())
+
 
 _CORRECT: Final = "exclude or correct such rows before the sink, or change the table so that it takes them"
 _ALTER: Final = (
@@ -260,6 +408,8 @@ class SqlOutput(TwoPhaseOutput):
         target = self._database.target
         with self._database.engine.begin() as connection:
             self._database.lock(connection)
+            # A row that the table refuses must not reach a checkpoint, which nothing could make visible then:
+            # it is inserted before the vote, and that is taken back at once.
             insert_rows(connection, target, pa.ipc.open_stream(data).read_all(), _CORRECT, keep=False)
             connection.execute(staged.insert().values(row))
 

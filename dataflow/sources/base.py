@@ -1,20 +1,19 @@
 """The base classes of sources: splits that can be replayed from a position and are assigned to workers.
 
-This file contains types and base classes only. A *split* is one independently replayable piece of an input,
-for example one file in one pass. A *division* records the input of a step: for each split that was read, the
-range of positions. Given the same division, `replay` returns the same rows or fails; it never returns other
-rows.
+A *split* is one independently replayable piece of an input, for example one file in one pass. A *division*
+records the input of a step: for each split that was read, the range of positions. Given the same division,
+`replay` returns the same rows or fails; it never returns other rows.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from checkpoint import OriginMark, SplitPosition
-from dataflow.core.event_time import SourceTime, Watermark
+from dataflow.core.event_time import UNKNOWN, SourceTime, Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import OperatorError, SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem
@@ -86,7 +85,7 @@ class SourceReader(Operator):
 
     reached: Callable[[str], Watermark] | None = None
     """Returns the watermark of a split. Set if the graph takes event time from this source; each batch then
-    has rows of one split, and the split with the lowest watermark is read next (`round_robin.py`).
+    has rows of one split, and the split with the lowest watermark is read next (`RoundRobin`).
     """
 
     @abstractmethod
@@ -227,3 +226,74 @@ class SourceSpec(OperatorSpec):
             f"{type(self).__name__} does not define how its splits are dealt to another number of workers;"
             " define redeal, or keep the number of workers"
         )
+
+
+begin_bytes: Final = 4 * 1024
+"""The number of bytes read first of a split if there are others: enough to learn its time."""
+
+
+class RoundRobin:
+    """The turns of one reader whose graph takes event time from its rows.
+
+    The split with the lowest watermark is read next; splits that have produced no row come first. A worker's
+    splits therefore stay close together in event time, and few windows are open at a time. A split has one
+    turn per step, because a division holds one range per split, in the order of reading.
+    """
+
+    def __init__(self) -> None:
+        self._split = ""
+        self._limit: Watermark = UNKNOWN
+        """The lowest watermark of the other splits at the start of the turn."""
+        self._had_turn: set[str] = set()
+
+    def next(self, waiting: Collection[str], reached: Callable[[str], Watermark]) -> str | None:
+        """Return the split to read next; None if each waiting split has had its turn in this step.
+
+        A split without a watermark keeps its turn for one batch only; then others are read.
+        """
+        if self._split in waiting and (len(waiting) == 1 or UNKNOWN < reached(self._split) <= self._limit):
+            return self._split
+        watermarks = {split: reached(split) for split in waiting}
+        left = [split for split in waiting if split not in self._had_turn]
+        if not left:
+            return None
+        self._split = min(left, key=watermarks.__getitem__)
+        self._limit = min(
+            (watermark for split, watermark in watermarks.items() if split != self._split), default=UNKNOWN
+        )
+        self._had_turn.add(self._split)
+        return self._split
+
+    def begin(self, split: str) -> None:
+        """Start the turn of a split that is read for the first time."""
+        self._split, self._limit = split, UNKNOWN
+        self._had_turn.add(split)
+
+    def step_over(self) -> None:
+        """Start the next step."""
+        self._had_turn.clear()
+        self._split = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOrigin:
+    """The origin of a batch in a circuit, up to the first exchange: for error messages, and for the watermark
+    of its split. `exact`: its rows are the source's rows, one by one.
+    """
+
+    text: str
+    reader: SourceReader | None = None
+    source: SourceBatch | None = None
+    exact: bool = False
+    name: str = ""
+    """The name of the source."""
+
+    def describe(self, row: int | None) -> str:
+        within = "" if row is None or self.exact else f", row {row} of the batch"
+        if self.reader is None or self.source is None:
+            return f"{self.text}{within}"
+        return f"{self.text}, {self.reader.describe(self.source, row if self.exact else None)}{within}"
+
+    def coarse(self) -> "BatchOrigin":
+        """Return the origin of an operator's output: other rows of the same origin."""
+        return replace(self, exact=False) if self.exact else self

@@ -5,7 +5,7 @@ This file decides which bytes a step reads and verifies that a replay reads the 
 1. A split is a file, named by its path. The hash of the path determines its worker.
 2. Files are read in turns, in the order of their paths, each at most once per step. The division (file, from,
    to; in order) therefore determines the order of the rows, and a busy file does not delay the others. With
-   event time from the lines, the file with the lowest watermark is next (`round_robin.py`).
+   event time from the lines, the file with the lowest watermark is next (`RoundRobin`).
 3. A file with lines to read holds event time back; one at its present end does not: it may never grow again.
 4. A checkpoint contains the position of every existing file, with a digest of the bytes just before it. A
    file that is shorter, or differs before the position, is rejected by name.
@@ -29,16 +29,29 @@ from checkpoint import SplitPosition
 from dataflow import limits
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputGoneError, SchemaError
-from dataflow.operators.base import OperatorContext
+from dataflow.operators.base import OperatorContext, set_fields
 from dataflow.sources import base
-from dataflow.sources.file_bytes import GZIP_SUFFIX
-from dataflow.sources.input_files import FileSeen, WatchedFiles
-from dataflow.sources.lines import LineChunks, position_text, replay_lines, whole_lines
-from dataflow.sources.objects import input_files
-from dataflow.sources.paths import Paths, check_errors, end_path, input_paths, is_url, set_fields
+from dataflow.sources.base import RoundRobin, begin_bytes
+from dataflow.sources.input_files import (
+    GZIP_SUFFIX,
+    FileSeen,
+    Paths,
+    WatchedFiles,
+    end_path,
+    input_files,
+    input_paths,
+    is_url,
+)
+from dataflow.sources.lines import (
+    LINE_SCHEMA,
+    Errors,
+    LineChunks,
+    check_errors,
+    position_text,
+    replay_lines,
+    whole_lines,
+)
 from dataflow.sources.prefetched import owner_by_name
-from dataflow.sources.round_robin import RoundRobin, begin_bytes
-from dataflow.sources.text import LINE_SCHEMA, Errors
 from dataflow.sources.unread_files import unread_of_listed
 from dataflow.sources.watched_files import (
     CompleteGzips,

@@ -5,7 +5,7 @@ This file decides which bytes a step reads and verifies that they are unchanged.
 Splits are assigned to workers by index: file f of pass p belongs to worker (f + p) mod workers, so that
 passes balance out files of unequal size. A worker starts its splits in order. Without event time it reads one
 split after the other; if event time is taken from them, it starts all of them and continues with the one with
-the lowest watermark (`round_robin.py`).
+the lowest watermark (`RoundRobin`).
 
 A checkpoint contains:
 
@@ -31,16 +31,28 @@ from dataflow import limits
 from dataflow.core.event_time import SourceTime
 from dataflow.core.file_digest import FileDigest, Verify, check_verify, resumed
 from dataflow.errors import InputChangedError, InputListChangedError, SchemaError
-from dataflow.operators.base import OperatorContext
+from dataflow.operators.base import OperatorContext, set_fields
 from dataflow.sources import base
-from dataflow.sources.file_bytes import GZIP_SUFFIX, FileBytes
+from dataflow.sources.base import RoundRobin, begin_bytes
 from dataflow.sources.file_dealing import chained, combined, later_in, later_key, redealt
-from dataflow.sources.input_files import OpenInputs
-from dataflow.sources.lines import LineChunks, position_text, replay_lines, whole_lines
-from dataflow.sources.objects import input_files
-from dataflow.sources.paths import Paths, check_errors, input_paths, is_url, set_fields
-from dataflow.sources.round_robin import RoundRobin, begin_bytes
-from dataflow.sources.text import LINE_SCHEMA, Errors
+from dataflow.sources.input_files import (
+    GZIP_SUFFIX,
+    FileBytes,
+    OpenInputs,
+    Paths,
+    input_files,
+    input_paths,
+    is_url,
+)
+from dataflow.sources.lines import (
+    LINE_SCHEMA,
+    Errors,
+    LineChunks,
+    check_errors,
+    position_text,
+    replay_lines,
+    whole_lines,
+)
 from dataflow.sources.unread_files import OpenSplit, UnreadFiles
 
 _tail_bytes_min: Final = 4 * limits.KIB

@@ -1,18 +1,289 @@
-"""Where the files of a source are: an interface, and files on the hosts of workers. `objects.py` has those in
-buckets.
+"""Where the files of a source are, and their bytes by position: on the hosts of workers, or in a bucket.
 
-This file calls the operating system. `files.py` and `directory.py` decide which bytes are read.
+This file calls the operating system, zlib and `journal.archive.bucket`, and translates their errors; the
+source decides which bytes are read. A position in a gzip file refers to the decompressed content: reading
+from it decompresses everything before it again. Several concatenated gzip streams are one file, as in gzip.
+
+An object of a bucket is complete when it appears, and never changes. It can be replaced by another one, which
+has another version (ETag). Each request after the first one names the version of the bytes before
+(`If-Match`), also after a restore on another host, so bytes of two versions are never combined.
 """
 
 import glob
 import os
+import re
 import stat
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Protocol
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
-from dataflow.errors import InputReadError, SchemaError
-from dataflow.sources.file_bytes import FileBytes, PlainBytes, decompressed, open_regular
+from dataflow import limits
+from dataflow.buckets import service_errors
+from dataflow.errors import (
+    InputChangedError,
+    InputGoneError,
+    InputReadError,
+    InputUnavailableError,
+    SchemaError,
+)
 from dos_protocol.errors import encodable
+from journal import ArchiveNotFoundError, ArchiveUnavailableError
+from journal.archive.bucket import Bucket, ListedObject, ObjectPart
+from journal.archive.url import SCHEME, S3Url, parse_s3_url
+
+Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+"""One path, pattern or URL, or several."""
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_ENDPOINT: Final = "?endpoint="
+
+
+class InputPaths(NamedTuple):
+    """The input of a source: either paths on the hosts of workers, or URLs of one service without their
+    endpoint, so that a service may move without becoming another input.
+    """
+
+    entries: list[str]
+    endpoint: str | None
+
+
+def paths_of(given: Paths) -> list[str]:
+    """Return all paths as text, in the order given."""
+    entries = [given] if isinstance(given, (str, os.PathLike)) else given
+    return [os.fspath(entry) for entry in entries]
+
+
+def is_url(path: str) -> bool:
+    """Return whether a path is the URL of objects in a bucket."""
+    return path.startswith(SCHEME)
+
+
+def input_paths(given: Paths, endpoint: str | None) -> InputPaths:
+    """Check paths or URLs. A URL may end with ?endpoint=URL; `endpoint` has priority.
+
+    Raises SchemaError for a mixture, and for URLs that are not of buckets; BadUrlError.
+    """
+    entries = paths_of(given)
+    wrong = [entry for entry in entries if _URL.match(entry) and not is_url(entry)]
+    if wrong:
+        raise SchemaError(
+            f"{wrong[0]!r} is neither a path nor the URL of a bucket",
+            remedy="write URLs of objects as s3://BUCKET/KEY, as text: pathlib changes URLs",
+        )
+    urls = [entry for entry in entries if is_url(entry)]
+    if not urls:
+        if endpoint is not None:
+            raise SchemaError("endpoint is the service of a bucket, and the input has no URL s3://BUCKET/KEY")
+        return InputPaths(entries, None)
+    if len(urls) < len(entries):
+        local = next(entry for entry in entries if not is_url(entry))
+        raise SchemaError(f"{local!r} is a path and {urls[0]!r} a URL; use one source for each")
+    found, endpoints = [], set[str | None]()
+    for url in urls:
+        place, _, service = url.partition(_ENDPOINT)
+        bucket = place.removeprefix(SCHEME).partition("/")[0]
+        parameter = _ENDPOINT + service if service else ""
+        endpoints.add(parse_s3_url(f"{SCHEME}{bucket}{parameter}", endpoint).endpoint)
+        found.append(place)
+    if len(endpoints) > 1:
+        raise SchemaError(f"one source reads from one service, not from {sorted(map(str, endpoints))}")
+    return InputPaths(found, endpoints.pop())
+
+
+def end_path(until: "str | os.PathLike[str]", first: str) -> str:
+    """Return the path or URL at which the end of an input appears. `first`: one of the input.
+
+    Raises SchemaError, BadUrlError.
+    """
+    end = input_paths(until, None).entries[0]
+    if is_url(end) != is_url(first):
+        raise SchemaError(f"until={end!r} and the input {first!r} must both be paths, or both be URLs")
+    return end if is_url(end) else os.path.abspath(end)  # noqa: PTH100 - the path need not exist here
+
+
+GZIP_SUFFIX: Final = ".gz"
+_GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
+_block_bytes: Final = 256 * 1024
+
+
+class FileBytes(Protocol):
+    """Reads an open file. `read` raises InputReadError; of an object also what `ObjectBytes.read` raises."""
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """Device and inode of the file; None for an object, whose version each read verifies."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """The version of an object, "" before the first read, and for a file on a host."""
+        ...
+
+    def read(self, position: int, count: int) -> bytes:
+        """Return `count` bytes from `position` on, fewer at the end of the file. A position below the
+        previous one may require reading from the beginning.
+        """
+        ...
+
+    def size(self) -> int | None:
+        """Return the number of bytes; None if only reading can determine it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class GzipCutShortError(InputReadError):
+    """A file ends within its gzip stream. It may still be in the process of being written."""
+
+    remedy = "wait until the file is completely written, or repair it"
+
+
+def decompressed(path: str, file: FileBytes) -> FileBytes:
+    """Return the content of a file: decompressed if its name ends with .gz."""
+    return GzipBytes(path, file) if path.endswith(GZIP_SUFFIX) else file
+
+
+def open_regular(path: str) -> int:
+    """Return a descriptor to read a regular file. Raises InputReadError."""
+    try:
+        # non-blocking, because opening a pipe could wait forever
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise InputReadError(f"input {path!r} cannot be opened: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InputReadError(
+            f"input {path!r} is not a regular file, so it cannot be replayed from a position"
+        )
+    return fd
+
+
+class PlainBytes:
+    """The bytes as they are on disk."""
+
+    version: Final = ""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path, self._fd = path, fd
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        status = os.fstat(self._fd)
+        return status.st_dev, status.st_ino
+
+    def read(self, position: int, count: int) -> bytes:
+        try:
+            block = os.pread(self._fd, count, position)
+            while len(block) < count and (
+                more := os.pread(self._fd, count - len(block), position + len(block))
+            ):
+                block += more
+        except OSError as error:
+            raise InputReadError(
+                f"input {self._path!r} cannot be read at byte {position}: {error.strerror}"
+            ) from error
+        return block
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class GzipBytes:
+    """Decompresses while reading. Invariant: `_decompressed` is the known content from position `_at` on."""
+
+    def __init__(self, path: str, file: FileBytes) -> None:
+        self._path = path
+        self._file = file
+        self._rewind()
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        return self._file.identity
+
+    @property
+    def version(self) -> str:
+        return self._file.version
+
+    def _rewind(self) -> None:
+        self._consumed = 0
+        """Number of compressed bytes consumed."""
+        self._at = 0
+        self._decompressed = bytearray()
+        self._stream = zlib.decompressobj(_GZIP_WINDOW)
+        self._in_stream = False
+        """Whether the current stream has consumed any byte."""
+        self._between = False
+        """Whether a stream has ended and no further stream has started."""
+
+    def read(self, position: int, count: int) -> bytes:
+        if position < self._at:
+            self._rewind()
+        while True:
+            skip = min(position - self._at, len(self._decompressed))
+            del self._decompressed[:skip]
+            self._at += skip
+            if self._at == position and len(self._decompressed) >= count:
+                break
+            if not self._decompress():
+                break
+        return bytes(self._decompressed[:count]) if self._at == position else b""
+
+    def _decompress(self) -> bool:
+        """Decompress some more in bounded pieces, whatever the compression ratio. Return whether there was
+        more.
+        """
+        data = self._stream.unconsumed_tail or self._stream.unused_data
+        if self._stream.eof:
+            self._stream = zlib.decompressobj(_GZIP_WINDOW)
+            self._in_stream, self._between = False, True
+        while not (data := data.lstrip(b"\0") if self._between else data):  # zero padding may follow a stream
+            data = self._file.read(self._consumed, _block_bytes)
+            if not data:
+                return self._ended()
+            self._consumed += len(data)
+        self._in_stream, self._between = True, False
+        try:
+            self._decompressed += self._stream.decompress(data, _block_bytes)
+        except zlib.error as error:
+            raise InputReadError(
+                f"input {self._path!r} is damaged gzip before byte {self._consumed} of the file: {error}",
+                remedy="repair it, or rename it without .gz if it is not compressed",
+            ) from error
+        return True
+
+    def _ended(self) -> bool:
+        if self._in_stream:
+            raise GzipCutShortError(
+                f"input {self._path!r} ends within its gzip stream, at byte {self._consumed} of the file"
+            )
+        return False
+
+    def is_complete(self) -> bool:
+        """Return whether the file ends at the end of a stream; decompresses all of it. A damaged file counts
+        as whole, because reading it reports the damage.
+        """
+        try:
+            while self._decompress():
+                self._at += len(self._decompressed)
+                self._decompressed.clear()
+        except GzipCutShortError:
+            return False
+        except InputReadError:
+            return True
+        return self._consumed > 0
+
+    def size(self) -> None:
+        """Return None: only reading can determine the size."""
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class WatchedFiles(NamedTuple):
@@ -182,3 +453,216 @@ def _status_of(path: str) -> FileSeen | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     return FileSeen(status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns))
+
+
+_MAGIC: Final = re.compile(r"[*?\[]")
+_REPLACED_REMEDY: Final = (
+    "restore that version of the object, or start the region under a new name; write new lines into an object"
+    " with another name"
+)
+
+
+def input_files(path: str, endpoint: str | None) -> InputFiles:
+    """Return where a source reads whose first path is `path`."""
+    return BucketFiles(endpoint) if is_url(path) else LocalFiles()
+
+
+def check_version(path: str, position: int, expected: str, found: str) -> None:
+    """Raise InputChangedError if an object has another version than the one that was read."""
+    if expected != found:
+        raise InputChangedError(
+            path, position, f"the object {expected}", f"another one, {found}", remedy=_REPLACED_REMEDY
+        )
+
+
+class BucketFiles:
+    """The objects of one service, as one source of one worker reads them."""
+
+    versioned: ClassVar[bool] = True
+
+    def __init__(self, endpoint: str | None) -> None:
+        self._endpoint = endpoint
+        self._buckets: dict[str, Bucket] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self.open_count = 0
+
+    def expand(self, entries: Sequence[str]) -> list[str]:
+        found: list[str] = []
+        for entry in entries:
+            if glob.has_magic(entry):
+                found += sorted(path for path, _ in self._matching(entry))
+            elif entry.endswith("/") or "/" not in entry.removeprefix(SCHEME):
+                raise SchemaError(f"{entry!r} names no object; write {entry.rstrip('/')}/* for all below it")
+            else:
+                found.append(entry)
+        return found
+
+    def watched(self, entry: str) -> WatchedFiles:
+        root = entry.rstrip("/")
+        return WatchedFiles(root, entry if glob.has_magic(entry) else f"{root}/*")
+
+    def listing(self, patterns: Sequence[WatchedFiles]) -> dict[str, FileSeen]:
+        files: dict[str, FileSeen] = {}
+        for _, pattern in patterns:
+            for path, found in self._matching(pattern):
+                if not path.rpartition("/")[2].startswith((".", "_")):
+                    files[path] = FileSeen(found.size, found.version)
+        return dict(sorted(files.items()))
+
+    def _matching(self, pattern: str) -> Iterator[tuple[str, ListedObject]]:
+        """Yield the objects that match, in the order of their keys."""
+        bucket, key_pattern = self._located(pattern)
+        magic = _MAGIC.search(key_pattern)
+        prefix = key_pattern[: magic.start()] if magic else key_pattern
+        rest = key_pattern[len(prefix) :]
+        parts = key_pattern.split("/")
+        with _requests_to(bucket.url):
+            for found in bucket.objects(prefix, direct="/" not in rest and "**" not in rest):
+                if _matches(found.key.split("/"), parts):
+                    yield bucket.url_of(found.key), found
+
+    def open(self, path: str, version: str = "") -> FileBytes:
+        bucket, key = self._located(path)
+        return decompressed(path, ObjectBytes(self, bucket, key, version))
+
+    def exists(self, path: str) -> bool:
+        bucket, key = self._located(path)
+        with _requests_to(bucket.url):
+            return bucket.version(key) is not None
+
+    def check_access(self, path: str) -> None:
+        bucket, key = self._located(path)
+        prefix = _MAGIC.split(key)[0]
+        with _requests_to(bucket.url):
+            try:
+                list(bucket.objects(prefix, most=1))
+            except ArchiveUnavailableError as error:  # workers retry, as for every input that is not up yet
+                raise ConnectionError(str(error)) from error
+
+    def _located(self, path: str) -> tuple[Bucket, str]:
+        name, _, key = path.removeprefix(SCHEME).partition("/")
+        if name not in self._buckets:
+            self._buckets[name] = Bucket(S3Url(name, (), self._endpoint))
+        return self._buckets[name], key
+
+    def pool(self) -> ThreadPoolExecutor:
+        """Return the threads that read ahead."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(limits.object_reads_ahead, thread_name_prefix="dos-s3-read")
+        return self._pool
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+
+class ObjectBytes:
+    """The bytes of one object. Invariant: `_block` holds its bytes from `_begin` on.
+
+    Requests begin where the reader is. Their sizes grow while an object is read in order, and the next
+    request is made by another thread while the rows of the previous one are processed.
+    """
+
+    identity: Final = None
+
+    def __init__(self, files: BucketFiles, bucket: Bucket, key: str, version: str) -> None:
+        self._files, self._bucket, self._key = files, bucket, key
+        self.version = version
+        self._size: int | None = None
+        self._restart(0)
+        files.open_count += 1
+
+    def _restart(self, position: int) -> None:
+        self._begin, self._block = position, b""
+        self._length = limits.object_read_bytes_min
+        self._ahead: Future[ObjectPart | None] | None = None
+
+    def read(self, position: int, count: int) -> bytes:
+        """As `FileBytes.read`. Raises InputChangedError if the object was replaced, InputGoneError if it was
+        deleted; InputUnavailableError; InputReadError if there never was an object.
+        """
+        if not self._begin <= position <= self._begin + len(self._block):
+            self._restart(position)
+        while not self._has(position + count):
+            self._extend(position)
+        at = position - self._begin
+        return self._block[at : at + count]
+
+    def _has(self, end: int) -> bool:
+        """Return whether the block reaches `end`, or the end of the object."""
+        known = self._begin + len(self._block)
+        return known >= end or (self._size is not None and known >= self._size)
+
+    def _extend(self, position: int) -> None:
+        """Drop what precedes the position and append the next part."""
+        end = self._begin + len(self._block)
+        ahead, self._ahead = self._ahead, None
+        with _requests_to(self._bucket.url):
+            try:
+                if ahead is not None:
+                    part = ahead.result()
+                else:
+                    part = self._bucket.part(self._key, end, self._length, self.version)
+            except ArchiveNotFoundError as error:
+                if not self.version or "NoSuchBucket" in error.args[0]:
+                    raise
+                raise InputGoneError(self._bucket.url_of(self._key), position) from error
+        if part is None:
+            check_version(self._bucket.url_of(self._key), position, self.version, "of another version")
+            raise AssertionError("unreachable: the versions differ")
+        self.version, self._size = part.version, part.size
+        self._block = self._block[position - self._begin :] + part.data
+        self._begin = position
+        in_order = self._length > limits.object_read_bytes_min  # not the first request at this place
+        self._length = min(2 * self._length, self._length_max())
+        if in_order and not self._has(part.size):
+            at = self._begin + len(self._block)
+            get = partial(self._bucket.part, self._key, at, self._length, self.version)
+            self._ahead = self._files.pool().submit(get)
+
+    def _length_max(self) -> int:
+        share = limits.object_buffer_bytes_max // (2 * self._files.open_count)  # a block, and the one ahead
+        return max(limits.object_read_bytes_min, min(limits.object_read_bytes_max, share))
+
+    def size(self) -> int | None:
+        return self._size
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.cancel()
+        self._restart(0)
+        self._files.open_count -= 1
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Return whether the parts of a key match those of a pattern, as `glob` matches paths."""
+    if not patterns:
+        return not names
+    if patterns[0] == "**" and len(patterns) == 1:
+        return bool(names) and all(map(_is_shown, names))
+    if patterns[0] == "**" and _matches(names, patterns[1:]):
+        return True
+    if not names:
+        return False
+    if patterns[0] == "**":
+        return _is_shown(names[0]) and _matches(names[1:], patterns)
+    shown = _is_shown(names[0]) or patterns[0].startswith(".") or names[0] == patterns[0]
+    return shown and fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns[1:])
+
+
+def _is_shown(name: str) -> bool:
+    return bool(name) and not name.startswith(".")
+
+
+@contextmanager
+def _requests_to(url: S3Url) -> Iterator[None]:
+    """Translate errors of the bucket into those of sources."""
+    try:
+        with service_errors(url, InputUnavailableError, "a source needs GetObject and ListBucket"):
+            yield
+    except ArchiveNotFoundError as error:
+        raise InputReadError(
+            f"no such bucket or object: {error.args[0]}",
+            remedy=f"create the bucket {url.bucket!r} or the object, or correct the URL of the source",
+        ) from error

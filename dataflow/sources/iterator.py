@@ -5,7 +5,7 @@ is computed over its rows as JSON, so it does not depend on their division into 
 
 Within a step each split is read at most once, one after the other, so that the division determines the order
 of the rows. The next step starts with the next split. If event time is taken from the rows, the split with
-the lowest watermark is next (`round_robin.py`).
+the lowest watermark is next (`RoundRobin`).
 """
 
 import time
@@ -24,7 +24,7 @@ from dataflow.errors import InputChangedError, InputListChangedError, OperatorEr
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import parse_schema
 from dataflow.sources import base
-from dataflow.sources.round_robin import RoundRobin, begin_bytes
+from dataflow.sources.base import RoundRobin, begin_bytes
 from dataflow.values.python_rows import FAULTS, batch_of_rows
 from dos_protocol.digests import digest64
 from dos_protocol.errors import encodable, text_of

@@ -1,18 +1,57 @@
-"""Combines bytes of several files into one batch of lines that knows the position of each line.
+"""Lines of text: bytes of several files as one batch that knows the position of each line.
 
-This file holds what file sources share; they decide which bytes are read, and in which order. If a file does
-not end with a newline, one is added, so that its last line does not run into the first line of the next file.
+A line ends with \\n or \\r\\n, which is not part of it, as in Spark. A \\r elsewhere is data. The last line
+of a file needs no end; one is added, so that it does not run into the first line of the next file. A byte
+order mark at the beginning of a file is not part of its first line. UTF-8 is verified: invalid bytes are an
+error or are replaced by U+FFFD, as the user chooses.
 """
 
 from collections.abc import Callable
+from typing import Final, Literal, TypeAlias, get_args
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dataflow import limits
-from dataflow.errors import InputEncodingError, LineTooLongError
+from dataflow.errors import InputEncodingError, LineTooLongError, SchemaError
 from dataflow.sources.base import BatchPiece, SourceBatch, SourceDivision, SplitDivision
-from dataflow.sources.file_bytes import FileBytes
-from dataflow.sources.text import BYTE_ORDER_MARK, LINE_SCHEMA, Errors, line_start, lines_of
+from dataflow.sources.input_files import FileBytes
+
+Errors: TypeAlias = Literal["strict", "replace"]
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+LINE_SCHEMA: Final = pa.schema([pa.field("line", pa.string())])
+
+
+def lines_of(data: bytes, errors: Errors) -> pa.Array:
+    """Return the lines of `data`, which must end with \\n. Raises UnicodeDecodeError (strict); its `start`
+    is the first invalid byte.
+    """
+    text = _one_string(data)
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        data = data.decode("utf-8", errors).encode()
+        text = _one_string(data)
+    if b"\r\n" in data:
+        text = _one_string(data.replace(b"\r\n", b"\n"))
+    lines = pc.split_pattern(text, "\n").values
+    return lines.slice(0, len(lines) - 1)  # the empty string after the last \n is not a line
+
+
+def _one_string(data: bytes) -> pa.Array:
+    ends = np.array([0, len(data)], np.int32)
+    return pa.StringArray.from_buffers(1, pa.py_buffer(ends), pa.py_buffer(data))
+
+
+def line_start(data: bytes, line: int) -> int:
+    """Return the byte at which line number `line` (from 0) of `data` begins. Slow: scans all previous lines;
+    for error messages only.
+    """
+    at = 0
+    for _ in range(line):
+        at = data.index(b"\n", at) + 1
+    return at
 
 
 class LineChunks:
@@ -110,3 +149,10 @@ def position_text(source: SourceBatch, row: int | None, name_of: Callable[[Batch
 
 def _piece_at(pieces: tuple[BatchPiece, ...], at: int) -> BatchPiece:
     return next(piece for piece in reversed(pieces) if piece.at <= at)
+
+
+def check_errors(errors: object) -> None:
+    """Raise SchemaError if `errors` is not a valid way to treat bytes that are not UTF-8."""
+    known = get_args(Errors)
+    if errors not in known:
+        raise SchemaError(f"errors must be {' or '.join(map(repr, known))}, not {errors!r}")

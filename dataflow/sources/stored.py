@@ -1,25 +1,25 @@
-"""An input handle as a source: rows that producers write into the store.
+"""The sources whose rows are in a store: input handles, output logs, merged output logs of replicas.
 
-This file contains the description only; `sources/prefetched.py` reads the rows, `dataflow/producing.py`
-writes them.
-
-Each producer is a split. A producer that is added later is read from then on. The source ends when the handle
-is closed and everything recorded before is read.
-
-A handle in an entry store is read by one worker: the watermark is the least mark of all producers, and a
-worker that reads some of them cannot know when another one begins (`checkpoint/core/entry.py`, rule 4).
+Descriptions only: `prefetched.py` reads the rows. A source begins with what existed first or with what is
+retained, and finds splits that are added later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
 
-from checkpoint import check_input_name
+from checkpoint import check_input_name, output_chain
 from checkpoint.chains.input_reading import InputHandle
+from checkpoint.chains.output_follower import OnRewind
+from checkpoint.chains.output_following import PublishedOutput
 from dataflow.core.determinism import ReplicaProblem
 from dataflow.errors import SchemaError
+from dataflow.merging.order import MergeOrder, ReplicaPlace, merge_order
+from dataflow.merging.recording import MergeRecorder
+from dataflow.merging.replica_stream import consumer_name
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.event_time import check_time_column
 from dataflow.schema import parse_schema
@@ -30,7 +30,8 @@ from dataflow.sources.prefetched import (
     check_begin,
     owner_by_name,
 )
-from dos_client import Store, parse_url
+from dos_client import Store, open_store, parse_url
+from dos_protocol.names import check_name
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -96,6 +97,9 @@ class InputSource(PrefetchedSource):
         return InputHandle(store, application, self.name, from_retained=retained, time=time)
 
     def owner(self, split: str, workers: int) -> int:
+        # One worker reads all of an entry store: the watermark is the least mark of all producers, and a
+        # worker that reads some of them cannot know when another one begins (checkpoint/core/entry.py, rule
+        # 4).
         return owner_by_name(self.name if self.store_url else split, workers)
 
     def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem | None:
@@ -114,3 +118,178 @@ class InputSource(PrefetchedSource):
 
     def detail(self) -> str:
         return f"input {self.name}"
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class LogSource(PrefetchedSource):
+    """Reads the output of the `LogSink` named `sink`.
+
+        LogSource("sold", "item string, count bigint", region="shop.sales")
+
+    schema: the columns of its rows. region: the region of the sink, as named in `run`; None: another region
+    of the same graph. begin: where a region that has no checkpoint yet begins. "first": at the first row; it
+    fails if rows were trimmed. "retained": at the oldest row that is retained. on_rewind: what follows if
+    the other region is restored to an older checkpoint, and output is taken back that was read here. "fail":
+    this region fails with OutputRewoundError, so that it can be restored as well. "follow": it continues with
+    the output of the new line of history; what it made of the rows that were taken back stays.
+
+    Raises BadNameError, SchemaError.
+    """
+
+    what: ClassVar[str] = "log"
+    sink: str
+    schema: pa.Schema
+    region: str | None
+    begin: str
+    on_rewind: OnRewind
+
+    def __init__(
+        self,
+        sink: str,
+        schema: "str | pa.Schema",
+        *,
+        region: str | None = None,
+        begin: str = "first",
+        on_rewind: OnRewind = "fail",
+    ) -> None:
+        if on_rewind not in ("fail", "follow"):
+            raise SchemaError(f"on_rewind must be 'fail' or 'follow', not {on_rewind!r}")
+        object.__setattr__(self, "on_rewind", on_rewind)
+        object.__setattr__(self, "begin", check_begin(begin))
+        check_name(output_chain(sink))
+        if region is not None:
+            check_name(region)
+        object.__setattr__(self, "sink", sink)
+        object.__setattr__(self, "schema", parse_schema(schema))
+        object.__setattr__(self, "region", region)
+
+    def of_region(self, region: str) -> "LogSource":
+        """Return a copy that reads the sink of this region."""
+        return LogSource(self.sink, self.schema, region=region, begin=self.begin, on_rewind=self.on_rewind)
+
+    def origin(self, store: Store, reader: Reading) -> PublishedOutput:
+        del reader
+        if self.region is None:
+            raise SchemaError(
+                f"the region of log {self.sink!r} is not given; write LogSource(..., region=...)"
+            )
+        from_retained = self.begin == "retained"
+        return PublishedOutput(
+            store, self.region, self.sink, from_retained=from_retained, on_rewind=self.on_rewind
+        )
+
+    def owner(self, split: str, workers: int) -> int:
+        return int(split[1:]) % workers
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> ReplicaProblem:
+        del inputs
+        return ReplicaProblem(
+            "is a LogSource, which reads one replica of a region and has no rows while that one fails",
+            "use MergedLogSource, which reads all of them",
+        )
+
+    def detail(self) -> str:
+        return f"log {self.sink}"
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class MergedLogSource(PrefetchedSource):
+    """Reads the output of the `LogSink` named `sink` from replicas of its region at several sites.
+
+        MergedLogSource(
+            "out",
+            "at timestamp, load double",
+            region="board.joined",
+            sites={"purdue": "dos://p1,p2,p3", "osu": "dos://o1,o2,o3"},
+        )
+
+    A row that several replicas give is passed once, when the first of them gives it. A replica that is
+    silent, slow, cut off, restored to an older checkpoint or replaced delays nothing that another one has,
+    and doubles nothing.
+
+    schema: the columns of its rows. region: the region of the sink, which has this name at each site. sites:
+    site -> URL of its store. time: the column with the event time, or several, of which the latest counts, as
+    in `LogSink(time=...)`; with one, use `event_time(..., marks=True)`. compare: compares rows of replicas,
+    "all", or one second of event time in n; "off" compares none. on_missing: what follows if no replica that
+    can be reached has all rows: "wait", or "accept", which continues without them. on_difference: what
+    follows if replicas give different rows, or run different graphs: "stop", which fails the region, or
+    "detach", which continues with those that agree, if they are more than half of at least three.
+
+    Raises BadNameError, SchemaError.
+    """
+
+    what: ClassVar[str] = "merged log"
+    sink: str
+    schema: pa.Schema
+    region: str
+    order: MergeOrder
+
+    def __init__(
+        self,
+        sink: str,
+        schema: "str | pa.Schema",
+        *,
+        region: str,
+        sites: Mapping[str, str],
+        time: "str | Sequence[str]" = "at",
+        compare: "str | int" = 16,
+        on_missing: str = "wait",
+        on_difference: str = "stop",
+    ) -> None:
+        order = merge_order(
+            sites,
+            region,
+            sink,
+            schema,
+            time=time,
+            compare=compare,
+            on_missing=on_missing,
+            on_difference=on_difference,
+        )
+        object.__setattr__(self, "sink", sink)
+        object.__setattr__(self, "schema", order.schema)
+        object.__setattr__(self, "region", region)
+        object.__setattr__(self, "order", order)
+
+    @property
+    def time(self) -> str | None:
+        """The column for `event_time(..., marks=True)`; None if there are several: a row may have one of them
+        below a mark.
+        """
+        return self.order.time[0] if len(self.order.time) == 1 else None
+
+    def open(self, context: OperatorContext) -> PrefetchedReader:
+        here = self.owner("", context.workers) == context.worker
+        return PrefetchedReader(self.schema, f"{self.what} {context.operator!r}", is_read_here=here)
+
+    def origin(self, store: Store, reader: Reading) -> InputHandle:
+        return InputHandle(store, reader.region, handle_of(reader.name))
+
+    def recorder(
+        self, store: Store, reader: Reading, token: bytes, report: Callable[[Mapping[str, int]], None]
+    ) -> MergeRecorder:
+        """Return what records the rows that `origin` reads. report: see `MergeRecorder`."""
+        consumer = consumer_name(reader.region, reader.name, store.record.store_id)
+
+        def connect(place: ReplicaPlace) -> AbstractAsyncContextManager[Store]:
+            return open_store(place.url, token=token, client=consumer)
+
+        handle = handle_of(reader.name)
+        return MergeRecorder(
+            store, reader.region, handle, self.order, consumer=consumer, connect=connect, report=report
+        )
+
+    def owner(self, split: str, workers: int) -> int:
+        del split
+        return owner_by_name(self.sink, workers)
+
+    def replica_problem(self, inputs: Sequence[pa.Schema]) -> None:
+        del inputs  # all replicas read the same rows with the same times
+
+    def detail(self) -> str:
+        return f"merged log {self.sink}"
+
+
+def handle_of(source: str) -> str:
+    """Return the input handle in which the rows of a merged source are recorded."""
+    return source.replace(".", "-")

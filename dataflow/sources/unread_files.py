@@ -12,10 +12,8 @@ from typing import Final
 
 from checkpoint import SplitPosition
 from dataflow.core.file_digest import FileDigest
-from dataflow.sources.file_bytes import GZIP_SUFFIX
 from dataflow.sources.file_dealing import DealtFiles
-from dataflow.sources.input_files import FileSeen
-from dataflow.sources.paths import is_url
+from dataflow.sources.input_files import GZIP_SUFFIX, FileSeen, is_url
 
 _splits_counted_max: Final = 10_000
 """Splits of a worker's list that are visited to count what is unread: some milliseconds per second."""

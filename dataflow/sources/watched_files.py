@@ -13,9 +13,15 @@ from checkpoint import SplitPosition
 from dataflow import limits
 from dataflow.errors import InputChangedError, InputReadError
 from dataflow.sources.base import SplitDivision
-from dataflow.sources.file_bytes import FileBytes, GzipBytes, PlainBytes, open_regular
-from dataflow.sources.input_files import FileSeen, InputFiles
-from dataflow.sources.objects import check_version
+from dataflow.sources.input_files import (
+    FileBytes,
+    FileSeen,
+    GzipBytes,
+    InputFiles,
+    PlainBytes,
+    check_version,
+    open_regular,
+)
 from dos_protocol.digests import PrefixDigest, digest64
 
 _mark_bytes: Final = 4 * 1024

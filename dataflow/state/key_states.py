@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from checkpoint.chains.state_blocks import DELETED_COLUMN, block_schema, key_columns, state_version_of
 from dataflow.core.event_time import END, Watermark
-from dataflow.operators.python_rows import rows_of
 from dataflow.state.accumulators import SlotNumbers
 from dataflow.state.columns import Slots
 from dataflow.state.keyed_table import SlotValues
 from dataflow.state.migration import StateHistory
 from dataflow.state.value_store import MemoryValueStore, ValueStore, columns_of
+from dataflow.values.python_rows import rows_of
 
 TIMER: Final = "_timer"
 IS_SET: Final = "_is_set"

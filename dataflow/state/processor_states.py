@@ -13,9 +13,8 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from dataflow.errors import SchemaError
-from dataflow.operators.spark_functions import refuse
 from dataflow.schema import parse_schema
-from dataflow.values.spark_rows import Tuples, take_millis
+from dataflow.values.spark_rows import Tuples, refuse, take_millis
 
 TIMERS: Final = "_timers"
 _V = TypeVar("_V", bound="_Variable")

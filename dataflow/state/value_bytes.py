@@ -22,9 +22,9 @@ import msgspec
 import pyarrow as pa
 
 from dataflow.errors import SchemaError
-from dataflow.operators.python_rows import time_reader
 from dataflow.state.migration import Value
 from dataflow.values.nested import values_of
+from dataflow.values.python_rows import time_reader
 
 Cell: TypeAlias = Any
 

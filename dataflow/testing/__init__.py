@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
-from dataflow.graph.builder import Graph, GraphPlan
+from dataflow.graph.builder import Graph
+from dataflow.graph.plan import GraphPlan
 from dataflow.operators.apply import ApplySpec
-from dataflow.testing.step_batches import Rows
-from dataflow.testing.trial import Trial
+from dataflow.testing.trial import Rows, Trial
 
 
 class _Crash(Enum):

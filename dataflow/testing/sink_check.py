@@ -13,11 +13,15 @@ crash, with the same ids and in other batches.
 """
 
 import random
+import shutil
+import tempfile
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 from uuid import uuid4
 
@@ -29,9 +33,105 @@ from dataflow.errors import SchemaError, SinkOwnedError
 from dataflow.operators.base import OperatorContext
 from dataflow.schema import parse_schema
 from dataflow.sinks.base import SinkSpec, SinkWriter, owner_of
-from dataflow.testing.sink_directories import SinkDirectories
-from dataflow.testing.sink_stories import STORIES, ZOMBIES, random_acts
+from dataflow.state.operator_directory import OperatorDirectory
+from dataflow.testing.trial import KeptChanges
 from dos_protocol.errors import DosError
+from journal import Record
+from journal.files.rebuilding import Rebuilding
+
+
+class SinkDirectories:
+    """Real files and records, with lists as chains.
+
+    The list of a superseded worker is its own, because a chain refuses changes of a superseded worker.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[int, OperatorDirectory, KeptChanges]] = {}
+        """Worker -> newest incarnation, its directory and its changes."""
+        self._checkpoints: dict[tuple[int, int], list[Record]] = {}
+        """(worker, checkpoint) -> the changes up to there."""
+        self._root: Path | None = None
+        self._built = 0
+
+    def hand_to(self, writer: SinkWriter, worker: int, incarnation: int, checkpoint: int) -> None:
+        """Rebuild the files of a checkpoint, 0: of the beginning, and hand them to a writer."""
+        log = KeptChanges(list(self._checkpoints.get((worker, checkpoint), ())))
+        directory = OperatorDirectory(self._rebuilt(log.records), log)
+        writer.take_directory(directory)
+        if incarnation >= self._open.get(worker, (0,))[0]:
+            self._open[worker] = (incarnation, directory, log)
+
+    def checkpoint(self, worker: int, number: int) -> None:
+        """Take the files of a worker into a checkpoint. No effect for a sink that keeps none."""
+        if worker in self._open:
+            _, directory, log = self._open[worker]
+            log.snapshot_due = number % 2 == 0
+            directory.checkpoint(number, number)
+            self._checkpoints[worker, number] = list(log.records)
+
+    def at(self, workers: int, checkpoint: int) -> list[Path]:
+        """Return the files of each worker as of a committed checkpoint, as a reader restores them."""
+        return [self._rebuilt(self._checkpoints.get((worker, checkpoint), [])) for worker in range(workers)]
+
+    def _rebuilt(self, records: list[Record]) -> Path:
+        if self._root is None:
+            self._root = Path(tempfile.mkdtemp(prefix="dos-sink-check-"))
+            weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
+        self._built += 1
+        path = self._root / str(self._built)
+        with Rebuilding(path) as rebuilding:
+            rebuilding.replay.take(enumerate(records, 1))
+            rebuilding.put()
+        return path
+
+
+_AT: Final = "prepare sync commit"
+_DONE: Final = f"rows {_AT} publish"
+STORIES: Final[Mapping[str, str]] = {
+    "no failure": f"{_DONE} rows {_DONE}",
+    "a checkpoint without rows": f"{_AT} publish {_DONE} {_AT} publish",
+    "a crash before the first checkpoint": "rows crash rows",
+    "a crash in the middle of rows": f"{_DONE} rows crash rows",
+    "a crash between prepare and sync": f"{_DONE} rows prepare crash rows",
+    "a crash between prepare and commit": f"{_DONE} rows prepare sync crash rows",
+    "the number of a checkpoint comes again": f"rows prepare sync crash {_DONE} rows",
+    "a crash between commit and publish": f"rows {_AT} crash rows",
+    "a crash after one worker has published": f"rows {_AT} publish-one crash rows",
+    "a crash after publish": f"{_DONE} crash rows",
+    "publish is called twice": f"{_DONE} publish rows publish",
+    "the next checkpoint is prepared before publish": f"rows {_AT} rows prepare sync publish commit publish",
+    "two checkpoints are committed before publish": f"rows {_AT} rows {_AT} publish",
+    "a crash after two checkpoints that were not published": f"rows {_AT} rows {_AT} crash rows",
+    "publish arrives after the next prepare": f"rows {_AT} rows prepare publish sync commit crash rows",
+    "two crashes during the reset": f"rows {_AT} rows half half crash rows crash rows",
+    "a superseded worker continues": f"rows {_AT} rows prepare kill rows zombies prepare sync zombies",
+    "a superseded worker publishes late": f"rows {_AT} kill rows zombies {_DONE}",
+    "a superseded worker opens late": f"{_DONE} crash rows stale prepare sync stale commit",
+}
+"""What is done to a sink, as acts. Each ends with rows, a checkpoint and its publication."""
+ZOMBIES: Final = ("kill", "zombies", "stale")
+"""Acts of workers of superseded incarnations."""
+
+_acts_max: Final = 40
+
+
+def random_acts(rng: random.Random) -> list[str]:
+    """Return a story that `rng` makes up."""
+    often = (
+        "rows",
+        "rows",
+        "prepare",
+        "sync",
+        "commit",
+        "publish",
+        "publish-one",
+        "crash",
+        "half",
+        *ZOMBIES,
+    )
+    return [rng.choice(often) for _ in range(rng.randrange(10, _acts_max))]
+
 
 Early: TypeAlias = Literal["never", "taken back", "stays"]
 Fresh: TypeAlias = "Callable[[str], tuple[SinkSpec, Callable[..., Iterable[int]]]]"
@@ -366,6 +466,3 @@ def _in_thread(function: Callable[[], None]) -> None:
     thread.join()
     if raised:
         raise raised[0]
-
-
-__all__ = ["STORIES", "SinkCheckError", "check_refuses_other_run", "check_sink", "default_row"]

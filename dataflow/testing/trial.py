@@ -1,33 +1,286 @@
 """The workers of a graph in this process, for `dataflow.testing`.
 
-The circuits of all workers, their exchanges and the bytes of their state are real. Links, journals, sources
-and sinks are not: every source yields the rows given to `step`, and every sink keeps its rows.
+The circuits of all workers, their exchanges, the bytes of their state and the files of operators are real.
+Links, journals, sources and sinks are not: every source yields the rows given to `step`, every sink keeps its
+rows, and a chain is a list that is truncated at a crash.
 """
 
+import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from checkpoint import check_fingerprint, even_layout, rebalanced, state_parts
+from checkpoint import SplitPosition, check_fingerprint, even_layout, rebalanced, state_parts
 from checkpoint.chains.state_blocks import decode_block, encode_block
-from dataflow.core.event_time import SourceTime
-from dataflow.errors import OperatorError, SchemaError
-from dataflow.graph.builder import Graph, GraphPlan
+from dataflow.core.event_time import UNKNOWN, SourceTime, Watermark, further
+from dataflow.errors import OperatorError, SchemaError, UserFault
+from dataflow.graph.builder import Graph
+from dataflow.graph.plan import GraphPlan
 from dataflow.operators.apply import ApplySpec
-from dataflow.operators.python_rows import rows_of
-from dataflow.sources.base import BatchPiece, Positions, SourceBatch, SourceSpec, own_positions
+from dataflow.operators.base import OperatorContext, OperatorSpec
+from dataflow.schema import schema_text
+from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sources.base import (
+    BatchPiece,
+    Positions,
+    SourceBatch,
+    SourceDivision,
+    SourceReader,
+    SourceSpec,
+    own_positions,
+)
+from dataflow.state.directory_handover import Handover
 from dataflow.state.moving import Share
+from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.state.snapshot_spool import SnapshotSpool
-from dataflow.testing.directories import TrialDirectories
-from dataflow.testing.ends import TrialSink, TrialWriter, stand_in
-from dataflow.testing.step_batches import Rows, batch_of, batches_of
+from dataflow.values.python_rows import batch_of_rows, rows_of
 from dataflow.worker.checkpoint_part import OwnPart
 from dataflow.worker.circuit import Circuit, Sends
 from dataflow.worker.circuit_time import ONE_SPLIT, StepTime
+from journal import Record
+from journal.files.changing import snapshot_of
+from journal.files.rebuilding import Rebuilding
+
+
+@dataclass
+class KeptChanges:
+    """The chain of one directory (`dataflow.state.operator_directory.ChangeLog`)."""
+
+    records: list[Record] = field(default_factory=list)
+    checkpoint_at: int = 0
+    """The number of records in the checkpoint that was taken last."""
+    committed: int = 0
+    """The number of records in the committed checkpoint."""
+    snapshot_due: bool = False
+
+    def record(self, record: Record) -> None:
+        self.records.append(record)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def begin(self, sizes: Mapping[str, int], copy: Path) -> None:
+        self.records[:] = snapshot_of(copy, sizes)
+        shutil.rmtree(copy)
+
+    def checkpoint(self, checkpoint: int, step: int, sizes: Mapping[str, int], copy: Path | None) -> None:
+        del checkpoint, step
+        if copy is not None:
+            self.records[:] = snapshot_of(copy, sizes)
+            shutil.rmtree(copy)
+        self.checkpoint_at = len(self.records)
+
+    def crash(self) -> None:
+        """Discard what no committed checkpoint holds."""
+        del self.records[self.committed :]
+
+
+class TrialDirectories:
+    """The directories of all workers."""
+
+    def __init__(self) -> None:
+        self._logs: dict[tuple[int, str], KeptChanges] = {}
+        self._former: dict[tuple[int, str], KeptChanges] | None = None
+        """While the number of workers changes: those of the workers before."""
+        self._open: dict[tuple[int, str], OperatorDirectory] = {}
+        self._root: Path | None = None
+        self._incarnation = 0
+
+    def begin_incarnation(self) -> None:
+        """Begin an incarnation at the committed checkpoint; later changes are discarded."""
+        self._incarnation += 1
+        self._open.clear()
+        for log in self._logs.values():
+            log.crash()
+
+    def begin_move(self) -> None:
+        """Go to another number of workers: operators make their files from those at the checkpoint."""
+        for log in self._logs.values():
+            log.crash()
+        self._former, self._logs = self._logs, {}
+
+    def end_move(self, *, succeeded: bool) -> None:
+        """End what `begin_move` began. Without success the former files are the files again."""
+        if not succeeded and self._former is not None:
+            self._logs = self._former
+        self._former = None
+
+    def hand_to(self, circuit: Circuit, plan: GraphPlan, worker: int) -> None:
+        """Rebuild the files of a worker's operators and hand them over."""
+        for name, spec in plan.specs.items():
+            if spec.keeps_files:
+                log = self._logs.setdefault((worker, name), KeptChanges())
+                path = self._root_directory() / str(self._incarnation) / str(worker) / name
+                if self._former is None:
+                    _rebuild(path, log)
+                else:
+                    sources = {one: log for (one, operator), log in self._former.items() if operator == name}
+                    paths = {one: path.with_name(f".{name}.former") / str(one) for one in sorted(sources)}
+                    for one, copy in paths.items():
+                        _rebuild(copy, sources[one])
+                    circuit.begin_directory(name, Handover(path, 0, paths), log)
+                self._open[worker, name] = OperatorDirectory(path, log)
+                circuit.hand_directory(name, self._open[worker, name])
+
+    def _root_directory(self) -> Path:
+        if self._root is None:
+            self._root = Path(tempfile.mkdtemp(prefix="dos-trial-"))
+            weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
+        return self._root
+
+    def request_snapshots(self, *, due: bool) -> None:
+        """Set whether the next checkpoint includes all files."""
+        for log in self._logs.values():
+            log.snapshot_due = due
+
+    def commit(self) -> None:
+        """Commit the checkpoint that was taken last."""
+        for log in self._logs.values():
+            log.committed = log.checkpoint_at
+
+    def operators(self) -> list[str]:
+        """Return the operators with files."""
+        return sorted({name for _, name in self._logs})
+
+    def files(self, operator: str, worker: int) -> dict[str, bytes]:
+        """Return the files as plain reading sees them. Raises KeyError."""
+        root = self._open[worker, operator].path
+        return {
+            str(path.relative_to(root)): path.read_bytes()
+            for path in sorted(root.rglob("*"))
+            if path.is_file()
+        }
+
+
+def _rebuild(path: Path, log: KeptChanges) -> None:
+    with Rebuilding(path) as rebuilding:
+        rebuilding.replay.take((number, record) for number, record in enumerate(log.records, 1))
+        rebuilding.put()
+
+
+def stand_in(spec: OperatorSpec, schema: pa.Schema | None) -> OperatorSpec:
+    """Return what a trial runs for an operator: itself, unless it is a source or a sink."""
+    if isinstance(spec, SourceSpec):
+        return TrialSource(schema)
+    return TrialSink() if isinstance(spec, SinkSpec) else spec
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSource(SourceSpec):
+    schema: pa.Schema
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        del inputs
+        return self.schema
+
+    def open(self, context: OperatorContext) -> "TrialReader":
+        del context
+        return TrialReader()
+
+
+class TrialReader(SourceReader):
+    """A source that reads nothing: the trial feeds its circuit."""
+
+    exhausted = False
+
+    def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
+        """There are no positions."""
+
+    def read(self, bytes_max: int) -> SourceBatch | None:
+        del bytes_max
+        return None
+
+    def replay(self, division: SourceDivision) -> list[SourceBatch]:
+        del division
+        return []
+
+    def take_division(self) -> SourceDivision:
+        return {}
+
+    def positions(self) -> Positions:
+        return {}
+
+    def describe(self, source: SourceBatch, row: int | None) -> str:
+        del source
+        return "the rows given" if row is None else f"row {row} of those given"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSink(SinkSpec):
+    def open(self, context: OperatorContext) -> "TrialWriter":
+        del context
+        return TrialWriter()
+
+
+@dataclass(slots=True)
+class TrialWriter(SinkWriter):
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    watermark: Watermark = UNKNOWN
+    """The watermark of its rows after the newest step."""
+
+    def process(self, batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
+        self.batches.append(batch)
+        return ()
+
+    def on_punctuation(self, watermark: Watermark, index: int = 0) -> Sequence[pa.RecordBatch]:
+        del index
+        self.watermark = further(self.watermark, watermark)
+        return ()
+
+    def take(self) -> list[pa.RecordBatch]:
+        """Return the batches since the last call."""
+        batches, self.batches = self.batches, []
+        return batches
+
+    def prepare(self, checkpoint: int) -> None:
+        del checkpoint
+
+    def sync(self) -> None:
+        """Nothing is written."""
+
+    def reset_to(self, prepared: Any | None) -> None:
+        """A crash opens new writers."""
+
+
+Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pa.RecordBatch | pa.Table"
+"""Dicts, a batch or a table."""
+
+
+def batches_of(given: Any) -> list[Rows]:
+    """Return one batch of rows, or several, as a list of batches."""
+    if isinstance(given, (pa.RecordBatch, pa.Table)):
+        return [given]
+    several = list(given)
+    if several and not isinstance(several[0], Mapping):
+        return several
+    return [several]
+
+
+def batch_of(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the rows as a batch. Raises SchemaError for other columns."""
+    if isinstance(rows, pa.Table):
+        rows = rows.combine_chunks()
+        found = rows.to_batches()
+        rows = found[0] if found else []
+    if not isinstance(rows, pa.RecordBatch):
+        listed = list(rows)
+        try:
+            return batch_of_rows(listed, range(len(listed)), schema)
+        except UserFault as fault:
+            raise SchemaError(f"row {fault.row} of the step: {fault}") from fault
+    if not rows.schema.equals(schema):
+        raise SchemaError(
+            f"the source has columns ({schema_text(schema)}), and the step got ({schema_text(rows.schema)})"
+        )
+    return rows
+
 
 TakeOver: TypeAlias = Callable[[int, Circuit], None]
 

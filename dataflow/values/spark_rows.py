@@ -9,18 +9,21 @@ UTC: without a zone in DataFrames, as pandas reads such times anyway; with it in
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 
 from dataflow.errors import UserFault
-from dataflow.operators.frames import columns_of_frame
-from dataflow.operators.python_rows import micros_of_time, rows_of
 from dataflow.values.columns import taker
-from dataflow.values.python_rows import batch_of_result
+from dataflow.values.python_rows import batch_of_result, columns_of_frame, micros_of_time, rows_of
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
+
+
+def refuse(call: str, remedy: str) -> NoReturn:
+    """Raise NotImplementedError for a call that a replay could not repeat or that is not implemented."""
+    raise NotImplementedError(f"{call} is not supported here: {remedy}")
 
 
 class Row(tuple[Any, ...]):

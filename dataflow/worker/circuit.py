@@ -20,16 +20,14 @@ import pyarrow as pa
 from checkpoint import BUSY, Layout, OutputIdentity, TakenPart, merge_counters
 from dataflow.core.event_time import Watermark
 from dataflow.core.plan import KIND_RULES, NodePlan, OperatorKind, StagePlan
-from dataflow.graph.builder import GraphPlan
+from dataflow.graph.plan import GraphPlan
+from dataflow.operators.aggregates import CountSpec
 from dataflow.operators.base import Operator, OperatorContext, StateTable
 from dataflow.operators.broadcast_state import BroadcastStateOperator
-from dataflow.operators.count import CountSpec
 from dataflow.operators.event_time import WatermarkTable
-from dataflow.operators.routing import KeyBySpec, wire_schema
-from dataflow.operators.side_output import SideOutputSpec
-from dataflow.origins import BatchOrigin
+from dataflow.operators.routing import KeyBySpec, SideOutputSpec, wire_schema
 from dataflow.sinks.base import SinkWriter
-from dataflow.sources.base import SourceBatch, SourceReader
+from dataflow.sources.base import BatchOrigin, SourceBatch, SourceReader
 from dataflow.state.directory_handover import Handover
 from dataflow.state.directory_moving import begin_files, copy_of_one
 from dataflow.state.moving import Share

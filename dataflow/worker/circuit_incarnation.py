@@ -17,7 +17,7 @@ from dataflow.core.event_time import Watermark
 from dataflow.core.fixed_cost import FixedCost
 from dataflow.core.retained_steps import Held
 from dataflow.core.schedule import Barrier, Produce, RunStage, Schedule
-from dataflow.graph.builder import GraphPlan
+from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits
 from dataflow.sinks.log import LogWriter
 from dataflow.sources.prefetched import PrefetchedReader

@@ -20,7 +20,7 @@ from enum import Enum, auto
 
 from checkpoint import FailureKind
 from dataflow.errors import InputChangedError, InputListChangedError, OperatorError, SinkOwnedError
-from dataflow.graph.builder import GraphPlan
+from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits
 from dataflow.worker.circuit_incarnation import CircuitIncarnation
 from dataflow.worker.failures import CONVERSIONS, LOSSES, operator_error

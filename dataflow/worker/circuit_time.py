@@ -32,8 +32,7 @@ from dataflow.core.event_time import (
 from dataflow.core.plan import NodePlan
 from dataflow.graph.plan import GraphPlan
 from dataflow.operators.base import Operator
-from dataflow.operators.event_time import EventTimeOperator
-from dataflow.operators.nulls import NullRule
+from dataflow.operators.event_time import EventTimeOperator, NullRule
 from dataflow.sources.base import Positions, SourceBatch
 
 ONE_SPLIT: Final = SourceTime(caught_up_holds=False)

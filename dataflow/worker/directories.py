@@ -28,7 +28,7 @@ from checkpoint.chains.directory_store import DirectoryStore, FilesAt, directory
 from checkpoint.errors import ManifestError
 from checkpoint.runtime import runtime
 from dataflow import limits
-from dataflow.graph.builder import GraphPlan
+from dataflow.graph.plan import GraphPlan
 from dataflow.sinks.base import SinkSpec
 from dataflow.state.directory_handover import Handover
 from dataflow.worker.layout_change import LayoutChange

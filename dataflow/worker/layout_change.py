@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from checkpoint import CopyAhead, Restore, RetiredWorker, WorkerCheckpoint, region_of_worker, state_parts
-from dataflow.graph.builder import GraphPlan
+from dataflow.graph.plan import GraphPlan
 from dataflow.operators.apply import ApplySpec
 from dataflow.sources.base import Positions, SourceSpec, own_positions
 from dataflow.state.moving import Share

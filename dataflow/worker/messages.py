@@ -30,7 +30,7 @@ from checkpoint import (
 from dataflow.core.retained_steps import Held, Records
 from dataflow.core.schedule import NO_CHECKPOINT, Barrier
 from dataflow.sinks.base import SinkWriter
-from dataflow.sources.prefetch_buffer import PrefetchBuffer
+from dataflow.sources.prefetched import PrefetchBuffer
 from dataflow.state.directory_handover import Handover
 from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.worker.failures import naming

@@ -31,7 +31,7 @@ from checkpoint.chains.output_following import split_of
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.trimming import TrimPlanner
 from dataflow.core.durable_steps import DurableSteps
-from dataflow.graph.builder import GraphPlan
+from dataflow.graph.plan import GraphPlan
 from dataflow.sinks.log import LogSink
 from dataflow.worker.collecting import FloorCollector
 from dataflow.worker.messages import OutputMade

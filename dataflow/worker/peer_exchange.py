@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from checkpoint import Restore
 from dataflow.errors import PeerLostError
-from dataflow.graph.builder import GraphPlan
+from dataflow.graph.plan import GraphPlan
 from dataflow.worker.exchange import Exchange
 from dataflow.worker.journals import after_step
 from dataflow.worker.messages import Inbox, Shared

@@ -16,11 +16,9 @@ import trio
 from checkpoint import Checkpoint, InputPiece, SplitPosition, WorkerCheckpoint, check_log, limits
 from checkpoint.errors import InputTrimmedError
 from dataflow.errors import InputChangedError
-from dataflow.graph.builder import GraphPlan
-from dataflow.sources.log import LogSource
-from dataflow.sources.merged_log import MergedLogSource
-from dataflow.sources.prefetch_buffer import PrefetchBuffer
-from dataflow.sources.prefetched import Follower, PrefetchedSource, Reading
+from dataflow.graph.plan import GraphPlan
+from dataflow.sources.prefetched import Follower, PrefetchBuffer, PrefetchedSource, Reading
+from dataflow.sources.stored import LogSource, MergedLogSource
 from dataflow.worker.spec import WorkerSpec
 from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, TokenRefusedError, open_store
 from dos_protocol.errors import BrokenConnectionError, CorruptDataError

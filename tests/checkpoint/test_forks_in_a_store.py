@@ -25,8 +25,8 @@ from checkpoint.maintenance.deleting import delete_region, plan_deletion
 from checkpoint.maintenance.forking import Forking, fork_needs, fork_region, plan_fork
 from checkpoint.maintenance.savepoint_making import StoppedRegion
 from checkpoint.maintenance.stopped_region import append_record, hold_manifest
-from dataflow.sources.log import LogSource
 from dataflow.sources.prefetched import Reading
+from dataflow.sources.stored import LogSource
 from dataflow.worker.prefetching import Prefetcher
 from dos_client import Store, open_store, randomness
 from dos_server.testing import MemoryServer, Servers, memory_store

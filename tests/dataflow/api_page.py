@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import dataflow
 import dos
 from dataflow import testing
-from dataflow.graph.builder import GraphPlan
+from dataflow.graph.plan import GraphPlan
 from dataflow.handle import RegionHandle
 from dataflow.operators.aggregates import Aggregate
 from dataflow.operators.base import OperatorSpec

@@ -43,8 +43,7 @@ from dataflow import (
 from dataflow.limits import WorkerLimits
 from dataflow.operators.base import OperatorSpec
 from dataflow.sinks.sql import SqlSink
-from dataflow.sources.prefetch_buffer import PrefetchBuffer
-from dataflow.sources.prefetched import PrefetchedSource
+from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedSource
 from dataflow.state.directory_handover import Handover
 from dataflow.worker import making_durable
 from dataflow.worker.circuit_loop import CircuitLoop

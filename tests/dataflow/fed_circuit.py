@@ -14,8 +14,7 @@ from dataflow import CallSink, Count, Graph, InputSource, Tumbling
 from dataflow.core.event_time import is_time
 from dataflow.limits import WorkerLimits
 from dataflow.schema import parse_schema
-from dataflow.sources.prefetch_buffer import PrefetchBuffer
-from dataflow.sources.prefetched import PrefetchedReader
+from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedReader
 from dataflow.worker.circuit import Circuit
 from dataflow.worker.identity import Clock
 from dataflow.worker.messages import Shared

@@ -9,7 +9,7 @@ from moto.s3.models import s3_backends
 
 from checkpoint import SplitPosition
 from dataflow import DirectorySource, FileSource, limits
-from dataflow.sources import objects
+from dataflow.sources import input_files
 from dataflow.sources.base import Positions, SourceBatch, SourceReader
 from dataflow.sources.directory import DirectoryReader
 from dataflow.sources.files import FileReader
@@ -23,7 +23,7 @@ LONG = "line\n" * 20
 @pytest.fixture
 def bucket(service: FakeS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
     """The service. A request is not repeated after a while, but at once."""
-    monkeypatch.setattr(objects, "Bucket", quick)
+    monkeypatch.setattr(input_files, "Bucket", quick)
     forget(service)
     yield service
     service.rules.clear()

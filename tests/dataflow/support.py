@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import trio
 
 from dataflow import FileSink, FileSource, Graph
-from dataflow.sinks.tsv import parse_row
+from dataflow.sinks.files import parse_row
 from dos_client import init_store
 from tests.support.servers import ServerProcess, url_of
 

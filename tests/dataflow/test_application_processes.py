@@ -23,8 +23,8 @@ from dataflow import (
     collect_output,
     consistent,
 )
-from dataflow.application import Application
 from dataflow.blocking import close_input, open_producer
+from dataflow.handle import Application
 from dataflow.local import run_local
 from dos_client.blocking import open_store
 from tests.dataflow.producer_process import SCHEMA, rows_of

@@ -18,7 +18,7 @@ from dataflow import (
     UserOperator,
 )
 from dataflow.errors import OperatorError
-from dataflow.operators.own_state import _changed_rows
+from dataflow.operators.apply import _changed_rows
 from dataflow.testing import Trial
 from tests.dataflow.test_windows import row, second
 from tests.dataflow.trials import Row, arrangements, multiset, play_with_trouble, timely
@@ -195,7 +195,7 @@ def test_rows_of_a_drain_need_the_declaration() -> None:
 
 
 def test_a_checkpoint_writes_what_changed() -> None:
-    from dataflow.operators.own_state import OwnState
+    from dataflow.operators.apply import OwnState
     from dataflow.state.migration import StateHistory
 
     schema = pa.schema([("a", pa.float64()), ("b", pa.list_(pa.int64()))])

@@ -14,7 +14,7 @@ from checkpoint import limits as checkpoint_limits
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.region import RegionSpec
 from dataflow import FileSink, Graph, InputSource, LogSink, blocking, collect_output
-from dataflow.graph.parts import check_places, parts_of
+from dataflow.graph.builder import check_places, parts_of
 from dos_client.blocking import open_store as open_blocking
 from dos_server.testing import threaded_store
 from tests.dataflow.producer_process import SCHEMA, rows_of

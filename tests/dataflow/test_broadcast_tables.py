@@ -9,7 +9,7 @@ import pytest
 
 from dataflow import FileSink, FileSource, Graph, GraphError, LogSink, consistent, limits
 from dataflow.errors import UserFault
-from dataflow.graph.stream import Stream
+from dataflow.graph.builder import Stream
 from dataflow.limits import WorkerLimits
 from dataflow.operators.broadcast_state import BroadcastStateOperator
 from tests.dataflow.region_in_one_thread import OneThreadRegion

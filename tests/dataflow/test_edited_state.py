@@ -33,10 +33,9 @@ from dataflow import (
     limits,
 )
 from dataflow.core.event_time import END
-from dataflow.editing.planning import NO_STATE, PlannedEdit, StoredState, as_table, planned, rules_for
+from dataflow.editing.calls import NO_STATE, PlannedEdit, StoredState, as_table, planned, rules_for
 from dataflow.graph.plan import GraphPlan
-from dataflow.operators.aggregate import AggregateSpec
-from dataflow.operators.aggregates import open_all
+from dataflow.operators.aggregates import AggregateSpec, open_all
 from tests.dataflow.region_in_one_thread import OneThreadRegion, StoredCheckpoint
 from tests.dataflow.user_operators import Seen
 

@@ -12,7 +12,7 @@ from checkpoint.chains.state_blocks import decode_block, encode_block
 from checkpoint.core.layout import even_layout
 from checkpoint.key_hash import hash_keys
 from dataflow import limits
-from dataflow.operators.count import CountOperator
+from dataflow.operators.aggregates import CountOperator
 from dataflow.operators.routing import wire_schema
 from dataflow.worker.partitioning import (
     Partitioner,

@@ -17,11 +17,10 @@ from dataflow import FileSink, FileSource
 from dataflow.core.file_digest import FileDigest, Verify, resumed
 from dataflow.errors import InputChangedError, SchemaError
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.files import FileWriter, part_name
-from dataflow.sinks.part_file import PartFile
+from dataflow.sinks.files import FileWriter, PartFile, part_name
 from dataflow.sources.base import DONE_SPLITS
-from dataflow.sources.file_bytes import PlainBytes
 from dataflow.sources.files import FileReader
+from dataflow.sources.input_files import PlainBytes
 from dos_protocol.digests import ResumePoint, prefix_digest
 from dos_protocol.errors import CorruptDataError
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from dataflow import FileSink, SchemaError, limits
 from dataflow.errors import OutputLostError, SinkFencedError, SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.files import FileWriter
-from dataflow.sinks.tsv import parse_row, tsv_of
+from dataflow.sinks.files import FileWriter, parse_row, tsv_of
 from dos_protocol.errors import CorruptDataError
 
 SCHEMA = pa.schema([("word", pa.string()), ("count", pa.int64())])

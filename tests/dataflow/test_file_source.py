@@ -21,8 +21,8 @@ from dataflow.errors import (
     LineTooLongError,
 )
 from dataflow.sources.base import DONE_SPLITS, SourceBatch
-from dataflow.sources.file_bytes import GzipBytes, PlainBytes
 from dataflow.sources.files import FileReader
+from dataflow.sources.input_files import GzipBytes, PlainBytes
 from dos_protocol.digests import ResumePoint, prefix_digest
 
 _texts = st.lists(

@@ -11,12 +11,11 @@ import pytest
 from dataflow import FileSource, Graph, JournaledFileSink, SchemaError, limits
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec
+from dataflow.sinks.files import parse_row
 from dataflow.sinks.journaled import JournaledFileWriter
-from dataflow.sinks.tsv import parse_row
 from dataflow.state.operator_directory import OperatorDirectory
-from dataflow.testing.directories import KeptChanges
-from dataflow.testing.sink_check import SinkCheckError, check_sink
-from dataflow.testing.sink_directories import SinkDirectories
+from dataflow.testing.sink_check import SinkCheckError, SinkDirectories, check_sink
+from dataflow.testing.trial import KeptChanges
 from dos_protocol.errors import CorruptDataError
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 

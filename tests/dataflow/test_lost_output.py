@@ -14,8 +14,7 @@ from checkpoint.core.region import RegionState
 from dataflow import FileSink, FileSource, Graph, ParquetSink
 from dataflow.errors import OutputLostError
 from dataflow.limits import WorkerLimits
-from dataflow.sinks.part_file import AcceptedLoss
-from dataflow.sinks.tsv import parse_row
+from dataflow.sinks.files import AcceptedLoss, parse_row
 from tests.dataflow.test_region_processes import WAIT_S, finished, hurry, running, unhurried
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]

@@ -11,8 +11,8 @@ from dataflow import ParquetSink, SchemaError, limits
 from dataflow.errors import OutputLostError, SinkOwnedError, SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
+from dataflow.sinks.files import AcceptedLoss
 from dataflow.sinks.parquet import ParquetOutput
-from dataflow.sinks.part_file import AcceptedLoss
 from dataflow.testing.sink_check import check_sink
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])

@@ -21,7 +21,7 @@ from dataflow import (
     autonomous,
     consistent,
 )
-from dataflow.graph.parts import part_options, parts_of
+from dataflow.graph.builder import part_options, parts_of
 from examples.shop import shop
 
 WORDS = "word string"

@@ -10,8 +10,7 @@ from checkpoint.core.manifest import SplitPosition
 from dataflow import limits
 from dataflow.errors import InputChangedError, InputReadError
 from dataflow.sources.base import SourceDivision
-from dataflow.sources.prefetch_buffer import PrefetchBuffer
-from dataflow.sources.prefetched import PrefetchedReader, owner_by_name
+from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedReader, owner_by_name
 from dos_protocol.digests import digest64
 
 SCHEMA = pa.schema([("split", pa.string()), ("number", pa.int64())])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataflow.operators.python_rows import micros_of_time, rows_of, time_reader
+from dataflow.values.python_rows import micros_of_time, rows_of, time_reader
 
 TIMES = st.datetimes() | st.none()
 

@@ -21,8 +21,7 @@ from checkpoint.core.region_events import WorkerJoined, WorkerLost
 from dataflow import FileSink, FileSource, Graph, OperatorFailure, local
 from dataflow.handle import RegionHandle
 from dataflow.operators.base import OperatorContext
-from dataflow.sinks.files import FileWriter, part_name
-from dataflow.sinks.part_file import PartFile
+from dataflow.sinks.files import FileWriter, PartFile, part_name
 from tests.dataflow.fork_launcher import ForkLauncher
 from tests.dataflow.support import last_counts, split_words, true_counts
 from tests.dataflow.test_region_processes import WAIT_S, Watch, finished, running

@@ -8,7 +8,7 @@ import pytest
 
 from dataflow.core.transactions import Transactions, parse_name
 from dataflow.errors import SinkWriteError
-from dataflow.sinks import s3, s3_upload
+from dataflow.sinks import s3
 from dataflow.sinks.two_phase import TwoPhaseWriter
 from dataflow.testing.sink_check import STORIES, _Story, default_row
 from journal.archive.bucket import Bucket
@@ -41,14 +41,14 @@ def completes_at_once(self: s3.S3Output, transaction: str) -> Any:
     return receipt
 
 
-def without_the_remainder(self: s3_upload._Parts) -> s3_upload.Receipt:
+def without_the_remainder(self: s3._Parts) -> s3.Receipt:
     self._buffer.clear()
     return _finish(self)
 
 
-def keys_by_number(bucket: Bucket, key: str, *others: Any) -> s3_upload.RowUpload:
+def keys_by_number(bucket: Bucket, key: str, *others: Any) -> s3.RowUpload:
     """Without the incarnation, workers of two incarnations write the same key."""
-    return s3_upload.RowUpload(bucket, re.sub(r"-i\d{10}", "-i0000000001", key), *others)
+    return s3.RowUpload(bucket, re.sub(r"-i\d{10}", "-i0000000001", key), *others)
 
 
 def without_receipts(self: Any, prepared: Any) -> Any:
@@ -63,14 +63,14 @@ def of_everybody(self: Transactions, staged: Iterable[str]) -> list[str]:
 
 ZOMBIE = "rows prepare sync commit kill rows prepare sync commit publish zombies"
 """One that publishes its rows late, when its successor has published them, and its own."""
-_prepare, _finish = s3.S3Output.prepare, s3_upload._Parts.finish
+_prepare, _finish = s3.S3Output.prepare, s3._Parts.finish
 
 
 @pytest.mark.parametrize(
     ("kind", "method", "fault", "story", "said"),
     [
         (s3.S3Output, "prepare", completes_at_once, "no failure", "visible too early: "),
-        (s3_upload._Parts, "finish", without_the_remainder, "no failure", "lost: "),
+        (s3._Parts, "finish", without_the_remainder, "no failure", "lost: "),
         (s3, "RowUpload", keys_by_number, "a zombie", "neither the object"),
         (TwoPhaseWriter, "voted", without_receipts, "a crash between commit and publish", "KeyError"),
         (Transactions, "left_over", of_everybody, "a superseded worker opens late", "was aborted"),

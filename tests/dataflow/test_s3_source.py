@@ -15,7 +15,7 @@ from dataflow.errors import (
     InputGoneError,
     InputReadError,
 )
-from dataflow.sources import objects
+from dataflow.sources import input_files
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.s3_sources import (
     LONG,
@@ -96,7 +96,7 @@ def test_patterns_mean_what_they_mean_for_paths(bucket: FakeS3, prefix: str, tmp
         except SchemaError:
             expected = []
         expected = [path for path in expected if (tmp_path / path).is_file()]
-        found = objects.BucketFiles(None).expand([url(prefix, f"/{pattern}")])
+        found = input_files.BucketFiles(None).expand([url(prefix, f"/{pattern}")])
         assert [path.removeprefix(url(prefix, "/")) for path in found] == expected, pattern
     assert Reading(DirectorySource(url(prefix, "/"))).all_lines() == ["a.log", "b.txt", "e#1?.log"]
     forget(bucket)
@@ -112,7 +112,7 @@ def test_any_part_of_an_object_can_be_read_in_any_order(
     content = bytes(range(256)) * 2
     put(f"{prefix}/a", content)
     rng, at = random.Random(3), 0
-    held = objects.BucketFiles(None).open(url(prefix, "/a"))
+    held = input_files.BucketFiles(None).open(url(prefix, "/a"))
     for _ in range(60):
         at = rng.choice([at, at, rng.randrange(600)])
         count = rng.randrange(1, 60)
@@ -193,8 +193,8 @@ def test_requests_become_larger_and_the_next_one_is_made_ahead(bucket: FakeS3, p
 
 
 def test_what_objects_hold_in_memory_is_bounded_however_many_are_open(prefix: str) -> None:
-    files = objects.BucketFiles("http://127.0.0.1:9")
-    open_ones = [objects.ObjectBytes(files, object(), f"{number}", "") for number in range(256)]  # type: ignore[arg-type]
+    files = input_files.BucketFiles("http://127.0.0.1:9")
+    open_ones = [input_files.ObjectBytes(files, object(), f"{number}", "") for number in range(256)]  # type: ignore[arg-type]
     assert open_ones[0]._length_max() == limits.object_read_bytes_min
     for one in open_ones[1:]:
         one.close()
@@ -244,7 +244,7 @@ def test_an_object_that_was_replaced_while_it_is_read_is_refused_by_name(
     """Also by a longer one that begins with the same bytes."""
     small_requests(monkeypatch, 12)
     packed = name.endswith(".gz")
-    monkeypatch.setattr("dataflow.sources.file_bytes._block_bytes", 4)
+    monkeypatch.setattr("dataflow.sources.input_files._block_bytes", 4)
     text = "".join(f"{number * 7919}\n" for number in range(100))
     put(f"{prefix}/{name}", gzip.compress(text.encode()) if packed else text)
     reading = half_read(kind(url(prefix, f"/{name[:1]}*")))

@@ -10,7 +10,7 @@ from checkpoint import SplitPosition
 from dataflow import FileSource
 from dataflow.core.file_digest import FileDigest
 from dataflow.errors import InputGoneError
-from dataflow.sources import directory, files, objects
+from dataflow.sources import directory, files, input_files
 from dataflow.sources.base import SplitDivision
 from dataflow.sources.input_files import FileSeen
 from journal.archive.bucket import Bucket, ObjectPart
@@ -82,7 +82,7 @@ def whatever_arrives(
     return ObjectPart(data, str(answer["ETag"]), len(data))
 
 
-def with_the_old_part(self: objects.ObjectBytes, position: int) -> None:
+def with_the_old_part(self: input_files.ObjectBytes, position: int) -> None:
     """What was requested ahead is taken for what is at another position."""
     self._begin, self._block, self._length = position, b"", 20
     self._ahead = getattr(self, "_ahead", None)
@@ -130,7 +130,7 @@ def with_the_old_part(self: objects.ObjectBytes, position: int) -> None:
             without(service_tests.test_a_service_without_ranges_is_refused),
         ),
         (
-            objects.ObjectBytes,
+            input_files.ObjectBytes,
             "_restart",
             with_the_old_part,
             tests.test_any_part_of_an_object_can_be_read_in_any_order,
@@ -155,7 +155,7 @@ def test_a_service_that_ignores_if_match_is_noticed(
     bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second line of defense: the version of each reply is compared, too."""
-    shared_client = objects.Bucket(S3Url(BUCKET, ()))._client
+    shared_client = input_files.Bucket(S3Url(BUCKET, ()))._client
     get = shared_client.get_object
 
     def unconditional(**request: Any) -> Any:

@@ -11,8 +11,8 @@ from dataflow.errors import (
     InputUnavailableError,
 )
 from dataflow.limits import WorkerLimits
-from dataflow.sources import objects
-from dataflow.sources.file_bytes import GzipBytes
+from dataflow.sources import input_files
+from dataflow.sources.input_files import GzipBytes
 from dataflow.worker.circuit_loop import CircuitLoop, LoopState
 from dataflow.worker.identity import Identity
 from dataflow.worker.messages import Inbox, Shared
@@ -60,7 +60,7 @@ def test_a_bucket_that_cannot_be_read_is_refused_with_the_remedy(
     for refused in (there.check_access, Reading(there).lines):
         with pytest.raises(InputUnavailableError, match=r"AccessDenied.*needs GetObject and ListBucket"):
             refused()
-    monkeypatch.setattr(objects, "Bucket", Bucket)
+    monkeypatch.setattr(input_files, "Bucket", Bucket)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(InputUnavailableError, match=r"Unable to locate credentials.*AWS_ACCESS_KEY_ID"):
@@ -158,4 +158,4 @@ def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path, bucket: FakeS3, 
     with pytest.raises(SchemaError, match="must both be paths, or both be URLs"):
         DirectorySource("s3://bucket/a", until=tmp_path)
     assert Reading(DirectorySource(f"s3://{BUCKET}", poll_s=7.0)).reader.has_input is not None
-    assert isinstance(objects.BucketFiles(None).open("s3://bucket/a.gz"), GzipBytes)
+    assert isinstance(input_files.BucketFiles(None).open("s3://bucket/a.gz"), GzipBytes)

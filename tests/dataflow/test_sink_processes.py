@@ -9,8 +9,7 @@ import sqlalchemy as sa
 
 from checkpoint.core.region import RegionState
 from dataflow import DirectorySource, FileSource, Graph, ParquetSink
-from dataflow.sinks.sql import SqlSink
-from dataflow.sinks.sql_tables import make_tables, writers
+from dataflow.sinks.sql import SqlSink, make_tables, writers
 from tests.dataflow.support import true_counts
 from tests.dataflow.test_region_processes import (
     WAIT_S,

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from checkpoint.core.region import RegionState, ResetReport
 from dataflow import DirectorySource, FileSink, FileSource, Graph, JournaledFileSink, RateSource, S3Sink
 from dataflow.limits import WorkerLimits
-from dataflow.sinks.tsv import parse_row
+from dataflow.sinks.files import parse_row
 from dos_cli.main import app
 from tests.dataflow.s3_sinks import client
 from tests.dataflow.support import rows_of

@@ -18,8 +18,7 @@ from dataflow import Graph, RateSource, SchemaError, limits
 from dataflow.errors import SinkFencedError, SinkWriteError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec, SinkWriter
-from dataflow.sinks.sql import SqlOutput, SqlSink
-from dataflow.sinks.sql_tables import make_tables, target_table
+from dataflow.sinks.sql import SqlOutput, SqlSink, make_tables, target_table
 from dataflow.testing.sink_check import check_sink
 from tests.dataflow.test_region_processes import WAIT_S, finished, running
 from tests.support.postgres import PostgresServer, postgres_server

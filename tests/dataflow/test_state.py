@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from checkpoint.chains.state_blocks import decode_block, encode_block
 from checkpoint.key_hash import hash_keys
 from dataflow.errors import SchemaError
+from dataflow.operators.aggregates import CountOperator
 from dataflow.operators.base import WEIGHT_COLUMN
-from dataflow.operators.count import CountOperator
 from dataflow.state.columns import is_key_type, key_column
 from dataflow.state.key_index import KeyIndex
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflow import CallSink, Graph, GraphError, InputSource, Max, SchemaError, Sliding, Tumbling
-from dataflow.operators import top_k
+from dataflow.operators import sorting
 from dataflow.testing import Trial
 from tests.dataflow.test_windows import BEGIN, SCHEMA, row
 from tests.dataflow.trials import Row, multiset, play_with_trouble, timely
@@ -46,12 +46,12 @@ def expected(rows: list[Row], k: int) -> list[Row]:
 def test_the_largest_rows_of_each_window_come_once_with_any_failures(
     rows: list[Row], k: int, few: bool, data: st.DataObject
 ) -> None:
-    before, top_k._prune_rows_min = top_k._prune_rows_min, 2 if few else 1000
+    before, sorting._prune_rows_min = sorting._prune_rows_min, 2 if few else 1000
     try:
         steps, lateness = data.draw(timely("rows", rows, "at"))
         trial = play_with_trouble(best(k, lateness), steps, data, end=True)
     finally:
-        top_k._prune_rows_min = before
+        sorting._prune_rows_min = before
     assert multiset(trial.rows("out")) == multiset(expected(rows, k))
     assert trial.rows("late_out") == []
 
@@ -76,7 +76,7 @@ def test_nan_is_the_largest_number_as_it_is_for_max_and_zeros_are_ordered_by_sig
 def test_they_come_largest_first_and_what_cannot_be_among_them_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(top_k, "_prune_rows_min", 5)
+    monkeypatch.setattr(sorting, "_prune_rows_min", 5)
     trial = Trial(best(2))
     for number in range(9):
         trial.step({"rows": [row(number, x=float(7 * number % 10))]}, checkpoint=True)

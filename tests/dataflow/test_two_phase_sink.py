@@ -16,7 +16,7 @@ from dataflow.core.transactions import TransactionName, Transactions, parse_name
 from dataflow.errors import SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec
-from dataflow.sinks.tsv import parse_row
+from dataflow.sinks.files import parse_row
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 from dataflow.testing.sink_check import SinkCheckError, check_sink
 from dos_protocol.errors import CorruptDataError

@@ -10,7 +10,7 @@ import pytest
 
 from checkpoint.errors import EditRefusedError
 from dataflow import IteratorSource, KeyState
-from dataflow.editing.planning import as_table
+from dataflow.editing.calls import as_table
 from dataflow.editing.rows import typed
 from dataflow.errors import OperatorError, SchemaError, UserFault
 from dataflow.operators.apply import apply_spec
@@ -21,7 +21,7 @@ from dataflow.operators.user_operator import UserOperator
 from dataflow.producing import parts_of
 from dataflow.state.migration import Migration, StateHistory
 from dataflow.state.processor_states import ProcessorHandle
-from dataflow.testing.step_batches import batch_of
+from dataflow.testing.trial import batch_of
 from dataflow.values.columns import column_of
 from dataflow.values.nested import values_of
 from tests.dataflow.sample_values import KINDS, VALUES, shape

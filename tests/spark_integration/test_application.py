@@ -19,7 +19,7 @@ from dataflow import (
     collect_output,
     consistent,
 )
-from dataflow.application import Application
+from dataflow.handle import Application
 from dos_client.blocking import open_store
 from dos_server import embedded
 from spark_integration import run

@@ -42,7 +42,7 @@ LATER: Edits = {
         ),
         ("    restore: Checkpoint \\| None", "    patience: int = 7\n    restore: Checkpoint | None"),
     ],
-    "dataflow/operators/count.py": [
+    "dataflow/operators/aggregates.py": [
         ("import dataclass\n", "import dataclass, field\n"),
         ("    keys: tuple", '    later: str = field(default="", kw_only=True)\n    keys: tuple'),
     ],

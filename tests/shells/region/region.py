@@ -15,7 +15,7 @@ from checkpoint.core.coordinator_vocabulary import End
 from checkpoint.core.region import RegionState
 from checkpoint.runtime import replace_runtime
 from dataflow import Graph, LogSink
-from dataflow.graph.builder import GraphPlan
+from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits
 from tests.shells.region.driver import Driver
 from tests.shells.region.files import KEEPER, Keeper

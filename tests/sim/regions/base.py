@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from checkpoint.core.coordinator_vocabulary import End
 from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import RegionSpec, RegionState
-from dataflow.graph.builder import GraphPlan
+from dataflow.graph.plan import GraphPlan
 from dataflow.worker.messages import CircuitFailed
 from tests.sim.history import History, ViolationError
 from tests.sim.regions.backing_up import Backups

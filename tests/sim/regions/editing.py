@@ -12,7 +12,7 @@ import pyarrow as pa
 from checkpoint import Edit
 from checkpoint.core.manifest import Checkpoint
 from checkpoint.maintenance.editing import EncodedRows, edit_stopped
-from dataflow.editing.planning import NO_STATE, as_table, planned, rules_for
+from dataflow.editing.calls import NO_STATE, as_table, planned, rules_for
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process
 from tests.sim.regions.claiming import Host

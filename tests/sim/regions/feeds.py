@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoint import WorkerCheckpoint
 from checkpoint.core.manifest import SplitPosition
-from dataflow.sources.prefetch_buffer import PrefetchBuffer
-from dataflow.sources.prefetched import Reading
+from dataflow.sources.prefetched import PrefetchBuffer, Reading
 from dataflow.sources.stored import InputSource
 from dataflow.worker.messages import Woken
 from dos_client.errors import QuorumUnavailableError

@@ -14,8 +14,7 @@ from checkpoint.core.manifest import Checkpoint
 from dataflow.errors import SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec
-from dataflow.sinks.files import FileWriter, part_name
-from dataflow.sinks.tsv import check_columns
+from dataflow.sinks.files import FileWriter, check_text_columns, part_name
 from dos_server.disk import replace_file
 from tests.sim.engine.disk import SimDisk
 
@@ -75,7 +74,7 @@ def counts_of(rows: list[list[str]]) -> Counter[str]:
 
 
 class Part:
-    """One file of one process, with the interface `dataflow.sinks.part_file.PartPort`."""
+    """One file of one process, with the interface `dataflow.sinks.files.PartPort`."""
 
     def __init__(
         self, output: Output, worker: int, sink: str, process: Holder, *, is_heir: bool = False
@@ -146,7 +145,7 @@ class RegionSink(SinkSpec):
         self._part_of = part_of
 
     def check_input(self, schema: pa.Schema) -> None:
-        check_columns(schema)
+        check_text_columns(schema)
 
     def open(self, context: OperatorContext) -> FileWriter:
         return FileWriter(context, self._part_of(context.worker))

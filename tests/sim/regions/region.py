@@ -20,7 +20,7 @@ from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import RegionState
 from checkpoint.core.retention import Rolling
 from dataflow import Graph
-from dataflow.graph.builder import GraphPlan
+from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.regions.backing_up import Backups

@@ -181,7 +181,7 @@ class TailOutput:
 
 
 class TailPart:
-    """One file of one process, with the interface `dataflow.sinks.part_file.PartPort`."""
+    """One file of one process, with the interface `dataflow.sinks.files.PartPort`."""
 
     def __init__(self, output: TailOutput, worker: int, sink: str, process: Holder) -> None:
         self.name = part_name(worker)

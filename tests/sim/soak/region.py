@@ -24,7 +24,7 @@ from checkpoint.core.request_records import Answer, Request, encode_record
 from checkpoint.core.retention import Rolling
 from checkpoint.requests.queue import QueueReader, write_records
 from dataflow import Graph, InputSource, LogSink
-from dataflow.graph.builder import GraphPlan
+from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process
