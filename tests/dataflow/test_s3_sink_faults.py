@@ -48,7 +48,7 @@ def without_the_remainder(self: s3._Parts) -> s3.Receipt:
 
 def keys_by_number(bucket: Bucket, key: str, *others: Any) -> s3.RowUpload:
     """Without the incarnation, workers of two incarnations write the same key."""
-    return s3.RowUpload(bucket, re.sub(r"-i\d{10}", "-i0000000001", key), *others)
+    return _RowUpload(bucket, re.sub(r"-i\d{10}", "-i0000000001", key), *others)
 
 
 def without_receipts(self: Any, prepared: Any) -> Any:
@@ -63,7 +63,7 @@ def of_everybody(self: Transactions, staged: Iterable[str]) -> list[str]:
 
 ZOMBIE = "rows prepare sync commit kill rows prepare sync commit publish zombies"
 """One that publishes its rows late, when its successor has published them, and its own."""
-_prepare, _finish = s3.S3Output.prepare, s3._Parts.finish
+_prepare, _finish, _RowUpload = s3.S3Output.prepare, s3._Parts.finish, s3.RowUpload
 
 
 @pytest.mark.parametrize(

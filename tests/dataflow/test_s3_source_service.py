@@ -30,7 +30,7 @@ from tests.dataflow.s3_sources import (
     stored,
     url,
 )
-from tests.support.s3 import BUCKET, Answer, FakeS3, Rule, checkpoint, status
+from tests.support.s3 import BUCKET, Answer, FakeS3, Rule, cut, status
 
 __all__ = ["bucket", "prefix", "service"]
 
@@ -74,7 +74,7 @@ def test_temporary_failures_are_repeated_and_end_as_a_failure_of_the_worker(
     put(f"{prefix}/a", LONG)
     bucket.rules += [Rule("GET", f"{prefix}/a", status(503, "SlowDown"), 2)]
     reading = half_read(FileSource(url(prefix, "/a")))
-    bucket.rules += [Rule("GET", f"{prefix}/a", checkpoint, 2)]
+    bucket.rules += [Rule("GET", f"{prefix}/a", cut, 2)]
     reading.lines(10)
     bucket.rules += [Rule("GET", f"{prefix}/a", status(503, "SlowDown"))]
     with pytest.raises(InputUnavailableError, match="cannot be reached"):
