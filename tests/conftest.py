@@ -74,20 +74,17 @@ def shared_process(file: str) -> str:
     """Return the name of the process that runs all tests which share what a file starts, "" for none."""
     if file.startswith(HOSTS_TESTS):
         return HOSTS_TESTS
-    if file.startswith(SPARK_TESTS) and "spark: SparkSession" in text_of(file):
-        return SPARK_TESTS + ("again" if file.removeprefix(SPARK_TESTS) in SECOND_SESSION else "")
-    return ""
-
-
-def starts_spark(file: str) -> bool:
-    """Return whether the tests of a file have the mark `spark`: with the shared session, or programs that
-    start their own."""
-    return file.startswith(SPARK_TESTS) and "pytest.mark.spark" in text_of(file)
+    if not file.startswith(SPARK_TESTS) or "pytest.mark.spark" not in text_of(file):
+        return ""
+    if "spark: SparkSession" not in text_of(file):
+        return f"{SPARK_TESTS} programs"
+    is_second = file.removeprefix(SPARK_TESTS) in SECOND_SESSION
+    return f"{SPARK_TESTS} second session" if is_second else SPARK_TESTS
 
 
 class SharedProcesses(LoadScopeScheduling):
     """The tests of a file run in one process, because they share what its fixtures start: servers, databases.
-    Those of several hosts, and of a session of Spark, do so together.
+    Those of several hosts, of a session of Spark, and of programs with a Spark of their own do so together.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -129,7 +126,5 @@ def pytest_collection_finish() -> None:
 
 
 def turn(file: str) -> int:
-    """Return when the tests of a file run: 0 first, 3 last."""
-    if shared_process(file):
-        return 0
-    return 1 if starts_spark(file) else 3 if file in SCHEDULED_ALONE else 2
+    """Return when the tests of a file run: 0 first, 2 last."""
+    return 0 if shared_process(file) else 2 if file in SCHEDULED_ALONE else 1
