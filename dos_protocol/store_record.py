@@ -4,14 +4,12 @@ The record says which servers replicate together, and how many must hold a byte 
 keeps it on stable storage. A higher generation replaces a lower one of the same store. Big-endian, at most
 16 KiB:
 
-    magic 2 = D0 53 | version u8 = 1 | reserved u8 = 0 | store id 16 | generation u64 | ack quorum u8 |
-    members u8 |
-    per member: server id 16 | state u8 (1 in, 2 joining, 3 adding, 4 spare) | address bytes u8 |
-                address (visible ASCII: host:port) |
-    xxh3-64 over everything before
+    the fields of `STORE_RECORD`, then per member:
+    server id 16 | state u8 (1 in, 2 joining, 3 adding, 4 spare) | address bytes u8 |
+    address (visible ASCII: host:port)
 
-Valid if and only if (1) the digest matches, (2) the counts fit the bytes exactly, (3) the value passes
-`check`.
+Valid if and only if (1) it is a valid sealed record, (2) the counts fit the bytes exactly, (3) the value
+passes `check`.
 
 A server gives its disk a *stamp* at each start and periodically while it runs: the next number, and an id,
 which is random in its first half and a MAC of the server in its second half. Clients report it to the other
@@ -28,7 +26,6 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.limits import (
     address_bytes_max,
@@ -38,6 +35,7 @@ from dos_protocol.limits import (
     u64_max,
 )
 from dos_protocol.names import NO_ID
+from dos_protocol.sealed import RESERVED, SealedField, SealedLayout
 
 _WITNESSED: Final = struct.Struct(f">{id_bytes}sQ{id_bytes}s")
 
@@ -74,12 +72,17 @@ def decode_witnessed(data: bytes) -> dict[bytes, DiskStamp]:
 # --- The store record ---------------------------------------------------------------------------------------
 
 
-MAGIC: Final = b"\xd0\x53"
-VERSION: Final = 1
-_HEADER: Final = struct.Struct(">2sBB16sQBB")
+STORE_RECORD: Final = SealedLayout(
+    "store record",
+    b"\xd0\x53",
+    RESERVED,
+    SealedField("store id", "16s"),
+    SealedField("generation", "Q"),
+    SealedField("ack quorum", "B"),
+    SealedField("members", "B"),
+    rest="the members",
+)
 _MEMBER: Final = struct.Struct(">16sBB")
-_DIGEST: Final = struct.Struct(">Q")
-assert _HEADER.size == 30
 assert _MEMBER.size == 18
 
 MemberState = Literal["in", "joining", "adding", "spare"]
@@ -198,37 +201,22 @@ def confirmations_needed(n: int, qa: int) -> int:
 def encode_store_record(record: StoreRecord) -> bytes:
     """Return the bytes of the record. Raises ValueError if it violates a rule."""
     record.check()
-    parts = [
-        _HEADER.pack(
-            MAGIC,
-            VERSION,
-            0,
-            record.store_id,
-            record.generation,
-            record.ack_quorum,
-            len(record.members) + len(record.spares),
-        )
-    ]
+    parts = []
     for member in (*record.members, *record.spares):
         address = member.address.encode("ascii")
         parts += [_MEMBER.pack(member.server_id, _STATE_NUMBERS[member.state], len(address)), address]
-    body = b"".join(parts)
-    return body + _DIGEST.pack(digest64(body))
+    count = len(record.members) + len(record.spares)
+    head = record.store_id, record.generation, record.ack_quorum, count
+    return STORE_RECORD.seal(*head, rest=b"".join(parts))
 
 
 def decode_store_record(data: bytes, where: str = "store record") -> StoreRecord:
     """Return the record in the bytes. Raises CorruptDataError for anything but one whole valid record."""
-    if not _HEADER.size + _DIGEST.size <= len(data) <= store_record_bytes_max:
-        raise CorruptDataError(where, 0, "a store record", f"{len(data)} bytes")
-    body, (digest,) = data[: -_DIGEST.size], _DIGEST.unpack(data[-_DIGEST.size :])
-    if digest64(body) != digest:
-        raise CorruptDataError(where, len(body), f"digest {digest64(body):016x}", f"{digest:016x}")
-    magic, version, reserved, store_id, generation, ack_quorum, count = _HEADER.unpack_from(body)
-    if magic != MAGIC or version != VERSION or reserved:
-        raise CorruptDataError(where, 0, "store record version 1", body[:4].hex(), "use a newer release")
-    every, position = _decode_members(body, count, where)
-    if position != len(body):
-        raise CorruptDataError(where, position, "the end", f"{len(body) - position} more bytes")
+    if len(data) > store_record_bytes_max:
+        raise STORE_RECORD.damage(where, 0, "a store record", f"{len(data)} bytes")
+    values, rest = STORE_RECORD.open(data, where)
+    store_id, generation, ack_quorum, count = values
+    every = _decode_members(rest, count, where)
     members = tuple(member for member in every if member.state != "spare")
     spares = every[len(members) :]
     record = StoreRecord(store_id, generation, ack_quorum, members, spares)
@@ -239,19 +227,20 @@ def decode_store_record(data: bytes, where: str = "store record") -> StoreRecord
     return record
 
 
-def _decode_members(body: bytes, count: int, where: str) -> tuple[tuple[Member, ...], int]:
-    position = _HEADER.size
+def _decode_members(data: bytes, count: int, where: str) -> tuple[Member, ...]:
+    position, at = 0, STORE_RECORD.rest_at
     members = []
     for _ in range(count):
-        if len(body) - position < _MEMBER.size:
-            raise CorruptDataError(where, position, "a member", "the end")
-        server_id, state, address_bytes = _MEMBER.unpack_from(body, position)
+        if len(data) - position < _MEMBER.size:
+            raise STORE_RECORD.damage(where, at + position, "a member", "the end")
+        server_id, state, address_bytes = _MEMBER.unpack_from(data, position)
         position += _MEMBER.size
-        address = body[position : position + address_bytes]
+        address = data[position : position + address_bytes]
         if len(address) != address_bytes or state not in _STATES_BY_NUMBER or not address.isascii():
-            raise CorruptDataError(
-                where, position, "an ASCII address and a state", body[position:][:40].hex()
-            )
+            found = data[position:][:40].hex()
+            raise STORE_RECORD.damage(where, at + position, "an ASCII address and a state", found)
         members.append(Member(server_id, address.decode("ascii"), _STATES_BY_NUMBER[state]))
         position += address_bytes
-    return tuple(members), position
+    if position != len(data):
+        raise STORE_RECORD.damage(where, at + position, "the end", f"{len(data) - position} more bytes")
+    return tuple(members)

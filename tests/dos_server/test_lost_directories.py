@@ -259,7 +259,7 @@ def test_the_format_version_rises_with_the_version_of_any_record() -> None:
     }
     versions = {name: data[2] for name, data in beginnings.items()}
     versions |= {"extent": extent.VERSION, "log": record.VERSION}
-    formats = {1: {"claim": 1, "life": 1, "stamps": 2, "witnessed": 1, "store": 1, "extent": 1, "log": 1}}
+    formats = {1: {"claim": 1, "life": 1, "stamps": 1, "witnessed": 1, "store": 1, "extent": 1, "log": 1}}
     assert versions == formats[records.FORMAT]
 
 

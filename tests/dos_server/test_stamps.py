@@ -10,7 +10,6 @@ from dos_protocol import messages as m
 from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError, ErrorCode
 from dos_protocol.store_record import (
-    NO_STAMP,
     DiskStamp,
     Member,
     StoreRecord,
@@ -32,8 +31,6 @@ from tests.support.core_harness import SERVER_ID, Harness
 STORE, OTHER, THIRD = b"s" * 16, b"o" * 16, b"t" * 16
 HELLO = m.Hello(store_id=STORE, generation=1)
 FIVE, SIX = DiskStamp(5, b"5" * 16), DiskStamp(6, b"6" * 16)
-GOLDEN_HISTORY_DIGEST = "35d1729ccb15fac3"
-GOLDEN_WITNESSED_DIGEST = "926c96690f19ea4c"
 ids = st.binary(min_size=16, max_size=16)
 stamps = st.builds(DiskStamp, st.integers(1, 1 << 40), ids)
 
@@ -305,16 +302,3 @@ def test_a_damaged_file_is_refused_wherever_it_is_damaged() -> None:
             if damaged != data:
                 with pytest.raises(CorruptDataError):
                     pytest.fail(f"{where}: read as {decode(damaged)}")
-
-
-def test_the_files_of_the_first_release_stay_readable() -> None:
-    """Golden bytes: a format that changes gets another version, and both are read."""
-    history = bytes.fromhex(
-        "d0480100" + "0000000000000000" + "00" * 16 + "0000000000000003" + "0002" + "61" * 16 + "62" * 16
-    )
-    witnessed = bytes.fromhex("d0570100" + "6f" * 16 + "0000000000000005" + "35" * 16)
-    assert decode_history(history + bytes.fromhex(GOLDEN_HISTORY_DIGEST)) == History(
-        3, (b"a" * 16, b"b" * 16)
-    )
-    assert decode_witnesses(witnessed + bytes.fromhex(GOLDEN_WITNESSED_DIGEST)) == {OTHER: FIVE}
-    assert DiskStamp(0, bytes(16)) == NO_STAMP

@@ -14,16 +14,19 @@ from dos_protocol.digests import digest64, prefix_digest
 from dos_protocol.errors import CLOSING, VERDICTS, ErrorCode
 from dos_protocol.frames import encode_frame
 from dos_protocol.messages import diagram
-from dos_protocol.store_record import Member, StoreRecord, encode_store_record
+from dos_protocol.sealed import KINDS
+from dos_protocol.store_record import STORE_RECORD, Member, StoreRecord, encode_store_record
 from dos_server.core.files.extent import ExtentHeader, encode_header, object_seed
-from dos_server.core.files.records import ClaimRecord, ObjectMark, encode_claim, encode_mark
+from dos_server.core.files.log_replay import LIFE
+from dos_server.core.files.records import CLAIM, ClaimRecord, ObjectMark, encode_claim, encode_mark
+from dos_server.core.requests.stamps import STAMPS_LAYOUT, WITNESSED_LAYOUT
 from dos_server.core.requests.version0 import diagram as version0_diagram
 from tests.support.object_lives import answers_table
 from tests.support.object_lives import diagram as object_diagram
 from tests.support.worked_session import session_text
 
 PROTOCOL = Path(__file__).parent.parent.parent / "protocol.md"
-_KINDS = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64", "16s": "16 bytes", "?": "u8 0 or 1"}
+SEALED = (STORE_RECORD, STAMPS_LAYOUT, WITNESSED_LAYOUT, LIFE, CLAIM)
 _PAYLOADS = {"": "none", "info": "one entry", "entries": "entries"}
 
 
@@ -35,7 +38,7 @@ def content(size: int) -> bytes:
 def messages_table() -> str:
     lines = ["| opcode | message | meta, in order | payload |", "|---|---|---|---|"]
     for opcode, row in sorted(m.TABLE.items()):
-        fields = [f"{name} {_KINDS[code]}" for name, code in row.fixed]
+        fields = [f"{name} {KINDS[code]}" for name, code in row.fixed]
         fields += [f"{name} {kind}" for name, kind in row.variable]
         payload = "bytes" if row.payload else _PAYLOADS[row.entries]
         lines.append(f"| {opcode} | {opcode.name} | {', '.join(fields) or 'none'} | {payload} |")
@@ -101,6 +104,11 @@ def small_record_vectors() -> str:
     )
 
 
+def sealed_table() -> str:
+    lines = ["| record | bytes, in order |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {one.what} | {one.as_text()} |" for one in SEALED)])
+
+
 def session_diagram() -> str:
     return f"```mermaid\n{diagram()}\n```"
 
@@ -117,6 +125,7 @@ TABLES = {
     "store record vector": store_record_vector,
     "extent vector": extent_vector,
     "small record vectors": small_record_vectors,
+    "sealed records": sealed_table,
     "session diagram": session_diagram,
     "version 0 diagram": version_0_diagram,
     "worked session": session_text,

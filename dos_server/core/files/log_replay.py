@@ -40,10 +40,8 @@ Entries of one object are carried out in the order of the log:
 
 Afterwards the mark requires the end of the last entry. Nothing is ever cut here.
 
-Two small files. `life`, replaced whole: the number of starts, and whether the log may hold what no other
-file has:
-
-    magic 2 = D0 4E | version u8 = 1 | state u8 | starts u64 | key 16 | xxh3-64 of everything before
+Two small files. `life`, replaced whole, says how often the server was started, and whether the log may hold
+what no other file has (its layout is `LIFE`):
 
     state     meaning
     0 NO_LOG  there is no log: everything is in the files of the objects
@@ -55,13 +53,12 @@ the table of the record that was synced last. It is a lower bound, as marks are:
 invalid one, only makes damage to the very last records harder to detect.
 """
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError
+from dos_protocol.sealed import SealedField, SealedLayout
 from dos_server.core.files.log_record import (
     HEADER_BYTES,
     EntryKind,
@@ -238,21 +235,22 @@ def _lost(sequence: int) -> CorruptDataError:
 # --- The files `life` and `seen` ---------------------------------------------------------------------------
 
 
-_LIFE_MAGIC: Final = b"\xd0\x4e"
-_LIFE: Final = struct.Struct(">2sBBQ16s")
-_DIGEST: Final = struct.Struct(">Q")
-LIFE_BYTES: Final = _LIFE.size + _DIGEST.size
-_LIFE_REMEDY: Final = (
-    "replace the server: without this file nobody knows whether its log holds acknowledged bytes"
-)
-
-
 class LogState(IntEnum):
     """Whether the log has to be read at a start."""
 
     NO_LOG = 0
     IN_USE = 1
     CLEAN = 2
+
+
+LIFE: Final = SealedLayout(
+    "life",
+    b"\xd0\x4e",
+    SealedField("state", "B", LogState.CLEAN, "0 no log yet, 1 in use, 2 everything is filed"),
+    SealedField("number of starts", "Q"),
+    SealedField("key", "16s", note="secret, of the group log"),
+    remedy="replace the server: without this file nobody knows whether its log holds acknowledged bytes",
+)
 
 
 class Life(NamedTuple):
@@ -265,20 +263,12 @@ class Life(NamedTuple):
 
 def encode_life(life: Life) -> bytes:
     """Return the bytes of the file `life`."""
-    body = _LIFE.pack(_LIFE_MAGIC, 1, life.state, life.starts, life.key)
-    return body + _DIGEST.pack(digest64(body))
+    return LIFE.seal(life.state, life.starts, life.key)
 
 
 def decode_life(data: bytes) -> Life:
     """Return what the file says. Raises CorruptDataError for anything but one whole `life`."""
-    if len(data) != LIFE_BYTES:
-        raise CorruptDataError("life", 0, f"{LIFE_BYTES} bytes", f"{len(data)}", _LIFE_REMEDY)
-    body, (digest,) = data[: _LIFE.size], _DIGEST.unpack_from(data, _LIFE.size)
-    if digest64(body) != digest:
-        raise CorruptDataError("life", 0, f"digest {digest64(body):016x}", f"{digest:016x}", _LIFE_REMEDY)
-    magic, version, state, starts, key = _LIFE.unpack(body)
-    if magic != _LIFE_MAGIC or version != 1 or state > LogState.CLEAN:
-        raise CorruptDataError("life", 0, "life of version 1", body[:4].hex(), "use a newer release")
+    state, starts, key = LIFE.open(data, "life").values
     return Life(starts, LogState(state), key)
 
 

@@ -12,10 +12,7 @@
     .NAME.new, .claim.new       a small file that is being replaced
 
 Claim, in `d/DIR/.claim`. The file is replaced whole (temporary file, fsync, rename, fsync of the folder)
-before the claim is answered:
-
-    magic 2 = D0 4C | version u8 = 1 | reserved u8 = 0 | epoch u64 | writer id 16 |
-    xxh3-64 over everything before
+before the claim is answered. Its layout is `CLAIM`.
 
 Mark, 256 bytes per object in `d/DIR/.marks`. It is overwritten in place after each sync and before that
 sync is acknowledged. Marks with a flag are synced, others are not:
@@ -49,6 +46,7 @@ from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from dos_protocol.limits import id_bytes, name_bytes_max
 from dos_protocol.names import NO_ID, check_id, check_name, id_text, is_name, parse_id
+from dos_protocol.sealed import RESERVED, SealedField, SealedLayout
 from dos_server.limits import mark_bytes
 
 # --- The names in a data directory -------------------------------------------------------------------------
@@ -110,8 +108,14 @@ def torn_name(name: str, position: int) -> str:
 # --- Records -----------------------------------------------------------------------------------------------
 
 
-_CLAIM_MAGIC: Final = b"\xd0\x4c"
-_CLAIM: Final = struct.Struct(">2sBBQ16s")
+CLAIM: Final = SealedLayout(
+    "claim",
+    b"\xd0\x4c",
+    RESERVED,
+    SealedField("epoch", "Q"),
+    SealedField("writer id", "16s"),
+    remedy="this copy of the directory cannot fence writers: replace the server",
+)
 _MARK: Final = struct.Struct(f">{name_bytes_max}sQBI107s")
 _DIGEST: Final = struct.Struct(">Q")
 FORMAT: Final = 1
@@ -119,8 +123,6 @@ FORMAT: Final = 1
 there: the bytes of a record or an extent, a name, or what one of them means."""
 _FORMAT_LINE: Final = re.compile(rb"[^\n]{49}\n(format ([1-9][0-9]{0,8})) ([0-9a-f]{16})\n")
 _LOG_IN_USE: Final = b"log 1\n"
-CLAIM_BYTES: Final = _CLAIM.size + _DIGEST.size
-assert CLAIM_BYTES == 36
 assert _MARK.size + _DIGEST.size == mark_bytes
 
 
@@ -150,20 +152,12 @@ class ObjectMark(NamedTuple):
 
 def encode_claim(claim: ClaimRecord) -> bytes:
     """Return the bytes of the claim file."""
-    body = _CLAIM.pack(_CLAIM_MAGIC, 1, 0, claim.epoch, check_id(claim.writer_id, "writer_id"))
-    return body + _DIGEST.pack(digest64(body))
+    return CLAIM.seal(claim.epoch, claim.writer_id)
 
 
 def decode_claim(data: bytes, where: str) -> ClaimRecord:
     """Return the claim in the bytes. Raises CorruptDataError for anything but one whole claim."""
-    if len(data) != CLAIM_BYTES:
-        raise CorruptDataError(where, 0, f"a claim of {CLAIM_BYTES} bytes", f"{len(data)} bytes", _CLAIM_HINT)
-    body, (digest,) = data[: _CLAIM.size], _DIGEST.unpack_from(data, _CLAIM.size)
-    if digest64(body) != digest:
-        raise CorruptDataError(where, 0, f"digest {digest64(body):016x}", f"{digest:016x}", _CLAIM_HINT)
-    magic, version, reserved, epoch, writer_id = _CLAIM.unpack(body)
-    if magic != _CLAIM_MAGIC or version != 1 or reserved:
-        raise CorruptDataError(where, 0, "claim version 1", body[:4].hex(), "use a newer release")
+    epoch, writer_id = CLAIM.open(data, where).values
     return ClaimRecord(epoch, writer_id)
 
 
@@ -177,10 +171,7 @@ def check_claim(claim: ClaimRecord, where: str, epoch_max: int) -> None:
     if epoch_max > claim.epoch:
         expected = f"a claim of epoch {epoch_max} or above, under which extents were written"
         found = f"epoch {claim.epoch}" if claim != NO_CLAIM else "no claim"
-        raise CorruptDataError(where, 0, expected, found, _CLAIM_HINT)
-
-
-_CLAIM_HINT: Final = "this copy of the directory cannot fence writers: replace the server"
+        raise CLAIM.damage(where, 0, expected, found)
 
 
 def encode_mark(mark: ObjectMark) -> bytes:

@@ -1,24 +1,15 @@
 """The stamps of this server's disk, and the stamps of other members that this server witnesses.
 
-Two small files, each replaced whole (temporary file, fsync, rename, fsync of the folder).
-
-`stamps`, written before a start serves, and before a later stamp is reported to any client:
-
-    magic 2 = D0 48 | version u8 = 2 | proven u8 0 or 1 | key 16 | missing number u64 | missing id 16 |
-    first number u64 | count u16 | then per stamp: id 16 | xxh3-64 over everything before
+Two small files, each replaced whole (temporary file, fsync, rename, fsync of the folder). `stamps` is written
+before a start serves, and before a later stamp is reported to any client, `witnessed` before WITNESSED is
+answered.
 
 The stamps are numbered from the first one on without a gap. *Missing*: a stamp that another member witnessed
 and this disk lacks; number 0: none. If there is one, the disk is permanently an older copy of itself.
-Version 1 has a reserved 0 instead of *proven*, and no key.
 
 The second half of a stamp's id is a MAC of the rest with the key of the disk, so clients cannot invent a
 stamp that the disk lacks (docs/decisions/0258). *Proven*: no newer copy of this disk has another key. Until
 then a stamp that the disk lacks counts against it whatever its MAC is: a newer copy may have made it.
-
-`witnessed`, written before WITNESSED is answered:
-
-    magic 2 = D0 57 | version u8 = 1 | reserved u8 = 0 | entries as in WELCOME |
-    xxh3-64 over everything before
 
 This part answers STAMP and WITNESS, and refuses sessions if the disk went back in time. A stamp must be on
 stable storage before it is reported: otherwise a crash could make a current disk look like one that went
@@ -32,10 +23,10 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from dos_protocol import messages as m
-from dos_protocol.digests import digest64
 from dos_protocol.errors import VERDICTS, CorruptDataError, ErrorCode
 from dos_protocol.limits import id_bytes
 from dos_protocol.names import NO_ID, id_text
+from dos_protocol.sealed import RESERVED, SealedField, SealedLayout
 from dos_protocol.store_record import NO_STAMP, DiskStamp, decode_witnessed, encode_witnessed
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import Session
@@ -43,17 +34,26 @@ from dos_server.core.files.records import STAMPS, WITNESSED
 from dos_server.core.tables import REFUSALS, Tables
 from dos_server.limits import stamp_seconds, stamps_kept_max
 
-_STAMPS_MAGIC: Final = b"\xd0\x48"
-_WITNESSED_MAGIC: Final = b"\xd0\x57"
-_HEAD: Final = struct.Struct(">2sBB")
-_HISTORY: Final = struct.Struct(f">Q{id_bytes}sQH")
-_DIGEST: Final = struct.Struct(">Q")
+_HINT: Final = "replace the server: it is unknown whether its disk is current"
+STAMPS_LAYOUT: Final = SealedLayout(
+    "stamps",
+    b"\xd0\x48",
+    SealedField("proven", "B", 1, "0 or 1"),
+    SealedField("key", "16s", note="secret, of the MACs"),
+    SealedField("missing number", "Q", note="0: none"),
+    SealedField("missing id", "16s"),
+    SealedField("number of the first", "Q"),
+    SealedField("count", "H"),
+    rest="that many ids of 16 bytes with consecutive numbers",
+    remedy=_HINT,
+)
+WITNESSED_LAYOUT: Final = SealedLayout(
+    "witnessed", b"\xd0\x57", RESERVED, rest="entries as in WELCOME", remedy=_HINT
+)
 _NUMBER: Final = struct.Struct(">Q")
 _KEY_BYTES: Final = 16
 _MAC_BYTES: Final = id_bytes // 2
-_HEAD_1: Final = _HEAD.pack(_STAMPS_MAGIC, 1, 0)
-_WITNESSED_HEAD: Final = _HEAD.pack(_WITNESSED_MAGIC, 1, 0)
-_HINT: Final = "replace the server: it is unknown whether its disk is current"
+NO_KEY: Final = NO_ID
 NO_STAMPS: Final = "the history of this disk begins anew, and a member that knows a stamp of it refuses it"
 """What it means if a member of a store has neither file."""
 
@@ -72,14 +72,14 @@ class History(NamedTuple):
     """The stamps of a disk, at most the latest `stamps_kept_max`.
 
     `first`: the number of the oldest. `missing`: a stamp that another member witnessed and the disk lacks.
-    `key`: of the MACs; b"": this version has not started on the disk yet. `proven`: no newer copy of the disk
+    `key`: of the MACs; NO_KEY: a disk that is new. `proven`: no newer copy of the disk
     has another key.
     """
 
     first: int = 1
     ids: tuple[bytes, ...] = ()
     missing: DiskStamp = NO_STAMP
-    key: bytes = b""
+    key: bytes = NO_KEY
     proven: bool = False
 
     @property
@@ -92,7 +92,7 @@ class History(NamedTuple):
 
         is_new: the server id was made at this start, so there is no other copy of the disk.
         """
-        if self.key:
+        if self.key != NO_KEY:
             return self
         key = hashlib.blake2b(fresh, digest_size=_KEY_BYTES, person=b"dos stamp key").digest()
         return self._replace(key=key, proven=is_new)
@@ -115,7 +115,7 @@ class History(NamedTuple):
     def has_made(self, server_id: bytes, stamp: DiskStamp) -> bool:
         """Return whether this key made the stamp, on this disk or on another copy of it."""
         half, mac = stamp.stamp_id[:-_MAC_BYTES], stamp.stamp_id[-_MAC_BYTES:]
-        return bool(self.key) and hmac.compare_digest(mac, self._mac(server_id, stamp.number, half))
+        return self.key != NO_KEY and hmac.compare_digest(mac, self._mac(server_id, stamp.number, half))
 
     def grown(self, stamp_id: bytes) -> "History":
         """Return the history with one more stamp."""
@@ -132,25 +132,18 @@ class History(NamedTuple):
 
 def encode_history(history: History) -> bytes:
     """Return the contents of the file `stamps`."""
-    body = _HEAD.pack(_STAMPS_MAGIC, 2, history.proven) + history.key if history.key else _HEAD_1
-    body += _HISTORY.pack(*history.missing, history.first, len(history.ids)) + b"".join(history.ids)
-    return body + _DIGEST.pack(digest64(body))
+    first, ids, missing, key, proven = history
+    return STAMPS_LAYOUT.seal(proven, key, *missing, first, len(ids), rest=b"".join(ids))
 
 
 def decode_history(data: bytes) -> History:
     """Return the history in the file. Raises CorruptDataError for anything but one whole history."""
-    heads = (_HEAD_1, *(_HEAD.pack(_STAMPS_MAGIC, 2, proven) for proven in (0, 1)))
-    head, body = _parts(data, heads, STAMPS)
-    key = b""
-    if head != _HEAD_1:
-        key, body = body[:_KEY_BYTES], body[_KEY_BYTES:]
-    ids = body[_HISTORY.size :]
-    if len(body) >= _HISTORY.size:
-        number, stamp_id, first, count = _HISTORY.unpack_from(body)
-        if first and len(ids) == count * id_bytes:
-            parts = tuple(ids[start : start + id_bytes] for start in range(0, len(ids), id_bytes))
-            return History(first, parts, DiskStamp(number, stamp_id), key, head[-1] == 1)
-    raise CorruptDataError(STAMPS, 0, "a history of whole stamps", f"{len(data)} bytes", _HINT)
+    values, rest = STAMPS_LAYOUT.open(data, STAMPS)
+    proven, key, number, stamp_id, first, count = values
+    if not first or len(rest) != count * id_bytes:
+        raise STAMPS_LAYOUT.damage(STAMPS, 0, "a history of whole stamps", f"{len(data)} bytes")
+    ids = tuple(rest[start : start + id_bytes] for start in range(0, len(rest), id_bytes))
+    return History(first, ids, DiskStamp(number, stamp_id), key, bool(proven))
 
 
 def history_of(stamps: bytes | None, witnessed: bytes | None) -> History:
@@ -168,28 +161,16 @@ def history_of(stamps: bytes | None, witnessed: bytes | None) -> History:
 
 def encode_witnesses(witnessed: dict[bytes, DiskStamp]) -> bytes:
     """Return the contents of the file `witnessed`."""
-    body = _WITNESSED_HEAD + encode_witnessed(witnessed)
-    return body + _DIGEST.pack(digest64(body))
+    return WITNESSED_LAYOUT.seal(rest=encode_witnessed(witnessed))
 
 
 def decode_witnesses(data: bytes) -> dict[bytes, DiskStamp]:
     """Return the stamps in the file, by server id. Raises CorruptDataError."""
+    rest = WITNESSED_LAYOUT.open(data, WITNESSED).rest
     try:
-        return decode_witnessed(_parts(data, (_WITNESSED_HEAD,), WITNESSED)[1])
+        return decode_witnessed(rest)
     except ValueError as error:
-        raise CorruptDataError(WITNESSED, 0, "whole entries", str(error), _HINT) from error
-
-
-def _parts(data: bytes, heads: tuple[bytes, ...], where: str) -> tuple[bytes, bytes]:
-    """Return the head and the bytes between it and the digest. Raises CorruptDataError."""
-    body, end = data[: -_DIGEST.size], data[-_DIGEST.size :]
-    if len(body) < _HEAD.size or _DIGEST.pack(digest64(body)) != end:
-        raise CorruptDataError(where, 0, "bytes and their digest", f"{len(data)} others", _HINT)
-    head = body[: _HEAD.size]
-    if head not in heads:
-        known = f"{where} version {heads[-1][2]}"
-        raise CorruptDataError(where, 0, known, head.hex(), "use a newer release")
-    return head, body[_HEAD.size :]
+        raise WITNESSED_LAYOUT.damage(WITNESSED, 0, "whole entries", str(error)) from error
 
 
 class Stamps:
