@@ -138,52 +138,15 @@ def start_core(
         raise
 
 
-class LogThread:
-    """Appends records and reports their syncs to `done`. After a failure it calls `halt` with the reason."""
-
-    def __init__(
-        self,
-        storage: Storage,
-        ports: Ports,
-        readiness: Rounds,
-        done: Callable[[v.Event], None],
-        halt: Callable[[str], None],
-    ) -> None:
-        self._storage, self._done, self._halt = storage, done, halt
-        self._thread: Workers[v.WriteLog] = ports.workers(self._append, self._appended, readiness, 1)
-
-    def start(self, effect: v.WriteLog) -> None:
-        """Append a record."""
-        self._thread.start(effect)
-
-    def close(self) -> None:
-        """Wait until the record that is being written is on stable storage."""
-        self._thread.close()
-
-    def _append(self, effect: v.WriteLog) -> v.LogSynced | OSError:
-        try:
-            return self._storage.append_log(effect)
-        except OSError as error:
-            return error
-
-    def _appended(self, result: v.LogSynced | OSError) -> None:
-        if isinstance(result, OSError):
-            self._halt(f"a write or sync of the group log failed: {result}")
-        else:
-            self._done(result)
-
-
 # --- Effects that threads perform, one by one --------------------------------------------------------------
 
 
 logger = logging.getLogger("dos.server")
 
-Work = Callable[[], v.Event | None]
-
 
 class DiskEffects:
-    """Performs effects in threads and reports to `done`. `connections`: the sessions that are connected.
-    `performs`: by effect, the method that begins it.
+    """Performs effects in threads, with a limit for each kind, and reports to `done`. `connections`: the
+    sessions that are connected.
     """
 
     def __init__(
@@ -196,84 +159,47 @@ class DiskEffects:
     ) -> None:
         self._storage, self._connections = storage, connections
 
-        def threads(threads_max: int) -> Workers[Work]:
-            return ports.workers(lambda work: work(), done, readiness, threads_max)
+        def threads(threads_max: int) -> Workers[v.Effect]:
+            return ports.workers(self._perform, done, readiness, threads_max)
 
-        self._claims, self._loads = threads(claim_threads_max), threads(load_threads_max)
-        self._repairs, self._digests = threads(repair_threads_max), threads(digests_in_flight_max)
-        self.performs: Final[dict[type[Any], Callable[[Any], None]]] = {
-            v.LoadDirectory: self._load,
-            v.LoadObject: lambda one: self._loads.start(lambda: storage.load_object(*one)),
-            v.MakeDirectory: self._make_directory,
-            v.WriteClaim: self._store_claim,
-            v.FileClaim: self._file_claim,
-            v.WriteStoreRecord: self._store_record,
-            v.WriteStamps: lambda one: self._claims.start(lambda: storage.store_stamps(one)),
-            v.ReadDigest: lambda one: self._digests.start(lambda: self._digest(one)),
-            v.WriteRepair: self._write_repair,
-            v.InstallRepair: self._install_repair,
-            v.DropRepair: lambda one: self._repairs.start(lambda: storage.drop_repair(one)),
-            v.RemoveObject: lambda one: self._repairs.start(lambda: storage.remove(one)),
+        claims, repairs, digests = map(
+            threads, (claim_threads_max, repair_threads_max, digests_in_flight_max)
+        )
+        loads = threads(load_threads_max)
+        self._busy = claims, repairs, digests
+        self._threads: Final[dict[type[Any], Workers[v.Effect]]] = {
+            **dict.fromkeys((v.LoadDirectory, v.LoadObject, v.MakeDirectory), loads),
+            **dict.fromkeys((v.WriteClaim, v.FileClaim, v.WriteStoreRecord, v.WriteStamps), claims),
+            **dict.fromkeys((v.WriteRepair, v.InstallRepair, v.DropRepair, v.RemoveObject), repairs),
+            v.ReadDigest: digests,
         }
+
+    @property
+    def performs(self) -> dict[type[Any], Callable[[Any], v.Event | None]]:
+        """The method that begins each effect."""
+        return dict.fromkeys(self._threads, self.start)
 
     @property
     def busy(self) -> bool:
         """Whether the disk works for clients. Loads do not count, because the scrub requests them too."""
-        return any(one.busy for one in (self._claims, self._repairs, self._digests))
+        return any(one.busy for one in self._busy)
+
+    def start(self, effect: v.Effect) -> v.Event | None:
+        self._threads[type(effect)].start(effect)
+        return None
 
     def close(self) -> None:
         """Wait until all threads have finished their current work."""
-        for threads in (self._claims, self._loads, self._repairs, self._digests):
+        for threads in dict.fromkeys(self._threads.values()):
             threads.close()
 
-    def _load(self, effect: v.LoadDirectory) -> None:
-        self._loads.start(lambda: self._storage.load(effect.directory))
-
-    def _digest(self, effect: v.ReadDigest) -> v.Event:
-        """Compute a digest, in a thread; not for a peer that is gone, because others may be queued."""
-        if effect.session not in self._connections:
-            return v.GotDigest(effect, 0)
-        return self._storage.digest(effect)
-
-    def _store_claim(self, effect: v.WriteClaim) -> None:
-        def work() -> v.Event:
-            failure = self._storage.store_claim(effect.directory, effect.claim)
-            return v.ClaimStored(effect.directory, effect.claim, failure)
-
-        self._claims.start(work)
-
-    def _file_claim(self, effect: v.FileClaim) -> None:
-        def work() -> v.Event:
-            failure = self._storage.store_claim(effect.directory, effect.claim)
-            return v.ClaimFiled(effect.directory, effect.claim, failure)
-
-        self._claims.start(work)
-
-    def _store_record(self, effect: v.WriteStoreRecord) -> None:
-        def work() -> v.Event:
-            failure = self._storage.store_record(effect.record)
-            if failure is v.DiskFailure.NONE:
-                logger.warning("store record: %s", record_text(effect.record))
-            return v.RecordStored(effect.session, effect.request_id, effect.record, failure)
-
-        self._claims.start(work)
-
-    def _write_repair(self, effect: v.WriteRepair) -> None:
-        self._repairs.start(lambda: v.RepairWritten(effect.session, self._storage.write_repair(effect)))
-
-    def _install_repair(self, effect: v.InstallRepair) -> None:
-        def work() -> v.Event:
-            found = self._storage.install_repair(effect)
-            return v.RepairInstalled(effect.session, effect.directory, effect.name, found)
-
-        self._repairs.start(work)
-
-    def _make_directory(self, effect: v.MakeDirectory) -> None:
-        def work() -> v.Event:
-            failure = self._storage.make_directory(effect.directory)
-            return v.DirectoryMade(effect.session, effect.directory, failure)
-
-        self._loads.start(work)
+    def _perform(self, effect: v.Effect) -> v.Event | None:
+        if isinstance(effect, v.ReadDigest) and effect.session not in self._connections:
+            return v.GotDigest(effect, 0)  # the peer is gone, and others may be queued
+        event = self._storage.perform(effect)
+        if isinstance(event, v.RecordStored) and event.failure is v.DiskFailure.NONE:
+            logger.warning("store record: %s", record_text(event.record))
+        return event
 
 
 def record_text(data: bytes) -> str:
@@ -619,11 +545,21 @@ class ObjectServer:
             sync_threads_max,
         )
         self._writes = Writes(storage, self._done, self.readiness, ports)
-        self._log_thread = LogThread(storage, ports, self.readiness, self._log_synced, self._halt)
+        self._log_thread: Workers[v.WriteLog] = ports.workers(
+            self._append_log, self._log_synced, self.readiness, 1
+        )
         self._effects = DiskEffects(storage, ports, self.readiness, self._done, self._connections)
         self._reads = PacedReads(storage, self._connections, self.outgoing, self.readiness, self._done, ports)
         self._scrubber, self._scrub = Scrubber(storage, self._feed, self._is_busy, ports), scrub
-        self._perform: dict[type[Any], Callable[[Any], v.Event | None]] = {
+        self._perform = self._effect_table()
+        self._figures = figures
+        if figures is not None:
+            self._perform, storage.timing = figures.count(self._perform), figures.syncs.timing
+
+    def _effect_table(self) -> dict[type[Any], Callable[[Any], v.Event | None]]:
+        """Return the method of each effect. It returns the event that reports the effect, if that is over."""
+        storage = self._storage
+        return {
             v.Send: self._send,
             v.CloseSession: self._close_session,
             v.ForgetDirectory: lambda one: storage.forget(one.directory),
@@ -639,9 +575,6 @@ class ObjectServer:
             **self._effects.performs,
             **self._scrubber.performs,
         }
-        self._figures = figures
-        if figures is not None:
-            self._perform, storage.timing = figures.count(self._perform), figures.syncs.timing
 
     async def serve(self, listener: Listener) -> None:
         """Accept and serve until cancelled; then wait for the disk threads, sync and close the files.
@@ -887,9 +820,19 @@ class ObjectServer:
         self._writes.sync_began(*_LOG)
         self._log_thread.start(effect)
 
-    def _log_synced(self, event: v.Event) -> None:
+    def _append_log(self, effect: v.WriteLog) -> v.LogSynced | OSError:
+        try:
+            return self._storage.append_log(effect)
+        except OSError as error:
+            return error
+
+    def _log_synced(self, result: v.LogSynced | OSError) -> None:
         self._writes.sync_ended(*_LOG)
-        self._done(event)
+        if isinstance(result, OSError):
+            # Only a restart can tell what of the record is on the disk: a failed sync is never tried again.
+            self._halt(f"a write or sync of the group log failed: {result}")
+        else:
+            self._done(result)
 
     def _is_busy(self) -> bool:
         """Whether the disk works for clients."""

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
+from typing import Any, Final
 
 from dos_protocol.errors import CorruptDataError
 from dos_protocol.names import NO_ID, is_name
@@ -37,7 +38,6 @@ from dos_server.core.files.records import (
     OBJECTS,
     STAMPS,
     WITNESSED,
-    ClaimRecord,
     ObjectMark,
 )
 from dos_server.core.files.recovery import NO_SPACE_LETTER, RecoveredObject, RecoveryDecision, judge, lost
@@ -556,9 +556,14 @@ class Storage(DirectoryLoader):
         self._server_id, self._is_new = NO_ID, False
         self._log: LogFiles | None = None
         self.halted = False
+        """A write or sync failed whose bytes the group log has: nothing is synced at the end."""
         self.timing: Callable[[], AbstractContextManager[None]] = nullcontext
         """Surrounds each sync of an object or of the log, in the thread that makes it."""
-        """A write or sync failed whose bytes the group log has: nothing is synced at the end."""
+
+    def perform(self, effect: v.Effect) -> v.Event | None:
+        """Carry out an effect that a thread performs as a whole. Return the event that reports it."""
+        method: Callable[[Storage, Any], v.Event | None] = _METHODS[type(effect)]
+        return method(self, effect)
 
     # Start and stop
 
@@ -740,8 +745,10 @@ class Storage(DirectoryLoader):
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    def store_claim(self, directory: str, claim: ClaimRecord) -> v.DiskFailure:
+    def store_claim(self, effect: v.WriteClaim | v.FileClaim) -> v.ClaimStored | v.ClaimFiled:
         """Put a claim on stable storage, including the directory and its entry."""
+        directory, claim = effect
+        done = v.ClaimStored if isinstance(effect, v.WriteClaim) else v.ClaimFiled
         try:
             self._make_folder(directory)
             replace_file(self._disk, f"{OBJECTS}/{directory}", ".claim", records.encode_claim(claim))
@@ -749,17 +756,17 @@ class Storage(DirectoryLoader):
             self.register.add(directory, claim.epoch)
         except OSError as error:
             logger.error("claim of %s: %s", directory, error)
-            return failure_of(error)
-        return v.DiskFailure.NONE
+            return done(directory, claim, failure_of(error))
+        return done(directory, claim, v.DiskFailure.NONE)
 
-    def store_record(self, record: bytes) -> v.DiskFailure:
+    def store_record(self, effect: v.WriteStoreRecord) -> v.RecordStored:
         """Put the store record on stable storage."""
         try:
-            replace_file(self._disk, "", "store", record)
+            replace_file(self._disk, "", "store", effect.record)
         except OSError as error:
             logger.error("store record: %s", error)
-            return failure_of(error)
-        return v.DiskFailure.NONE
+            return v.RecordStored(*effect, failure_of(error))
+        return v.RecordStored(*effect, v.DiskFailure.NONE)
 
     def why_gone(self) -> str:
         """Why what the server needs is not where it was opened: the data directory, the folder of its
@@ -863,8 +870,9 @@ class Storage(DirectoryLoader):
             return v.DiskFailure.TEMPORARY if again and not failed else v.DiskFailure.FAILED
         return v.DiskFailure.NONE
 
-    def make_directory(self, directory: str) -> v.DiskFailure:
+    def make_directory(self, effect: v.MakeDirectory) -> v.DirectoryMade:
         """Make a directory if it is missing, and put its entry on stable storage."""
+        directory = effect.directory
         try:
             if self.register.is_lost(directory):
                 raise OSError(errno.EIO, "the directory was lost")
@@ -873,8 +881,8 @@ class Storage(DirectoryLoader):
             self.register.add(directory)
         except OSError as error:
             logger.error("directory %s: %s", directory, error)
-            return failure_of(error)
-        return v.DiskFailure.NONE
+            return v.DirectoryMade(*effect, failure_of(error))
+        return v.DirectoryMade(*effect, v.DiskFailure.NONE)
 
     def remove(self, effect: v.RemoveObject) -> v.Removed:
         """Delete a settled object durably. After a crash either the whole object is there or none of it."""
@@ -888,7 +896,7 @@ class Storage(DirectoryLoader):
 
     # New copies of objects: see `side_files`
 
-    def write_repair(self, effect: v.WriteRepair) -> v.DiskFailure:
+    def write_repair(self, effect: v.WriteRepair) -> v.RepairWritten:
         """Write a part of a new copy into its own file."""
         try:
             if effect.create:
@@ -896,11 +904,16 @@ class Storage(DirectoryLoader):
             write_copy(self._disk, self._files, effect)
         except OSError as error:
             logger.error("new copy of %s/%s: %s", effect.directory, effect.name, error)
-            return failure_of(error)
-        return v.DiskFailure.NONE
+            return v.RepairWritten(effect.session, failure_of(error))
+        return v.RepairWritten(effect.session, v.DiskFailure.NONE)
 
-    def install_repair(self, effect: v.InstallRepair) -> RecoveredObject | None:
-        """Sync the new copy, move the old one aside, and put the new one in its place. None: it failed."""
+    def install_repair(self, effect: v.InstallRepair) -> v.RepairInstalled:
+        """Sync the new copy, move the old one aside, and put the new one in its place."""
+        found = self._installed(effect)
+        return v.RepairInstalled(effect.session, effect.directory, effect.name, found)
+
+    def _installed(self, effect: v.InstallRepair) -> RecoveredObject | None:
+        """Return the object with its new copy; None if it failed."""
         directory, name = effect.directory, effect.name
         new = ObjectMark(name, effect.goal_size)
         try:
@@ -950,3 +963,21 @@ class Storage(DirectoryLoader):
                     raise
                 raise _NotRegisteredError(*error.args) from error
             folder.durable = True
+
+
+_METHODS: Final[dict[type[Any], Callable[[Storage, Any], v.Event | None]]] = {
+    v.LoadDirectory: lambda storage, effect: storage.load(effect.directory),
+    v.LoadObject: lambda storage, effect: storage.load_object(*effect),
+    v.MakeDirectory: lambda storage, effect: storage.make_directory(effect),
+    v.WriteClaim: lambda storage, effect: storage.store_claim(effect),
+    v.FileClaim: lambda storage, effect: storage.store_claim(effect),
+    v.WriteStoreRecord: lambda storage, effect: storage.store_record(effect),
+    v.WriteStamps: lambda storage, effect: storage.store_stamps(effect),
+    v.ReadData: lambda storage, effect: storage.read(effect),
+    v.ReadDigest: lambda storage, effect: storage.digest(effect),
+    v.WriteRepair: lambda storage, effect: storage.write_repair(effect),
+    v.InstallRepair: lambda storage, effect: storage.install_repair(effect),
+    v.DropRepair: lambda storage, effect: storage.drop_repair(effect),
+    v.RemoveObject: lambda storage, effect: storage.remove(effect),
+}
+"""Effect -> its method, looked up when it is called."""

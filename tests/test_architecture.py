@@ -212,6 +212,21 @@ def test_the_sub_packages_of_the_client_import_in_one_direction_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_rooms_of_the_server_core_import_in_one_direction_only() -> None:
+    """The bytes of files know nothing of the server; the requests are above everything but the dispatch."""
+    core, wrong = ROOT / "dos_server" / "core", []
+    for path in source_files("dos_server"):
+        for line, module in imports_of(path):
+            room = "dos_server.core.requests"
+            if path.parent == core / "files":
+                bad = module.startswith("dos_server.core.") and not module.startswith("dos_server.core.files")
+            else:
+                bad = path.parent == core and path.stem != "server_core" and module.startswith(room)
+            if bad:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
 def typing_only(path: Path) -> set[int]:
     """Lines that only a type checker runs."""
     return {

@@ -25,6 +25,7 @@ import trio
 
 from dos_protocol.names import id_text
 from dos_protocol.store_record import StoreRecord, encode_store_record
+from dos_server.core import vocabulary as v
 from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
 from dos_server.embedded import listen_on
 from dos_server.memory.disk import MemoryDisk
@@ -352,7 +353,7 @@ class MemoryHost:
         storage.start(fresh_id)
         storage.add_stamp(fresh_id)  # with the identity, as in the start of a new server
         if record is not None:
-            storage.store_record(encode_store_record(record))
+            storage.store_record(v.WriteStoreRecord(0, 0, encode_store_record(record)))
         storage.stop()
 
     def start(self, nursery: trio.Nursery, scrub: ScrubPlan = NO_SCRUB, *, log_bytes: int = 0) -> None:

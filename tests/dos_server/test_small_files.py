@@ -61,10 +61,10 @@ def test_a_crash_at_every_step_of_a_claim_leaves_the_old_one_or_the_new() -> Non
     for nth, seed in itertools.product(range(1, 16), range(30)):
         server = Harness()
         server.storage.load("dir")
-        assert server.storage.store_claim("dir", old) is v.DiskFailure.NONE
+        assert server.storage.store_claim(v.WriteClaim("dir", old)).failure is v.DiskFailure.NONE
         plug, trouble = PowerPlug(server.disk, nth), None
         with contextlib.suppress(PowerCutError):
-            trouble = server.storage.store_claim("dir", new)
+            trouble = server.storage.store_claim(v.WriteClaim("dir", new)).failure
         plug.restore()
         server.disk.power_cut(random.Random(seed))
         data = read_file(server.disk, "d/dir/.claim")

@@ -93,11 +93,15 @@ def sync_begins_when_it_ends() -> list[Patch]:
 
 @bug("R2, row 18")
 def claims_are_answered_before_they_are_stored() -> list[Patch]:
-    def store_claim(self: Any, effect: Any) -> Any:
-        self._claims.start(lambda: self._storage.store_claim(effect.directory, effect.claim) and None)
-        return v.ClaimStored(effect.directory, effect.claim, v.DiskFailure.NONE)
+    original = DiskEffects.start
 
-    return [(DiskEffects, "_store_claim", store_claim)]
+    def start(self: Any, effect: Any) -> Any:
+        if not isinstance(effect, v.WriteClaim):
+            return original(self, effect)
+        original(self, v.FileClaim(*effect))
+        return v.ClaimStored(*effect, v.DiskFailure.NONE)
+
+    return [(DiskEffects, "start", start)]
 
 
 @bug("O10")

@@ -9,6 +9,7 @@ meanwhile is covered.
 import itertools
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dos_protocol import messages as m
@@ -20,7 +21,6 @@ from dos_server.core.requests.scrub import NO_SCRUB, ScrubPlan
 from dos_server.core.server_core import ServerCore
 from dos_server.storage import Storage
 from tests.support.fake_disk import FakeDisk
-from tests.support.thread_work import thread_work
 
 SERVER_ID = bytes(range(1, 17))
 _LIVES = itertools.count()
@@ -168,7 +168,7 @@ class Harness:
                 report = v.Synced(directory, name, storage.sync(effect))
                 self.pending.append((effect, lambda: report))
             case _:
-                self.pending.append((effect, thread_work(storage, effect)))
+                self.pending.append((effect, partial(storage.perform, effect)))
         return None
 
     def _write(self, effect: v.Write) -> v.Event | None:

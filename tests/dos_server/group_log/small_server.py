@@ -188,7 +188,8 @@ class SmallServer:
         data = encode_claim(claim)
         entry = LogEntry(EntryKind.CLAIM, directory, "", 0, 0, claim.epoch, len(data))
         if not self._record([entry], [data]):
-            assert self.storage.store_claim(directory, claim) is v.DiskFailure.NONE
+            stored = self.storage.store_claim(v.WriteClaim(directory, claim))
+            assert stored.failure is v.DiskFailure.NONE
         self.claims[directory] = claim
         self.epochs[directory] = self.promised.epochs[directory] = claim.epoch
 
@@ -222,7 +223,8 @@ class SmallServer:
             directory, name = key
             if not name:
                 claim = self.claims[directory]
-                assert self.storage.store_claim(directory, claim) is v.DiskFailure.NONE
+                stored = self.storage.store_claim(v.WriteClaim(directory, claim))
+                assert stored.failure is v.DiskFailure.NONE
                 segments.filed(key, claim.epoch)
             elif key in self.objects:
                 self._sync(key)

@@ -179,6 +179,6 @@ def wiped_server_counts() -> list[Patch]:
         original(self, self.fresh_id)
         storage = Storage(self.disk)
         storage.start(self.fresh_id)
-        storage.store_record(record or b"")
+        storage.store_record(v.WriteStoreRecord(0, 0, record or b""))
 
     return [(Machine, "lose_disk", lose_disk)]

@@ -89,7 +89,7 @@ class Machine:
         """Make it a member of a store before the run begins."""
         storage = Storage(self.disk)
         storage.start(self.fresh_id)
-        storage.store_record(encode_store_record(record))
+        storage.store_record(v.WriteStoreRecord(0, 0, encode_store_record(record)))
         storage.stop()
 
     @property

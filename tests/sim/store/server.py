@@ -22,7 +22,6 @@ from tests.sim.engine.network import Wire
 from tests.sim.store.server_session import ServerSession
 from tests.sim.visitors import LOOSE
 from tests.support.group_log import log_bytes_of
-from tests.support.thread_work import thread_work
 
 if TYPE_CHECKING:
     from tests.sim.store.machine import Machine
@@ -166,7 +165,7 @@ class Server(Process):
                 self._at_disk(self.machine.speed.other_s, self._report, inspection)
             case _:
                 self.machine.note_effect(effect)
-                work = thread_work(self.storage, effect)
+                work = partial(self.storage.perform, effect)
                 self._at_disk(self.machine.speed.other_s, self._report, work)
         return None
 
