@@ -1,6 +1,6 @@
 """`dos journal`: the group of commands, and dump, grep, verify, follow, timeline and status.
 
-`files/cli.py` has replay, files, cat and diff; `files/trim_cli.py` trim; `archive/cli.py` archive. A target
+`files_cli.py` has replay, files, cat and diff; `files/trim_cli.py` trim; `archive/cli.py` archive. A target
 is read by `inspecting.py`; exit codes are in `cli_arguments.py`.
 """
 
@@ -32,8 +32,8 @@ from journal.core.inspection import Located
 from journal.core.rendering import fault_text
 from journal.core.timeline import Timeline
 from journal.dump import Bound, RecordFilter, Render, as_line, dumper
-from journal.files.cli import add_commands
 from journal.files.moments import complete_moment, moment_here
+from journal.files_cli import add_commands
 from journal.follow import follow_chain, follow_file
 from journal.inspecting import Consumer, InspectionOutcome, inspect_file, inspect_url, is_url
 from journal.ops import Op
