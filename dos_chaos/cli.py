@@ -1,26 +1,36 @@
 """`dos chaos`: faults on servers and disks, a verdict and a report.
 
-| exit code | meaning |
-|---|---|
-| 0 | good: nothing acknowledged is lost, nothing wrong was read, all copies are equal |
-| 1 | a violation, or the store did not recover in time; the evidence is kept |
-| 2 | wrong usage, or refused |
-| 3 | the servers of the store cannot be reached |
-| 130 | interrupted; everything of the run is deleted |
+A run takes the directories or the store, runs, and deletes or keeps what it wrote. Exit codes: 0 good, 1 a
+violation or no recovery (the evidence is kept), 2 wrong usage or refused, 3 the servers of the store cannot
+be reached, 130 interrupted (everything of the run is deleted).
 """
 
+import json
+import logging
+import os
+import platform
+import random
 import secrets
 import shlex
+import signal
 import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Final
 
+import trio
 import typer
 
-from dos_chaos.command import ChaosRequest, run_in_directories, run_in_store
-from dos_chaos.core.plan import DEFAULT_KINDS, KINDS, problem_of
+from dos_chaos import NotConvergedError, RunRefusedError
+from dos_chaos.core.plan import DEFAULT_KINDS, KINDS, make_plan, problem_of
 from dos_chaos.core.report import GOOD, ChaosResult, as_json, as_markdown
-from dos_chaos.errors import RunRefusedError
+from dos_chaos.servers import KEPT, RUNNING, LocalServers, Place, PlaceInfo, take_places
+from dos_chaos.story import ChaosRequest, ChaosRun, Ground
+from dos_chaos.visited import VisitedStore
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
@@ -32,9 +42,176 @@ from dos_client.cli.kit import (
     parsed_url,
     print_json,
     read_token,
+    until_interrupted,
     warn,
 )
+from dos_protocol.errors import DosError
 from dos_protocol.limits import MIB
+
+CLEANED_S: Final = 60.0
+VOLATILE: Final = ("tmpfs", "ramfs")
+
+
+def run_in_directories(paths: Sequence[Path], request: ChaosRequest) -> ChaosResult:
+    """Test the disks of these directories.
+
+    Everything in them is deleted if the result is good, or if the run is interrupted or fails to start.
+    Otherwise it is kept, with the report in it. Raises RunRefusedError with nothing changed.
+    """
+    places = take_places(paths, space_bytes=request.space_bytes, discard=request.discard)
+    result = ChaosResult(request.again)
+    with removed_unless_kept(places, request.seed):
+        for place in places:
+            place.mark(RUNNING, request.seed)
+        before = [place.info() for place in places]
+        result.environment = [*versions(), *(_described(one) for one in before)]
+        if volatile := [one.path for one in before if one.file_system in VOLATILE]:
+            result.notes.append(f"{', '.join(volatile)} is in memory: this run tests no disk.")
+        plan = make_plan(request.kinds, request.servers, request.seconds, random.Random(request.seed).random)  # noqa: S311
+        ground = LocalServers(places, request.servers, plan)
+        request.say(
+            f"{request.servers} servers in {', '.join(str(place.path) for place in places)};"
+            f" {len(plan)} {'fault' if len(plan) == 1 else 'faults'} in {request.seconds / 60:g} minutes,"
+            f" seed {request.seed};"
+            f" at most {request.space_bytes // MIB} MiB"
+        )
+
+        async def work() -> None:
+            try:
+                await ground.start()
+                with client_log(ground.evidence / "client.log"):
+                    await ChaosRun(ground, request, result).run()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await ground.end()
+
+        _run(work, request.say)
+        if missing := [kind for kind in request.kinds if kind not in {one.kind for one in result.faults}]:
+            result.notes.append(f"no time was left for {', '.join(missing)}: pass more --minutes.")
+        if result.outcome != GOOD:
+            result.kept = ", ".join(str(place.path) for place in places)
+            _keep_report(ground, result)
+            for place in places:
+                place.mark(KEPT, request.seed)
+    return result
+
+
+@contextmanager
+def removed_unless_kept(places: Sequence[Place], seed: int) -> Iterator[None]:
+    """Delete what a run wrote, unless it marked that as evidence, or an unexpected error ended it."""
+    kept = True
+    try:
+        yield
+        kept = any(place.state == KEPT for place in places)
+    except (KeyboardInterrupt, DosError):
+        kept = False
+        raise
+    finally:
+        for place in places:
+            if not kept:
+                place.remove()
+                continue
+            if place.state != KEPT:
+                place.mark(KEPT, seed)
+            place.close()
+
+
+def run_in_store(url: str, token: bytes, request: ChaosRequest) -> ChaosResult:
+    """Check a store while its user breaks it. What the run wrote is deleted, unless the result is bad."""
+    evidence = Path(tempfile.mkdtemp(prefix="dos-chaos-"))
+    result = ChaosResult(request.again)
+    result.environment = versions()
+    ground = VisitedStore(url, token, evidence, discard=request.discard)
+
+    async def work() -> None:
+        try:
+            await ground.start()
+            result.environment.append(("store", ground.description))
+            request.say(
+                f"{ground.description}: break it now, for {request.seconds / 60:g} minutes;"
+                " all servers must be back at the end"
+            )
+            with client_log(evidence / "client.log"):
+                await ChaosRun(ground, request, result).run()
+            if result.outcome != GOOD:
+                result.kept = str(evidence)
+                result.notes.append(
+                    f"the objects of this run are still in the store, in {ground.prefix}*; the next run"
+                    " deletes them if --discard is passed."
+                )
+                _keep_report(ground, result)
+        finally:
+            if not result.kept:
+                with trio.CancelScope(shield=True):
+                    await _cleaned(ground, result)
+
+    try:
+        _run(work, request.say)
+    finally:
+        if not result.kept:
+            for path in evidence.iterdir():
+                path.unlink()
+            evidence.rmdir()
+    return result
+
+
+async def _cleaned(ground: VisitedStore, result: ChaosResult) -> None:
+    """Delete the run's objects from the store; a store that does not answer keeps them, which is reported."""
+    try:
+        with trio.fail_after(CLEANED_S):
+            await ground.delete()
+    except (DosError, NotConvergedError, trio.TooSlowError) as error:
+        text = (
+            f"objects of this run are left in the store ({ground.prefix}*), because they could not be"
+            f" deleted: {error}. Run the command again with --discard to delete them"
+        )
+        result.notes.append(text)
+        warn(text)
+
+
+def _keep_report(ground: Ground, result: ChaosResult) -> None:
+    (ground.evidence / "report.md").write_text(as_markdown(result))
+    (ground.evidence / "report.json").write_text(json.dumps(as_json(result), indent=1))
+
+
+def versions() -> list[tuple[str, str]]:
+    """Return the versions of what ran."""
+    return [
+        ("dos", metadata.version("dos-journal")),
+        ("Python", platform.python_version()),
+        ("kernel", f"{platform.system()} {platform.release()}, {os.cpu_count()} cores"),
+    ]
+
+
+def _described(info: PlaceInfo) -> tuple[str, str]:
+    median, longest = info.sync_ms
+    return info.path, (
+        f"{info.file_system} on {info.device} ({info.options}), {info.free_bytes // MIB:,} MiB free before;"
+        f" a synced write of 4 KiB takes {median:.2f} ms, at most {longest:.1f} ms"
+    )
+
+
+@contextmanager
+def client_log(path: Path) -> Iterator[None]:
+    """Write the log of the client to a file: with faults, it has many lines."""
+    logger, handler = logging.getLogger("dos"), logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagated
+        handler.close()
+
+
+def _run(work: Callable[[], Awaitable[None]], say: Callable[[str], None]) -> None:
+    def report(_: int) -> None:
+        say("interrupted: everything of this run is deleted now")
+
+    trio.run(until_interrupted, work, report, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+
 
 SPACE_MIB_MIN: Final = 48
 SPACE_MIB_MAX: Final = 4_096
@@ -166,7 +343,7 @@ def _in_store(
         )
     if parsed_url(targets[0]).directory is not None:
         raise RunRefusedError(f"{targets[0]} names a directory; pass the servers alone")
-    return run_in_store(targets[0], read_token(token_file), request.with_again(shlex.join(words)))
+    return run_in_store(targets[0], read_token(token_file), replace(request, again=shlex.join(words)))
 
 
 def _in_directories(
@@ -185,7 +362,7 @@ def _in_directories(
         raise RunRefusedError(f"the report {report} is inside of a tested directory; write it elsewhere")
     words += ["--servers", str(request.servers), "--faults", ",".join(request.kinds)]
     words += ["--seed", str(request.seed)]
-    return run_in_directories(paths, request.with_again(shlex.join(words)))
+    return run_in_directories(paths, replace(request, again=shlex.join(words)))
 
 
 def _show(result: ChaosResult, report: Path | None, *, as_json_: bool) -> None:

@@ -1,23 +1,160 @@
-"""One run: writers and readers at work, faults, recovery, comparison, verdict."""
+"""One run: writers and readers at work, faults, recovery, comparison, verdict.
+
+The meter spreads the writers' bytes over the time and keeps them in the budget. It measures the space twice a
+second. A member that is down takes its bytes later, so the budget counts what all members will have in the
+end, not only what the disks have now.
+"""
 
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 import trio
 
-from dos_chaos.ack_log import AckLog, read_log
-from dos_chaos.core.report import ChaosResult
-from dos_chaos.errors import NotConvergedError, ServerStartError
-from dos_chaos.fault_log import FaultLog
-from dos_chaos.harvest import CommittedReader, harvest, judge_directory
-from dos_chaos.metering import BudgetMeter
-from dos_chaos.workload import NOT_NOW, Workload, keep_taking_over
+from dos_chaos import NotConvergedError, ServerStartError
+from dos_chaos.core.report import ChaosResult, FaultWindow, Measures
+from dos_chaos.workload import (
+    NOT_NOW,
+    AckLog,
+    CommittedReader,
+    Workload,
+    harvest,
+    judge_directory,
+    keep_taking_over,
+    read_log,
+)
 from dos_client import StoreNotReadyError, open_store
 from dos_protocol.errors import DosError, errors_in
-from dos_protocol.limits import MIB
+from dos_protocol.limits import KIB, MIB
+
+
+class FaultLog:
+    """One fault at a time. `clock`: seconds since the start of the run. `say`: receives a line for each."""
+
+    def __init__(self, measures: Measures, clock: Callable[[], float], say: Callable[[str], None]) -> None:
+        self.windows: list[FaultWindow] = []
+        self.clock = clock
+        self._measures = measures
+        self._say = say
+        self._open: tuple[str, tuple[str, ...], float] | None = None
+
+    def begin(self, kind: str, servers: Sequence[str]) -> None:
+        self._open = kind, tuple(servers), self.clock()
+        self._measures.fault_begins(self.clock())
+        self._say(f"{kind} {' '.join(servers)}")
+
+    def end(self, *, quorum_left: bool, note: str = "") -> None:
+        """End the fault that is in progress; without one, do nothing."""
+        if self._open is None:
+            return
+        kind, servers, start_s = self._open
+        self._open = None
+        self._measures.fault_ends(self.clock())
+        self.windows.append(FaultWindow(kind, servers, start_s, self.clock(), quorum_left, note))
+        self._say(f"end of {kind} {' '.join(servers)}{f': {note}' if note else ''}")
+
+
+MEASURE_EVERY_S: Final = 0.5
+OVERHEAD_MIN: Final = 1.15
+"""Bytes on one disk for each byte of payload: record headers, extent headers, half-filled blocks."""
+BURST_BYTES: Final = 64 * KIB
+HELD_BACK_BYTES: Final = 4 * MIB
+"""Kept for the records after the last fault, and for the take-overs of the checks."""
+
+
+class BudgetMeter:
+    """Implements `workload.Meter` for all writers of a run.
+
+    Disks hold at most `limit_bytes`. `used`: measures what they hold now. It returns 0 if that cannot be
+    seen; then the sum of what was appended decides. Nothing may be appended before `begin`.
+    `stopped_by_budget`: the budget was used up before the end.
+    """
+
+    def __init__(
+        self,
+        measures: Measures,
+        *,
+        limit_bytes: int,
+        copies: int,
+        seconds: float,
+        used: Callable[[], Awaitable[int]],
+    ) -> None:
+        self.used_bytes = 0
+        self.used_bytes_max = 0
+        self.payload_bytes = 0
+        self.stopped_by_budget = False
+        self.begun = trio.current_time()
+        self._measures = measures
+        self._limit = limit_bytes
+        self._copies = copies
+        self._seconds = seconds
+        self._used = used
+        self._held_back = HELD_BACK_BYTES
+        self._rate = 0.0
+        self._tokens = 0.0
+        self._filled = self.begun
+        self._overhead = OVERHEAD_MIN
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+        return trio.current_time() - self.begun
+
+    def begin(self) -> None:
+        """Start the clock of the run, and the appends."""
+        self.begun = self._filled = trio.current_time()
+        self._tokens = float(BURST_BYTES)
+
+    async def run(self) -> None:
+        """Measure the space, and set the rate, until cancelled."""
+        while True:
+            await self.measure()
+            await trio.sleep(MEASURE_EVERY_S)
+
+    async def measure(self) -> None:
+        """Measure the space once, and set the rate at which the rest of the budget is spent."""
+        seen = await self._used()
+        expected = int(self.payload_bytes * self._copies * self._overhead)
+        self.used_bytes = seen or expected
+        self.used_bytes_max = max(self.used_bytes_max, self.used_bytes)
+        if self.payload_bytes > MIB:
+            self._overhead = max(self._overhead, seen / (self.payload_bytes * self._copies))
+        left = self._limit - self._held_back - max(seen, expected)
+        self.stopped_by_budget |= left <= 0 and self.now < self._seconds
+        left_s = max(2.0, self._seconds - self.now)
+        self._rate = max(0.0, left / (self._copies * self._overhead * left_s))
+        self._fill()
+
+    def release_rest(self) -> None:
+        """Allow a few records again after the faults, from what was held back."""
+        self._held_back //= 2
+        self._rate, self._tokens = float(BURST_BYTES), float(BURST_BYTES)
+        self._filled = trio.current_time()
+
+    def ready(self) -> bool:
+        self._fill()
+        return self._tokens > 0
+
+    async def wait_ready(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while not self.ready():  # noqa: ASYNC110 - time makes it ready
+            await trio.sleep(min(MEASURE_EVERY_S, max(0.002, -self._tokens / max(self._rate, 1.0))))
+
+    def appended(self, payload_bytes: int) -> None:
+        self.payload_bytes += payload_bytes
+        self._tokens -= payload_bytes
+
+    def acknowledged(self, directory: str, sent_s: list[float]) -> None:
+        self._measures.add(directory, self.now, [sent - self.begun for sent in sent_s])
+
+    def _fill(self) -> None:
+        now = trio.current_time()
+        self._tokens = min(BURST_BYTES, self._tokens + self._rate * (now - self._filled))
+        self._filled = now
+
 
 CREATED_S: Final = 60.0
 RECOVERED_S: Final = 120.0
@@ -26,8 +163,6 @@ GRACE_S: Final = 300.0
 LINE_EVERY_S: Final = 5.0
 WINDOW: Final = 100
 RETRY_S: Final = 0.2
-
-Say = Callable[[str], None]
 
 
 class Ground(Protocol):
@@ -68,27 +203,38 @@ class Ground(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RunLimits:
-    """The bounds of a run: seconds of faults, and bytes on all disks together."""
+class ChaosRequest:
+    """The options of a run. `seconds`: of faults; `space_bytes`: on all disks together; `again`: the command
+    line that repeats it; `quiet`: no progress.
+    """
 
+    seed: int
     seconds: float
-    budget_bytes: int
+    space_bytes: int
+    discard: bool
+    servers: int
+    kinds: tuple[str, ...]
+    again: str
+    quiet: bool
+
+    def say(self, line: str) -> None:
+        """Show a line of progress."""
+        if not self.quiet:
+            print(line, file=sys.stderr, flush=True)
 
 
 class ChaosRun:
     """One run on a ground that is started. `result` is filled in, whatever happens."""
 
-    def __init__(self, ground: Ground, limits: RunLimits, seed: int, result: ChaosResult, say: Say) -> None:
+    def __init__(self, ground: Ground, request: ChaosRequest, result: ChaosResult) -> None:
         self._ground = ground
-        self._limits = limits
-        self._seed = seed
+        self._request = request
         self._result = result
-        self._say_line = say
         self._meter = BudgetMeter(
             result.measures,
-            limit_bytes=limits.budget_bytes,
+            limit_bytes=request.space_bytes,
             copies=ground.copies,
-            seconds=limits.seconds,
+            seconds=request.seconds,
             used=ground.used_bytes,
         )
         self._log = FaultLog(result.measures, lambda: self._meter.now, self._say)
@@ -99,9 +245,9 @@ class ChaosRun:
         """Run to the verdict. What the store did wrong is in the result; bugs of this program raise."""
         result = self._result
         result.faults = self._log.windows
-        result.budget_bytes = self._limits.budget_bytes
+        result.budget_bytes = self._request.space_bytes
         try:
-            with trio.fail_after(self._limits.seconds + GRACE_S):
+            with trio.fail_after(self._request.seconds + GRACE_S):
                 await self._work()
                 await self._compare()
         except* trio.TooSlowError:
@@ -120,7 +266,7 @@ class ChaosRun:
         line = f"{self._meter.now:7.1f} s  {text}"
         with (self._ground.evidence / "events").open("a") as file:
             file.write(f"{line}\n")
-        self._say_line(line)
+        self._request.say(line)
 
     async def _work(self) -> None:
         ground, measures = self._ground, self._result.measures
@@ -135,7 +281,7 @@ class ChaosRun:
                 measures.begin(directory, 0.0)
             for task in (self._meter.run, self._reader.run, self._progress):
                 nursery.start_soon(task)
-            await ground.faults(self._log, self._limits.seconds)
+            await ground.faults(self._log, self._request.seconds)
             self._result.seconds = self._meter.now
             self._say("no more faults: every server must be back, and every chain continue")
             await ground.heal()
@@ -155,7 +301,7 @@ class ChaosRun:
                         claim, writer, sequence = await keep_taking_over(store, directory)
                         self._opened[directory].set()
                         workload = Workload(writer, log, directory, claim.epoch, sequence, self._meter)
-                        rng = random.Random(f"{self._seed}/{directory}/{claim.epoch}")  # noqa: S311 - content
+                        rng = random.Random(f"{self._request.seed}/{directory}/{claim.epoch}")  # noqa: S311 - content
                         await workload.run(rng, WINDOW)
                 except StoreNotReadyError:
                     await trio.sleep(RETRY_S)
@@ -172,7 +318,7 @@ class ChaosRun:
             silent = measures.silent_s(self._meter.now)
             self._say(
                 f"{measures.acknowledged:,} acknowledged, {rate:,.0f}/s, nothing for {silent:.1f} s,"
-                f" {self._meter.used_bytes // MIB} of {self._limits.budget_bytes // MIB} MiB,"
+                f" {self._meter.used_bytes // MIB} of {self._request.space_bytes // MIB} MiB,"
                 f" {self._ground.describe()}"
             )
 

@@ -14,9 +14,9 @@ from typing import Final
 
 import trio
 
-from dos_chaos.errors import NotConvergedError, RunRefusedError
-from dos_chaos.fault_log import FaultLog
-from dos_chaos.harvest import in_sync
+from dos_chaos import NotConvergedError, RunRefusedError
+from dos_chaos.story import FaultLog
+from dos_chaos.workload import in_sync
 from dos_client import Claim, Store, open_connection, open_store
 from dos_protocol.errors import DosError
 
@@ -144,9 +144,8 @@ class VisitedStore:
 
 
 async def earlier_runs(store: Store) -> dict[str, str]:
-    """Return the runs of which the store holds objects, with a description of each.
-
-    Raises RunRefusedError if it holds anything that is not a run's.
+    """Return the runs of which the store holds objects, with a description of each. Raises RunRefusedError if
+    it holds anything that is not a run's.
     """
     names = await store.list_directories()
     if foreign := [name for name in names if _OWN.fullmatch(name) is None]:
@@ -207,9 +206,8 @@ async def claimed(store: Store, directory: str) -> Claim:
 
 
 async def delete_run(store: Store, run_id: str) -> None:
-    """Delete all objects of a run on every member, the marker last.
-
-    Raises NotConvergedError if a member still has some: running it again continues.
+    """Delete all objects of a run on every member, the marker last. Raises NotConvergedError if a member
+    still has some: running it again continues.
     """
     names = [name for name in await store.list_directories(f"{PREFIX}{run_id}.") if _OWN.fullmatch(name)]
     for name in sorted(names, key=lambda one: one == run_directory(run_id)):

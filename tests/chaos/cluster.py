@@ -15,8 +15,8 @@ from signal import SIGCONT, SIGKILL, SIGSTOP
 
 import trio
 
-from dos_chaos.ack_log import count_acknowledged, read_log
-from dos_chaos.core.records import WrittenRecord
+from dos_chaos.core.checker import WrittenRecord
+from dos_chaos.workload import count_acknowledged, read_log
 from dos_client import init_store
 from tests.chaos.writer import FENCED
 from tests.support.proxy import Proxy

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dos_chaos.core.checker import Verdict
-from dos_chaos.core.records import WrittenRecord
-from dos_chaos.harvest import Found, judge_directory
+from dos_chaos.core.checker import Verdict, WrittenRecord
+from dos_chaos.workload import Found, judge_directory
 from journal import Position
 from tests.chaos.disks import read_object
 

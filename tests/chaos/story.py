@@ -7,9 +7,9 @@ from typing import Any
 
 import trio
 
+from dos_chaos import NotConvergedError
 from dos_chaos.core.checker import Verdict
-from dos_chaos.errors import NotConvergedError
-from dos_chaos.harvest import CommittedReader, Found, harvest
+from dos_chaos.workload import CommittedReader, Found, harvest
 from dos_protocol.errors import DosError
 from tests.chaos.cluster import Cluster, running
 from tests.chaos.evidence import Evidence, judge

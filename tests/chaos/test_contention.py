@@ -15,14 +15,12 @@ from signal import SIGKILL
 import pytest
 import trio
 
-from dos_chaos.core.checker import Verdict, judge_chain
-from dos_chaos.core.records import CHAIN, WrittenRecord, make_record
-from dos_chaos.harvest import entries_of
-from dos_chaos.workload import keep_taking_over, take_the_chain_over
+from dos_chaos.core.checker import CHAIN, Verdict, WrittenRecord, judge_chain, make_record
+from dos_chaos.workload import entries_of, keep_taking_over, take_the_chain_over
 from dos_client import Store, init_store, open_store
 from dos_protocol.errors import FencedError
 from journal import ChainWriter, Record, inspect_chain, read_records
-from journal.core.segment import parse_segment_name
+from journal.core.chain import parse_segment_name
 from tests.chaos.cluster import Writer, running
 from tests.chaos.disks import read_object
 from tests.chaos.writer import FENCED

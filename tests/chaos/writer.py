@@ -21,8 +21,7 @@ from pathlib import Path
 
 import trio
 
-from dos_chaos.ack_log import AckLog
-from dos_chaos.workload import Workload, keep_taking_over
+from dos_chaos.workload import AckLog, Workload, keep_taking_over
 from dos_client import StoreNotReadyError, open_store
 from dos_protocol.errors import FencedError
 from journal import Scratch

@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from dos_chaos.ack_log import AckLog, count_acknowledged, read_log
-from dos_chaos.core.checker import VIOLATIONS, Verdict, judge_chain, judge_member
-from dos_chaos.core.records import DamagedRecordError, WrittenRecord, make_record, read_entry
+from dos_chaos.core.checker import (
+    VIOLATIONS,
+    DamagedRecordError,
+    Verdict,
+    WrittenRecord,
+    judge_chain,
+    judge_member,
+    make_record,
+    read_entry,
+)
+from dos_chaos.workload import AckLog, count_acknowledged, read_log
 from journal import Record
 
 Entries = list[WrittenRecord]

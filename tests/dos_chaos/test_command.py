@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 import trio
 
-from dos_chaos import command, story
-from dos_chaos.command import ChaosRequest, run_in_directories, run_in_store
+from dos_chaos import RunRefusedError, cli, story
+from dos_chaos.cli import run_in_directories, run_in_store
 from dos_chaos.core.plan import KINDS, STOP
 from dos_chaos.core.report import GOOD, NOT_RECOVERED, VIOLATION, ChaosResult
-from dos_chaos.errors import RunRefusedError
-from dos_chaos.harvest import Found
-from dos_chaos.local import LocalServers, restart_all
-from dos_chaos.places import RUNNING, Place, servers_in
+from dos_chaos.servers import RUNNING, LocalServers, Place, restart_all, servers_in
+from dos_chaos.story import ChaosRequest
 from dos_chaos.visited import VisitedStore
+from dos_chaos.workload import Found
 from dos_client import init_store, open_store
 from dos_protocol.limits import MIB
 from tests.support.servers import ServerProcess, three_servers, url_of  # noqa: F401
@@ -217,7 +216,7 @@ def test_a_store_is_checked_while_its_user_breaks_it(
 
 def what_is_left_of_a_killed_run_is_deleted_on_request(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(command, "_cleaned", kept)
+        patch.setattr(cli, "_cleaned", kept)
         left = run_in_store(url, b"", request(seconds=1.0))
     assert left.outcome == GOOD
     before = contents(url)

@@ -4,8 +4,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from dos_chaos.core.measures import Measures
-from dos_chaos.metering import HELD_BACK_BYTES, BudgetMeter
+from dos_chaos.core.report import Measures
+from dos_chaos.story import HELD_BACK_BYTES, BudgetMeter
 from dos_protocol.limits import MIB
 
 pytestmark = pytest.mark.trio

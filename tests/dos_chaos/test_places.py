@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dos_chaos.errors import RunRefusedError
-from dos_chaos.places import FREE_BYTES_MIN, KEPT, MARKER, RUNNING, Place, mount_of, take_places
+from dos_chaos import RunRefusedError
+from dos_chaos.servers import FREE_BYTES_MIN, KEPT, MARKER, RUNNING, Place, mount_of, take_places
 from dos_protocol.limits import MIB
 
 

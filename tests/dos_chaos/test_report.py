@@ -3,8 +3,20 @@
 import pytest
 
 from dos_chaos.core.checker import Verdict
-from dos_chaos.core.measures import FaultWindow, Gap, LatencyHistogram, Measures, gap_of, timeline
-from dos_chaos.core.report import GOOD, NOT_RECOVERED, VIOLATION, ChaosResult, as_json, as_markdown
+from dos_chaos.core.report import (
+    GOOD,
+    NOT_RECOVERED,
+    VIOLATION,
+    ChaosResult,
+    FaultWindow,
+    Gap,
+    LatencyHistogram,
+    Measures,
+    as_json,
+    as_markdown,
+    gap_of,
+    timeline,
+)
 
 KILL = FaultWindow("kill", ("s1",), 2.0, 4.0, quorum_left=True)
 STOP = FaultWindow("stop", ("s1", "s2"), 6.0, 7.0, quorum_left=False, note="observed")

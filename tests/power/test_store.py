@@ -15,11 +15,8 @@ from typing import Any
 import pytest
 import trio
 
-from dos_chaos.ack_log import AckLog, count_acknowledged, read_log
-from dos_chaos.core.checker import Verdict, judge_chain
-from dos_chaos.core.records import CHAIN
-from dos_chaos.harvest import entries_of
-from dos_chaos.workload import Workload, keep_taking_over
+from dos_chaos.core.checker import CHAIN, Verdict, judge_chain
+from dos_chaos.workload import AckLog, Workload, count_acknowledged, entries_of, keep_taking_over, read_log
 from dos_client import init_store, open_store
 from journal import inspect_chain, read_records
 from tests.dos_client.support import url_of

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dos_chaos import servers
-from dos_chaos.errors import ServerStartError
+from dos_chaos import ServerStartError, servers
 from tests.support.servers import ServerProcess
 
 KINDS = pytest.mark.parametrize("kind", [servers.ServerProcess, ServerProcess], ids=["started", "forked"])
