@@ -44,11 +44,10 @@ from dos_client.store import init_store, open_store  # noqa: E402
 from examples.demo.memory import peak_memory_mb  # noqa: E402
 from journal import Directory, Op, Record, restore  # noqa: E402
 from journal.archive.archiving import archive_chain  # noqa: E402
-from journal.archive.bucket import Bucket  # noqa: E402
-from journal.archive.url import parse_s3_url  # noqa: E402
+from journal.archive.bucket import Bucket, parse_s3_url  # noqa: E402
 from journal.core.record import encode_v1  # noqa: E402
-from journal.files.rebuilding import Rebuilding  # noqa: E402
-from journal.files.sources import replay_target  # noqa: E402
+from journal.files.tree import Rebuilding  # noqa: E402
+from journal.files_cli import replay_target  # noqa: E402
 from journal.inspecting import archived_chain  # noqa: E402
 from journal.limits import archive_read_bytes, files_segment_bytes_max  # noqa: E402
 

@@ -31,8 +31,7 @@ import trio
 
 from dos_client.store import init_store, open_store
 from journal import ChainState, ChainWriter, Op, Position, Record, inspect_chain, read_batches, take_over
-from journal.core.decoder import RecordDecoder
-from journal.core.record import encode_v1
+from journal.core.record import RecordDecoder, encode_v1
 from journal.ports import ClaimPort, StorePort
 
 ROOT = Path(__file__).parent.parent

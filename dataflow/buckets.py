@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from dos_protocol.errors import DosError
 from journal import ArchiveRefusedError, ArchiveUnavailableError
-from journal.archive.url import S3Url
+from journal.archive.bucket import S3Url
 
 
 @contextmanager

@@ -41,7 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "output": ("dataflow.merging.cli", "Read the merged output of replicas; show who reads an output."),
     "journal": ("journal.cli", "Dump, search, verify or replay a journal."),
     "sites": ("sites.cli", "Plan, deploy and run the replicas of an application's regions at several sites."),
-    "files": ("journal.files.mirror_cli", "Mirror the journal of a local directory of files to a store."),
+    "files": ("journal.files_cli", "Mirror the journal of a local directory of files to a store."),
     "support-bundle": (
         "checkpoint.cli.support_bundle",
         "Collect what a report needs into one zip, without secrets.",
@@ -68,7 +68,7 @@ def load_command(name: str) -> Any:
     module = importlib.import_module(COMMANDS[name][0])
     if name == "journal":  # it also reads data directories, and `journal` may not import `dos_server`
         opener = importlib.import_module("dos_server.offline.reading").DataDirectory
-        importlib.import_module("journal.data_directories").read_data_directories_with(opener)
+        importlib.import_module("journal.inspecting").read_data_directories_with(opener)
     app = getattr(module, "app", None)
     if not isinstance(app, typer.Typer):
         single = typer.Typer(add_completion=False)

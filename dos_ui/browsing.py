@@ -13,8 +13,8 @@ from dos_client.cli.objects import object_rows
 from dos_protocol.errors import LocalProtocolError
 from dos_ui.core.directories import directory_row
 from journal import parse_segment_name
-from journal.dump import json_page
 from journal.inspecting import inspect_url
+from journal.showing import json_page
 
 RECORDS_MAX: Final = 200
 ROWS_MAX: Final = 500

@@ -8,7 +8,6 @@ from what the servers have, and looks up who the worker was connected to at midn
 no Spark.
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import dos
 from examples.demo.cluster import DOS, Cluster
 
 MIDNIGHT = datetime(2018, 1, 1, tzinfo=UTC)
-JOURNAL = "my_app-worker3.journal"
+JOURNAL = "resilience.journal"
 ADDRESSES = "my_app-worker3.connection-addresses"
 
 
@@ -36,28 +35,21 @@ class Clock:
         return int(self.now.timestamp() * 1000)
 
 
-async def work(machine: Path, url: str) -> None:
+async def work(machine: Path) -> None:
     """Eight hours of worker 3: each hour other peers, and a checkpoint."""
     clock = Clock()
-    async with (
-        dos.open_store(url) as store,
-        await store.claim("worker3", 1, os.urandom(16)) as claim,
-        dos.Directory.open_local(
-            machine / "resilience", dos.LocalJournal(machine / JOURNAL), clock_ms=clock
-        ) as files,
-        trio.open_nursery() as nursery,
-    ):
-        mirror = await dos.Mirror.open(machine / JOURNAL, store, claim, JOURNAL)
-        nursery.start_soon(mirror.run)
-        await files.append("my_app-worker3.tcp-control", b"localhost\n0\n")
-        for hour in range(8):
-            peers = f"peers as of {clock.now:%H:%M}: " + ", ".join(f"w{n}" for n in range(6) if n != hour % 6)
-            await files.truncate(ADDRESSES)
-            await files.append(ADDRESSES, peers.encode() + b"\n")
-            await files.append("my_app-worker3.checkpoint_ids", b"%d\n" % hour)
-            clock.now += timedelta(hours=1)
-        await mirror.wait_synced(files.end.size)
-        nursery.cancel_scope.cancel()
+    with dos.LocalClaim(machine / JOURNAL) as claim:
+        async with await dos.Directory.open(machine / "resilience", claim, clock_ms=clock) as files:
+            await files.append("my_app-worker3.tcp-control", b"localhost\n0\n")
+            for hour in range(8):
+                peers = f"peers as of {clock.now:%H:%M}: " + ", ".join(
+                    f"w{n}" for n in range(6) if n != hour % 6
+                )
+                await files.truncate(ADDRESSES)
+                await files.append(ADDRESSES, peers.encode() + b"\n")
+                await files.append("my_app-worker3.checkpoint_ids", b"%d\n" % hour)
+                clock.now += timedelta(hours=1)
+            await files.wait_synced()
 
 
 def run_cli(*arguments: str) -> str:
@@ -75,11 +67,12 @@ def main() -> str:
         cluster = Cluster(root, servers=2)
         try:
             (root / "machine-3").mkdir()
-            trio.run(work, root / "machine-3", cluster.url)
+            trio.run(work, root / "machine-3")
+            run_cli("files", "mirror", "--once", str(root / "machine-3" / JOURNAL), f"{cluster.url}/worker3")
             before = {path.name: path.read_bytes() for path in (root / "machine-3" / "resilience").iterdir()}
             shutil.rmtree(root / "machine-3")
             print("machine 3 has burnt")
-            journal = f"{cluster.url}/worker3/{JOURNAL}"
+            journal = f"{cluster.url}/worker3/files"
             run_cli("journal", "replay", journal, "--into", str(root / "machine-7"))
             after = {path.name: path.read_bytes() for path in (root / "machine-7").iterdir()}
             if after != before:

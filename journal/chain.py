@@ -6,6 +6,7 @@ order in which the walk returns it, and reports the result as an event. It decid
 
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -13,23 +14,19 @@ import trio
 
 from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_protocol.errors import BusyError, CorruptError, NotFoundError, PoisonedError
-from journal.core.chain import ChainState
+from journal.core.chain import NO_FLOOR, ChainState, Floor, Position
 from journal.core.errors import LostBytesError, NotEnoughAnswersError
-from journal.core.position import NO_FLOOR, Position
 from journal.core.read_walk import ReadWalk, ReadWalkAt
-from journal.core.trimming import Floor
-from journal.core.walk import TakeOver
-from journal.core.walk_vocabulary import (
-    Effect,
+from journal.core.walk import (
+    ChainWalk,
     Event,
     FindSnapshot,
     ReadStart,
     Settle,
     Settled,
     SnapshotFound,
-    StartRead,
     Surveyed,
-    SurveySegment,
+    TakeOver,
     WalkDone,
 )
 from journal.limits import answers_wait_s, late_answer_tries, listing_tries_max, removal_pause_s
@@ -55,28 +52,63 @@ async def take_over(
 
     at: end the chain at this position, even if longer or newer segments exist (R13); ORIGIN for an empty
         chain. None: the chain ends where its head does.
+    proved, released: as of `TakeOver`.
     generation: the generation of the store record in use. A segment opened under a newer one is rejected.
     wait_s: how long to wait for members whose answer is needed and that have not answered the claim, or that
         became unavailable after they answered.
     scratch: a local cache to fill members from; its bytes are used only where their digest matches.
-    released: a floor that an acknowledged record elsewhere has released; segments below it may be missing.
 
     Do not act on anything read before the start of the new segment is acknowledged: `ChainWriter.open` (R8).
     The returned `end` is None if the journal never existed, which requires the answer of every member (R16).
 
-    Raises NotEnoughAnswersError, LostBytesError, ChainError, CorruptRecordError, UnknownRecordError,
-    StaleGenerationError, FencedError, EpochUsedTwiceError. Raises QuorumUnavailableError if a member no
-    longer serves the bytes that it listed when it took the claim: claim again, so that new answers decide.
-    May be called again after a failure or a cancellation.
+    Raises the errors of `TakeOver`, CorruptRecordError, UnknownRecordError, FencedError, and
+    QuorumUnavailableError if a member no longer serves the bytes that it listed when it took the claim: claim
+    again, so that new answers decide. May be called again after a failure or a cancellation.
     """
+
+    async def once() -> ChainState:
+        walk = TakeOver(
+            chain,
+            claim.store.record,
+            claim.answers,
+            generation=generation,
+            at=at,
+            proved=proved,
+            released=released,
+        )
+        try:
+            return await _walk(walk, ChainSource(claim), lambda effect: _settle(claim, effect, scratch))
+        except (CorruptError, PoisonedError) as error:
+            raise QuorumUnavailableError(
+                "a member's copy, sound when it took the claim, is damaged; take over again, with a new"
+                " claim",
+                [str(error.args[0])],
+            ) from error
+
     try:
-        return await _take_over_once(claim, chain, at, proved, generation, scratch, released)
+        return await once()
     except (NotEnoughAnswersError, QuorumUnavailableError):
         if wait_s <= 0:
             raise
     # An answer that arrives late may be the one that was missing: the second try uses all of them.
     await claim.wait_all(wait_s)
-    return await _take_over_once(claim, chain, at, proved, generation, scratch, released)
+    return await once()
+
+
+async def inspect_claimed(
+    claim: ClaimPort, chain: str, *, at: Position | None = None, generation: int
+) -> ChainState:
+    """Return the chain as `take_over` finds it, without syncing any of it on the quorum.
+
+    So nothing that is read from it may be acted on before `take_over` at the position that was chosen. Raises
+    the errors of `take_over`, except those of settling.
+    """
+    walk = TakeOver(chain, claim.store.record, claim.answers, generation=generation, at=at)
+
+    async def leave(_: Settle) -> None:
+        """Settle nothing."""
+
+    return await _walk(walk, ChainSource(claim), leave)
 
 
 async def inspect_chain(
@@ -90,14 +122,10 @@ async def inspect_chain(
 ) -> ChainState:
     """Return the committed part of a chain, and nothing else (R10). Takes no claim.
 
-    measured: read the newest segment to find the end of its last whole record. False returns quickly for any
-        size, for readers that find this end themselves: the last span may then end within a record, and its
-        digest and the digest of `end` are 0.
+    measured, floor: as of `ReadWalk`. A floor of None is the lowest offset that is not released.
     proved: a position that a committed checkpoint names. It is committed regardless of the claims, so the
         result reaches at least to it, even while an incomplete take-over prevents the members from proving it
         (decision 0204).
-    floor: the logical offset from which the caller reads: nothing below its segment is returned, and the time
-        does not depend on what precedes it. None: the lowest offset that is not released.
 
     If `unproved` of the result is 0, everything is returned that was acknowledged before the call. Otherwise
     more may have been: use `inspect_whole` if that must not be left out.
@@ -114,12 +142,14 @@ async def inspect_chain(
         if state.claimed and len(view.answers) == len(store.record.voters):
             break
         state, view = await _inspect_once(store, directory, chain, measured=measured, floor=floor)
-        if state.size >= reach:  # what is beyond was appended after the first answers
+        # What is beyond the first reach was appended after the call: nothing acknowledged before it is left
+        # out.
+        if state.size >= reach:
             state = msgspec.structs.replace(state, unproved=0, claimed=0)
     if proved is None or state.holds(proved):
         return state
     walk = ReadWalkAt(chain, store.record, view.answers, proved, floor or 0)
-    found = await _walk(walk, store, directory)
+    found = await _inspect(walk, store, directory)
     left_out = max(state.size + state.unproved - found.size, 0) if state.unproved else 0
     return msgspec.structs.replace(found, unproved=left_out, claimed=state.claimed if left_out else 0)
 
@@ -127,9 +157,8 @@ async def inspect_chain(
 async def inspect_whole(
     store: StorePort, directory: str, chain: str, *, floor: int | None = None
 ) -> ChainState:
-    """Return the chain as `inspect_chain` does, with everything that was acknowledged before the call.
-
-    Raises QuorumUnavailableError if that cannot be proved now, and the errors of `inspect_chain`.
+    """Return the chain as `inspect_chain` does, with everything that was acknowledged before the call. Raises
+    QuorumUnavailableError if that cannot be proved now, and the errors of `inspect_chain`.
     """
     state = await inspect_chain(store, directory, chain, floor=floor)
     if state.unproved:
@@ -161,7 +190,7 @@ async def _inspect_once(
             chain, store.record, view.answers, claims, view.filled, measured=measured, floor=floor
         )
         try:
-            return await _walk(walk, store, directory), view
+            return await _inspect(walk, store, directory), view
         except (NotFoundError, BusyError) as error:
             # A segment that was listed is gone, or is being removed: its writer trimmed the chain meanwhile.
             # A new list shows it.
@@ -174,9 +203,7 @@ async def _inspect_once(
 
 async def inspect_committed(store: StorePort, directory: str, chain: str) -> ChainState:
     """Return the committed part of a chain as `inspect_chain` does, and log a warning if some of it is
-    unproved.
-
-    Raises NotFoundError if nothing is committed, and the errors of `inspect_chain`.
+    unproved. Raises NotFoundError if nothing is committed, and the errors of `inspect_chain`.
     """
     state = await inspect_chain(store, directory, chain)
     if state.end is None:
@@ -190,80 +217,39 @@ async def inspect_committed(store: StorePort, directory: str, chain: str) -> Cha
 async def inspect_chain_at(
     store: StorePort, directory: str, chain: str, at: Position, *, floor: int = 0
 ) -> ChainState:
-    """Return the chain up to `at`, a position in it that a committed checkpoint names.
-
-    floor: the logical offset whose segment is the lowest one returned. Raises the errors of `inspect_chain`.
+    """Return the chain up to `at`, a position in it that a committed checkpoint names. floor: the logical
+    offset whose segment is the lowest one returned. Raises the errors of `inspect_chain`.
     """
     view = await store.inspect(directory)
-    return await _walk(ReadWalkAt(chain, store.record, view.answers, at, floor), store, directory)
+    return await _inspect(ReadWalkAt(chain, store.record, view.answers, at, floor), store, directory)
 
 
-async def _walk(walk: ReadWalk | ReadWalkAt, store: StorePort, directory: str) -> ChainState:
-    source = ChainSource(store, directory, waits=False)  # a new list of the segments is quicker
+async def _inspect(walk: ChainWalk, store: StorePort, directory: str) -> ChainState:
+    return await _walk(walk, ChainSource(store, directory, waits=False))  # a new list of segments is quicker
+
+
+async def _walk(
+    walk: ChainWalk, source: ChainSource, settle: Callable[[Settle], Awaitable[None]] | None = None
+) -> ChainState:
+    """Perform the effects of a walk in its order. settle: None for a reader, which settles nothing."""
     waiting = deque(walk.begin())
-    while True:
-        effect = waiting.popleft()
-        if isinstance(effect, WalkDone):
-            return effect.state
-        assert not isinstance(effect, Settle), "a reader settles nothing"
-        waiting.extend(walk.handle(await _read(source, effect)))
-
-
-async def _take_over_once(
-    claim: ClaimPort,
-    chain: str,
-    at: Position | None,
-    proved: Position | None,
-    generation: int,
-    scratch: Scratch | None,
-    released: Floor,
-) -> ChainState:
-    try:
-        return await _walk_down(claim, chain, at, proved, generation, scratch, released)
-    except (CorruptError, PoisonedError) as error:
-        raise QuorumUnavailableError(
-            "a member's copy, sound when it took the claim, is damaged; take over again, with a new claim",
-            [str(error.args[0])],
-        ) from error
-
-
-async def inspect_claimed(
-    claim: ClaimPort, chain: str, *, at: Position | None = None, generation: int
-) -> ChainState:
-    """Return the chain as `take_over` finds it, without syncing any of it on the quorum.
-
-    So nothing that is read from it may be acted on before `take_over` at the position that was chosen. Raises
-    the errors of `take_over`, except those of settling.
-    """
-    return await _walk_down(claim, chain, at, None, generation, None, NO_FLOOR, settles=False)
-
-
-async def _walk_down(
-    claim: ClaimPort,
-    chain: str,
-    at: Position | None,
-    proved: Position | None,
-    generation: int,
-    scratch: Scratch | None,
-    released: Floor,
-    *,
-    settles: bool = True,
-) -> ChainState:
-    record, answers = claim.store.record, claim.answers
-    walk = TakeOver(chain, record, answers, generation=generation, at=at, proved=proved, released=released)
-    source = ChainSource(claim)
-    waiting: deque[Effect] = deque(walk.begin())
     while True:
         effect = waiting.popleft()
         event: Event
         if isinstance(effect, WalkDone):
             return effect.state
+        name, length = effect.segment, effect.length
         if isinstance(effect, Settle):
-            if settles:
-                await _settle(claim, effect, scratch)
-            event = Settled(effect.segment)
+            assert settle is not None, "a reader settles nothing"
+            await settle(effect)
+            event = Settled(name)
+        elif isinstance(effect, ReadStart):
+            event = await read_start(source, name, length, effect.members)
+        elif isinstance(effect, FindSnapshot):
+            event = SnapshotFound(name, await find_snapshot(source, name, length, effect.members))
         else:
-            event = await _read(source, effect)
+            found = await survey(source, name, length, effect.members, effect.within, effect.lengths)
+            event = Surveyed(name, found)
         waiting.extend(walk.handle(event))
 
 
@@ -273,15 +259,3 @@ async def _settle(claim: ClaimPort, effect: Settle, scratch: Scratch | None) -> 
         await claim.settle(effect.segment, effect.length, effect.digest, local)
     except MissingDataError as error:
         raise LostBytesError(f"the chain names bytes that are not there: {error}") from error
-
-
-async def _read(
-    source: ChainSource, effect: ReadStart | SurveySegment | FindSnapshot
-) -> StartRead | Surveyed | SnapshotFound:
-    name, length, members = effect.segment, effect.length, effect.members
-    if isinstance(effect, ReadStart):
-        return await read_start(source, name, length, members)
-    if isinstance(effect, FindSnapshot):
-        return SnapshotFound(name, await find_snapshot(source, name, length, members))
-    found = await survey(source, name, length, members, effect.within, effect.lengths)
-    return Surveyed(name, found)

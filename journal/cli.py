@@ -1,7 +1,7 @@
 """`dos journal`: the group of commands, and dump, grep, verify, follow, timeline and status.
 
-`files_cli.py` has replay, files, cat and diff; `files/trim_cli.py` trim; `archive/cli.py` archive. A target
-is read by `inspecting.py`; exit codes are in `cli_arguments.py`.
+`files_cli.py` has the commands on journaled files, `showing.py` what is printed, `inspecting.py` reads
+targets. Exit codes are in `cli_arguments.py`.
 """
 
 import functools
@@ -25,26 +25,30 @@ from dos_client.cli.kit import (
     run_interruptible,
     warn,
 )
-from journal.archive.cli import archive
 from journal.cli_arguments import Target, journal_errors, journal_file
-from journal.core import rendering
-from journal.core.inspection import Located
-from journal.core.rendering import fault_text
-from journal.core.timeline import Timeline
-from journal.dump import Bound, RecordFilter, Render, as_line, dumper
-from journal.files.moments import complete_moment, moment_here
+from journal.core.inspection import Located, Timeline, fault_text, original_text, record_json
+from journal.core.record import Op
+from journal.files.history import complete_moment, moment_here
 from journal.files_cli import add_commands
-from journal.follow import follow_chain, follow_file
 from journal.inspecting import Consumer, InspectionOutcome, inspect_file, inspect_url, is_url
-from journal.ops import Op
-from journal.pictures import check_drawable
-from journal.plotting import draw_timeline
-from journal.status import as_json as status_json
-from journal.status import chain_status
-from journal.timeline import as_json as timeline_json
-from journal.timeline import as_text as timeline_text
-from journal.timeline import timeline_of
-from journal.verify import accept, verdict_json, verdict_text
+from journal.pictures import check_drawable, draw_timeline
+from journal.showing import (
+    Bound,
+    RecordFilter,
+    Render,
+    accept,
+    as_line,
+    chain_status,
+    dumper,
+    follow_chain,
+    follow_file,
+    status_json,
+    timeline_json,
+    timeline_of,
+    timeline_text,
+    verdict_json,
+    verdict_text,
+)
 
 
 def complete_operation(incomplete: str) -> list[str]:
@@ -115,7 +119,8 @@ def dump(
 
         dos journal dump --json --from 4096 dos://h1,h2,h3/wordcount.w0000/state | head
 
-        dos journal dump --from time:2026-11-28T03:10 --to time:2026-11-28T03:15 dos://h1,h2,h3/wordcount.coord/manifest
+        dos journal dump --from time:2026-11-28T03:10 --to time:2026-11-28T03:15
+        dos://h1,h2,h3/wordcount.coord/manifest
 
     A record that holds no time has the time of the last one before it that does.
 
@@ -340,12 +345,12 @@ def status(
 
 
 def _render(*, as_json: bool, full: bool) -> Render:
-    return functools.partial(rendering.as_json if as_json else as_line, full=full)
+    return functools.partial(record_json if as_json else as_line, full=full)
 
 
 def _as_original(located: Located, *, time_ms: int | None = None) -> str:
     del time_ms
-    return rendering.as_original(located)
+    return original_text(located)
 
 
 def _bound(text: str, option: str) -> Bound:
@@ -403,4 +408,3 @@ def _inspect(
 
 
 add_commands(app)
-app.command()(archive)

@@ -1,45 +1,123 @@
-"""`dos journal replay | files | cat | diff`: journaled files as of any moment.
+"""The commands on journaled files: `dos journal replay | files | cat | diff | trim | archive`, `dos files
+mirror`.
 
-`sources.py` reads the records of the target, `moments.py` parses moments.
+A fault of a file or an object ends up in the outcome of a replay. A fault of a chain is raised.
 """
 
+import functools
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import trio
 import typer
 from typer.core import TyperCommand
 
+from dos_client import randomness
 from dos_client.cli.kit import (
     NEGATIVE,
     REFUSED,
+    UNREACHABLE,
     AsJson,
+    ProgressDisplay,
     TokenFile,
     bar_of,
     fail,
+    fill_help,
+    parsed_url,
     print_json,
     print_result,
     read_token,
+    run_interruptible,
     warn,
 )
-from journal.cli_arguments import Target, journal_errors
-from journal.core.errors import FileConflictError, TornRecordError, UnsafePathError
-from journal.core.file_ops import Paths
-from journal.core.rendering import fault_text
-from journal.files.comparing import FileChange, changes_between
-from journal.files.damage import OnDamaged
-from journal.files.moments import AGO, complete_moment, moment_here, stop_at
-from journal.files.rebuilding import Rebuilding
-from journal.files.replaying import FileSizes, FilesReplay
-from journal.files.restoring import check_target
-from journal.files.sources import replay_target
-from journal.files.trim_cli import trim
-from journal.inspecting import DAMAGE
-from journal.limits import file_copy_bytes_max
+from dos_client.live_store import Store
+from dos_client.store import open_store
+from dos_client.urls import DosUrl
+from dos_protocol.errors import LocalProtocolError
+from journal.archive.archiving import Archived, archive_chain, trim_archive
+from journal.archive.bucket import SCHEME as S3_SCHEME
+from journal.archive.bucket import Bucket, parse_s3_url
+from journal.archive.reading import in_thread
+from journal.cli_arguments import Target, journal_errors, journal_file
+from journal.core.chain import parse_segment_name
+from journal.core.errors import FileConflictError, HistoryTrimmedError, TornRecordError, UnsafePathError
+from journal.core.file_ops import FileSizes, FilesReplay, Paths, ReplayStop
+from journal.core.inspection import Located, fault_text
+from journal.files.damage import OnDamaged, WholeState, newest_whole
+from journal.files.history import (
+    AGO,
+    TrimPlan,
+    complete_moment,
+    moment_here,
+    plan_trim,
+    stop_at,
+    trim_stopped,
+)
+from journal.files.mirroring import ChainMirror, Mirror, MirrorProgress, verify_copy
+from journal.files.restoring import check_target, replay_chain
+from journal.files.tree import FileChange, Rebuilding, changes_between
+from journal.inspecting import (
+    DAMAGE,
+    InspectionOutcome,
+    in_data_directory,
+    inspect_object,
+    is_url,
+    local_chain,
+    open_chain,
+    open_target,
+    replay_file,
+)
+from journal.limits import file_copy_bytes_max, mirror_poll_s, trim_wait_s
+from journal.local_store import LocalClaim, LocalStore, journal_beside
+from journal.ports import Progress
+
+
+def replay_target(
+    target: str, replay: FilesReplay, token: bytes, progress: Progress, *, on_damaged: OnDamaged = "fail"
+) -> InspectionOutcome:
+    """Pass the records of a FILE or URL to `replay`, up to its stop. on_damaged: as of `restore`.
+
+    Returns the outcome; that of a chain has no fault, because its records are all verified. Raises OSError;
+    NotFoundError, LocalProtocolError; the errors of `replay`, of the client and of reading a chain.
+    """
+    if not is_url(target):
+        found = replay_file(journal_file(target), replay.take, progress)
+        return _finished(found, replay, on_damaged)
+    return run_interruptible(functools.partial(_replay_url, target, replay, token, progress, on_damaged))
+
+
+async def _replay_url(
+    url: str, replay: FilesReplay, token: bytes, progress: Progress, on_damaged: OnDamaged
+) -> InspectionOutcome:
+    async with open_target(url, token) as (store, directory, name, size):
+        if size is not None:
+            found = await inspect_object(store, directory, name, size, _taking(replay), progress)
+            return _finished(found, replay, on_damaged)
+        whole = WholeState(None)
+        if on_damaged == "previous":
+            whole = await newest_whole(store, directory, name, generation=store.record.generation)
+        await replay_chain(replay, store, directory, name, at=whole.position, progress=progress)
+        return InspectionOutcome(url, "chain", left_out=whole.damage)
+
+
+def _finished(outcome: InspectionOutcome, replay: FilesReplay, on_damaged: OnDamaged) -> InspectionOutcome:
+    """Return the outcome. Raises StopNotFoundError if there is no fault and the stop was not found."""
+    if outcome.fault is None:
+        replay.finish()
+    elif on_damaged == "previous":
+        outcome.left_out = f"the bytes from offset {replay.end} on are left out because of damage"
+    return outcome
+
+
+def _taking(replay: FilesReplay) -> Callable[[list[Located]], bool]:
+    return lambda located: replay.take((one.end, one.record) for one in located)
+
 
 At = Annotated[
     str | None,
@@ -239,9 +317,8 @@ def diff(
 
 
 class _AcceptsAges(TyperCommand):
-    """A command whose arguments can be ages such as -1h.
-
-    A blank is put before them, because the parser would take them for options.
+    """A command whose arguments can be ages such as -1h. A blank is put before them, because the parser would
+    take them for options.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -254,6 +331,7 @@ def add_commands(app: typer.Typer) -> None:
         app.command()(command)
     app.command(cls=_AcceptsAges)(diff)
     app.command()(trim)
+    app.command()(archive)
 
 
 def _printable(path: str) -> str:
@@ -312,3 +390,356 @@ def _report(
     replayed = {"end": taken.end, "records": taken.records, "wall_ms": taken.wall_ms, "as_of": _as_of(taken)}
     result = {**result, **replayed}
     print_result(result, text(result), as_json=as_json)
+
+
+def trim(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="dos://HOST[,HOST2..]/DIRECTORY/CHAIN, a journal on the local disk, or an archive:"
+            " s3://BUCKET/PREFIX/DIRECTORY/CHAIN",
+        ),
+    ],
+    before: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X",
+            autocompletion=complete_moment,
+            help="The earliest moment that stays restorable: an offset (4096), a time"
+            " (time:2026-11-22T03:00),"
+            " how long ago (-30d), checkpoint:N or step:N.",
+            show_default=False,
+        ),
+    ] = None,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="BYTES",
+            help="Of an archive, instead of --before: keep the newest BYTES, rounded up.",
+            show_default=False,
+        ),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Delete the segments; otherwise only list them.")
+    ] = False,
+    stopped: Annotated[
+        bool,
+        typer.Option(
+            "--stopped",
+            help="No program writes the directory: claim it. A writer that still runs is fenced; if it writes"
+            " on the local disk, the command is refused.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """List the segments that hold only history before a moment; with --apply --stopped, delete them. Of an
+    archive, --apply deletes them.
+
+    The state at that moment and at every later one stays restorable. The segment with the snapshot that this
+    needs is kept, so some earlier history stays too. To keep the deleted history, run `dos journal archive`
+    first. A program that writes the directory can trim it with `Directory.trim`. Directories of regions are
+    refused.
+
+    Examples:
+
+        dos journal trim --before -30d dos://h1,h2,h3/ledger/files
+
+        dos journal trim --before time:2026-11-01T00:00 --apply --stopped dos://h1,h2,h3/ledger/files
+
+        dos journal trim --before -1d --apply --stopped notes.journal
+
+        dos journal trim --before -365d --apply s3://backups/dos/ledger/files
+
+    Exit codes: 0 listed, or deleted on all available members, 1 a fault was found, 2 usage, refused, or no
+    such chain, 3 the store cannot be reached, some members did not delete within a minute, or a mirror needs
+    what is released.
+    """
+    archived = url.startswith(S3_SCHEME)
+    if (before is None) == (max_bytes is None) or (max_bytes is not None and not archived):
+        fail("pass --before, or --max-bytes for an archive", REFUSED)
+    if archived and stopped:
+        fail("--stopped has no meaning for an archive: it has no writer", REFUSED)
+    if apply != stopped and not archived:
+        fail("pass --apply and --stopped together: only the writer of a directory can delete in it", REFUSED)
+    with journal_errors():
+        stop = stop_at(moment_here(before)) if before is not None else max_bytes or 0
+        if archived:
+            work = functools.partial(_trim_in_bucket, url, stop, apply=apply)
+        else:
+            assert isinstance(stop, ReplayStop), "--max-bytes is for archives"
+            work = functools.partial(_trim_in_store, url, stop, read_token(token_file), apply=apply)
+        try:
+            plan, clean = run_interruptible(work)
+        except HistoryTrimmedError as error:
+            fail(str(error), REFUSED)
+    print_result(_trim_json(plan, apply), _trim_text(plan, apply, archived=archived), as_json=as_json)
+    if not clean:
+        local = "a mirror needs some of it; a later trim, or the writer, deletes it once that has copied it"
+        members = "some members have not deleted everything yet and will when they are reached"
+        fail(f"released; {members if local_chain(url) is None else local}", UNREACHABLE)
+
+
+async def _trim_in_store(url: str, before: ReplayStop, token: bytes, *, apply: bool) -> tuple[TrimPlan, bool]:
+    async with open_target(url, token) as (store, directory, name, size):
+        if S3_SCHEME in url or not isinstance(store, Store | LocalStore):
+            raise LocalProtocolError(f"{url} is not a chain of a running store, and cannot be trimmed")
+        if size is not None:
+            raise LocalProtocolError(f"{directory}/{name} is an object, not a chain")
+        if not apply:
+            return await plan_trim(store, directory, name, before), True
+        await plan_trim(store, directory, name, before)  # raises what is refused, before the claim
+        if isinstance(store, LocalStore):
+            with LocalClaim(store.path) as local:
+                plan, writer = await trim_stopped(store, directory, local, name, before)
+                await writer.aclose()
+            return plan, not any((store.path / segment).exists() for segment, _ in plan.segments)
+        view = await store.inspect(directory)
+        names = (parse_segment_name(one) for objects in view.answers.values() for one in objects)
+        epoch = max([view.epoch_seen, *(one.epoch for one in names if one is not None)]) + 1
+        async with await store.claim(directory, epoch, randomness.fresh_id()) as claim:
+            plan, writer = await trim_stopped(store, directory, claim, name, before)
+            try:
+                return plan, await claim.wait_collected(trim_wait_s)
+            finally:
+                await writer.aclose()
+
+
+async def _trim_in_bucket(url: str, before: ReplayStop | int, *, apply: bool) -> tuple[TrimPlan, bool]:
+    root, directory, chain = parse_s3_url(url).chain()
+    bucket = await in_thread(Bucket, root)
+    return await trim_archive(bucket, directory, chain, before, apply=apply), True
+
+
+def _trim_json(plan: TrimPlan, applied: bool) -> dict[str, Any]:
+    return {
+        "chain": plan.chain,
+        "keepsFrom": plan.keeps_from,
+        "bytes": plan.bytes,
+        "segments": [{"name": name, "bytes": size} for name, size in plan.segments],
+        "applied": applied,
+    }
+
+
+def _trim_text(plan: TrimPlan, applied: bool, *, archived: bool) -> str:
+    lines = [f"{size:>14,} {name}" for name, size in plan.segments]
+    what = f"{len(plan.segments)} segments, {plan.bytes:,} bytes"
+    kept = f"everything from offset {plan.keeps_from:,} on stays restorable"
+    if applied:
+        return "\n".join([*lines, f"deleted {what}; {kept}"])
+    flags = "--apply" if archived else "--apply --stopped"
+    tail = f"; {flags} deletes them" if plan.segments else ""
+    return "\n".join([*lines, f"{what} can be deleted; {kept}{tail}"])
+
+
+def archive(
+    url: Annotated[str, typer.Argument(metavar="URL", help="dos://HOST[,HOST2..]/DIRECTORY/CHAIN")],
+    bucket: Annotated[str, typer.Argument(metavar="BUCKET", help="s3://BUCKET/PREFIX")],
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Endpoint of a service other than AWS. Default: the configuration of boto3"
+            " (AWS_ENDPOINT_URL).",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be copied; copy nothing.")
+    ] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Copy the sealed segments of a chain to an S3 bucket, from which the chain can be read without a server.
+
+    A segment counts as archived once it was read back with the right length and SHA-256. Archived segments
+    are not copied again, so an interrupted run can be repeated. The newest segment, which its writer still
+    extends, is not copied. Nothing is deleted.
+
+    Examples:
+
+        dos journal archive dos://h1,h2,h3/ledger/files s3://backups/dos
+
+        dos journal archive dos://h1,h2,h3/ledger/files s3://backups/dos --dry-run --json
+
+        dos journal replay s3://backups/dos/ledger/files --at -1d --into yesterday
+
+    Exit codes: 0 done, 1 a fault was found in the chain or the bucket, 2 usage, or no such chain or bucket,
+    or no permission, 3 the store or the bucket's service cannot be reached.
+    """
+    with journal_errors(), bar_of(url) as progress:
+        token = read_token(token_file)
+        work = functools.partial(_archive, url, bucket, endpoint, token, dry_run, progress)
+        done = run_interruptible(work)
+    print_result({**asdict(done), "dry_run": dry_run}, _archive_text(done, dry_run=dry_run), as_json=as_json)
+
+
+async def _archive(
+    url: str,
+    bucket: str,
+    endpoint: str | None,
+    token: bytes,
+    dry_run: bool,
+    progress: Progress,
+) -> Archived:
+    target = parse_s3_url(bucket, endpoint)
+    if url.startswith(S3_SCHEME):
+        raise ValueError(f"{url} is an archive already; pass the chain on its servers, dos://...")
+    if in_data_directory(url) is not None:
+        raise ValueError(
+            f"{url} is one disk, and only a store knows what is committed; pass the chain as dos://..."
+        )
+    async with open_chain(url, token) as (store, directory, state):
+        opened = await in_thread(Bucket, target)
+        return await archive_chain(store, directory, state.chain, opened, dry_run=dry_run, progress=progress)
+
+
+def _archive_text(done: Archived, *, dry_run: bool) -> str:
+    verb = "would be copied" if dry_run else "copied and verified"
+    return (
+        f"{done.copied_segments} segments, {done.copied_bytes:,} bytes {verb}; "
+        f"{done.found_segments} segments, {done.found_bytes:,} bytes were archived before; "
+        f"the archive {'would hold' if dry_run else 'holds'} offsets {done.begins_at:,} to {done.end:,}"
+    )
+
+
+Report = Callable[[MirrorProgress], None]
+
+app = typer.Typer(
+    name="files",
+    rich_markup_mode="markdown",
+    no_args_is_help=True,
+    help="Mirror journaled files on the local disk to a store.",
+    epilog="Example:  dos files mirror ledger dos://h1,h2,h3/ledger",
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `mirror` a command of a group."""
+
+
+@app.command()
+def mirror(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="The directory of the files, if its journal is DIR.journal; or the journal itself: a"
+            " directory of segments, or a single file.",
+        ),
+    ],
+    url: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="The directory of the store: dos://HOST,HOST2,HOST3/DIRECTORY"),
+    ],
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Copy what the journal has now, verify the whole copy, and end."),
+    ] = False,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Keep a directory of a store as the mirror of a journaled directory on this machine, until interrupted.
+
+    The journal may be written meanwhile. The mirror is a journal of the store: `dos journal files`, `cat` and
+    `replay` read it, and if this machine is lost, a program continues it elsewhere. The mirror may be ended
+    and started again at any time, and servers may restart: it continues where the copy ends, after comparing
+    digests. While it does not run, the journal keeps what is not copied yet.
+
+    With --json, each line is the state after a step: the offset up to which the store has the journal
+    (synced), and where the journal ends (end).
+
+    Examples:
+
+        dos files mirror ledger dos://h1,h2,h3/ledger
+
+        dos files mirror --once --json ledger.journal dos://h1,h2,h3/ledger
+
+    Exit codes: 0 copied and verified (--once), 1 the journal is damaged, 2 usage or refused: another journal
+    or another writer has the directory, 3 the store cannot be reached, 130 interrupted.
+    """
+    parsed = parsed_url(url)
+    if parsed.directory is None or parsed.object is not None:
+        fail(f"{url} must name a directory of a store: dos://HOST,HOST2,HOST3/DIRECTORY", REFUSED)
+    work = functools.partial(
+        _mirror_file if _journal(directory).is_file() else _mirror_chain,
+        *(_journal(directory), parsed, read_token(token_file)),
+        once=once,
+        as_json=as_json,
+    )
+    with journal_errors():
+        done = run_interruptible(work)
+    print_result(
+        done,
+        f"{done['segments']} segments, up to offset {done['synced']:,}: copied and verified on a quorum",
+        as_json=as_json,
+    )
+
+
+def _journal(directory: Path) -> Path:
+    """Return the journal that DIR names. End the command if there is none."""
+    beside = journal_beside(directory)
+    for one in (directory, beside):
+        if one.is_file() or local_chain(str(one)) is not None:
+            return one
+    return fail(f"{directory} is no journal, and there is no journal {beside}", REFUSED)
+
+
+async def _mirror_chain(
+    journal: Path, url: DosUrl, token: bytes, *, once: bool, as_json: bool
+) -> dict[str, Any]:
+    chain = local_chain(str(journal))
+    assert chain is not None, "checked before"
+    with _reporting(url, as_json=as_json, once=once) as report:
+        async with open_store(DosUrl(url.servers), token=token, client="dos files mirror") as store:
+            with ChainMirror.open(journal, store, str(url.directory), chain) as copy:
+                if not once:
+                    await copy.run(report)
+                try:
+                    await copy.pass_on(report)
+                    segments = await copy.verify()
+                finally:
+                    await copy.aclose()
+    return {"journal": str(journal), "segments": segments, **copy.progress._asdict()}
+
+
+async def _mirror_file(
+    journal: Path, url: DosUrl, token: bytes, *, once: bool, as_json: bool
+) -> dict[str, Any]:
+    with _reporting(url, as_json=as_json, once=once) as report:
+        async with open_store(DosUrl(url.servers), token=token, client="dos files mirror") as store:
+            directory = str(url.directory)
+            epoch = (await store.inspect(directory)).epoch_seen + 1
+            async with await store.claim(directory, epoch, randomness.fresh_id()) as claim:
+                copy = await Mirror.open(journal, store, claim, journal.name)
+                while True:
+                    grown = await copy.pass_on()
+                    await copy.wait_synced(copy.size)
+                    if grown:
+                        report(MirrorProgress(copy.synced, copy.size))
+                    if once:
+                        break
+                    if not grown:
+                        await trio.sleep(mirror_poll_s)
+            await verify_copy(store, directory, journal.name, copy.size, copy.digest)
+    return {"journal": str(journal), "segments": 1, "synced": copy.synced, "end": copy.size}
+
+
+@contextmanager
+def _reporting(url: DosUrl, *, as_json: bool, once: bool) -> Iterator[Report]:
+    """Yield the function that shows progress: a bar or lines of text, or lines of JSON unless `once`."""
+    with ProgressDisplay(quiet=as_json) as display:
+        text = f"{url} has"
+
+        def show(progress: MirrorProgress) -> None:
+            if as_json and not once:
+                print_json(progress._asdict())
+            display.show(text, progress.synced, progress.end)
+
+        yield show
+
+
+fill_help(app)

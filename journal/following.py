@@ -3,8 +3,7 @@
 This module tracks the reader's offset and chooses what to read next. `core/read_walk.py` decides what is
 committed. If there is an unknown segment, the follower walks the chain down to its offset. Otherwise it
 applies the same rule (R10) to the newest segment alone: polling a chain that only grew costs one request per
-member, and no byte is read twice. The bytes that a quorum holds may end within a record; the decoder keeps
-the partial record until the rest arrives.
+member, and no byte is read twice. `ChainWatch` waits until polling may be useful.
 
 The offset must lie on one line of history. This holds in a chain that is never rolled back (inputs; outputs
 by step), and below a position in a committed checkpoint: `poll(upto)` reads to that position. The epoch of
@@ -15,16 +14,22 @@ objects are deleted, so a chain that was written again has higher ones below the
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+import trio
+
 from dos_client import Bookmark, Quorums
 from journal.chain import inspect_chain, inspect_chain_at
-from journal.core.chain import ChainState, SegmentSpan, segments_seen
-from journal.core.decoder import RecordDecoder
+from journal.core.chain import (
+    ChainState,
+    Position,
+    SegmentName,
+    SegmentSpan,
+    parse_segment_name,
+    segments_seen,
+)
 from journal.core.errors import LostBytesError, RewrittenChainError, TrimmedBytesError
-from journal.core.position import Position
 from journal.core.read_walk import held_by_quorum
-from journal.core.record import Record
-from journal.core.segment import SegmentName, parse_segment_name
-from journal.ports import StorePort
+from journal.core.record import Record, RecordDecoder
+from journal.ports import GrowingPort, GrowthPort, StorePort
 
 
 class ChainFollower:
@@ -126,7 +131,7 @@ class ChainFollower:
 
     def _is_rewritten(self, epoch: int) -> bool:
         """Return whether bytes of that epoch, below `at`, are others than those that were read."""
-        return 0 < self.epoch < epoch
+        return 0 < self.epoch < epoch  # a size alone would continue the old chain with bytes of the new one
 
     def _begins_anew(self, state: ChainState) -> bool:
         """Return whether the chain was written again, and is read from its beginning (`skip_lost`). Raises as
@@ -177,9 +182,45 @@ class ChainFollower:
 
 
 async def size_seen(store: StorePort, directory: str, chain: str) -> int:
-    """Return a logical offset at or above every byte that any reader has ever received of the chain.
-
-    It counts bytes whether they are committed or on the chain or not. Raises QuorumUnavailableError.
+    """Return a logical offset at or above every byte that any reader has ever received of the chain. It
+    counts bytes whether they are committed or on the chain or not. Raises QuorumUnavailableError.
     """
     view = await store.inspect(directory)
     return max((seen.name.base + seen.longest for seen in segments_seen(chain, view.answers)), default=0)
+
+
+class ChainWatch:
+    """A wait for new bytes of the chain that a follower reads. Create and `close` it in the same trio run."""
+
+    def __init__(self, store: GrowingPort, follower: ChainFollower) -> None:
+        self._store = store
+        self._follower = follower
+        self._segment = ""
+        self._growth: GrowthPort | None = None
+        self._reported = 0
+        """The size of the segment that the members reported when the last wait ended."""
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until a quorum holds more of the newest segment than the follower has returned.
+
+        Also more than the previous wait reported, so that uncommitted bytes do not end every wait at once.
+        Returns after `timeout_s` in any case. That bounds how late a new segment is noticed.
+        """
+        frontier = self._follower.frontier
+        if frontier is None:
+            await trio.sleep(timeout_s)
+            return
+        segment, given = frontier
+        if segment != self._segment or self._growth is None:
+            self.close()
+            self._segment, self._reported = segment, given
+            self._growth = self._store.growth(self._follower.directory, segment, given)
+            self._growth.__enter__()
+        with trio.move_on_after(timeout_s):
+            self._reported = await self._growth.beyond(max(given, self._reported))
+
+    def close(self) -> None:
+        """Stop watching the members."""
+        if self._growth is not None:
+            self._growth.__exit__(None, None, None)
+            self._growth = None

@@ -13,10 +13,10 @@ A fault in the records ends up in the outcome; a target that does not exist or c
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from dos_client.errors import BadUrlError, DamagedMembersError
 from dos_client.store import Store, connect, open_store
@@ -29,27 +29,58 @@ from dos_protocol.errors import (
     NotFoundError,
     PoisonedError,
 )
-from journal.archive.bucket import Bucket
+from journal.archive.bucket import SCHEME as S3_SCHEME
+from journal.archive.bucket import Bucket, parse_s3_url
 from journal.archive.reading import ArchivedChain, ServersAndArchive, in_thread, read_manifest
-from journal.archive.url import SCHEME as S3_SCHEME
-from journal.archive.url import parse_s3_url
 from journal.chain import inspect_chain, inspect_committed
-from journal.core.chain import ChainState, SegmentSpan
-from journal.core.decoder import Decoded
+from journal.core.chain import ChainState, SegmentSpan, parse_segment_name
 from journal.core.errors import HistoryMissingError, HistoryTrimmedError, LostBytesError
 from journal.core.inspection import Inspector, Located, Tally
-from journal.core.record_layout import VERSION_1
-from journal.core.replay import SpanReplay, Step
-from journal.core.segment import parse_segment_name
-from journal.data_directories import in_data_directory, open_data_directory
+from journal.core.record import VERSION_1, Decoded
+from journal.core.scan import SpanReplay, Step
 from journal.files.history import stretch_below
 from journal.limits import file_read_bytes, read_bytes_max
 from journal.local_store import LocalStore
-from journal.ports import DirectoryViewPort, StorePort
+from journal.ports import DirectoryViewPort, Progress, StorePort
 from journal.reading import ChainSource, span_chunks
 
+OpenDataDirectory = Callable[[Path], AbstractContextManager[StorePort]]
+"""Opens the data directory of a server that does not run. Raises LocalProtocolError if it runs. `journal`
+does
+not import `dos_server`, which knows the format: the program that runs the commands passes it in.
+"""
+_openers: list[OpenDataDirectory] = []
+
+
+def read_data_directories_with(opener: OpenDataDirectory) -> None:
+    """Set the function that opens data directories."""
+    _openers[:] = [opener]
+
+
+def open_data_directory(root: Path) -> AbstractContextManager[StorePort]:
+    """Open a data directory. Raises LocalProtocolError if its server runs, or if no opener is set."""
+    if not _openers:
+        raise LocalProtocolError(f"{root} is a data directory: `dos journal` reads these")
+    return _openers[0](root)
+
+
+class InDataDirectory(NamedTuple):
+    """DATA/DIRECTORY/NAME: an object, or a chain, in a server's data directory."""
+
+    root: Path
+    directory: str
+    name: str
+
+
+def in_data_directory(target: str) -> InDataDirectory | None:
+    """Return the object or chain in a data directory that the target names, None if it names no such path."""
+    path = Path(target)
+    if len(path.parts) < 3 or path.exists() or not (path.parents[1] / "identity").is_file():
+        return None
+    return InDataDirectory(path.parents[1], path.parent.name, path.name)
+
+
 Consumer = Callable[[list[Located]], bool]  # takes records in order; False when it has seen enough
-Progress = Callable[[int, int | None], None]  # bytes done, bytes in all if known
 
 
 @dataclass(slots=True)
@@ -73,9 +104,7 @@ class InspectionOutcome:
 
     @property
     def committed_only(self) -> bool:
-        """Whether only committed records were returned (R10). False for a segment that was read as
-        an object.
-        """
+        """Whether only committed records were returned (R10). False for a segment read as an object."""
         return self.kind != "object" or parse_segment_name(self.target) is None
 
 
@@ -126,9 +155,8 @@ def _inspect_file(
 async def inspect_url(
     url: str, token: bytes, consume: Consumer, progress: Progress, *, history: bool = False
 ) -> InspectionOutcome:
-    """Inspect an object or a chain of a store. history: also the existing part of a chain below its newest
-    snapshot. Raises NotFoundError, LocalProtocolError, and the errors of the client if too few servers
-    answer.
+    """Inspect an object or a chain of a store; history: also what exists below its newest snapshot. Raises
+    NotFoundError, LocalProtocolError, and the errors of the client if too few servers answer.
     """
     outcome = InspectionOutcome(url, "chain")
     try:
@@ -221,9 +249,8 @@ def _refuse_unknown(view: DirectoryViewPort, directory: str, name: str) -> None:
 
 @asynccontextmanager
 async def open_chain(url: str, token: bytes) -> AsyncIterator[tuple[StorePort, str, ChainState]]:
-    """Open the chain of a URL: return the store, the directory and the committed part of the chain.
-
-    Raises LocalProtocolError for the URL of an object, and the errors of `inspect_committed`.
+    """Open the chain of a URL: return the store, the directory and the committed part of the chain. Raises
+    LocalProtocolError for the URL of an object, and the errors of `inspect_committed`.
     """
     async with open_target(url, token) as (store, directory, name, size):
         if size is not None:
@@ -321,9 +348,7 @@ async def _inspect_chain(
 async def span_records(
     store: StorePort, directory: str, span: SegmentSpan
 ) -> AsyncGenerator[tuple[int, list[Located]]]:
-    """Yield (bytes read, complete records) of one span of a chain. Raises its fault, also at its end, and the
-    errors of reading.
-    """
+    """Yield (bytes read, complete records) of a span. Raises its fault, also at its end; as reading does."""
     replay, offset, done = SpanReplay(span), span.base, 0
     async with aclosing(span_chunks(ChainSource(store, directory), span, None)) as chunks:
         async for chunk in chunks:

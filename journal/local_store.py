@@ -1,4 +1,6 @@
-"""Chains on the disk of this machine: a directory that holds one file for each segment.
+"""Journals on the disk of this machine: a directory that holds one file for each segment of a chain, or, as
+in
+the original service, one file of records of version 0 (`LocalJournal`).
 
 The disk is a store of one member: `LocalClaim` is the claim of its writer, `LocalStore` what readers use. The
 chain code is that of any store, with the same rules (R5-R8, R14). So a local journal rolls, begins segments
@@ -18,11 +20,11 @@ write or a sync that failed, the claim accepts nothing more, because the content
 """
 
 import fcntl
+import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -36,31 +38,21 @@ from dos_protocol.limits import id_bytes
 from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import Member, StoreRecord
 from dos_tls import make_durable_folders, sync_folder
-from journal.core.decoder import RecordDecoder
-from journal.core.errors import LocalFilesError
-from journal.core.segment import SegmentName, parse_segment_name
-from journal.core.trimming import Floor
+from journal.core.chain import Floor, Position, SegmentName, parse_segment_name
+from journal.core.errors import LocalFilesError, TornRecordError
+from journal.core.record import Record, RecordDecoder, encode_v0
 from journal.limits import scratch_read_bytes_max, start_read_bytes_max
-from journal.ports import LocalCopyPort
+from journal.ports import DirectoryEntries, LocalCopyPort
 
 _DISK: Final = b"\x01" * id_bytes
 """The id of the only member: the disk."""
 _RECORD: Final = StoreRecord(_DISK, 1, 1, (Member(_DISK, "this machine:0"),))
 _MIRRORED: Final = "mirrored"
-
-
-@dataclass(frozen=True, slots=True)
-class LocalView:
-    """The segments of a local chain, as a `DirectoryViewPort`."""
-
-    answers: Mapping[bytes, Mapping[str, ObjectInfo]]
-    filled: Mapping[bytes, Mapping[str, ObjectInfo]]
-    epochs: Mapping[bytes, tuple[int, bytes]]
+_REMEDY: Final = "fix what the operating system reports, then open the journal again"
 
 
 class LocalStore:
     """The reader of one directory of segments. The name of the directory that its methods receive is ignored.
-
     A reader sees what the files hold, synced or not: after a crash of the machine, less may be there.
     """
 
@@ -76,7 +68,7 @@ class LocalStore:
         found = (parse_segment_name(one.name) for one in self.path.iterdir())
         return sorted((one for one in found if one is not None), key=lambda one: one.order, reverse=True)
 
-    async def inspect(self, directory: str) -> LocalView:
+    async def inspect(self, directory: str) -> DirectoryEntries:
         """List the segments. Raises OSError."""
         del directory
         await trio.lowlevel.checkpoint()
@@ -88,7 +80,7 @@ class LocalStore:
         for one in segments:
             with suppress(FileNotFoundError):  # its writer has trimmed the chain meanwhile
                 objects[str(one)] = _info(self.path / str(one))
-        return LocalView({_DISK: objects}, {}, {_DISK: (epoch, b"")})
+        return DirectoryEntries({_DISK: objects}, {}, {_DISK: (epoch, b"")})
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
         """Return up to `max_bytes` bytes of a segment. Raises NotFoundError, OSError."""
@@ -121,9 +113,8 @@ class LocalStore:
         return min((one.order for one in found if one is not None), default=None)
 
     def set_mirrored(self, floor: Floor | None) -> None:
-        """Record that the segments from `floor` on must not be deleted, because a mirror needs them.
-
-        None: there is no mirror. A crash leaves the former record or this one. Raises OSError.
+        """Record that the segments from `floor` on must not be deleted, because a mirror needs them. None:
+        there is no mirror. A crash leaves the former record or this one. Raises OSError.
         """
         new = None if floor is None else f".{SegmentName(_MIRRORED, *floor)}"
         old = [name for name in self._records_of_mirrors() if name != new]
@@ -198,14 +189,14 @@ class LocalClaim:
         return await self.store.read("", name, offset, max_bytes)
 
     async def settle(self, name: str, size: int, digest: int, local: LocalCopyPort | None = None) -> None:
-        """Sync the first `size` bytes of a segment, after the check of their digest.
-
-        Raises MissingDataError if they are not there, ClosedError, LocalFilesError.
+        """Sync the first `size` bytes of a segment, after the check of their digest. Raises MissingDataError
+        if they are not there, ClosedError, LocalFilesError.
         """
         del local
         self.check_open()
         path = self.store.path / name
         found = await trio.to_thread.run_sync(_digest_of, path, size)
+        # The page cache may have lost what a crash of the machine did not leave: only the digest tells.
         if (found.size, found.value) != (size, digest):
             raise MissingDataError(
                 f"{path} has {found.size} of {size} bytes, with prefix digest {found.value:016x} instead of"
@@ -228,13 +219,13 @@ class LocalClaim:
         return self._objects[name]
 
     def collect(self, garbage: Callable[[str], bool]) -> None:
-        """Delete the segments for which `garbage` is true, now, except those that a mirror needs.
-
-        The rest is deleted by a later call, as is what a crash leaves. Raises OSError.
+        """Delete the segments for which `garbage` is true, now, except those that a mirror needs. The rest is
+        deleted by a later call, as is what a crash leaves. Raises OSError.
         """
         self.check_open()
         mirrored = self.store.mirrored()
         for one in self.store.segments():
+            # What a mirror has not copied is the only copy: deleted now, the store would have a hole there.
             if garbage(str(one)) and (mirrored is None or one.order < mirrored):
                 (self.store.path / str(one)).unlink()
 
@@ -251,9 +242,7 @@ class LocalClaim:
 
     def fail(self, text: str, error: OSError) -> NoReturn:
         """Accept nothing more: the content of the disk is unknown."""
-        self.failure = LocalFilesError(
-            text, remedy="fix what the operating system reports, then open the journal again"
-        )
+        self.failure = LocalFilesError(text, remedy=_REMEDY)
         raise self.failure from error
 
     async def sync(self, file: int, path: Path) -> None:
@@ -295,11 +284,8 @@ class LocalObject:
         self._claim.check_open()
         if self._sealed:
             raise ClosedError(f"{self._path} is sealed")
-        view, at = memoryview(data), self.size
         try:
-            while view:
-                written = os.pwrite(self._file, view, at)
-                view, at = view[written:], at + written
+            _write(self._file, data, self.size)
         except OSError as error:
             self._claim.fail(f"cannot write {self._path}: {error}", error)
         self._digest.update(data)
@@ -314,7 +300,9 @@ class LocalObject:
                 written = self.size
                 if self.synced < size:
                     await self._claim.sync(self._file, self._path)
-                    self.synced = written
+                    self.synced = (
+                        written  # as of before the sync: what was written meanwhile may not be in it
+                    )
 
     async def wait_room(self) -> None:
         """Return: `append` writes the file directly. Raises ClosedError."""
@@ -334,15 +322,21 @@ class LocalObject:
             self._file = -1
 
 
+def _write(file: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, at)
+        view, at = view[written:], at + written
+
+
 def _info(path: Path, digest: int = 0) -> ObjectInfo:
     size = path.stat().st_size
     return ObjectInfo(path.name, size, size, digest)
 
 
 def _listed(path: Path, segments: list[SegmentName]) -> dict[str, ObjectInfo]:
-    """Return the segments, with the digests of those that can be the head of a chain.
-
-    That is the highest one with a whole start. What is below it, the chain itself names with its digest.
+    """Return the segments, with the digests of those that can be the head of a chain. That is the highest one
+    with a whole start. What is below it, the chain itself names with its digest.
     """
     listed: dict[str, ObjectInfo] = {}
     headed: set[str] = set()
@@ -374,3 +368,116 @@ def _digest_of(path: Path, size: int) -> PrefixDigest:
         while data := file.read(min(scratch_read_bytes_max, size - digest.size)):
             digest.update(data)
     return digest
+
+
+logger = logging.getLogger("dos.journal")
+
+
+class LocalJournal:
+    """The journal of the original service: one local file of records of version 0. A context manager.
+
+    Version 0 has no checksums, no MARK records and no checkpoints, so nothing is restored to a time. Use
+    `LocalClaim` for what is new. Opening the file, which is created if missing, truncates a torn last record,
+    which a crash leaves. Appended records are in the page cache; they are on stable storage after
+    `wait_synced`. After a write or a sync that failed, nothing more is accepted (reliability rows 4 and 5).
+
+    Raises CorruptRecordError, UnknownRecordError; LocalProtocolError for a file of version 1; OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._digest = PrefixDigest()
+        self._broken: LocalFilesError | None = None
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            sync_folder(path.parent)  # the name of a new file
+            self._truncate_torn_end()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "LocalJournal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop appending."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    async def aclose(self) -> None:
+        self.close()
+
+    @property
+    def end(self) -> Position:
+        """The position just past the last record. The epoch is 0: one file has one line of history."""
+        return Position(0, self._digest.size, self._digest.value)
+
+    def append(self, record: Record) -> Position:
+        """Append a record and return the position just past it.
+
+        Raises LocalProtocolError for an invalid record, ClosedError; LocalFilesError if the write failed.
+        Then the journal is closed, and the next opening finds out whether the record is there.
+        """
+        self._check_open()
+        data = encode_v0(record)
+        try:
+            _write(self._file, data, self._digest.size)
+        except OSError as error:
+            raise self._fail(f"cannot write {self.path}: {error}") from error
+        self._digest.update(data)
+        return self.end
+
+    async def wait_room(self) -> None:
+        """Return at once: `append` writes the file directly."""
+        await trio.lowlevel.checkpoint()
+
+    async def wait_synced(self, position: Position | None = None) -> None:
+        """Wait until the whole journal is on stable storage here. Raises ClosedError, LocalFilesError."""
+        del position  # a sync is of the whole file
+        self._check_open()
+        try:
+            await trio.to_thread.run_sync(os.fsync, self._file)
+        except OSError as error:
+            raise self._fail(f"cannot sync {self.path}: {error}") from error
+
+    def records(self) -> Iterator[list[tuple[int, Record]]]:
+        """Yield all records in batches, each with the offset just past it. Raises the errors of opening."""
+        decoder = RecordDecoder(0, where=self.path.name)
+        for chunk in self._chunks():
+            yield decoder.feed(chunk)
+
+    def _truncate_torn_end(self) -> None:
+        decoder = RecordDecoder(None, where=self.path.name)
+        for chunk in self._chunks():
+            decoder.feed(chunk)
+        torn = decoder.finish()
+        if torn is not None and not isinstance(torn, TornRecordError):
+            raise torn
+        if decoder.version:
+            raise LocalProtocolError(f"{self.path} has records of version 1", remedy="use another file")
+        if torn is not None:
+            logger.warning("%s: truncated to %d bytes: %s", self.path, decoder.offset, torn)
+            os.ftruncate(self._file, decoder.offset)
+        for chunk in self._chunks():
+            self._digest.update(chunk)
+
+    def _chunks(self) -> Iterator[bytes]:
+        at = 0
+        while chunk := os.pread(self._file, scratch_read_bytes_max, at):
+            at += len(chunk)
+            yield chunk
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise ClosedError(f"{self.path} is closed: {self._broken.args[0]}", remedy=self._broken.remedy)
+        if self._file < 0:
+            raise ClosedError(f"{self.path} is closed")
+
+    def _fail(self, text: str) -> LocalFilesError:
+        self._broken = LocalFilesError(text, remedy=_REMEDY)
+        self.close()
+        return self._broken

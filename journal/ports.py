@@ -7,12 +7,15 @@ bytes only.
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from dos_client import Bookmark
 from dos_protocol.errors import FencedError
 from dos_protocol.messages import ObjectInfo
 from dos_protocol.store_record import StoreRecord
+
+Progress: TypeAlias = Callable[[int, int | None], None]
+"""Called with the bytes done, and the bytes in all, None if unknown."""
 
 
 class LocalCopyPort(Protocol):
@@ -42,9 +45,8 @@ class ObjectWriterPort(Protocol):
         ...
 
     def append(self, data: bytes) -> int:
-        """Buffer the bytes, send them in the background and return the new size.
-
-        Raises FencedError, ClosedError.
+        """Buffer the bytes, send them in the background, return the new size. Raises FencedError,
+        ClosedError.
         """
         ...
 
@@ -82,10 +84,7 @@ class ClaimPort(Protocol):
 
     @property
     def answers(self) -> Mapping[bytes, Mapping[str, ObjectInfo]]:
-        """The objects held by each trusted member that answered the claim.
-
-        Members are added until the first `settle` or `open_object`.
-        """
+        """The objects of each trusted member that answered, until the first `settle` or `open_object`."""
         ...
 
     @property
@@ -98,18 +97,15 @@ class ClaimPort(Protocol):
     async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None = None) -> bytes: ...
 
     def collect(self, garbage: Callable[[str], bool]) -> None:
-        """Delete objects in the background, on every member, for as long as the claim is held.
-
-        garbage: returns True for the name of an object that will never be needed again. It replaces the
-        function of the previous call. Raises FencedError.
+        """Delete objects on every member, for as long as the claim is held. garbage: whether the object of a
+        name will never be needed again; it replaces the former function. Raises FencedError.
         """
         ...
 
     async def settle(self, name: str, size: int, digest: int, local: LocalCopyPort | None = None) -> None:
-        """Wait until the first `size` bytes, with prefix digest `digest`, are synced on the quorum.
-
-        Members that lack bytes receive them from `local` if its digest matches, otherwise from other members.
-        Raises MissingDataError, FencedError.
+        """Wait until the first `size` bytes, with this prefix digest, are synced on the quorum. Members that
+        lack some get them from `local` if its digest matches, or from others. Raises MissingDataError,
+        FencedError.
         """
         ...
 
@@ -126,15 +122,21 @@ class DirectoryViewPort(Protocol):
 
     @property
     def filled(self) -> Mapping[bytes, Mapping[str, ObjectInfo]]:
-        """The same for a member that is joining: its copies count toward the quorums of the new
-        member set.
-        """
+        """The same for a member that is joining: its copies count toward quorums of the new member set."""
         ...
 
     @property
     def epochs(self) -> Mapping[bytes, tuple[int, bytes]]:
         """The claim that each member held when it answered: (epoch, writer id)."""
         ...
+
+
+class DirectoryEntries(NamedTuple):
+    """A DirectoryViewPort that is made of its parts."""
+
+    answers: Mapping[bytes, Mapping[str, ObjectInfo]]
+    filled: Mapping[bytes, Mapping[str, ObjectInfo]]
+    epochs: Mapping[bytes, tuple[int, bytes]]
 
 
 class StorePort(Protocol):
@@ -150,11 +152,9 @@ class StorePort(Protocol):
     def stream(
         self, directory: str, name: str, offset: int = 0, end: int | None = None, seen: Bookmark | None = None
     ) -> AsyncGenerator[bytes]:
-        """Yield bytes that a quorum holds, checked against its digest. Ends early where the quorum's bytes
-        end.
-
-        seen: the progress of one reader, kept between calls. Pass it only if `end` is known to be
-        committed. Raises QuorumUnavailableError, CorruptError.
+        """Yield bytes that a quorum holds, checked against its digest; ends where these end. seen: the
+        progress of one reader; only if `end` is known to be committed. Raises QuorumUnavailableError,
+        CorruptError.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Read segments and chains: bytes from members or from the local cache, decoded by `core/replay.py`.
+"""Read segments and chains: bytes from members or from the local cache, decoded by `core/scan.py`.
 
 This module moves bytes and decides nothing about them. If one member cannot serve a read, the next one is
 tried. If no member can, the error of the last one is raised.
@@ -13,18 +13,12 @@ from dos_client import Bookmark
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import BrokenConnectionError, BusyError, DosError, FencedError
-from journal.core.chain import ChainState, SegmentSpan
-from journal.core.decoder import Decoded, RecordDecoder
+from journal.core.chain import ChainState, Position, SegmentSpan, parse_start
 from journal.core.errors import ChainError, LostBytesError
-from journal.core.position import Position
-from journal.core.record import Record
-from journal.core.replay import SpanReplay, Step
-from journal.core.scan import RecordBoundary, SegmentSurvey, SegmentSurveyor
-from journal.core.segment import parse_start
-from journal.core.snapshot_search import SnapshotSearch
-from journal.core.walk_vocabulary import StartRead
+from journal.core.record import Decoded, Op, Record, RecordDecoder
+from journal.core.scan import RecordBoundary, SegmentSurvey, SegmentSurveyor, SnapshotSearch, SpanReplay, Step
+from journal.core.walk import StartRead
 from journal.limits import read_bytes_max, removal_pause_s, removal_tries_max, start_read_bytes_max
-from journal.ops import Op
 from journal.ports import ClaimPort, StorePort
 from journal.scratch import Scratch
 
@@ -34,7 +28,6 @@ ANY: tuple[bytes | None, ...] = (None,)
 
 class ChainSource:
     """A reader of the segments of one directory, under a claim or, if `directory` is passed, without one.
-
     waits: without a claim, for the end of the removal of an object that is being removed, for a second.
     """
 
@@ -111,7 +104,7 @@ class ChainSource:
                 if data:
                     return data
                 answered = True
-        if absent is not None:
+        if absent is not None:  # never "no bytes": the member that is away may hold them
             raise QuorumUnavailableError(
                 f"{name} from byte {offset} on may be on a member that is unavailable", [str(absent.args[0])]
             ) from absent
@@ -124,9 +117,7 @@ async def read_start(
     source: ChainSource, name: str, length: int, members: Sequence[bytes | None]
 ) -> StartRead:
     """Read the start record of a segment, and whether a snapshot follows. `start` is None if it is cut off.
-
-    Raises CorruptRecordError, UnknownRecordError, ChainError for bytes that a cut-off write cannot
-    explain.
+    Raises CorruptRecordError, UnknownRecordError, ChainError for bytes that a cut-off write cannot explain.
     """
     decoder, head = RecordDecoder(where=name), b""
     window = min(length, start_read_bytes_max)
@@ -154,11 +145,7 @@ async def survey(
     within: int,
     lengths: Sequence[int] = (),
 ) -> SegmentSurvey:
-    """Survey the first `length` bytes of a segment.
-
-    within: also find the last record boundary at or below this length. lengths: also return the prefix digest
-    at each of these.
-    """
+    """Survey the first `length` bytes of a segment. within, lengths: as of `SurveySegment`."""
     surveyor = SegmentSurveyor(name, within=within, lengths=lengths)
     async with aclosing(source.chunks(name, length, members)) as chunks:
         async for chunk in chunks:
@@ -167,9 +154,7 @@ async def survey(
 
 
 async def find_snapshot(source: ChainSource, name: str, length: int, members: Sequence[bytes]) -> int:
-    """Return the end of the snapshot that begins the segment; 0 if it is not finished within
-    `length` bytes.
-    """
+    """Return the end of the snapshot that begins the segment; 0 if not finished within `length` bytes."""
     search = SnapshotSearch(name, length)
     while (wanted := search.wanted) is not None:
         data = await source.read_from_any(name, wanted.offset, wanted.max_bytes, members)
@@ -182,9 +167,7 @@ async def find_snapshot(source: ChainSource, name: str, length: int, members: Se
 async def span_chunks(
     source: ChainSource, span: SegmentSpan, scratch: Scratch | None
 ) -> AsyncGenerator[bytes]:
-    """Yield the bytes of a span: from the cache if its digest matches, otherwise from the store into the
-    cache.
-    """
+    """Yield the bytes of a span: from the cache if its digest matches, else from the store into the cache."""
     if scratch is not None and await trio.to_thread.run_sync(scratch.covers, span):
         for chunk in _cached(scratch, span):
             yield chunk
@@ -234,9 +217,8 @@ async def read_plain_batches(
     directory: str | None = None,
     scratch: Scratch | None = None,
 ) -> AsyncGenerator[list[Decoded]]:
-    """Yield batches of records, each with the logical offset just past it instead of its position.
-
-    This is the fastest replay: it omits the digest at each record. The digest of each span is still checked.
+    """Yield batches of records, each with the logical offset just past it instead of its position. This is
+    the fastest replay: it omits the digest at each record. The digest of each span is still checked.
     """
     async with aclosing(_pieces(ChainSource(reader, directory), state, scratch)) as pieces:
         async for replay, chunk in pieces:
@@ -289,12 +271,10 @@ async def read_records(
 ) -> AsyncGenerator[tuple[Position, Record]]:
     """Yield the records of a chain in order, each with the position just past it.
 
-    The first records are those of the newest finished snapshot, if there is one: its segment's start, then
-    SNAPSHOT_BEGIN. Segment starts are included; records of an unfinished snapshot are not.
-
-    reader: a Claim, or a Store together with `directory`.
-    scratch: a local cache. It is read where its digest matches, and filled otherwise.
-    stop: the position to stop at; None for the end of the chain.
+    The first ones are the segment's start and the newest finished snapshot, if there is one. Segment starts
+    are included; records of an unfinished snapshot are not. reader: a Claim, or a Store together with
+    `directory`. scratch: a local cache, read where its digest matches, and filled otherwise. stop: None for
+    the end.
 
     Raises CorruptRecordError, UnknownRecordError, ChainError, LostBytesError, StopNotFoundError, and the
     errors of the store. The digest of a span is checked at its end: after an error, discard everything read

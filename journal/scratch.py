@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dos_protocol.digests import PrefixDigest
-from journal.core.chain import SegmentSpan
-from journal.core.segment import parse_segment_name
+from journal.core.chain import SegmentSpan, parse_segment_name
 from journal.limits import scratch_read_bytes_max
 
 logger = logging.getLogger("dos.journal")
 
 
 class CacheWriter:
-    """The writer of one segment in the cache. Never raises: after a failure it does nothing and the file is
-    deleted.
+    """The writer of one cached segment. Never raises: after a failure the file is deleted, and it does
+    nothing.
     """
 
     def __init__(self, path: Path) -> None:

@@ -23,12 +23,9 @@ from dos_protocol.errors import FencedError, NotFoundError, StaleGenerationError
 from dos_protocol.store_record import StoreRecord
 from journal import limits
 from journal.chain import inspect_chain, take_over
-from journal.core.chain import ChainState, segments_seen
+from journal.core.chain import ORIGIN, ChainState, Position, below, segments_seen
 from journal.core.errors import LostBytesError, NotEnoughAnswersError, UnsettledStateError
-from journal.core.position import ORIGIN, Position
-from journal.core.record import Record
-from journal.core.trimming import below
-from journal.ops import Op
+from journal.core.record import Op, Record
 from journal.ports import ClaimPort, DirectoryViewPort, StorePort
 from journal.reading import read_records
 from journal.writer import ChainWriter
@@ -129,6 +126,8 @@ async def read_state(store: StorePort, place: StatePlace) -> StateRecord | None:
     for _ in range(limits.state_reads_max):
         try:
             chain = await inspect_chain(store, place.directory, place.chain)
+            # An unproved state may be newer than the one that is proved, and acknowledged: never return the
+            # older.
             if not chain.unproved:
                 return await _last(read_records(store, chain, directory=place.directory), place.op)
             reason = chain.unproved_text
@@ -184,13 +183,12 @@ async def _change(
     change: Callable[[StateRecord | None], Record | None],
     tried: dict[int, Record],
 ) -> Record | None:
-    """Make the change, unless an earlier attempt has made it. tried: epoch -> what that attempt has written;
-    this one is added.
-    """
+    """Make the change, unless an earlier attempt has. tried: epoch -> what its attempt has written."""
     chain = await _take(claim, place.chain, host.record.generation)
     before = await _last(read_records(claim, chain), place.op)
     epochs = before.epochs if before else ()
     refused: Exception | None = None
+    # An attempt that was fenced after its write may have been kept: made again, it would be made twice.
     changed = next((tried[one] for one in epochs if one in tried), None)
     state = before and before.record
     if changed is None:

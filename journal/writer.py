@@ -18,26 +18,27 @@ import weakref
 from collections.abc import Iterable
 from enum import Enum, auto
 from types import TracebackType
-from typing import ClassVar
 
 import msgspec
 
 from dos_protocol.errors import ClosedError, LocalProtocolError
 from journal.chain import take_over
-from journal.core.chain import ChainState
-from journal.core.position import NO_FLOOR, ORIGIN, Position
-from journal.core.record import Record, encode_v1
-from journal.core.segment import (
+from journal.core.chain import (
+    NO_FLOOR,
+    ORIGIN,
+    ChainState,
+    Floor,
+    Position,
     Predecessor,
     SegmentStart,
+    below,
     check_chain_name,
     parse_segment_name,
     segment_name,
     start_record,
 )
-from journal.core.trimming import Floor, below
+from journal.core.record import Op, Record, encode_v1
 from journal.limits import append_bytes_max
-from journal.ops import Op
 from journal.ports import ClaimPort, ObjectWriterPort
 from journal.scratch import CacheWriter, Scratch
 
@@ -60,8 +61,6 @@ class ChainWriter:
     Invariants: `synced <= end.size`; every returned position stays readable unless the claim is lost before
     the position is synced.
     """
-
-    marks: ClassVar[bool] = True  # for a journaled directory: it can hold time marks
 
     def __init__(
         self, claim: ClaimPort, chain: str, generation: int, scratch: Scratch | None, pipelined: bool
@@ -158,12 +157,10 @@ class ChainWriter:
 
     @property
     def floor(self) -> Floor:
-        """The (epoch, base) of the lowest segment that a replay to `end` reads.
-
-        A new snapshot raises it only when the snapshot's end is synced on the quorum. Before that, a replay
-        may need the segments that the snapshot replaces (R14).
-        """
+        """The (epoch, base) of the lowest segment that a replay to `end` reads."""
         assert self._floor is not None, "a writer that is open has a segment"
+        # R14: until the end of a new snapshot is synced on the quorum, a crash leaves a chain whose replay
+        # needs the segments that the snapshot replaces.
         if self._replaces is not None and self.synced >= self._snapshot_size:
             self._floor, self._replaces = self._replaces, None
         return self._floor
@@ -184,14 +181,15 @@ class ChainWriter:
         return self._base + self._current.size - self._snapshot_size
 
     def append(self, record: Record) -> Position:
-        """Append a record and return the position just past it. The record is buffered, not yet durable.
+        """Append a record to the buffer and return the position just past it. `wait_synced` makes it durable.
 
-        Use `wait_synced` for durability and `wait_room` for back-pressure. Raises LocalProtocolError (an
-        invalid record, or an earlier one is not synced and the chain is not pipelined), ClosedError,
-        FencedError; nothing was appended then.
+        Raises LocalProtocolError (an invalid record, or an earlier one is not synced and the chain is not
+        pipelined), ClosedError, FencedError; nothing was appended then.
         """
         if self._state is not WriterState.OPEN:
             self._refuse()
+        # R9: readers of a manifest take what precedes a record for committed; 1 may have both, 2 and 3
+        # neither.
         if not self._pipelined and self._current.synced < self._current.size:
             if self._claim.lost is not None:
                 raise self._claim.lost
@@ -206,10 +204,7 @@ class ChainWriter:
         return self._put(record)
 
     async def wait_synced(self, position: Position | None = None) -> None:
-        """Wait until everything up to `position` (None: `end`) is synced on the quorum.
-
-        Raises FencedError if the claim is lost first, LocalProtocolError if it is beyond `end`.
-        """
+        """Wait until all up to `position` (None: `end`) is synced on the quorum. Raises FencedError."""
         size = self.end.size if position is None else position.size
         if size > self.end.size:
             raise LocalProtocolError(f"{position} is beyond the end of chain {self._chain}, {self.end}")
@@ -384,6 +379,7 @@ def _check_opening(claim: ClaimPort, chain: str, predecessor: ChainState) -> Non
     ]
     if predecessor.end is not None:
         held.append(predecessor.end.epoch)
+    # One epoch is one line of history: two writers of one epoch would open one segment with different bytes.
     if held and max(held) >= claim.epoch:
         raise LocalProtocolError(
             f"chain {chain} has a segment of epoch {max(held)}; the epoch of the claim, {claim.epoch}, is not"

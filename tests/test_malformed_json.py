@@ -22,8 +22,8 @@ from dos_protocol.errors import CorruptDataError, DosError, LocalProtocolError
 from dos_server.core.access import decode_tokens
 from dos_server.core.quotas import decode_quotas
 from journal import Op, Record
+from journal.core.chain import start_of
 from journal.core.errors import ChainError
-from journal.core.segment import start_of
 from sites.core.deployed import decode_deployed
 from sites.core.observed import SiteReport, decode_report
 from tests.test_repository import ROOT

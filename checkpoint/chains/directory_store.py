@@ -36,8 +36,8 @@ from journal import (
     inspect_chain_at,
     read_plain_batches,
 )
-from journal.files.marks import TimeMarks
-from journal.files.rebuilding import Rebuilding
+from journal.files.directory import TimeMarks
+from journal.files.tree import Rebuilding
 from journal.limits import chain_name_bytes_max
 from journal.ports import ClaimPort, StorePort
 

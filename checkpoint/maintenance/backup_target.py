@@ -29,10 +29,8 @@ from dos_protocol.digests import prefix_digest
 from dos_protocol.errors import NotFoundError
 from dos_protocol.limits import payload_bytes_max
 from journal import ArchiveNotFoundError
-from journal.archive.bucket import Bucket
-from journal.archive.read_ahead import in_order
-from journal.archive.reading import in_thread
-from journal.archive.url import SCHEME, parse_s3_url
+from journal.archive.bucket import SCHEME, Bucket, parse_s3_url
+from journal.archive.reading import in_order, in_thread
 
 _KINDS: Final = {RECORD_PREFIX: "records", PIECE_PREFIX: "pieces"}
 _DIRECTORIES: Final = ".backup."

@@ -30,8 +30,7 @@ from dataflow.sinks.files import OWNER_FILE, check_text_columns, tsv_of
 from dataflow.sinks.parquet import Compression, ParquetRows, check_compression, check_parquet_columns
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseSink
 from journal import ArchiveNotFoundError, ArchiveUnavailableError
-from journal.archive.bucket import Bucket
-from journal.archive.url import S3Url, parse_s3_url
+from journal.archive.bucket import Bucket, S3Url, parse_s3_url
 
 
 class Receipt(msgspec.Struct, frozen=True):

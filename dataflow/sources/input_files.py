@@ -32,8 +32,7 @@ from dataflow.errors import (
 )
 from dos_protocol.errors import encodable
 from journal import ArchiveNotFoundError, ArchiveUnavailableError
-from journal.archive.bucket import Bucket, ListedObject, ObjectPart
-from journal.archive.url import SCHEME, S3Url, parse_s3_url
+from journal.archive.bucket import SCHEME, Bucket, ListedObject, ObjectPart, S3Url, parse_s3_url
 
 Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 """One path, pattern or URL, or several."""

@@ -14,7 +14,7 @@ from dataflow.errors import UserFault
 from dataflow.state.operator_directory import ChangeLog, copy_files
 from dataflow.state.scratch import of_scratch
 from dos_protocol.errors import DosError
-from journal.files.changing import sizes_of
+from journal.files.directory import sizes_of
 
 MakeFiles: TypeAlias = Callable[[Mapping[int, Path], Path], None]
 """Called with former worker -> its files, and the empty directory to fill."""

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from dataflow.errors import DirectoryError, OperatorFailure, UserFault
 from dataflow.state.scratch import of_scratch
 from journal import FileOp, FileTruncate, FileWrite, LocalFilesError, Record
-from journal.files.changing import ChangingFiles
+from journal.files.directory import ChangingFiles
 
 UNCHANGED_IN: Final = ("", "checkpoint")
 """Methods in which files may not be changed ('': between methods): a checkpoint contains the files as they

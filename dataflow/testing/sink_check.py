@@ -37,7 +37,7 @@ from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.testing.trial import KeptChanges
 from dos_protocol.errors import DosError
 from journal import Record
-from journal.files.rebuilding import Rebuilding
+from journal.files.tree import Rebuilding
 
 
 class SinkDirectories:

@@ -45,8 +45,8 @@ from dataflow.worker.checkpoint_part import OwnPart
 from dataflow.worker.circuit import Circuit, Sends
 from dataflow.worker.circuit_time import ONE_SPLIT, StepTime
 from journal import Record
-from journal.files.changing import snapshot_of
-from journal.files.rebuilding import Rebuilding
+from journal.files.directory import snapshot_of
+from journal.files.tree import Rebuilding
 
 
 @dataclass

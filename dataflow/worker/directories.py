@@ -34,7 +34,7 @@ from dataflow.state.directory_handover import Handover
 from dataflow.worker.layout_change import LayoutChange
 from dataflow.worker.messages import DirectoryBegun, DirectoryCheckpoint, FilesChanged, OfDirectories, Post
 from journal import Floor, Position, Record, Scratch
-from journal.files.changing import snapshot_of
+from journal.files.directory import snapshot_of
 from journal.ports import ClaimPort, StorePort
 
 logger = logging.getLogger("dos.dataflow")

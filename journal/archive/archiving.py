@@ -1,4 +1,5 @@
-"""Archive a chain: copy its sealed segments to a bucket, and read each back before the manifest lists it.
+"""Archive a chain: copy its sealed segments to a bucket, and read each back before the manifest lists it;
+trim an archive.
 
 A segment is *sealed* when a committed segment follows it: no byte of it that was ever visible will disappear
 or change. The newest segment is not sealed and stays on the servers only.
@@ -13,12 +14,17 @@ The order for each segment makes an interrupted run safe:
 So everything that a manifest lists exists. An object that is not listed yet is verified and listed by the
 next run. A manifest is put only over the version that was read: if two runs archive the same chain
 concurrently, the later one adds to the manifest of the other.
+
+A trim first puts the manifest without the segments: from then on nobody reads them, and no run lists them
+again. Then it deletes their objects, and those that an interrupted run left below the floor. After a crash in
+between, the next trim deletes them. An object above the floor that is not listed is left alone: a run may be
+about to list it.
 """
 
 import functools
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -27,30 +33,30 @@ import msgspec
 import trio
 
 from journal.archive.bucket import Bucket
-from journal.archive.reading import identity_of, in_thread, manifest_key, read_manifest
+from journal.archive.reading import ArchivedChain, identity_of, in_thread, manifest_key, read_manifest
 from journal.chain import inspect_committed
-from journal.core.archive_manifest import ArchivedSegment, ArchiveManifest, encode_manifest
-from journal.core.chain import SegmentSpan
+from journal.core.archive_manifest import ArchivedSegment, ArchiveManifest, encode_manifest, parse_object_name
+from journal.core.chain import ORIGIN, Position, SegmentSpan, parse_segment_name
 from journal.core.errors import (
     ArchiveDamagedError,
     ArchiveDiffersError,
     ArchiveNotFoundError,
     ArchiveUnavailableError,
+    HistoryMissingError,
     HistoryTrimmedError,
+    StopNotFoundError,
 )
-from journal.core.position import ORIGIN, Position
-from journal.core.replay import SpanReplay
-from journal.files.history import stretch_below
+from journal.core.file_ops import ReplayStop
+from journal.core.scan import SpanReplay
+from journal.files.history import TrimPlan, has_checkpoint, has_locating_record, stretch_at, stretch_below
 from journal.limits import (
     archive_block_bytes,
     archive_manifest_bytes_max,
     archive_segment_bytes_max,
     archive_tries_max,
 )
-from journal.ports import StorePort
+from journal.ports import Progress, StorePort
 from journal.reading import ChainSource
-
-Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +70,7 @@ class Sealed:
 @dataclass(frozen=True, slots=True)
 class Archived:
     """The result of archiving a chain, or its preview: the copied and the already archived segments and
-    bytes.
-
-    begins_at, end: the logical offsets between which the archive holds the chain.
+    bytes. begins_at, end: the logical offsets between which the archive holds the chain.
     """
 
     copied_segments: int
@@ -204,9 +208,8 @@ class _Archive:
         raise changed_by_others(manifest.directory, manifest.chain)
 
     def _ending(self) -> ArchiveManifest:
-        """Return the manifest with the position up to which all sealed segments are listed as its end.
-
-        If no sealed segment is listed, the end is unchanged.
+        """Return the manifest with the position up to which all sealed segments are listed as its end. If no
+        sealed segment is listed, the end is unchanged.
         """
         end = self.manifest.end
         for span in self._sealed.spans:
@@ -218,10 +221,10 @@ class _Archive:
         return msgspec.structs.replace(self.manifest, end=end)
 
     def _put(self, segment: ArchivedSegment, spool: BinaryIO) -> None:
-        """Put the object of a segment and read it back. Blocks. Reuses a valid object of an
-        interrupted run.
-        """
+        """Put the object of a segment and read it back. Blocks. Reuses a valid one of an interrupted run."""
         key = f"{self.manifest.directory}/{segment.key}"
+        # An interrupted run may have left the object, whole or not: it counts only if every byte is read
+        # back.
         if self._bucket.version(key) is not None:
             with suppress(ArchiveDamagedError):
                 self._read_back(key, segment)
@@ -278,3 +281,89 @@ async def _copied(
     if at % archive_block_bytes:
         blocks += block.digest()
     return ArchivedSegment(span.name, span.base, at, span.digest, sha256.digest(), bytes(blocks))
+
+
+async def trim_archive(
+    bucket: Bucket, directory: str, chain: str, before: ReplayStop | int, *, apply: bool
+) -> TrimPlan:
+    """Remove what is older than needed to restore `before` and every later moment; without `apply`, only
+    return what would be removed.
+
+    before: the earliest moment to keep, or the number of the newest bytes to keep; the result is rounded up
+    to whole stretches. The archive stays readable if this fails or is interrupted; call it again.
+
+    Raises StopNotFoundError if the chain cannot show where `before` is, ArchiveUnavailableError if others
+    change the archive all the time, and the errors of reading an archive and of the bucket. Readers that
+    opened the archive before the trim may get ArchiveNotFoundError.
+    """
+    key = manifest_key(directory, chain)
+    for _ in range(archive_tries_max):
+        version = await in_thread(bucket.version, key)
+        manifest = await read_manifest(bucket, directory, chain)
+        plan = await _plan(bucket, manifest, before)
+        left = manifest.trimmed_to(plan.floor)
+        if apply:
+            # The manifest first: a crash between the two leaves objects that nobody lists, not a list of
+            # nothing.
+            if left.segments != manifest.segments:
+                data = encode_manifest(left)
+                if await put_manifest(bucket, key, data, over=version) is None:
+                    continue  # an archive run was faster: plan again
+            await in_thread(_delete, bucket, [f"{directory}/{name}" for name, _ in plan.segments])
+        return plan
+    raise changed_by_others(directory, chain)
+
+
+async def _plan(bucket: Bucket, manifest: ArchiveManifest, before: ReplayStop | int) -> TrimPlan:
+    archive, directory, chain = ArchivedChain(bucket, manifest), manifest.directory, manifest.chain
+    if isinstance(before, int):
+        head = await inspect_committed(archive, directory, chain)
+        assert head.end is not None, "something is committed"
+        before = ReplayStop(size=max(head.end.size - before, 0))
+    try:
+        state = await stretch_at(archive, directory, chain, before)
+    except (HistoryTrimmedError, HistoryMissingError):
+        if before.names_a_checkpoint:
+            raise
+        floor = min(manifest.line())  # the moment is older than the archive: all of it stays
+        return await _removing(bucket, manifest, floor)
+    if before.names_a_checkpoint and not await has_checkpoint(archive, directory, state, before):
+        raise StopNotFoundError(f"the archive of {directory}/{chain} does not hold {before}")
+    if not await has_locating_record(archive, directory, state, before):
+        raise StopNotFoundError(
+            f"the archive of {directory}/{chain} has no wall clock, so {before} cannot be found",
+            remedy="name a logical offset or a number of bytes",
+        )
+    return await _removing(bucket, manifest, state.segments[0].name)
+
+
+async def _removing(bucket: Bucket, manifest: ArchiveManifest, lowest: str) -> TrimPlan:
+    """Return the plan by which a segment becomes the lowest one."""
+    first = parse_segment_name(lowest)
+    assert first is not None, "spans are of segments"
+    raised = manifest.trimmed_to(first.order)
+    return TrimPlan(
+        chain=manifest.chain,
+        floor=first.order,
+        keeps_from=first.base,
+        segments=tuple(await in_thread(_trimmed_objects, bucket, raised)),
+        released=raised.segments == manifest.segments,
+    )
+
+
+def _trimmed_objects(bucket: Bucket, manifest: ArchiveManifest) -> list[tuple[str, int]]:
+    """Return the objects below the floor that the bucket still has, by their names below the directory, with
+    their lengths. Blocks.
+    """
+    found = []
+    for key in bucket.keys(f"{manifest.directory}/{manifest.chain}."):
+        name = key.removeprefix(f"{manifest.directory}/")
+        parsed = parse_object_name(name)
+        if parsed is not None and manifest.has_trimmed(parsed[0]):
+            found.append((name, parsed[1]))
+    return found
+
+
+def _delete(bucket: Bucket, keys: Iterable[str]) -> None:
+    for key in keys:
+        bucket.delete(key)

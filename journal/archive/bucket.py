@@ -12,14 +12,63 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 from dos_client.errors import BadUrlError
 from dos_protocol.lazy_names import missing_extra
-from journal.archive.url import URL_REMEDY, S3Url
+from dos_protocol.names import check_name
 from journal.core.errors import ArchiveNotFoundError, ArchiveRefusedError, ArchiveUnavailableError
 from journal.limits import archive_block_bytes, archive_retry_s, archive_timeout_s, archive_tries_max
+
+SCHEME: Final = "s3://"
+URL_REMEDY: Final = (
+    "write it as s3://BUCKET/PREFIX/DIRECTORY/CHAIN; for a service other than AWS: ?endpoint=http://HOST:PORT"
+)
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Url:
+    """A parsed URL of a bucket. `path`: the parts after the bucket."""
+
+    bucket: str
+    path: tuple[str, ...]
+    endpoint: str | None = None
+
+    def __str__(self) -> str:
+        return SCHEME + "/".join((self.bucket, *self.path))
+
+    def chain(self) -> "tuple[S3Url, str, str]":
+        """Split the URL of an archived chain into the archive's URL, directory and chain. Raises BadUrlError,
+        BadNameError.
+        """
+        if len(self.path) < 2:
+            raise BadUrlError(f"{self} names no archived chain", remedy=URL_REMEDY)
+        directory, chain = map(check_name, self.path[-2:])
+        return S3Url(self.bucket, self.path[:-2], self.endpoint), directory, chain
+
+
+def parse_s3_url(url: str, endpoint: str | None = None) -> S3Url:
+    """Parse s3://BUCKET[/PREFIX..][?endpoint=URL]. Raises BadUrlError."""
+    if not url.startswith(SCHEME):
+        raise BadUrlError(f"the URL of a bucket begins with {SCHEME}: {url[:60]!a}", remedy=URL_REMEDY)
+    try:
+        parts = urlsplit(url)
+        parameters = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
+    except ValueError as error:
+        raise BadUrlError(f"{url[:60]!a} is not a valid URL: {error}", remedy=URL_REMEDY) from error
+    if unknown := sorted(parameters.keys() - {"endpoint"}):
+        raise BadUrlError(
+            f"{url[:60]!a} has the unknown parameter {unknown[0]}; only endpoint is known", remedy=URL_REMEDY
+        )
+    if _BUCKET.fullmatch(parts.netloc) is None:
+        raise BadUrlError(f"{parts.netloc[:60]!a} is not a valid bucket name", remedy=URL_REMEDY)
+    path = tuple(part for part in parts.path.split("/") if part)
+    return S3Url(parts.netloc, path, endpoint or parameters.get("endpoint", [None])[0])
+
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)", re.ASCII)
 
@@ -110,9 +159,7 @@ class Bucket:
 
     def part(self, key: str, offset: int, length: int, version: str = "") -> ObjectPart | None:
         """Return up to `length` bytes from `offset`, fewer only at the end of the object; None if the object
-        has another version than `version`.
-
-        version: an ETag, "" to accept any.
+        has another version than `version`. version: an ETag, "" to accept any.
         """
         condition = {"IfMatch": version} if version else {}
         span = {"Range": f"bytes={offset}-{offset + length - 1}"}
@@ -140,12 +187,11 @@ class Bucket:
             return found
 
     def _checked_part(self, key: str, answer: Any, data: bytes, offset: int, length: int) -> ObjectPart:
-        """Return the part of a reply, after checking that it is the requested part.
-
-        A service that ignores the range would otherwise return bytes of another position.
+        """Return the part of a reply, after checking that it is the requested part. A service that ignores
+        the range would otherwise return bytes of another position.
         """
         said = str(answer.get("ContentRange", ""))
-        span = _CONTENT_RANGE.fullmatch(said)
+        span = _CONTENT_RANGE.fullmatch(said)  # a service that ignores the range sends other bytes
         if span is None or int(span[1]) != offset:
             raise ArchiveRefusedError(
                 f"{self.url_of(key)}: the service does not support ranged requests: it sent {said!r} when"
@@ -208,7 +254,6 @@ class Bucket:
         self, prefix: str, after: str = "", *, most: int | None = None, direct: bool = False
     ) -> Iterator[ListedObject]:
         """Yield the objects whose keys begin with `prefix` and sort after `after`, in order, at most `most`.
-
         direct: leave out keys with a / after the prefix. A request returns up to 1,000 keys.
         """
         base = self._names("")["Key"]
@@ -239,9 +284,8 @@ class Bucket:
     # The parts of an upload are stored, and no reader sees an object until the upload is completed.
 
     def create_upload(self, key: str, metadata: Mapping[str, str]) -> str:
-        """Begin an upload of an object with this metadata, and return its id.
-
-        If a reply is lost, an empty upload remains; `uploads` lists it.
+        """Begin an upload of an object with this metadata, and return its id. If a reply is lost, an empty
+        upload remains; `uploads` lists it.
         """
         create = partial(self._client.create_multipart_upload, **self._names(key), Metadata=dict(metadata))
         return str(self._tried(key, create)["UploadId"])
@@ -311,10 +355,8 @@ class Bucket:
             request |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def pieces(self, key: str) -> Iterator[bytes]:
-        """Yield an object from its beginning.
-
-        A broken or stalled connection raises ArchiveUnavailableError without a retry: wrap the loop in
-        `again`.
+        """Yield an object from its beginning. A broken or stalled connection raises ArchiveUnavailableError
+        without a retry: wrap the loop in `again`.
         """
         answer = self._once(key, lambda: self._client.get_object(**self._names(key)))
         with closing(answer["Body"]) as body:

@@ -8,9 +8,9 @@ still has the epoch of the chain's last archived segment (R10).
 
 import functools
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import trio
@@ -30,11 +30,60 @@ from dos_protocol.messages import ObjectInfo
 from dos_protocol.names import NO_ID
 from dos_protocol.store_record import Member, StoreRecord
 from journal.archive.bucket import Bucket
-from journal.archive.read_ahead import in_order
 from journal.core.archive_manifest import ArchivedSegment, ArchiveManifest, decode_manifest
 from journal.core.errors import ArchiveDamagedError, ArchiveDiffersError, ArchiveNotFoundError
-from journal.limits import archive_block_bytes, archive_read_bytes
-from journal.ports import StorePort
+from journal.limits import archive_block_bytes, archive_read_bytes, archive_reads_ahead_max
+from journal.ports import DirectoryEntries, StorePort
+
+Read = Callable[[], bytes]
+
+
+class _Part:
+    """A part that is being read in a thread. A cancellation does not wait for the thread."""
+
+    def __init__(self, read: Read) -> None:
+        self.scope = trio.CancelScope()
+        self._read = read
+        self._data = b""
+        self._error: Exception | None = None
+        self._ended = trio.Event()
+
+    async def run(self) -> None:
+        try:
+            with self.scope:
+                self._data = await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
+        except Exception as error:  # raised again by `data`
+            self._error = error
+        finally:
+            self._ended.set()
+
+    async def data(self) -> bytes:
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self._data
+
+
+async def in_order(reads: Iterable[Read]) -> AsyncGenerator[bytes]:
+    """Yield the results of blocking reads in order. Some reads are started before they are needed.
+
+    Raises the errors of the reads. Memory: the results of `archive_reads_ahead_max` reads, of the read before
+    them, and the result that was yielded last.
+    """
+    begun: deque[_Part] = deque()
+    waiting = iter(reads)
+    try:
+        while True:
+            while len(begun) <= archive_reads_ahead_max and (read := next(waiting, None)) is not None:
+                begun.append(_Part(read))
+                trio.lowlevel.spawn_system_task(begun[-1].run)
+            if not begun:
+                return
+            yield await begun.popleft().data()
+    finally:
+        for part in begun:
+            part.scope.cancel()
+
 
 ARCHIVE: Final = b"archive".ljust(16, b".")
 """The server id of an archive. No server has it, so the archive never counts toward a quorum of servers."""
@@ -58,9 +107,7 @@ def manifest_key(directory: str, chain: str) -> str:
 
 
 async def read_manifest(bucket: Bucket, directory: str, chain: str) -> ArchiveManifest:
-    """Read the manifest of a chain. Raises ArchiveNotFoundError, CorruptDataError, the errors of
-    the bucket.
-    """
+    """Read the manifest of a chain. Raises ArchiveNotFoundError, CorruptDataError, those of the bucket."""
     key = manifest_key(directory, chain)
     where = bucket.url_of(key)
     try:
@@ -76,18 +123,9 @@ async def read_manifest(bucket: Bucket, directory: str, chain: str) -> ArchiveMa
     return manifest
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    answers: Mapping[bytes, Mapping[str, ObjectInfo]]
-    filled: Mapping[bytes, Mapping[str, ObjectInfo]]
-    epochs: Mapping[bytes, tuple[int, bytes]]
-
-
 class ArchivedChain:
-    """A store that holds one archived chain only.
-
-    Reads raise ArchiveDamagedError and the errors of the bucket. Memory: the manifest and the bytes of a few
-    requests, independent of the size of the journal.
+    """A store that holds one archived chain only. Reads raise ArchiveDamagedError and the errors of the
+    bucket. Memory: the manifest and the bytes of a few requests, independent of the size of the journal.
     """
 
     def __init__(self, bucket: Bucket, manifest: ArchiveManifest) -> None:
@@ -116,9 +154,9 @@ class ArchivedChain:
             found[name] = ObjectInfo(name, length, length)
         return found
 
-    async def inspect(self, directory: str) -> _View:
+    async def inspect(self, directory: str) -> DirectoryEntries:
         await trio.lowlevel.checkpoint()
-        return _View({ARCHIVE: self.entries(directory)}, {}, {ARCHIVE: (self._epoch, b"")})
+        return DirectoryEntries({ARCHIVE: self.entries(directory)}, {}, {ARCHIVE: (self._epoch, b"")})
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
         """Return some bytes from `offset` on. Raises NotFoundError if the object is not archived."""
@@ -188,10 +226,8 @@ _HINT: Final = (
 
 
 class ServersAndArchive:
-    """A store whose older segments are in an archive.
-
-    Bytes are read from the servers if they can serve them, otherwise from the archive. Raises
-    ArchiveDiffersError if the archive is of another store.
+    """A store whose older segments are in an archive. Bytes are read from the servers if they can serve them,
+    otherwise from the archive. Raises ArchiveDiffersError if the archive is of another store.
     """
 
     def __init__(self, store: StorePort, archive: ArchivedChain) -> None:
@@ -205,12 +241,12 @@ class ServersAndArchive:
         self._on_servers: set[str] = set()
         self.record = store.record
 
-    async def inspect(self, directory: str) -> _View:
+    async def inspect(self, directory: str) -> DirectoryEntries:
         """List the segments of the servers, and those of the archive as a member without a vote."""
         view = await self._store.inspect(directory)
         self._on_servers = {name for objects in view.answers.values() for name in objects}
         answers = {**view.answers, ARCHIVE: self._archive.entries(directory)}
-        return _View(answers, view.filled, view.epochs)
+        return DirectoryEntries(answers, view.filled, view.epochs)
 
     async def read(self, directory: str, name: str, offset: int, max_bytes: int) -> bytes:
         if name in self._on_servers or not self._archive.holds(name, offset):

@@ -25,11 +25,8 @@ from typing import Final
 import msgspec
 
 from dos_protocol.errors import MALFORMED_JSON, CorruptDataError
-from journal.core.chain import SegmentSpan
+from journal.core.chain import Floor, Position, SegmentName, SegmentSpan, base_of, parse_segment_name
 from journal.core.errors import ArchiveDiffersError
-from journal.core.position import Position, base_of
-from journal.core.segment import SegmentName, parse_segment_name
-from journal.core.trimming import Floor
 from journal.limits import archive_block_bytes, archive_manifest_bytes_max
 
 MAGIC: Final = b"DOSA"
@@ -57,10 +54,7 @@ class ArchivedSegment(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The name of its object, below that of the directory.
-
-        Another length is another object, so no object is ever overwritten with other bytes.
-        """
+        """Its object's name in the directory. Other lengths are other objects: none is ever overwritten."""
         return f"{self.name}-{self.length:0{_LENGTH_DIGITS}x}"
 
     def block(self, number: int) -> bytes:
@@ -93,9 +87,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         )
 
     def trimmed_to(self, floor: Floor) -> "ArchiveManifest":
-        """Return this manifest without what is below a floor. A floor that is lower than its own one has no
-        effect.
-        """
+        """Return this manifest without what is below a floor; a floor below its own has no effect."""
         if self.floor is not msgspec.UNSET:
             floor = max(floor, self.floor)
         raised = msgspec.structs.replace(self, floor=floor)
@@ -124,9 +116,8 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, segments=tuple(known[key] for key in sorted(known)))
 
     def merged(self, other: "ArchiveManifest") -> "ArchiveManifest":
-        """Return the segments of both manifests that neither has trimmed, with the end of this one.
-
-        Raises ArchiveDiffersError if the other one is of another chain or store.
+        """Return the segments of both that neither has trimmed, with the end of this one. Raises
+        ArchiveDiffersError.
         """
         if (self.directory, self.chain, self.store_id) != (other.directory, other.chain, other.store_id):
             raise ArchiveDiffersError(
@@ -163,9 +154,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
 
 
 def parse_object_name(name: str) -> tuple[str, int] | None:
-    """Return the segment and the length of which this is the name of an object (`ArchivedSegment.key`), None
-    for any other name.
-    """
+    """Return segment and length of an object's name (`ArchivedSegment.key`), None for any other name."""
     segment, _, digits = name.rpartition("-")
     try:
         length = int(digits, 16) if len(digits) == _LENGTH_DIGITS else 0

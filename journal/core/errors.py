@@ -20,9 +20,7 @@ class TornRecordError(CorruptDataError):
 
 
 class CorruptRecordError(CorruptDataError):
-    """Bytes that are not a record and that a cut-off write cannot explain. Everything before `offset`
-    is valid.
-    """
+    """Bytes that a cut-off write cannot explain. Everything before `offset` is valid."""
 
 
 class UnknownRecordError(CorruptDataError):
@@ -40,8 +38,8 @@ class LostBytesError(DosError):
 
 
 class RewrittenChainError(LostBytesError):
-    """The chain was deleted and written again since it was read: bytes that were read are of an earlier
-    epoch than those that it has in their place.
+    """The chain was deleted and written again: bytes that were read are of an earlier epoch than those there
+    now.
     """
 
     remedy = "discard what was read, and read the chain from its beginning as a new reader"
@@ -64,8 +62,8 @@ class UnsettledStateError(DosError):
 
 
 class TrimmedBytesError(LostBytesError):
-    """The bytes from `begin` to `end` of the chain were released and deleted: its first byte is now at `end`.
-    Nothing that the chain still holds is affected.
+    """The bytes from `begin` to `end` were released and deleted; nothing that the chain still holds is
+    affected.
     """
 
     remedy = "read from the beginning of what is retained"
@@ -77,10 +75,8 @@ class TrimmedBytesError(LostBytesError):
 
 
 class EpochUsedTwiceError(DosError):
-    """Copies of one segment contradict each other, although an epoch has one writer.
-
-    So the epoch was granted twice, because the disk of a member was set back to an older state. The copies do
-    not show which of them was acknowledged. Nothing was changed.
+    """Copies of one segment contradict each other: its epoch was granted twice, because the disk of a member
+    was set back to an older state. They do not show which was acknowledged. Nothing was changed.
     """
 
     remedy = (
@@ -147,10 +143,7 @@ class HistoryTrimmedError(DosError):
 
 
 class HistoryMissingError(HistoryTrimmedError):
-    """The requested history is missing, and no segment start says that it was released.
-
-    It is lost, or the manifest of a region released it.
-    """
+    """No segment start says that it was released: it is lost, or the manifest of a region released it."""
 
 
 class MirrorDiffersError(DosError):
@@ -160,9 +153,8 @@ class MirrorDiffersError(DosError):
 
 
 class ArchiveDamagedError(CorruptDataError):
-    """An archived object is missing, too short, replaced or changed. None of its bytes were returned.
-
-    The owner of the bucket must repair it.
+    """An archived object is missing, short or changed. None of it was returned; the bucket's owner must
+    repair it.
     """
 
 
@@ -185,9 +177,6 @@ class ArchiveRefusedError(DosError):
 
 
 class ArchiveUnavailableError(DosError):
-    """The bucket's service did not answer, or reported a temporary failure, at every attempt.
-
-    The segments that were verified before are in the manifest.
-    """
+    """The bucket's service failed at every attempt. Segments verified before are in the manifest."""
 
     remedy = "try again later; segments that are already archived are not copied again"

@@ -20,12 +20,10 @@ import msgspec
 
 from dos_client import Quorums
 from dos_protocol.store_record import StoreRecord
-from journal.core.chain import Answers, SeenSegment, SegmentSpan
-from journal.core.position import ORIGIN, Position
+from journal.core.chain import ORIGIN, Answers, Position, SeenSegment, SegmentSpan, SegmentStart
 from journal.core.scan import RecordBoundary, SegmentSurvey
-from journal.core.segment import SegmentStart
-from journal.core.walk import ChainWalk
-from journal.core.walk_vocabulary import (
+from journal.core.walk import (
+    ChainWalk,
     Effect,
     Event,
     ReadStart,
@@ -49,6 +47,8 @@ def held_by_quorum(quorums: Quorums, seen: SeenSegment, claims: Mapping[bytes, i
         if name in objects:
             held[member] = objects[name].synced
     epoch = seen.name.epoch
+    # R10: a member whose claim is newer may hold bytes that were never acknowledged to the writer of this
+    # epoch.
     counting = {member: size for member, size in held.items() if claims.get(member) == epoch}
     return min(quorums.watermark(counting), seen.longest)
 
@@ -140,6 +140,8 @@ class ReadWalk(ChainWalk):
         """If this start is committed, its segment is the head: find out how much of it is committed."""
         seen = self._seen[self._rank]
         held = self._held = held_by_quorum(self._quorums, seen, self._claims, self._filled)
+        # V1: the start of a dead writer that no quorum has must not hide the segments below it. Bytes behind
+        # a start prove it, because its writer waited for it (R8).
         if event.start is None or (seen.longest <= event.end.bytes and held < event.end.bytes):
             self._rank += 1
             return self._choose()
@@ -158,6 +160,7 @@ class ReadWalk(ChainWalk):
     def _head_measured(self, survey: SegmentSurvey) -> list[Effect]:
         committed = survey.within
         if not self._start.pipelined:
+            # R9: a record was appended after the former one was acknowledged, so whatever follows proves it.
             proved = survey.last if survey.torn_bytes else survey.before_last
             committed = max(committed, proved)
         return self._head(max(committed, survey.first), survey.snapshot_end)

@@ -1,9 +1,7 @@
-"""Survey one segment: find the end of its whole records, and whether it holds a finished snapshot.
+"""Go through the bytes of one segment: survey it, find the end of its snapshot, replay it. Pure: no I/O.
 
-Pure: no I/O. A surveyor takes the bytes of one segment from the front and returns one `SegmentSurvey`. A torn
-tail is not an error, because a dead writer leaves one; any other bytes that are not a record raise.
-
-A snapshot is finished if and only if
+A torn tail is not an error of a survey, because a dead writer leaves one; any other bytes that are not a
+record raise. A snapshot is finished if and only if
 
     (1) its SNAPSHOT_BEGIN is the second record of the segment
     (2) a SNAPSHOT_END follows within the surveyed part
@@ -14,16 +12,15 @@ A segment with a finished snapshot needs no predecessor.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from dos_protocol.digests import PrefixDigest
-from journal.core.decoder import Decoded, RecordDecoder
-from journal.core.errors import ChainError
-from journal.core.record import Record
-from journal.core.segment import SegmentStart, parse_start
-from journal.ops import Op
+from journal.core.chain import Position, SegmentSpan, SegmentStart, parse_start
+from journal.core.errors import ChainError, StopNotFoundError
+from journal.core.record import HEADER_V1, Decoded, Op, Record, RecordDecoder, parse_header_v1, parse_v1
+from journal.limits import read_bytes_max, start_read_bytes_max
 
 _STRUCTURE: Final = frozenset({Op.SEGMENT_START, Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END})
 """Operations that are valid only at certain places in a segment."""
@@ -61,10 +58,8 @@ class SegmentSurvey:
 
 
 class SnapshotTracker:
-    """A check of the record order in one segment. It tracks whether a snapshot is open and where one ended.
-
-    Raises ChainError for a misplaced record: a start that is not the first record, a SNAPSHOT_BEGIN that is
-    not the second, a SNAPSHOT_END without a begin or with a wrong count.
+    """A check of the record order in one segment: is a snapshot open, where did one end? Raises ChainError
+    for a misplaced start, SNAPSHOT_BEGIN or SNAPSHOT_END.
     """
 
     def __init__(self, name: str) -> None:
@@ -118,10 +113,8 @@ class SnapshotTracker:
 
 
 class SegmentSurveyor:
-    """A survey in progress, fed with the bytes of a segment from the front. Buffers one unfinished record.
-
-    within: also find the last boundary at or below this length. lengths: also compute the digest at each of
-    these. `feed` raises CorruptRecordError, UnknownRecordError, ChainError; the segment must not be used
+    """A survey in progress, fed with the bytes of a segment from the front. within, lengths: as of
+    `SurveySegment`. `feed` raises CorruptRecordError, UnknownRecordError, ChainError; do not use the segment
     then.
     """
 
@@ -161,9 +154,7 @@ class SegmentSurveyor:
         self._digest.update(view[self._digest.size - offset : end - offset])
 
     def _mark(self, ends: list[int], view: memoryview, offset: int) -> None:
-        """Compute the digests at the needed boundaries only: a digest at each would cost more than
-        the rest.
-        """
+        """Compute the digests at the needed boundaries only: one at each would cost more than the rest."""
         before = ends[-2] if len(ends) > 1 else self._last.bytes
         inside = bisect_right(ends, self._within_bytes)
         wanted = {ends[0], before, ends[-1], ends[inside - 1] if inside else ends[0]}
@@ -190,3 +181,169 @@ class SegmentSurveyor:
             snapshot_end=self._tracker.finished_at,
             digests=self._digests,
         )
+
+
+class BytesWanted(NamedTuple):
+    """A requested read: at most `max_bytes` bytes from `offset` of the segment."""
+
+    offset: int
+    max_bytes: int
+
+
+class SnapshotSearch:
+    """A search by record headers in the first `length` bytes of a segment whose second record is
+    SNAPSHOT_BEGIN.
+
+    Read the bytes that `wanted` requests and pass them to `take`, until `wanted` is None. `snapshot_end` is
+    then the offset just past the SNAPSHOT_END, or 0. Large records are skipped: their bodies are verified
+    when they are replayed. `take` raises CorruptRecordError, UnknownRecordError, ChainError.
+    """
+
+    def __init__(self, name: str, length: int) -> None:
+        self._name = name
+        self._length = length
+        self._at = 0
+        self._records = 0
+        self._window = start_read_bytes_max
+        self.snapshot_end = 0
+
+    @property
+    def wanted(self) -> BytesWanted | None:
+        left = self._length - self._at
+        if self.snapshot_end or left < HEADER_V1.size:
+            return None
+        return BytesWanted(self._at, min(left, self._window))
+
+    def take(self, data: bytes) -> None:
+        """Pass the bytes from the requested offset. Fewer bytes than a record header have no effect."""
+        begin, size = self._at, len(data)
+        at = 0
+        while size - at >= HEADER_V1.size:
+            header = parse_header_v1(data, at, begin, self._name)
+            if begin + at + header.bytes > self._length:
+                self._length = begin + at  # cut off: nothing whole follows
+                break
+            if header.op is Op.SNAPSHOT_END:
+                if at + header.bytes > size:
+                    break
+                self._finish(data[at : at + header.bytes], begin + at)
+                return
+            self._records += 1
+            at += header.bytes
+        self._window = read_bytes_max if at <= size else start_read_bytes_max
+        self._at = begin + at
+
+    def _finish(self, data: bytes, offset: int) -> None:
+        """Check a SNAPSHOT_END: its number must be the count of the records since SNAPSHOT_BEGIN."""
+        out: list[tuple[int, Record]] = []
+        parsed = parse_v1(data, 0, out, offset, self._name)
+        if parsed.fault is not None:
+            raise parsed.fault
+        between = self._records - 2
+        if out[0][1].ints != (between,):
+            raise ChainError(
+                self._name, offset, f"an end that fits {between} records", f"an end of {out[0][1].ints}"
+            )
+        self.snapshot_end = offset + len(data)
+
+
+State = TypeVar("State")
+Step = tuple[Position, Record]
+"""(the position just past the record, the record)"""
+_SNAPSHOT_BEGINS_AS: Final = 2
+"""The number of the only record in a segment that may be a SNAPSHOT_BEGIN (`SnapshotTracker`)."""
+
+
+class SpanReplay:
+    """The replay of one span. Feed it exactly `span.length` bytes, then call `finish`. Buffers one record.
+
+    Returns the start record of the span, then its records, without those of an unfinished snapshot: its
+    writer died, and the spans below hold the state that it copied. `finish` compares length and digest with
+    the chain; if that fails, discard all records that were returned. stopped: whether the span was shortened
+    to end at a stop.
+
+    Raises CorruptRecordError, UnknownRecordError, ChainError. If the span ends inside a record, `finish`
+    raises StopNotFoundError if `stopped`, otherwise TornRecordError.
+    """
+
+    def __init__(self, span: SegmentSpan, *, stopped: bool = False) -> None:
+        self._span = span
+        self._stopped = stopped
+        self._epoch = span.end.epoch
+        self._decoder = RecordDecoder(where=span.name)
+        self._tracker = SnapshotTracker(span.name)
+        self._digest = PrefixDigest()
+        self._at = 0
+        self._records = 0
+        self._skipping = False
+
+    def feed(self, data: bytes) -> list[Step]:
+        """Feed the next bytes of the span and return the records that are complete."""
+        view, offset = memoryview(data), self._digest.size
+        digest, epoch, base = self._digest, self._epoch, self._span.base
+        out: list[Step] = []
+        for end, record in self._decoded(data):
+            digest.update(view[digest.size - offset : end - offset])
+            out.append((Position(epoch, base + end, digest.value), record))
+        digest.update(view[digest.size - offset :])
+        return out
+
+    def feed_plain(self, data: bytes) -> list[Decoded]:
+        """Do as `feed`, with logical offsets instead of positions: faster, because the digest of a position
+        costs as much as the rest of the replay.
+        """
+        base, decoded = self._span.base, self._decoded(data)
+        self._digest.update(data)
+        return [(base + end, record) for end, record in decoded] if base else decoded
+
+    def _decoded(self, data: bytes) -> list[Decoded]:
+        """Return the complete records, in checked order, without those of an unfinished snapshot."""
+        decoded = self._decoder.feed(data)
+        if decoded and not self._at:
+            parse_start(decoded[0][1], self._span.name)
+        self._tracker.take_all(self._at, decoded)
+        self._at = self._decoder.offset
+        before, self._records = self._records, self._records + len(decoded)
+        if before < _SNAPSHOT_BEGINS_AS and not self._span.snapshot_end:
+            for number, (_, record) in enumerate(decoded[: _SNAPSHOT_BEGINS_AS - before]):
+                if record.op is Op.SNAPSHOT_BEGIN:  # unfinished: half of a state is the state of no moment
+                    self._skipping = True
+                    return decoded[:number]
+        return [] if self._skipping else decoded
+
+    def finish(self) -> None:
+        """End the span: check its length and digest against those of the chain."""
+        span = self._span
+        if self._digest.size != span.length:
+            raise ChainError(
+                span.name, self._digest.size, f"{span.length} bytes, as the chain says", "the end"
+            )
+        torn = self._decoder.finish()
+        # The chain names this digest: other bytes, of a dead writer of the same epoch, are not of this
+        # history (R6).
+        if self._digest.value != span.digest:
+            expected, found = f"prefix digest {span.digest:016x}", f"{self._digest.value:016x}"
+            raise ChainError(span.name, span.length, expected, found, "nothing read of this span may be used")
+        if torn is not None and self._stopped:
+            raise StopNotFoundError(
+                f"position {span.end} lies inside the record that begins at {span.base + torn.offset}"
+            ) from torn
+        if torn is not None:
+            raise torn
+
+
+def fold(
+    steps: Iterable[Step], state: State, apply: Callable[[State, Record], State], stop: Position | None = None
+) -> State:
+    """Apply each record up to `stop` (None: the end). Raises StopNotFoundError if no record ends there."""
+    if stop is not None and stop.size == 0:
+        return state
+    for position, record in steps:
+        if stop is not None and (position.size > stop.size):
+            break
+        state = apply(state, record)
+        if position == stop:
+            return state
+    if stop is not None:
+        raise StopNotFoundError(f"no record ends at position {stop}")
+    return state

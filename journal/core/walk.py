@@ -25,43 +25,133 @@ The walks of readers are in `core/read_walk.py`.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from dos_protocol.errors import StaleGenerationError
 from dos_protocol.store_record import StoreRecord, claims_needed
 from journal.core.chain import (
+    NO_FLOOR,
+    ORIGIN,
     Answers,
     ChainState,
+    Floor,
+    Position,
     SeenSegment,
+    SegmentName,
     SegmentSpan,
+    SegmentStart,
+    base_of,
+    check_chain_name,
     doubtful_members,
+    parse_segment_name,
     segments_seen,
 )
 from journal.core.errors import ChainError, EpochUsedTwiceError, LostBytesError, NotEnoughAnswersError
-from journal.core.position import NO_FLOOR, ORIGIN, Position, base_of
-from journal.core.scan import SegmentSurvey
-from journal.core.segment import SegmentName, SegmentStart, check_chain_name, parse_segment_name
-from journal.core.trimming import Floor
-from journal.core.walk_vocabulary import (
-    Effect,
-    Event,
-    FindSnapshot,
-    ReadStart,
-    Settle,
-    Settled,
-    SnapshotFound,
-    StartRead,
-    SurveySegment,
-    WalkDone,
-    WalkPhase,
-)
+from journal.core.scan import RecordBoundary, SegmentSurvey
 from journal.limits import segments_in_chain_max
 
 
-class ChainWalk:
-    """The common part of all walks: the candidate segments, and the way down the back pointers.
+class WalkPhase(Enum):
+    """The phase of a walk: the table at the top of `walk.py`."""
 
-    An instance is used for one walk.
+    CHOOSING = auto()
+    MEASURING = auto()
+    FOLLOWING = auto()
+    SETTLING = auto()
+    DONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStart:
+    """Read the first record of a segment, and whether a snapshot follows. members: tried in order."""
+
+    segment: str
+    length: int
+    members: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SurveySegment:
+    """Survey the first `length` bytes of a segment. within: also find the last record boundary at or below
+    this length. lengths: also return the prefix digest at each of these.
     """
+
+    segment: str
+    length: int
+    members: tuple[bytes, ...]
+    within: int = 0
+    lengths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FindSnapshot:
+    """Find the end of the snapshot that begins a segment, within its first `length` bytes."""
+
+    segment: str
+    length: int
+    members: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Sync the first `length` bytes, whose prefix digest is `digest`, on the quorum."""
+
+    segment: str
+    length: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class WalkDone:
+    """The walk is done."""
+
+    state: ChainState
+
+
+Effect = ReadStart | SurveySegment | FindSnapshot | Settle | WalkDone
+
+
+@dataclass(frozen=True, slots=True)
+class StartRead:
+    """The answer to ReadStart. start: None if the first record is not whole in that copy. end: its end.
+    snapshot_follows: whether the second record is a SNAPSHOT_BEGIN.
+    """
+
+    segment: str
+    start: SegmentStart | None
+    end: RecordBoundary = RecordBoundary()  # noqa: RUF009 - a NamedTuple is immutable
+    snapshot_follows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """The answer to SurveySegment."""
+
+    segment: str
+    survey: SegmentSurvey
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFound:
+    """The answer to FindSnapshot. end: the bytes up to the end of the snapshot; 0 if not finished."""
+
+    segment: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The answer to Settle."""
+
+    segment: str
+
+
+Event = StartRead | Surveyed | SnapshotFound | Settled
+
+
+class ChainWalk:
+    """The common part of all walks: candidate segments, and the way down the back pointers. For one walk."""
 
     def __init__(self, chain: str, record: StoreRecord, answers: Answers, generation: int) -> None:
         self.chain = check_chain_name(chain)
@@ -113,6 +203,7 @@ class ChainWalk:
         self.phase = WalkPhase.FOLLOWING
         seen = self._by_name.get(span.name)
         held = seen.longest if seen else 0
+        # R14: what is not there is lost or superseded, never empty: a replay would begin at a hole.
         if seen is None or held < span.length:
             raise LostBytesError(
                 f"chain {self.chain} names {span.length} bytes of {span.name}, reachable members have {held}"
@@ -123,9 +214,7 @@ class ChainWalk:
         return [ReadStart(span.name, span.length, seen.holders(span.length))]
 
     def _started(self, event: StartRead) -> list[Effect]:
-        """The start of the lowest span so far is known: find the end of its snapshot, or continue
-        below it.
-        """
+        """The start of the lowest span is known: find the end of its snapshot, or continue below it."""
         span = self._spans[-1]
         if event.start is None or event.end.bytes > span.length:
             raise ChainError(span.name, 0, f"a whole start record within {span.length} bytes", "none")
@@ -167,6 +256,10 @@ class ChainWalk:
             held = f"segment {start.name} was opened under store generation {start.generation}, "
             raise StaleGenerationError(f"{held}this client has {self.generation}", actual=start.generation)
         self._released = max(self._released, start.released or NO_FLOOR)
+
+    def begin(self) -> list[Effect]:
+        """Return the first effects."""
+        raise NotImplementedError
 
     def handle(self, event: Event) -> list[Effect]:
         """Return the effects that follow `event`."""
@@ -246,9 +339,7 @@ class TakeOver(ChainWalk):
         return super().handle(event)
 
     def _choose(self) -> list[Effect]:
-        """Request the start of the next segment in rank. If there is none, the journal never
-        existed (R16).
-        """
+        """Request the start of the next segment in rank. Without one, the journal never existed (R16)."""
         while self._rank < len(self._seen):
             seen = self._seen[self._rank]
             if self._doubt(seen.name):
@@ -259,11 +350,13 @@ class TakeOver(ChainWalk):
             else:
                 self._rank += 1
         self._doubt(None)
+        # R16: one member that did not answer may hold the journal, which would be begun again.
         self._require(len(self._trusted), self.n, "creating it", self._why)
         return self._found(None)
 
     def _doubt(self, head: SegmentName | None) -> bool:
         """Exclude the members whose answer about the head does not count. Return whether there were any."""
+        # R4: A's record is on 1 and 2, and 1 is damaged: without this, 1 and 3 look as if it never was.
         doubtful = doubtful_members(self.chain, self._trusted, head)
         for member in doubtful:
             self._why[member] = "holds a damaged copy of the chain's end"
@@ -275,6 +368,8 @@ class TakeOver(ChainWalk):
         if event.start is None:
             self._rank += 1
             return self._choose()
+        # R1: with fewer claims, the old writer still has a quorum, and what it acknowledges now is hidden
+        # later.
         self._require(len(self._trusted), claims_needed(self.n, self.qa), "taking it over", self._why)
         self.phase = WalkPhase.MEASURING
         lengths = tuple(sorted({copy.bytes for copy in seen.copies if copy.bytes}))
@@ -304,6 +399,8 @@ class TakeOver(ChainWalk):
         self._check_generation(survey.start)
         # Below the head the chain itself names length and digest, so members with damaged copies count again.
         self._see(self.answers)
+        # R5: the longest copy of the head, cut to whole records: an acknowledged record is on one of the
+        # answers.
         self._spans = [SegmentSpan(str(head), head.base, survey.last.bytes, survey.last.digest)]
         self.phase = WalkPhase.FOLLOWING
         return self._snapshot_known(survey.snapshot_end, survey.start)
@@ -340,6 +437,8 @@ class TakeOver(ChainWalk):
         return self._settle_next()
 
     def _settle_next(self) -> list[Effect]:
+        # R7, the lowest first: A's record is on one server, B's segment that continues it on a second one;
+        # the second and the third cannot find the record.
         if self._to_settle:
             span = self._to_settle.pop()
             return [Settle(span.name, span.length, span.digest)]

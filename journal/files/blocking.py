@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from dos_client.blocking import BlockingClaim, BlockingStore, Portal
-from journal.core.position import Position
+from journal.core.chain import Position
 from journal.files import restoring
 from journal.files.damage import OnDamaged
 from journal.files.directory import FILES_CHAIN, Directory
-from journal.files.moments import Moment
+from journal.files.history import Moment, TrimPlan
 from journal.files.restoring import RestoreResult
-from journal.files.trimming import TrimPlan
 from journal.limits import files_segment_bytes_max, recovery_bytes_max
 from journal.local_store import LocalClaim, LocalStore, journal_beside
 

@@ -24,14 +24,19 @@ from dos_client.errors import DamagedMembersError, MissingDataError
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import CorruptDataError, CorruptError, DosError, PoisonedError
 from journal.chain import inspect_chain_at, inspect_claimed, inspect_committed
-from journal.core.chain import Answers, ChainState, SeenSegment, segments_seen
-from journal.core.decoder import RecordDecoder
+from journal.core.chain import (
+    Answers,
+    ChainState,
+    Position,
+    SeenSegment,
+    SegmentStart,
+    parse_start,
+    segments_seen,
+)
 from journal.core.errors import LostBytesError
-from journal.core.position import Position
 from journal.core.read_walk import held_by_quorum
+from journal.core.record import Op, RecordDecoder
 from journal.core.scan import RecordBoundary
-from journal.core.segment import SegmentStart, parse_start
-from journal.ops import Op
 from journal.ports import ClaimPort, StorePort
 from journal.reading import ANY, ChainSource, read_plain_batches
 
@@ -52,9 +57,8 @@ _DAMAGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
-    """The newest whole state of a chain.
-
-    position: its end; None for the end of the chain. damage: what is left out, and why; "" if nothing is.
+    """The newest whole state of a chain. position: its end; None for the end of the chain. damage: what is
+    left out, and why; "" if nothing is.
     """
 
     position: Position | None
@@ -85,7 +89,6 @@ def check_previous(at: object) -> None:
 
 class _Scan(NamedTuple):
     """What precedes damage in a segment: its start (None if it is cut off), and the end of its whole records.
-
     in_snapshot: whether that lies in a snapshot, which is not finished there.
     """
 
@@ -162,7 +165,7 @@ class _Search:
             answers, claims = view.answers, {member: epoch for member, (epoch, _) in view.epochs.items()}
         record = self._claim.store.record if self._claim is not None else self._store.record
         if len(answers) < len(record.voters):
-            raise fault
+            raise fault  # the missing copy may be good: to go back would lose acknowledged records
         segments = segments_seen(self._chain, answers)
         for one in segments:
             if not one.longest:
@@ -183,9 +186,8 @@ class _Search:
     async def _predecessor(
         self, damaged: SeenSegment, segments: Iterable[SeenSegment], fault: DosError
     ) -> tuple[SeenSegment, int]:
-        """Return the segment that precedes one whose start is damaged, with its bytes up to there.
-
-        It is the only lower segment with a record that ends at the base of the damaged one.
+        """Return the segment that precedes one whose start is damaged, with its bytes up to there. It is the
+        only lower segment with a record that ends at the base of the damaged one.
         """
         found = []
         for one in segments:
@@ -196,7 +198,7 @@ class _Search:
                 if (await self._scan(one, limit)).end.bytes == limit:
                     found.append((one, limit))
         if len(found) != 1:
-            raise fault
+            raise fault  # of two possible lines of history, one was taken back
         return found[0]
 
     async def _up_to(self, position: Position) -> ChainState:

@@ -1,5 +1,4 @@
-"""A directory whose changes go through a journal, so that it can be restored on any machine, as of any
-moment.
+"""A directory whose changes go through a journal: it can be restored on any machine, as of any moment.
 
 Each change is first recorded, then applied to the local files. The local files are a cache: opening the
 directory rebuilds them from the journal. This completes a change that a crash interrupted, and reverts
@@ -13,55 +12,203 @@ before it is deleted, so the disk holds about two times what an opening reads.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
-from dos_protocol.errors import LocalProtocolError
+from dos_protocol.errors import ClosedError, LocalProtocolError
 from journal.chain import take_over
-from journal.core.file_ops import FileOp, FileTruncate, FileWrite, path_bytes, safe_path
-from journal.core.position import Position
-from journal.core.record import Record
-from journal.files.changing import ChangingFiles
+from journal.core.chain import Position
+from journal.core.errors import LocalFilesError
+from journal.core.file_ops import (
+    FileOp,
+    FileRemove,
+    FileSizes,
+    FileTruncate,
+    FileWrite,
+    path_bytes,
+    record_of,
+    safe_path,
+)
+from journal.core.record import Op, Record
 from journal.files.damage import OnDamaged, check_previous, newest_whole
-from journal.files.history import take_over_at
-from journal.files.local_journal import LocalJournal
-from journal.files.marks import TimeMarks
-from journal.files.moments import Moment, stop_at
-from journal.files.rebuilding import Rebuilding
-from journal.files.trimming import TrimPlan, trim
-from journal.limits import files_segment_bytes_max, recovery_bytes_max
-from journal.local_store import LocalClaim
-from journal.ops import Op
+from journal.files.history import Moment, TrimPlan, stop_at, take_over_at, trim
+from journal.files.tree import FileTree, Rebuilding
+from journal.limits import (
+    file_copy_bytes_max,
+    file_marks_every_s,
+    file_write_bytes_max,
+    files_segment_bytes_max,
+    recovery_bytes_max,
+)
+from journal.local_store import LocalClaim, LocalJournal
 from journal.ports import ClaimPort, StorePort
 from journal.reading import read_plain_batches
 from journal.scratch import Scratch
 from journal.writer import ChainWriter
 
+
+class TimeMarks:
+    """The times of the MARK records of one journal. `clock_ms` returns the wall clock in ms since 1970."""
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._clock_ms = clock_ms
+        self._last_ms: int | None = None
+
+    def now(self) -> Record:
+        """Return a MARK record, whether due or not."""
+        self._last_ms = self._clock_ms()
+        return Record(Op.MARK, ints=(self._last_ms,))
+
+    def due(self) -> Record | None:
+        """Return the MARK record that is due before a change: at most `file_marks_every_s` after the last
+        one.
+        """
+        now = self._clock_ms()
+        if self._last_ms is None or not 0 <= now - self._last_ms < file_marks_every_s * 1000:
+            self._last_ms = now
+            return Record(Op.MARK, ints=(now,))
+        return None
+
+
+class ChangingFiles:
+    """The local files below `path` as of their journal, which it does not know. Not for several threads.
+
+    For each change, call `recorded`, append the record to the journal, then call `apply`: an invalid change
+    is rejected before anything is recorded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tree = FileTree(path)
+        self._broken: LocalFilesError | None = None
+        self._files = FileSizes({name: self._tree.size(name) for name in self._tree.paths()})
+        self._sizes = self._files.sizes
+        self.live_bytes = sum(self._sizes.values())
+        """The total size of all files in bytes."""
+
+    def close(self) -> None:
+        """Close the open files. No change is possible afterwards."""
+        self._tree.close()
+
+    def appending(self, name: str, data: bytes) -> FileWrite:
+        """Return the change that appends to a file, which need not exist."""
+        return FileWrite(name, self._sizes.get(name, 0), data)
+
+    def removing(self, name: str) -> FileRemove:
+        """Return the change that removes a file. Raises FileNotFoundError."""
+        self._size(name)
+        return FileRemove(name)
+
+    def renaming(self, old: str, new: str) -> Iterator[FileOp]:
+        """Yield the changes that rename a file. Apply each before requesting the next. Raises
+        FileNotFoundError.
+        """
+        size = self._size(old)
+        if old == new:
+            return
+        yield FileTruncate(new, 0)
+        for offset in range(0, size, file_copy_bytes_max):
+            yield FileWrite(new, offset, _read(self.path, old, offset, size))
+        yield FileRemove(old)
+
+    def recorded(self, op: FileOp) -> Record:
+        """Return the record of a possible change. Raises UnsafePathError, FileConflictError,
+        LocalProtocolError; ClosedError after a recorded change could not be applied.
+        """
+        safe_path(path_bytes(op.path))
+        if isinstance(op, FileWrite) and op.offset < 0:
+            raise LocalProtocolError(f"an offset must be 0 or more, got {op.offset}")
+        if isinstance(op, FileTruncate) and op.length < 0:
+            raise LocalProtocolError(f"a length must be 0 or more, got {op.length}")
+        if self._broken is not None:
+            raise ClosedError(
+                f"the files in {self.path} are behind their journal: {self._broken.args[0]}",
+                remedy=self._broken.remedy,
+            )
+        if isinstance(op, FileWrite) and len(op.data) > file_write_bytes_max:
+            raise LocalProtocolError(
+                f"one write has at most {file_write_bytes_max} bytes, because it is made whole or not at"
+                f" all; got {len(op.data)}",
+                remedy="write the data in pieces",
+            )
+        record = record_of(op)
+        self._tree.check(op)
+        return record
+
+    def check_untouched(self, name: str) -> None:
+        """Raise LocalFilesError if a file has another size than by its recorded changes, FileConflictError if
+        it is not a regular file.
+        """
+        found, expected = self._tree.size(name), self._sizes.get(name, 0)
+        if found != expected:
+            raise LocalFilesError(
+                f"{name} has {found} bytes and {expected} in its journal: it was changed by other means"
+            )
+
+    def apply(self, op: FileOp) -> None:
+        """Apply a recorded change. If the operating system rejects it, raises LocalFilesError: the files are
+        behind their journal then, and `recorded` accepts no more changes.
+        """
+        try:
+            self._tree.apply(op)
+        except Exception as error:
+            self._broken = LocalFilesError(f"cannot apply a recorded change to {op.path}: {error}")
+            raise self._broken from error
+        before = self._sizes.get(op.path, 0)
+        self._files.apply(op)
+        self.live_bytes += self._sizes.get(op.path, 0) - before
+
+    @property
+    def broken(self) -> LocalFilesError | None:
+        """The reason why the files are behind their journal; None if they are not."""
+        return self._broken
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file by path."""
+        return dict(self._sizes)
+
+    def snapshot(self) -> Iterator[Record]:
+        """Yield the records that create all files."""
+        return snapshot_of(self.path, self._sizes)
+
+    def _size(self, name: str) -> int:
+        if name not in self._sizes:
+            raise FileNotFoundError(f"{name} is not in {self.path}")
+        return self._sizes[name]
+
+
+def sizes_of(root: Path) -> dict[str, int]:
+    """Return the size of each file below `root`, by path. Raises FileConflictError for what is no regular
+    file, UnsafePathError for a name that no journal has, OSError.
+    """
+    with FileTree(root) as tree:
+        return {safe_path(path_bytes(name)): tree.size(name) for name in tree.paths()}
+
+
+def snapshot_of(root: Path, sizes: Mapping[str, int]) -> Iterator[Record]:
+    """Yield the records that create the files of `sizes`, with their content below `root`. Raises
+    LocalFilesError for a file that is shorter than its size, OSError.
+    """
+    for name in sorted(sizes):
+        size = sizes[name]
+        yield record_of(FileTruncate(name, size))
+        for offset in range(0, size, file_copy_bytes_max):
+            yield record_of(FileWrite(name, offset, _read(root, name, offset, size)))
+
+
+def _read(root: Path, name: str, offset: int, size: int) -> bytes:
+    with (root / name).open("rb", buffering=0) as file:
+        file.seek(offset)
+        data = file.read(min(file_copy_bytes_max, size - offset))
+    if len(data) != min(file_copy_bytes_max, size - offset):
+        raise LocalFilesError(f"{name} has fewer than the {size} bytes in its journal")
+    return data
+
+
 FILES_CHAIN = "files"
-
-
-class Recorder(Protocol):
-    """The journal that changes are recorded in: a `ChainWriter` or a `LocalJournal`."""
-
-    @property
-    def end(self) -> Position: ...
-
-    @property
-    def marks(self) -> bool:
-        """Whether the journal can hold MARK records, which hold the wall clock."""
-        ...
-
-    def append(self, record: Record) -> Position: ...
-
-    async def wait_room(self) -> None: ...
-
-    async def wait_synced(self, position: Position | None = None) -> None: ...
-
-    async def aclose(self) -> None: ...
 
 
 def wall_clock_ms() -> int:
@@ -90,7 +237,7 @@ class Directory:
     def __init__(
         self,
         path: Path,
-        writer: Recorder,
+        writer: ChainWriter | LocalJournal,
         *,
         recovery_bytes: int = recovery_bytes_max,
         segment_bytes: int = files_segment_bytes_max,
@@ -169,18 +316,15 @@ class Directory:
         return opened
 
     @classmethod
-    def open_local(
-        cls, path: Path, journal: LocalJournal, *, clock_ms: Callable[[], int] = wall_clock_ms
-    ) -> "Directory":
-        """Rebuild the files at `path` from a local journal. Closing the directory closes the journal.
-
-        Raises CorruptRecordError, UnknownRecordError, UnsafePathError, FileConflictError, OSError.
+    def open_local(cls, path: Path, journal: LocalJournal) -> "Directory":
+        """Rebuild the files at `path` from a local journal, which closing the directory closes. Raises
+        CorruptRecordError, UnknownRecordError, UnsafePathError, FileConflictError, OSError.
         """
         with Rebuilding(path) as rebuilding:
             for batch in journal.records():
                 rebuilding.replay.take(batch)
             rebuilding.put()
-        return cls(path, journal, clock_ms=clock_ms)
+        return cls(path, journal)
 
     async def __aenter__(self) -> "Directory":
         return self
@@ -203,10 +347,8 @@ class Directory:
         return self._files.sizes()
 
     def read(self, name: str, offset: int = 0, max_bytes: int | None = None) -> bytes:
-        """Return up to `max_bytes` bytes of a file from `offset` on (None: all that follow).
-
-        It may be called from any thread. Bytes that a change is writing at the same time may be old or new.
-        Raises UnsafePathError, FileNotFoundError, OSError.
+        """Return up to `max_bytes` bytes from `offset` on (None: all that follow), from any thread. Bytes
+        that are being written may be old or new. Raises UnsafePathError, FileNotFoundError, OSError.
         """
         with (self.path / safe_path(path_bytes(name))).open("rb") as file:
             file.seek(offset)
@@ -233,9 +375,8 @@ class Directory:
             return await self._change(self._files.removing(name))
 
     async def rename(self, old: str, new: str) -> Position:
-        """Rename a file, replacing `new` if it exists. Recorded as writes of its content and a removal.
-
-        After a crash during the rename, `old` still exists, and `new` may exist in part: rename again.
+        """Rename a file, replacing `new` if it exists. Recorded as writes of its content and a removal. After
+        a crash during the rename, `old` still exists, and `new` may exist in part: rename again.
         """
         async with self._lock:
             for change in self._files.renaming(old, new):
@@ -243,24 +384,20 @@ class Directory:
             return self.end
 
     async def wait_synced(self, position: Position | None = None) -> None:
-        """Wait until the change that ends at `position` (None: all changes) is synced on the quorum.
-
-        Raises FencedError.
+        """Wait until the change that ends at `position` (None: all) is synced on the quorum. Raises
+        FencedError.
         """
         await self.writer.wait_synced(position)
 
     async def checkpoint(self, number: int, step: int = 0) -> Position:
-        """Record the current state as checkpoint `number`, to restore it with `restore(..,
-        at=AtCheckpoint(number))`.
+        """Record the current state as checkpoint `number`, for `restore(.., at=AtCheckpoint(number))`, and
+        return the position just past the record.
 
-        step: the step of the checkpoint, for `AtStep(step)`. The caller chooses both. Numbers must increase,
-        and steps must not decrease. Return the position just past the record.
-
-        Raises LocalProtocolError if they are out of order or the journal is of version 0, and the errors of a
-        change.
+        step: for `AtStep(step)`. The caller chooses both: numbers increase, steps do not decrease. Raises
+        LocalProtocolError if they do not, or in a journal of version 0, and the errors of a change.
         """
-        if not self.writer.marks:
-            raise LocalProtocolError("a journal of version 0 has no checkpoints", remedy="write version 1")
+        if isinstance(self.writer, LocalJournal):
+            raise LocalProtocolError("a journal of version 0 has no checkpoints", remedy="use a LocalClaim")
         async with self._lock:
             last, at = self._checkpoint
             if number <= last or step < at:
@@ -272,14 +409,12 @@ class Directory:
             return self.writer.append(Record(Op.CHECKPOINT, ints=(number, step)))
 
     async def trim(self, store: StorePort, name: str, before: Moment) -> TrimPlan:
-        """Delete the history before a moment (`journal.files.trimming`). This cannot be undone.
+        """Delete the history before a moment, for good. Every moment from `before` on can still be restored.
 
-        Every moment from `before` on can still be restored. name: the name of this directory in the store.
-
-        Returns the deleted segments after a new segment on the quorum has released them; members delete them
-        in the background. Raises the errors of `plan_trim`, and LocalProtocolError for a local journal. After
-        a failure or a cancellation the directory may have to be opened again. Only released segments are
-        deleted.
+        name: the name of this directory in the store. Returns the deleted segments after a new segment on the
+        quorum has released them; members delete them in the background. Raises the errors of `plan_trim`, and
+        LocalProtocolError for a local journal. After a failure or a cancellation the directory may have to be
+        opened again; only released segments are deleted.
         """
         if not isinstance(self.writer, ChainWriter):
             raise LocalProtocolError(f"the journal of {self.path} is one local file, which cannot be trimmed")
@@ -295,7 +430,7 @@ class Directory:
         record = self._files.recorded(op)
         await self.writer.wait_room()
         await self._roll_if_due()
-        if self.writer.marks and (mark := self._marks.due()) is not None:
+        if isinstance(self.writer, ChainWriter) and (mark := self._marks.due()) is not None:
             self.writer.append(mark)
         # Record first: a change that is applied and not recorded would be lost by the next opening.
         position = self.writer.append(record)
@@ -311,9 +446,9 @@ class Directory:
             before = self.writer.floor
             await self.writer.roll(self._snapshot())
             if self._trims:
-                await (
-                    self.writer.wait_synced()
-                )  # R14: the snapshot is whole before anything below it is deleted
+                # R14: the snapshot is whole before anything below it is deleted. A crash in between leaves
+                # both.
+                await self.writer.wait_synced()
                 await self.writer.release(before)
         elif end - self._segment_base >= self._segment_bytes:
             await self.writer.roll()

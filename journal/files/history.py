@@ -1,32 +1,131 @@
-"""Find the part of a chain's history that holds a moment, from the newest part backwards.
+"""Moments of a chain of files: how people write them, which part of the history holds one, and what a trim to
+one deletes.
 
 A *stretch* is the part that one replay reads: from a finished snapshot, or the chain's beginning, to the next
-snapshot or the chain's end. A reader has no claim and reads committed records only (R10). A writer reads
-under its claim: while that is above the chain, no reader can prove that the newest records are committed.
+snapshot or the chain's end. The search goes from the newest stretch backwards. A reader has no claim and
+reads committed records only (R10). A writer reads under its claim: while that is above the chain, no reader
+can prove that the newest records are committed.
+
+A trim keeps the stretch that holds the moment whole, with the snapshot that begins it. All segments below it
+are deleted, whether they are part of the chain or not, in two phases (`ChainWriter.release`). So every moment
+from the given one on can still be restored, and some time before it. A directory with other chains is
+rejected: it belongs to a worker of a region, whose manifest determines what its checkpoints need.
 """
 
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
-from dos_protocol.errors import NotFoundError
+from dos_client.errors import MissingDataError
+from dos_protocol.errors import LocalProtocolError, NotFoundError
 from journal.chain import inspect_chain_at, inspect_committed, take_over
-from journal.core.chain import ChainState
-from journal.core.errors import HistoryMissingError, HistoryTrimmedError, LostBytesError
-from journal.core.file_ops import ReplayStop
-from journal.core.position import NO_FLOOR, ORIGIN, Position
+from journal.core.chain import (
+    NO_FLOOR,
+    ORIGIN,
+    ChainState,
+    Floor,
+    Position,
+    parse_segment_name,
+    segments_seen,
+)
+from journal.core.errors import HistoryMissingError, HistoryTrimmedError, LostBytesError, StopNotFoundError
+from journal.core.file_ops import TO_THE_END, FileSizes, FilesReplay, ReplayStop
 from journal.core.record import Record
-from journal.core.segment import parse_segment_name
-from journal.core.trimming import Floor
-from journal.files.replaying import FileSizes, FilesReplay
 from journal.ports import ClaimPort, StorePort
 from journal.reading import ANY, ChainSource, read_batches, read_plain_batches, read_start
 from journal.scratch import Scratch
+from journal.writer import ChainWriter
+
+
+@dataclass(frozen=True, slots=True)
+class AtCheckpoint:
+    """The end of a checkpoint."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtStep:
+    """The end of the checkpoint at the end of a step."""
+
+    number: int
+
+
+Moment: TypeAlias = int | datetime | AtCheckpoint | AtStep | None
+"""The stop of a replay: a logical offset, a time (with a time zone), a checkpoint, a step; None for
+the end.
+"""
+
+
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_NUMBERED: Final = re.compile(r"(checkpoint|step):(\d{1,19})", re.ASCII)
+AGO: Final = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
+
+
+def complete_moment(incomplete: str) -> list[str]:
+    """Return the shell completions of a moment, with the current time among them."""
+    now = f"time:{datetime.now(UTC).astimezone():%Y-%m-%dT%H:%M:%S}"
+    return [one for one in ("checkpoint:", "step:", now, "-1h", "-1d") if one.startswith(incomplete)]
+
+
+def moment_here(text: str) -> Moment:
+    """Parse a moment, with the current time and the local time zone. Raises ValueError."""
+    return moment(text, datetime.now(UTC).astimezone())
+
+
+def moment(text: str, now: datetime) -> Moment:
+    """Parse a moment. now: the current time, with a time zone. Raises ValueError, which lists the valid
+    forms.
+
+        4096                        a logical offset
+        time:2026-11-22T03:00:00    a local time; with +00:00 or Z, a time in that zone
+        -90s  -10m  -1h  -2d        an age
+        checkpoint:7                the end of a checkpoint, as `Directory.checkpoint` recorded it
+        step:41                     the end of the checkpoint at the end of a step
+    """
+    like = f"time:{now:%Y-%m-%dT%H:%M:%S}"
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if numbered := _NUMBERED.fullmatch(text):
+        return (AtCheckpoint if numbered[1] == "checkpoint" else AtStep)(int(numbered[2]))
+    if ago := AGO.fullmatch(text):
+        try:
+            return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+        except OverflowError as error:
+            raise ValueError(f"{text!r} is no moment: that is before the year 1") from error
+    if not text.startswith("time:"):
+        raise ValueError(
+            f"{text!r} is no moment: give an offset (4096), a time ({like}), how long ago (-1h),"
+            " checkpoint:7 or step:41"
+        )
+    try:
+        moment = datetime.fromisoformat(text.removeprefix("time:"))
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no moment: {error}; write it as {like}") from error
+    return moment if moment.tzinfo is not None else moment.astimezone()
+
+
+def stop_at(at: Position | Moment) -> ReplayStop:
+    """Return the stop of a moment. Raises ValueError for a time without a time zone."""
+    if isinstance(at, Position):
+        return TO_THE_END  # the chain itself is read only up to the position
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise ValueError(f"{at.isoformat()} has no time zone; add +00:00 for UTC")
+        return ReplayStop(wall_ms=int(at.timestamp() * 1000))
+    if isinstance(at, AtCheckpoint):
+        return ReplayStop(checkpoint=at.number)
+    if isinstance(at, AtStep):
+        return ReplayStop(step=at.number)
+    return ReplayStop(size=at)
+
 
 logger: Final = logging.getLogger("dos.journal")
 
@@ -47,10 +146,8 @@ class _Line:
 
 
 async def stretch_at(store: StorePort, directory: str, chain: str, stop: ReplayStop) -> ChainState:
-    """Return the stretch that holds the stop; the first stretch if the stop lies before all records.
-
-    Raises NotFoundError if nothing of the chain is committed, HistoryTrimmedError if the stretch no longer
-    exists, and the errors of `inspect_chain`.
+    """Return the stretch that holds the stop; the first one if the stop lies before all records. Raises the
+    errors of `inspect_committed`, and HistoryTrimmedError if the stretch no longer exists.
     """
     head = await inspect_committed(store, directory, chain)
     return await _find(_Line.of_reader(store, directory, chain), head, stop)
@@ -105,9 +202,7 @@ async def _find(line: _Line, head: ChainState, stop: ReplayStop) -> ChainState:
 
 
 async def has_checkpoint(store: StorePort, directory: str, stretch: ChainState, stop: ReplayStop) -> bool:
-    """Return whether `stretch` holds the checkpoint that `stop` names. Raises the errors of reading
-    a chain.
-    """
+    """Return whether `stretch` holds the checkpoint that `stop` names. Raises as reading a chain does."""
     async with aclosing(read_plain_batches(store, stretch, directory=directory)) as batches:
         async for batch in batches:
             if any(stop.ends_with(record) for _, record in batch):
@@ -118,9 +213,7 @@ async def has_checkpoint(store: StorePort, directory: str, stretch: ChainState, 
 async def has_locating_record(
     store: StorePort, directory: str, stretch: ChainState, stop: ReplayStop
 ) -> bool:
-    """Return whether `stretch` holds a record by which the stop is found, or the stop is an offset. Raises
-    the errors of reading a chain.
-    """
+    """Return whether an offset, or a record of `stretch`, locates the stop. Raises as reading does."""
     if stop.locating_op is None:
         return True
     return await _first_locating_record(store, directory, stretch, stop) is not None
@@ -129,10 +222,8 @@ async def has_locating_record(
 async def stretch_below(
     store: StorePort, directory: str, chain: str, state: ChainState, released: Floor = NO_FLOOR
 ) -> ChainState | None:
-    """Return the stretch before this one; None if this is the first.
-
-    released: the floor that the head of the chain names. Raises the errors of `stretch_at`, and
-    HistoryMissingError if the stretch is missing and no segment start released it.
+    """Return the stretch before this one; None if this is the first. released: the floor that the chain's
+    head names. Raises the errors of `stretch_at`; HistoryMissingError if no segment start released it.
     """
     return await _below(_Line.of_reader(store, directory, chain), state, released)
 
@@ -170,3 +261,96 @@ async def _first_locating_record(
                 if record.op is locating_op:
                     return record
     return None
+
+
+# --- trimming -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrimPlan:
+    """The plan or the result of a trim: delete all segments below `floor`, an (epoch, base).
+
+    keeps_from: the logical offset from which on everything can still be restored.
+    segments: the segments to delete: (name, bytes of the longest copy).
+    released: whether the chain has already released them, and only the deletion is incomplete.
+    """
+
+    chain: str
+    floor: Floor
+    keeps_from: int
+    segments: tuple[tuple[str, int], ...]
+    released: bool
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in self.segments)
+
+
+async def plan_trim(store: StorePort, directory: str, chain: str, before: ReplayStop) -> TrimPlan:
+    """Return the plan for a trim to a moment. Takes no claim and changes nothing. Raises LocalProtocolError
+    for a directory with other chains, StopNotFoundError for an unknown checkpoint, the errors of
+    `stretch_at`.
+    """
+    view = await store.inspect(directory)
+    _refuse_others(directory, chain, [name for objects in view.answers.values() for name in objects])
+    head = await inspect_committed(store, directory, chain)
+    state = await stretch_at(store, directory, chain, before)
+    if before.names_a_checkpoint and not await has_checkpoint(store, directory, state, before):
+        raise StopNotFoundError(f"{directory} does not hold {before}; nothing was trimmed")
+    floor, base = _lowest(state)
+    seen = [one for one in segments_seen(chain, view.answers) if one.name.order < floor]
+    return TrimPlan(
+        chain=chain,
+        floor=floor,
+        keeps_from=base,
+        segments=tuple((str(one.name), one.longest) for one in reversed(seen)),
+        released=head.released >= floor,
+    )
+
+
+async def trim(
+    store: StorePort, directory: str, writer: ChainWriter, chain: str, before: ReplayStop
+) -> TrimPlan:
+    """Trim the chain of `writer` to a moment; the segments are deleted in the background. The plan is made
+    under the claim, so that nobody rolls back below the floor. Raises as `plan_trim`, `ChainWriter.release`.
+    """
+    plan = await plan_trim(store, directory, chain, before)
+    if plan.segments and not plan.released:
+        await writer.release(plan.floor)
+    else:
+        writer.collect_released()
+    return plan
+
+
+async def trim_stopped(
+    store: StorePort, directory: str, claim: ClaimPort, chain: str, before: ReplayStop
+) -> tuple[TrimPlan, ChainWriter]:
+    """Trim a chain that has no active writer, under `claim`, which fences one that is alive. The deletion
+    continues as long as the claim is held. The caller must close the returned writer.
+    """
+    generation = claim.store.record.generation
+    state = await take_over(claim, chain, generation=generation)
+    if state.end is None:
+        raise MissingDataError(f"{directory} has no chain {chain}")
+    writer = await ChainWriter.open(claim, chain, state, generation)
+    try:
+        return await trim(store, directory, writer, chain, before), writer
+    except BaseException:
+        await writer.aclose()
+        raise
+
+
+def _lowest(state: ChainState) -> tuple[Floor, int]:
+    first = parse_segment_name(state.segments[0].name)
+    assert first is not None, "spans are of segments"
+    return first.order, first.base
+
+
+def _refuse_others(directory: str, chain: str, names: list[str]) -> None:
+    """Raise LocalProtocolError if the directory holds other chains."""
+    others = {parsed.chain for name in names if (parsed := parse_segment_name(name)) is not None} - {chain}
+    if others:
+        raise LocalProtocolError(
+            f"{directory} has other chains besides {chain}: {', '.join(sorted(others))}",
+            remedy="for a directory of a region, use `dos region trim`",
+        )

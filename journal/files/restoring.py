@@ -4,37 +4,28 @@ All bytes of the restored files are verified with the chain's digests before the
 target.
 """
 
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from dos_protocol.errors import NotFoundError
 from journal.chain import inspect_chain_at, inspect_committed
-from journal.core.file_ops import Paths
-from journal.core.position import Position
+from journal.core.chain import Position
+from journal.core.file_ops import FilesReplay, Paths
 from journal.files.damage import OnDamaged, check_previous, newest_whole
 from journal.files.directory import FILES_CHAIN
-from journal.files.history import stretch_at
-from journal.files.moments import Moment, stop_at
-from journal.files.rebuilding import Rebuilding
-from journal.files.replaying import FilesReplay
+from journal.files.history import Moment, stop_at, stretch_at
+from journal.files.tree import Rebuilding
 from journal.limits import listing_tries_max
-from journal.ports import StorePort
+from journal.ports import Progress, StorePort
 from journal.reading import read_plain_batches
 from journal.scratch import Scratch
-
-Progress: TypeAlias = Callable[[int, int | None], None]
-"""Called with (bytes read, total bytes, None if unknown)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """The result of a restore.
-
-    end: the logical offset just past the last replayed record. wall_ms: the wall clock of the last MARK
-    record below it, None if there is none. bytes_read: the bytes read of the journal.
+    """The result of a restore. end: the logical offset just past the last replayed record. wall_ms: the wall
+    clock of the last MARK record below it, None if there is none. bytes_read: the bytes read of the journal.
     """
 
     end: int

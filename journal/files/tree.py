@@ -1,23 +1,33 @@
-"""A local tree of files, and the three operations on it.
+"""Local trees of files: the operations on them, what two of them differ in, and how one is rebuilt from
+records.
 
 A tree changes files below one root only. Every part of a path is opened without following links, so neither a
-path nor a link leads out of the root. Not for concurrent use by several threads.
-
-A tree is a cache of its journal: nothing is fsynced. For replays, consecutive writes to a file can be
-gathered (`gather_bytes`); call `flush` before the files are read.
+path nor a link leads out of the root. A tree is a cache of its journal: nothing is fsynced. Not for
+concurrent use by several threads.
 """
 
 import errno
 import os
+import shutil
 import stat
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from journal.core.errors import FileConflictError
-from journal.core.file_ops import FileOp, FileRemove, FileTruncate, FileWrite
-from journal.limits import file_gather_part_bytes, files_open_max
+from journal.core.file_ops import (
+    TO_THE_END,
+    FileOp,
+    FileRemove,
+    FilesReplay,
+    FileTruncate,
+    FileWrite,
+    Paths,
+    ReplayStop,
+)
+from journal.limits import file_copy_bytes_max, file_gather_bytes, file_gather_part_bytes, files_open_max
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -38,8 +48,9 @@ class FileTree:
     """The files below `root`, which must exist. A context manager that closes it.
 
     gather_bytes: the memory for consecutive writes that are gathered before they are written; 0 for none.
-    Operations raise FileConflictError for a path that leads through a file or a link, or names a directory,
-    and OSError. In both cases the file may have been created or extended.
+    Call `flush` before the files are read. Operations raise FileConflictError for a path that leads through a
+    file or a link, or names a directory, and OSError. In both cases the file may have been created or
+    extended.
     """
 
     def __init__(self, root: Path, *, gather_bytes: int = 0) -> None:
@@ -80,9 +91,7 @@ class FileTree:
             self._remove(op.path)
 
     def write(self, path: str, offset: int, data: bytes) -> None:
-        """Do the same as `apply(FileWrite(..))`, without the object: most operations of a replay are
-        writes.
-        """
+        """Do the same as `apply(FileWrite(..))`, without the object: most operations are writes."""
         if not self._gather_bytes:
             self._write(path, offset, data)
             return
@@ -237,3 +246,90 @@ def _length_is_supported(path: str, length: int) -> Iterator[None]:
         if error.errno != errno.EFBIG:
             raise
         raise FileConflictError(path, f"this file system has no files of {length:,} bytes") from error
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange:
+    """The difference of one file: its size before and after, None if missing; the first differing byte."""
+
+    path: str
+    before: int | None
+    after: int | None
+    differs_at: int = 0
+
+
+def changes_between(before: Path, after: Path) -> list[FileChange]:
+    """Return the files that were added, removed or changed, by name. Raises OSError."""
+    with FileTree(before) as old, FileTree(after) as new:
+        sizes = ({path: tree.size(path) for path in tree.paths()} for tree in (old, new))
+        was, now = sizes
+    changes = []
+    for path in sorted(was.keys() | now.keys()):
+        if path not in was or path not in now:
+            changes.append(FileChange(path, was.get(path), now.get(path)))
+        elif (at := _first_difference(before / path, after / path)) is not None:
+            changes.append(FileChange(path, was[path], now[path], at))
+    return changes
+
+
+def _first_difference(one: Path, other: Path) -> int | None:
+    at = 0
+    with one.open("rb") as left, other.open("rb") as right:
+        while True:
+            first, second = left.read(file_copy_bytes_max), right.read(file_copy_bytes_max)
+            if first != second:
+                pairs = enumerate(zip(first, second, strict=False))
+                return at + next((n for n, (a, b) in pairs if a != b), min(len(first), len(second)))
+            if not first:
+                return None
+            at += len(first)
+
+
+class Rebuilding:
+    """A tree that is being rebuilt: `replay` takes the records. A context manager.
+
+    Until `put`, all files are written to a directory next to the target, so a target that exists is complete.
+    If a crash leaves that directory, the next rebuilding of the same target deletes it. Leaving it without
+    `put` deletes the temporary directory. `replay.take` raises UnsafePathError and FileConflictError for
+    operations that the journal should not hold, OSError.
+    """
+
+    def __init__(
+        self, target: Path, *, stop: ReplayStop = TO_THE_END, only: str | None = None, paths: Paths = "safe"
+    ) -> None:
+        self.target = target.absolute()
+        self._temporary = self.target.parent / f".{self.target.name}.rebuilding"
+        self._old = self.target.parent / f".{self.target.name}.replaced"
+        self._delete_temporary()
+        self._temporary.mkdir(parents=True)
+        self._tree = FileTree(self._temporary, gather_bytes=file_gather_bytes)
+        self.replay = FilesReplay(self._tree, stop=stop, only=only, paths=paths)
+
+    def __enter__(self) -> "Rebuilding":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tree.close()
+        self._delete_temporary()
+
+    def has_file(self, path: str) -> bool:
+        """Return whether the file exists after the records so far."""
+        self._tree.flush()
+        return (self._temporary / path).is_file()
+
+    def put(self) -> None:
+        """Move the tree to the target, replacing whatever is there."""
+        self._tree.flush()
+        self._tree.close()
+        # A crash between the two renames leaves no target; the next rebuilding creates it again.
+        if os.path.lexists(self.target):
+            self.target.rename(self._old)
+        self._temporary.rename(self.target)
+        self._delete_temporary()
+
+    def _delete_temporary(self) -> None:
+        for path in (self._temporary, self._old):
+            if path.is_symlink() or path.is_file():
+                path.unlink()
+            elif path.exists():
+                shutil.rmtree(path)

@@ -23,7 +23,7 @@ from checkpoint.core.messages import (
     Vote,
 )
 from checkpoint.core.region import RegionState
-from journal.core.position import Position
+from journal.core.chain import Position
 from tests.checkpoint.region_model_state import spec
 
 

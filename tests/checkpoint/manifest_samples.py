@@ -7,7 +7,7 @@ from checkpoint.core.manifest import (
     Checkpoint,
     WorkerCheckpoint,
 )
-from journal.core.position import Position
+from journal.core.chain import Position
 
 u64 = st.integers(0, 2**64 - 1)
 

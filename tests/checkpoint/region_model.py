@@ -56,7 +56,7 @@ from checkpoint.core.participant import (
 )
 from checkpoint.core.retention import keep
 from checkpoint.core.versions import VERSIONS
-from journal.core.position import Position
+from journal.core.chain import Position
 from tests.checkpoint.region_model_state import Driver, Manifest, Process, spec
 from tests.checkpoint.region_oracles import check_append, check_manifest, check_sent, check_status
 

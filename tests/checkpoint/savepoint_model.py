@@ -30,7 +30,7 @@ from checkpoint.errors import SavepointRefusedError
 from checkpoint.maintenance.stopped_region import hold_manifest, savepoint_stopped
 from checkpoint.maintenance.trimming import held_by_savepoints
 from journal import Op, inspect_chain, inspect_chain_at, read_records
-from journal.core.trimming import below, below_or_within
+from journal.core.chain import below, below_or_within
 from tests.checkpoint.region_model_state import spec
 from tests.checkpoint.test_state_store import block
 from tests.journal.memory_store import MemoryClaim, MemoryStore

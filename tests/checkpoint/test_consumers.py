@@ -33,7 +33,7 @@ from checkpoint.core.registered_queries import continued_query, published
 from checkpoint.errors import ConsumerRefusedError, ConsumerTakenError, RegisterUnsettledError
 from dos_protocol.errors import CorruptDataError
 from journal import NO_FLOOR, ChainWriter, Position, limits, whole_state
-from journal.core.decoder import decode_all
+from journal.core.record import decode_all
 from tests.checkpoint.test_input_trimming import model_with
 from tests.checkpoint.trim_model import REGISTER, PatientHost, TrimModel
 from tests.journal.memory_store import MemoryStore

@@ -20,7 +20,7 @@ from checkpoint.core.messages import (
 )
 from checkpoint.core.progress import status_json, under_way_text
 from checkpoint.core.region_events import CheckpointCommitted
-from journal.core.position import Position
+from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 
 

@@ -24,7 +24,7 @@ from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.retention import floors_of, keep
 from checkpoint.errors import ManifestError
 from dos_protocol.digests import ResumePoint
-from journal.core.position import Position
+from journal.core.chain import Position
 from tests.checkpoint.manifest_samples import (
     a_checkpoint,
     names,

@@ -37,7 +37,7 @@ from checkpoint.core.participant import (
 )
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from dos_protocol.errors import LocalProtocolError
-from journal.core.position import Position
+from journal.core.chain import Position
 
 JOB = "region"
 

@@ -17,7 +17,7 @@ from checkpoint.core.recovery_estimate import (
     restore_bytes_per_s,
     restore_seconds,
 )
-from journal.core.position import Position
+from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import a_checkpoint, worker_checkpoint
 

@@ -18,9 +18,7 @@ from checkpoint.core.retention import (
     unneeded_of,
 )
 from checkpoint.errors import ManifestError
-from journal.core.position import Position
-from journal.core.segment import segment_name
-from journal.core.trimming import below, below_or_within
+from journal.core.chain import Position, below, below_or_within, segment_name
 from tests.checkpoint.manifest_samples import a_checkpoint, worker_checkpoint
 
 

@@ -41,7 +41,7 @@ from checkpoint.core.messages import (
 from checkpoint.core.region import RegionState, ResetReport
 from checkpoint.core.region_events import ScaleSettled
 from checkpoint.core.region_states import WorkerState
-from journal.core.position import Position
+from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.region_model_state import spec
 

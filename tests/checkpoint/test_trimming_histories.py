@@ -15,7 +15,7 @@ from checkpoint.core.manifest import decode_checkpoint
 from checkpoint.core.retention import keep
 from dos_protocol.errors import CorruptDataError
 from journal import NO_FLOOR, ChainWriter, Op, parse_segment_name
-from journal.core.decoder import decode_all
+from journal.core.record import decode_all
 from tests.checkpoint.test_input_trimming import (
     model_with,
     read_and_commit,

@@ -41,8 +41,8 @@ from dataflow.worker.messages import (
 )
 from dataflow.worker.pulse import RunningOperator
 from journal import Position, Record
-from journal.files.changing import snapshot_of
-from journal.files.rebuilding import Rebuilding
+from journal.files.directory import snapshot_of
+from journal.files.tree import Rebuilding
 
 Choose = Callable[[int], int]
 """choose(n) is a number below n: where the interleaving comes from."""

@@ -16,8 +16,7 @@ from dataflow import S3Sink, limits
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks import s3
 from dataflow.sinks.base import SinkSpec, SinkWriter
-from journal.archive.bucket import Bucket
-from journal.archive.url import S3Url
+from journal.archive.bucket import Bucket, S3Url
 from tests.support.s3 import BUCKET, Answer, FakeS3, Rule, serving, status
 from tests.support.s3_rows import ids_in
 

@@ -27,7 +27,7 @@ from dos_client import Store
 from dos_client.errors import QuorumUnavailableError
 from journal import ChainWriter, Op, Position, Record, StopNotFoundError, inspect_chain, take_over
 from journal.inspecting import InspectionOutcome
-from journal.verify import verdict_text
+from journal.showing import verdict_text
 from spark_integration.core.admission import StreamPiece
 from spark_integration.core.source_offsets import BEGINNING
 from spark_integration.core.source_options import parse_options

@@ -18,7 +18,7 @@ from dataflow.worker.copying import create_journals
 from dataflow.worker.directories import FormerFiles
 from dataflow.worker.layout_change import LayoutChange
 from journal import restore
-from journal.core.trimming import below
+from journal.core.chain import below
 from tests.checkpoint.manifest_samples import numbered_checkpoint
 from tests.dataflow.filing import Diary, MovingDiary, diary_of, together
 from tests.dataflow.test_rescaling import CHANGES

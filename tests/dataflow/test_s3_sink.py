@@ -11,8 +11,7 @@ from dataflow.sinks import s3
 from dataflow.sinks.base import OutputOwner
 from dataflow.testing.sink_check import check_refuses_other_run, check_sink
 from dos_client.errors import BadUrlError
-from journal.archive.bucket import Bucket
-from journal.archive.url import S3Url
+from journal.archive.bucket import Bucket, S3Url
 from tests.dataflow.s3_sinks import (
     SCHEMA,
     bucket,

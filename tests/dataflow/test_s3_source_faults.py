@@ -13,8 +13,7 @@ from dataflow.errors import InputGoneError
 from dataflow.sources import directory, files, input_files
 from dataflow.sources.base import SplitDivision
 from dataflow.sources.input_files import FileSeen
-from journal.archive.bucket import Bucket, ObjectPart
-from journal.archive.url import S3Url
+from journal.archive.bucket import Bucket, ObjectPart, S3Url
 from tests.dataflow import test_s3_source as tests
 from tests.dataflow import test_s3_source_service as service_tests
 from tests.dataflow.s3_sources import bucket, prefix, service

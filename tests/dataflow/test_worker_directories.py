@@ -31,7 +31,7 @@ from dataflow.worker.directories import (
 from dataflow.worker.failures import first_error
 from dos_protocol.errors import ClosedError, FencedError
 from journal import AtCheckpoint, AtStep, LostBytesError, Position, StopNotFoundError, restore
-from journal.core.trimming import below
+from journal.core.chain import below
 from tests.dataflow.test_directory import filing
 from tests.journal.journaled_files import CHANGE, changed, files
 from tests.journal.memory_store import DIRECTORY, MemoryClaim, MemoryStore

@@ -23,9 +23,8 @@ from dos_protocol.errors import BrokenConnectionError, ForbiddenError, NotFoundE
 from dos_protocol.messages import DirectoryOpened, ObjectInfo
 from dos_protocol.store_record import Member, StoreRecord
 from dos_server.testing import memory_store
-from journal.core.chain import segments_seen
+from journal.core.chain import SegmentName, segments_seen
 from journal.core.read_walk import held_by_quorum
-from journal.core.segment import SegmentName
 from tests.dos_client.records import member, record, server_id
 
 RECORDS = {

@@ -11,8 +11,7 @@ from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core.access import FILE_VERSION, Grant, GrantedToken, Right, TokenFile, encode_settings
 from dos_server.core.files import records
 from dos_server.core.files.extent import ExtentHeader, encode_header
-from journal.core.record import Record, encode
-from journal.ops import Op
+from journal.core.record import Op, Record, encode
 from tests.fuzz.disk_targets import SEED
 
 _TOKENS = TokenFile(

@@ -8,7 +8,7 @@ from checkpoint.core import channel_frames as channel
 from checkpoint.errors import ChannelFrameError
 from dos_protocol.errors import CorruptDataError
 from journal.core import record as journal_record
-from journal.core.decoder import Decoded, RecordDecoder
+from journal.core.record import Decoded, RecordDecoder
 from spark_integration.core.arrow_messages import ArrowMessage, ArrowMessages
 from spark_integration.errors import NotReadableError
 from tests.fuzz.fields import Fields, assert_printable, pieces

@@ -9,9 +9,8 @@ import trio
 
 from journal import Directory, inspect_chain, restore
 from journal.archive.archiving import Archived, archive_chain, sealed_spans
-from journal.archive.bucket import Bucket
+from journal.archive.bucket import Bucket, parse_s3_url
 from journal.archive.reading import ArchivedChain, read_manifest
-from journal.archive.url import parse_s3_url
 from tests.journal.journaled_files import files
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 from tests.support.s3 import BUCKET

@@ -2,8 +2,7 @@
 
 from hypothesis import strategies as st
 
-from journal.core.record import Record
-from journal.ops import FILE_ARITY, Op
+from journal.core.record import FILE_ARITY, Op, Record
 
 u64 = st.integers(0, 2**64 - 1)
 strings = st.binary(max_size=40)

@@ -1,27 +1,39 @@
-"""Archives: what was copied to a bucket is there again with no server alive."""
+"""Archives: what is copied comes back, whatever the bucket answers; the manifest; reads ahead."""
 
+import gzip
+import hashlib
 import os
 import threading
-from contextlib import aclosing
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
+from dos_protocol.errors import CorruptDataError
 from journal import Directory, restore
-from journal.archive.archiving import archive_chain, sealed_spans
-from journal.archive.reading import ServersAndArchive, manifest_key, read_manifest
-from journal.archive.trimming import trim_archive
+from journal.archive.archiving import archive_chain, sealed_spans, trim_archive
+from journal.archive.bucket import Bucket, parse_s3_url
+from journal.archive.reading import ServersAndArchive, in_order, manifest_key, read_manifest
+from journal.core.archive_manifest import ArchivedSegment, ArchiveManifest, decode_manifest, encode_manifest
+from journal.core.chain import Position, SegmentSpan, segment_name
 from journal.core.errors import (
     ArchiveDamagedError,
     ArchiveDiffersError,
+    ArchiveNotFoundError,
     ArchiveRefusedError,
+    ArchiveUnavailableError,
     HistoryMissingError,
     HistoryTrimmedError,
 )
 from journal.core.file_ops import ReplayStop
-from journal.files.trimming import TrimPlan
-from journal.limits import archive_block_bytes, archive_read_bytes
+from journal.files.history import TrimPlan
+from journal.limits import archive_block_bytes, archive_read_bytes, archive_reads_ahead_max
 from journal.ports import StorePort
 from tests.journal.archives import (
     LINES,
@@ -38,7 +50,7 @@ from tests.journal.archives import (
 )
 from tests.journal.journaled_files import files
 from tests.journal.memory_store import DIRECTORY, MemoryStore
-from tests.support.s3 import BUCKET, FakeS3, Rule, status
+from tests.support.s3 import BUCKET, Answer, FakeS3, Rule, cut, flipped, status
 
 
 def test_the_bucket_alone_gives_back_every_moment_up_to_its_end(s3: FakeS3, tmp_path: Path) -> None:
@@ -373,3 +385,373 @@ def test_an_archive_run_beside_a_trim_does_not_list_again_what_was_trimmed(
     assert listed == set(objects()), "all that is listed exists, and all that exists is listed"
     assert not any(manifest.has_trimmed(one.name) for one in manifest.segments)
     assert restored(tmp_path / "end")["log"]
+
+
+def segment(epoch: int, base: int, length: int) -> ArchivedSegment:
+    blocks = bytes(32) * -(-length // archive_block_bytes)
+    sha256 = hashlib.sha256(b"x").digest()
+    return ArchivedSegment(segment_name("files", epoch, base), base, length, 2**64 - epoch, sha256, blocks)
+
+
+def manifest(end: Position, *segments: ArchivedSegment) -> ArchiveManifest:
+    return ArchiveManifest("ledger", "files", "77" * 16, end, segments)
+
+
+WHOLE = manifest(Position(2, 700, 5), segment(1, 0, 500), segment(2, 500, archive_block_bytes + 1))
+
+
+def test_a_manifest_returns_as_it_was() -> None:
+    assert decode_manifest(encode_manifest(WHOLE), "here") == WHOLE
+
+
+def test_every_truncation_and_every_flipped_bit_is_refused() -> None:
+    data = encode_manifest(WHOLE)
+    for length in range(len(data)):
+        with pytest.raises(CorruptDataError):
+            decode_manifest(data[:length], "here")
+    with pytest.raises(CorruptDataError):
+        decode_manifest(data + b"x", "here")
+    for place in range(len(data)):
+        for bit in range(8):
+            bad = bytearray(data)
+            bad[place] ^= 1 << bit
+            with pytest.raises(CorruptDataError):
+                decode_manifest(bytes(bad), "here")
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (manifest(Position(2, 700, 5), segment(1, 0, 500)), "an end within a segment"),
+        (manifest(Position(1, 501, 5), segment(1, 0, 500)), "an end within a segment"),
+        (msgspec.structs.replace(WHOLE, chain="state"), "segments of chain state"),
+        *(
+            (manifest(Position(1, 5, 5), msgspec.structs.replace(segment(1, 0, 5), name=name)), "segments of")
+            for name in ("../files.0000000000000001.0000000000000000", "/etc/passwd", "..", "")
+        ),
+        (
+            manifest(Position(1, 5, 5), msgspec.structs.replace(segment(1, 0, 5), blocks=b"")),
+            "1 block digests",
+        ),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(bad: ArchiveManifest, text: str) -> None:
+    with pytest.raises(CorruptDataError, match=text):
+        decode_manifest(encode_manifest(bad), "here")
+
+
+def test_a_newer_version_reports_it() -> None:
+    data = bytearray(encode_manifest(WHOLE))
+    data[4] = 2
+    with pytest.raises(CorruptDataError, match=r"version 2.*newer"):
+        decode_manifest(bytes(data), "here")
+
+
+def test_two_are_merged_and_another_stores_is_refused() -> None:
+    other = manifest(Position(1, 500, 1), segment(1, 0, 500), segment(1, 0, 300), segment(3, 500, 9))
+    merged = WHOLE.merged(other)
+    assert [(one.base, one.length) for one in merged.segments] == [
+        (0, 300),
+        (0, 500),
+        (500, archive_block_bytes + 1),
+        (500, 9),
+    ]
+    assert merged.end == WHOLE.end
+    assert sorted(merged.line()) == [segment_name("files", 1, 0), segment_name("files", 2, 500)]
+    assert merged.line()[segment_name("files", 1, 0)].length == 500
+    assert merged.last_length == 200
+    with pytest.raises(ArchiveDiffersError, match="of store 6666"):
+        WHOLE.merged(msgspec.structs.replace(other, store_id="66" * 16))
+
+
+def test_other_bytes_of_that_length_are_no_match() -> None:
+    assert WHOLE.holds(SegmentSpan(segment_name("files", 1, 0), 0, 500, 2**64 - 1))
+    assert not WHOLE.holds(SegmentSpan(segment_name("files", 1, 0), 0, 400, 7))
+    with pytest.raises(ArchiveDiffersError, match="has prefix digest 0000000000000007"):
+        WHOLE.holds(SegmentSpan(segment_name("files", 1, 0), 0, 500, 7))
+
+
+class Reads:
+    """Numbered reads; `taken` is what came out. A read waits until `last_needed` has begun."""
+
+    def __init__(self, count: int, *, last_needed: int = 0, broken: int = -1) -> None:
+        self.begun: list[int] = []
+        self.taken: list[int] = []
+        self.ahead_most = 0
+        self._broken = broken
+        self._needed = last_needed
+        self._enough = threading.Event()
+        self.reads = [lambda number=number: self._read(number) for number in range(count)]
+
+    def _read(self, number: int) -> bytes:
+        self.begun.append(number)
+        self.ahead_most = max(self.ahead_most, len(self.begun) - len(self.taken))
+        if number >= self._needed:
+            self._enough.set()
+        assert self._enough.wait(10), f"nobody began read {self._needed}"
+        if number == self._broken:
+            raise OSError(f"read {number}")
+        return b"%d" % number
+
+    async def take(self, count: int = 1000) -> None:
+        async with aclosing(in_order(self.reads)) as parts:
+            async for data in parts:
+                self.taken.append(int(data))
+                if len(self.taken) == count:
+                    return
+
+
+def test_parts_come_in_order_and_all_of_them() -> None:
+    reads = Reads(9)
+    trio.run(reads.take)
+    assert reads.taken == list(range(9))
+    nothing = Reads(0)
+    trio.run(nothing.take)
+    assert nothing.taken == []
+
+
+def test_later_parts_are_asked_for_while_the_first_is_on_its_way_but_not_too_many() -> None:
+    reads = Reads(9, last_needed=archive_reads_ahead_max)
+    trio.run(reads.take)
+    assert reads.ahead_most == archive_reads_ahead_max + 1
+
+
+def test_what_is_wrong_with_a_part_is_reported_where_it_would_have_come() -> None:
+    reads = Reads(5, last_needed=1, broken=1)
+    with pytest.raises(OSError, match="read 1"):
+        trio.run(reads.take)
+    assert reads.taken == [0]
+
+
+def test_who_stops_early_has_no_further_part_asked_for() -> None:
+    reads = Reads(9)
+    trio.run(reads.take, 2)
+    assert reads.taken == [0, 1]
+    assert len(reads.begun) <= 2 + archive_reads_ahead_max
+
+
+def test_who_gives_up_leaves_a_read_that_hangs_alone() -> None:
+    hangs = threading.Event()
+
+    async def give_up() -> bool:
+        with trio.move_on_after(0.05) as scope:
+            async with aclosing(in_order([lambda: bytes(hangs.wait(30))])) as parts:
+                async for _ in parts:
+                    pass
+        return scope.cancelled_caught
+
+    begin = time.monotonic()
+    try:
+        assert trio.run(give_up)
+        assert time.monotonic() - begin < 10
+    finally:
+        hangs.set()
+
+
+@pytest.mark.parametrize(
+    ("method", "make", "error", "text"),
+    [
+        ("GET", status(403, "AccessDenied"), ArchiveRefusedError, "403 AccessDenied.*credentials"),
+        ("PUT", status(403, "AccessDenied"), ArchiveRefusedError, "403 AccessDenied"),
+        ("PUT", status(404, "NoSuchBucket"), ArchiveNotFoundError, "404 NoSuchBucket.*check bucket"),
+        ("PUT", status(503, "SlowDown"), ArchiveUnavailableError, "up to 3 times.*try again later"),
+        ("GET", status(500, "InternalError"), ArchiveUnavailableError, "InternalError"),
+        ("GET", cut, ArchiveUnavailableError, "up to 3 times"),
+        ("GET", flipped, ArchiveDamagedError, "expected .* bytes with SHA-256 .*, found"),
+    ],
+)
+def test_what_a_bad_service_answers_while_archiving_is_named(
+    s3: FakeS3,
+    tmp_path: Path,
+    method: str,
+    make: Callable[[Answer], Answer],
+    error: type[Exception],
+    text: str,
+) -> None:
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=12)
+    s3.rules.append(Rule(method, "files.0", make))
+    with pytest.raises(error, match=text):
+        archived(store)
+    assert manifest_key(DIRECTORY, "files") not in str(keys()), "nothing that was not read back is listed"
+    s3.rules.clear()
+    assert archived(store).copied_segments > 0
+    assert restored(tmp_path / "end")["log"]
+
+
+BOMB_BYTES = 64 * 1024 * 1024
+
+
+@contextmanager
+def another_host() -> Iterator[tuple[str, list[str]]]:
+    """A host that is none of ours, and what it was asked for."""
+    asked: list[str] = []
+
+    class Host(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(f"{self.path} {self.headers.get('Authorization')}")
+            self.send_response(200)
+            self.end_headers()
+
+        do_HEAD = do_PUT = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Host)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/files", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("code", [301, 302, 307, 308])
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_who_is_sent_to_another_host_does_not_go_there(
+    s3: FakeS3, tmp_path: Path, code: int, method: str
+) -> None:
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=12)
+    with another_host() as (place, asked):
+        s3.rules.append(
+            Rule(method, "files.0", lambda _: (code, {"Location": place, "Content-Length": "0"}, b""))
+        )
+        with pytest.raises(ArchiveRefusedError, match=f"{code}"):
+            archived(store)
+    assert asked == [], "and no credentials either"
+
+
+def test_what_is_packed_on_the_way_is_not_unpacked(s3: FakeS3, tmp_path: Path) -> None:
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=12)
+    archived(store)
+    bomb = gzip.compress(bytes(BOMB_BYTES))
+    headers = {"Content-Encoding": "gzip", "Content-Length": str(len(bomb))}
+    s3.rules.append(Rule("GET", "files.0", lambda _: (200, headers, bomb)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ArchiveDamagedError, match=r"files\.0"):
+            restored(tmp_path / "end")
+        assert tracemalloc.get_traced_memory()[1] < BOMB_BYTES / 2
+    finally:
+        tracemalloc.stop()
+    assert not (tmp_path / "end").exists()
+
+
+def test_what_a_service_calls_a_version_is_taken_for_no_digest(s3: FakeS3, tmp_path: Path) -> None:
+    def of_parts(answer: Answer) -> Answer:
+        code, headers, body = answer
+        return (
+            code,
+            {name: value for name, value in headers.items() if name.lower() != "etag"}
+            | {"ETag": '"0123456789abcdef0123456789abcdef-7"'},
+            body,
+        )
+
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=12)
+    s3.rules += [Rule(method, "files.0", of_parts) for method in ("PUT", "GET", "HEAD")]
+    assert archived(store).copied_segments > 0
+    assert restored(tmp_path / "end")["log"]
+
+
+@pytest.mark.parametrize("make", [status(503, "SlowDown"), status(500, "InternalError"), cut])
+def test_what_passes_is_tried_again(s3: FakeS3, tmp_path: Path, make: Callable[[Answer], Answer]) -> None:
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=12)
+    s3.rules += [Rule("GET", "files.0", make, times=2)]
+    done = archived(store)
+    s3.rules = [Rule("GET", "files.0", make, times=2), Rule("GET", ".archive", make, times=2)]
+    assert restored(tmp_path / "end")["log"]
+    assert done.copied_segments > 0
+    assert [rule.met for rule in s3.rules] == [2, 2]
+
+
+def test_a_service_that_is_slow_is_waited_for_so_long_and_asked_again(s3: FakeS3, tmp_path: Path) -> None:
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=12)
+    archived(store)
+    held = threading.Event()
+    try:
+        s3.rules.append(Rule("GET", "files.0", lambda answer: answer, times=1, wait=held))
+        assert restored(tmp_path / "once", one=bucket(timeout_s=0.5))["log"]
+        s3.rules[:] = [Rule("GET", "files.0", lambda answer: answer, wait=held)]
+        with pytest.raises(ArchiveUnavailableError, match=r"[Tt]imeout|timed out"):
+            restored(tmp_path / "never", one=bucket(timeout_s=0.2))
+    finally:
+        held.set()
+    assert not (tmp_path / "never").exists()
+
+
+def test_the_wait_between_tries_doubles(s3: FakeS3) -> None:
+    waits: list[float] = []
+    s3.rules.append(Rule("GET", "x", status(503, "SlowDown")))
+    with pytest.raises(ArchiveUnavailableError):
+        bucket(tries=4, retry_s=0.5, sleep=waits.append).get("x")
+    assert waits == [0.5, 1.0, 2.0]
+
+
+def swap(first: str, second: str) -> None:
+    client().copy_object(Bucket=BUCKET, Key=first, CopySource={"Bucket": BUCKET, "Key": second})
+
+
+def shorten(key: str, _: str) -> None:
+    body = client().get_object(Bucket=BUCKET, Key=key)["Body"].read()
+    client().put_object(Bucket=BUCKET, Key=key, Body=body[:-1])
+
+
+def flip(key: str, _: str) -> None:
+    body = bytearray(client().get_object(Bucket=BUCKET, Key=key)["Body"].read())
+    body[len(body) // 2] ^= 1
+    client().put_object(Bucket=BUCKET, Key=key, Body=bytes(body))
+
+
+def remove(key: str, _: str) -> None:
+    client().delete_object(Bucket=BUCKET, Key=key)
+
+
+@pytest.mark.parametrize(
+    ("harm", "text"),
+    [
+        (swap, "expected"),
+        (shorten, "found the end"),
+        (flip, "a block with SHA-256"),
+        (remove, "no such object"),
+    ],
+)
+def test_a_bucket_that_was_tampered_with_restores_nothing(
+    s3: FakeS3, tmp_path: Path, harm: Callable[[str, str], None], text: str
+) -> None:
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=18)
+    archived(store)
+    segments = sorted(key for key in keys() if not key.endswith(".archive"))
+    harm(segments[-1], segments[0])
+    with pytest.raises(ArchiveDamagedError, match=text) as refused:
+        restored(tmp_path / "end")
+    assert segments[-1] in str(refused.value)
+    assert not (tmp_path / "end").exists()
+
+
+@pytest.mark.parametrize("directory", ["other", "../other", "/etc"])
+def test_the_manifest_of_another_directory_is_refused(s3: FakeS3, tmp_path: Path, directory: str) -> None:
+    store = MemoryStore()
+    write_lines(store, tmp_path / "live", count=12)
+    archived(store)
+    (key,) = (one for one in keys() if one.endswith(".archive"))
+    manifest = decode_manifest(client().get_object(Bucket=BUCKET, Key=key)["Body"].read(), key)
+    strange = encode_manifest(msgspec.structs.replace(manifest, directory=directory))
+    client().put_object(Bucket=BUCKET, Key=key, Body=strange)
+    with pytest.raises(ArchiveDamagedError, match=f"that of {directory}/files"):
+        restored(tmp_path / "end")
+    assert not (tmp_path / "end").exists()
+
+
+def test_an_archive_that_is_missing_is_named(s3: FakeS3) -> None:
+    with pytest.raises(ArchiveNotFoundError, match=r"has no archive of chain files in app\.w0000"):
+        trio.run(opened)
+    with pytest.raises(ArchiveNotFoundError, match="NoSuchBucket"):
+        Bucket(parse_s3_url("s3://nobodys/dos"), tries=1).get("x")

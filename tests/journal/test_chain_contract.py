@@ -26,8 +26,8 @@ from journal import (
     read_records,
     take_over,
 )
-from journal.core.decoder import decode_all
-from journal.core.segment import parse_segment_name
+from journal.core.chain import parse_segment_name
+from journal.core.record import decode_all
 from journal.limits import record_body_bytes_max
 from tests.journal.contract_bench import NOT_ON_DISK, Bench, bench, note, url
 from tests.journal.memory_store import DIRECTORY, MemoryStore

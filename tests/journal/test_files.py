@@ -1,24 +1,55 @@
-"""Journaled directories: restored as of any moment, after any crash, they have the recorded files."""
+"""Journaled files: any changes, restored at every position and moment; refusals; the edges of paths."""
 
 import os
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dos_client.store import open_store
-from dos_protocol.errors import ClosedError
-from journal import ChainWriter, Directory, Op, restore, take_over
+from dos_client import open_store
+from dos_protocol.errors import ClosedError, DosError, LocalProtocolError, NotFoundError
+from dos_server.testing import memory_store
+from journal import (
+    AtCheckpoint,
+    AtStep,
+    ChainWriter,
+    Directory,
+    Op,
+    Record,
+    StopNotFoundError,
+    restore,
+    take_over,
+)
 from journal.core.errors import (
+    FileConflictError,
+    HistoryTrimmedError,
     LocalFilesError,
+    UnsafePathError,
+)
+from journal.core.file_ops import (
+    FileRemove,
+    FileSizes,
+    FilesReplay,
+    FileTruncate,
+    FileWrite,
+    ReplayStop,
+    file_op,
+    path_bytes,
+    re_rooted,
+    record_of,
 )
 from journal.files.tree import FileTree
-from tests.journal.journaled_files import BEGIN_MS, CHANGE, Clock, changed, files, names, opened
+from journal.limits import file_bytes_max
+from tests.journal.journaled_files import BEGIN_MS, CHANGE, NAMES, Clock, changed, files, names, opened, write
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 
 
@@ -236,3 +267,489 @@ async def test_on_real_servers_another_machine_has_what_was_acknowledged(
         async with again:
             state = await take_over(again, "files", generation=1)
             assert state.end == directory.end
+
+
+SMALL: dict[str, Any] = {"recovery_bytes": 600, "segment_bytes": 250}
+AT = st.one_of(
+    st.tuples(st.just("at offset"), st.integers(0, 1100)),
+    st.tuples(st.just("at time"), st.integers(-1500, 40_000)),
+    st.tuples(st.just("at checkpoint"), st.integers(0, 12)),
+)
+HISTORIES = st.lists(st.one_of(CHANGE, CHANGE, st.tuples(st.just("checkpoint")), AT), max_size=25)
+
+
+class Version(NamedTuple):
+    """The state after a change, on the present line of history. The records of a rename begin at `begin`."""
+
+    begin: int
+    end: int
+    ms: int
+    checkpoint: int
+    files: dict[str, bytes]
+
+
+class VersionModel:
+    """A directory, and its versions. A second or more lies between changes, so each follows a MARK record."""
+
+    def __init__(self, root: Path) -> None:
+        self.path, self.store, self.clock, self.epoch = root / "live", MemoryStore(), Clock(), 0
+        self.line = [Version(0, 0, 0, 0, {})]
+
+    @property
+    def now(self) -> Version:
+        return self.line[-1]
+
+    async def open(self, at: Any = None) -> None:
+        self.epoch += 1
+        claim = self.store.claim(self.epoch)
+        self.directory = await Directory.open(self.path, claim, at=at, clock_ms=self.clock, **SMALL)
+
+    async def step(self, kind: str, *rest: Any) -> None:
+        self.clock.ms += 1100
+        begin, now = self.directory.end.size, self.now
+        if kind in ("reopen", "tamper"):
+            await self.open()
+        elif kind.startswith("at "):
+            await self.directory.wait_synced()
+            await self.directory.aclose()
+            await {"at offset": self.at_offset, "at time": self.at_time, "at checkpoint": self.at_checkpoint}[
+                kind
+            ](*rest)
+        elif kind == "checkpoint":
+            number = now.checkpoint + 1
+            end = await self.directory.checkpoint(number, 10 * number)
+            self.line.append(Version(end.size, end.size, now.ms, number, now.files))
+        elif kind not in ("remove", "rename") or rest[0] in now.files:
+            end = await getattr(self.directory, kind)(*rest)
+            after = changed(now.files, (kind, *rest))
+            begin = begin if kind == "rename" else end.size
+            self.line.append(Version(begin, end.size, self.clock.ms, now.checkpoint, after))
+        await self.directory.wait_synced()
+        assert files(self.path) == self.now.files, (kind, rest)
+
+    async def at_offset(self, permille: int) -> None:
+        at = permille * self.directory.end.size // 1000
+        inside = [one.end for one in self.line if one.begin < at < one.end]  # a rename is several records
+        at = inside[0] if inside else at
+        self.line = [one for one in self.line if one.end <= at]
+        await self.open(at)
+
+    async def at_time(self, ms: int) -> None:
+        self.line = [one for one in self.line if one.ms <= BEGIN_MS + ms]
+        await self.open(datetime.fromtimestamp((BEGIN_MS + ms) / 1000, UTC))
+
+    async def at_checkpoint(self, number: int) -> None:
+        at = AtCheckpoint(number) if number % 2 else AtStep(10 * number)
+        there = [n for n, one in enumerate(self.line) if number and one.checkpoint == number]
+        if there:
+            self.line = self.line[: there[0] + 1]
+            await self.open(at)
+            return
+        with pytest.raises(StopNotFoundError, match="does not hold"):
+            await self.open(at)
+        await self.open()
+
+
+async def play(root: Path, history: list[tuple[Any, ...]]) -> None:
+    model = VersionModel(root)
+    await model.open()
+    for step in history:
+        await model.step(*step)
+    await model.directory.aclose()
+
+
+@given(HISTORIES)
+@settings(max_examples=60)
+def test_opening_at_any_version_or_time_is_the_models_state_then(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]
+) -> None:
+    trio.run(play, tmp_path_factory.mktemp("versions"), steps)
+
+
+def at_random(seed: int) -> list[tuple[Any, ...]]:
+    rng = random.Random(seed)
+    steps: list[tuple[Any, ...]] = []
+    for number in range(30):
+        steps.append(("append", rng.choice("abc"), bytes([number]) * rng.randrange(60)))
+        if number % 4 == 3:
+            kind, most = rng.choice([("at offset", 1000), ("at time", 33_000), ("at checkpoint", 5)])
+            steps += [("checkpoint",), (kind, rng.randrange(most))]
+    return steps
+
+
+def play_some(folders: pytest.TempPathFactory) -> None:
+    for seed in range(15):
+        trio.run(play, folders.mktemp("versions"), at_random(seed))
+
+
+def test_histories_at_random_reach_below_snapshots(tmp_path_factory: pytest.TempPathFactory) -> None:
+    play_some(tmp_path_factory)
+
+
+@pytest.mark.parametrize("planted", ["one record too many", "only the newest stretch", "parts of snapshots"])
+def test_a_planted_fault_of_the_search_for_a_moment_is_found(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    if planted == "one record too many":
+        lies_before = ReplayStop.lies_before
+        monkeypatch.setattr(
+            ReplayStop, "lies_before", lambda stop, end, record: lies_before(stop, end - 60, record)
+        )
+    elif planted == "only the newest stretch":
+        monkeypatch.setattr(ReplayStop, "begins_before", lambda *_: False)
+    else:
+        monkeypatch.setattr(FilesReplay, "_is_state_before", lambda *_: False)
+    with pytest.raises((AssertionError, pytest.fail.Exception, DosError)):
+        play_some(tmp_path_factory)
+
+
+@pytest.mark.trio
+async def test_an_offset_within_a_snapshot_is_the_state_that_the_snapshot_holds(tmp_path: Path) -> None:
+    """It was restored as the first records of the snapshot, which are the files of no moment."""
+    store, held = MemoryStore(), []
+    async with await Directory.open(tmp_path / "live", store.claim(1), **SMALL) as directory:
+        for number in range(24):
+            await directory.append(f"f{number % 4}", bytes([number]) * 40)
+            held.append((directory.end.size, files(tmp_path / "live")))
+        await directory.wait_synced()
+    for at in range(held[0][0], held[-1][0] + 1, 29):
+        await restore(tmp_path / f"{at}", store, DIRECTORY, at=at)
+        assert files(tmp_path / f"{at}") == [state for end, state in held if end <= at][-1], at
+
+
+@pytest.mark.trio
+async def test_a_moment_that_was_trimmed_or_of_no_chain_is_refused(tmp_path: Path) -> None:
+    store = MemoryStore()
+    with pytest.raises(NotFoundError, match="no chain files"):
+        await Directory.open(tmp_path / "live", store.claim(1), at=100)
+    async with await Directory.open(tmp_path / "live", store.claim(2), **SMALL) as directory:
+        for number in range(40):
+            await directory.write_at("log", 0, bytes([number]) * 40)
+        await directory.wait_synced()
+        assert (await directory.trim(store, DIRECTORY, directory.end.size)).segments
+    for at in (100, datetime(2000, 1, 1, tzinfo=UTC)):
+        with pytest.raises(HistoryTrimmedError, match="was trimmed: it begins at"):
+            await Directory.open(tmp_path / "live", store.claim(store_epoch(store)), at=at)
+    with pytest.raises(ValueError, match="no time zone"):
+        await Directory.open(tmp_path / "live", store.claim(9), at=datetime(2000, 1, 1))  # noqa: DTZ001
+    async with await Directory.open(tmp_path / "live", store.claim(10)):
+        assert files(tmp_path / "live") == {"log": bytes([39]) * 40}
+
+
+def store_epoch(store: MemoryStore) -> int:
+    return 1 + max(server.held_epoch(DIRECTORY) for server in store.servers)
+
+
+@pytest.mark.trio
+async def test_on_servers_a_version_below_several_snapshots_is_continued(tmp_path: Path) -> None:
+    """A claim of servers settles a segment once, which the walk to an older snapshot must respect."""
+    versions = []
+    async with memory_store() as servers, open_store(servers.url) as store:
+        async with (
+            await store.claim("d", 1, b"w" * 16) as claim,
+            await Directory.open(tmp_path / "live", claim, **SMALL) as directory,
+        ):
+            for number in range(40):
+                await directory.append(f"f{number % 3}", bytes([number]) * 40)
+                versions.append((directory.end.size, files(tmp_path / "live")))
+            await directory.wait_synced()
+        for epoch, (end, state) in enumerate(reversed(versions[::9]), 2):
+            async with (
+                await store.claim("d", epoch, b"w" * 16) as claim,
+                await Directory.open(tmp_path / "live", claim, at=end, **SMALL) as directory,
+            ):
+                assert files(tmp_path / "live") == state
+                await directory.append("new", b"%d" % epoch)
+                await directory.wait_synced()
+            await restore(tmp_path / f"{epoch}", store, "d")
+            assert files(tmp_path / f"{epoch}") == {**state, "new": b"%d" % epoch}
+
+
+Change = Callable[[Directory], Awaitable[object]]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda d: d.append("../out", b"x"), UnsafePathError),
+        (lambda d: d.append("/etc/passwd", b"x"), UnsafePathError),
+        (lambda d: d.append("a//b", b"x"), UnsafePathError),
+        (lambda d: d.append("", b"x"), UnsafePathError),
+        (lambda d: d.append("n" * 256, b"x"), UnsafePathError),
+        (lambda d: d.append("p/" * 2100 + "x", b"x"), UnsafePathError),
+        (lambda d: d.append("z\0", b"x"), (UnsafePathError, ValueError)),
+        (lambda d: d.append("log/below", b"x"), FileConflictError),
+        (lambda d: d.truncate("sub"), FileConflictError),
+        (lambda d: d.append("link/out", b"x"), FileConflictError),
+        (lambda d: d.truncate("log", -1), LocalProtocolError),
+        (lambda d: d.write_at("log", -1, b""), LocalProtocolError),
+        (lambda d: d.append("log", bytes(16 * 1024 * 1024 + 1)), LocalProtocolError),
+        (lambda d: d.remove("sub"), FileNotFoundError),
+    ],
+)
+@pytest.mark.trio
+async def test_what_does_not_fit_is_refused_and_not_recorded(
+    tmp_path: Path, change: Change, error: type[Exception]
+) -> None:
+    store, outside = MemoryStore(), tmp_path / "outside"
+    outside.mkdir()
+    async with opened(store, tmp_path / "live", 1) as directory:
+        await directory.append("log", b"x")
+        await directory.append("sub/file", b"x")
+        (tmp_path / "live" / "link").symlink_to(outside)
+        before = directory.end
+        with pytest.raises(error):
+            await change(directory)
+        assert directory.end == before
+    assert files(outside) == {}
+
+
+def test_a_tree_follows_no_links_whoever_put_them_there(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_bytes(b"safe")
+    (tmp_path / "tree" / "folder").symlink_to(tmp_path / "outside")
+    (tmp_path / "tree" / "file").symlink_to(tmp_path / "outside" / "file")
+    with FileTree(tmp_path / "tree") as tree:
+        for path in ("folder/file", "folder/new", "file"):
+            for change in (FileWrite(path, 0, b"x"), FileTruncate(path, 0)):
+                with pytest.raises(FileConflictError, match="through a file or a link"):
+                    tree.apply(change)
+        with pytest.raises(FileConflictError):
+            tree.apply(FileRemove("folder/file"))
+    assert files(tmp_path / "outside") == {"file": b"safe"}
+
+
+def test_many_small_writes_are_held_by_the_memory_they_take_not_by_their_bytes(tmp_path: Path) -> None:
+    with FileTree(tmp_path, gather_bytes=1000) as tree:
+        for number in range(100):
+            tree.write("file", number, b"x")
+        assert tree.size("file") >= 80
+        tree.flush()
+    assert files(tmp_path) == {"file": b"x" * 100}
+
+
+PATHS = [b"../out", b"/w/a", b"a/../../b", b".", b"", b"a/./b", b"x/..", b"n\0", b"a" * 256]
+
+
+@pytest.mark.parametrize("raw", PATHS)
+@pytest.mark.trio
+async def test_a_path_that_would_lead_out_is_refused_by_a_restore_or_taken_below_its_target(
+    tmp_path: Path, raw: bytes
+) -> None:
+    store = MemoryStore()
+    claim = store.claim(1)
+    async with await ChainWriter.open(claim, "files", None, 1) as writer:
+        writer.append(Record(Op.WRITE, ints=(0,), strings=(raw, b"data")))
+        await writer.wait_synced()
+    with pytest.raises(UnsafePathError, match="is refused"):
+        await restore(tmp_path / "into", store, DIRECTORY)
+    assert names(tmp_path) == []
+    try:
+        name = re_rooted(raw)
+    except UnsafePathError:
+        return
+    await restore(tmp_path / "into", store, DIRECTORY, paths="re-rooted")
+    assert files(tmp_path / "into") == {name: b"data"}
+    assert names(tmp_path) == ["into"]
+
+
+@pytest.mark.trio
+async def test_a_restore_writes_over_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with opened(store, tmp_path / "live", 1) as directory:
+        await directory.append("log", b"x")
+        await directory.wait_synced()
+    before = files(tmp_path)
+    for into in (tmp_path / "live", tmp_path / "live" / "log"):
+        with pytest.raises(FileExistsError, match="does not exist or is empty"):
+            await restore(into, store, DIRECTORY)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.trio
+async def test_a_moment_below_what_is_left_is_reported_as_gone(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with opened(store, tmp_path / "live", 1, recovery_bytes=400) as directory:
+        for _ in range(20):
+            early = await directory.append("log", b"0123456789")
+            await directory.truncate("log", 10)
+        await directory.wait_synced()
+    low = min(name for name in store.servers[0].objects[DIRECTORY])
+    for server in store.servers:
+        del server.objects[DIRECTORY][low]
+    with pytest.raises(HistoryTrimmedError, match="the history below is missing"):
+        await restore(tmp_path / "into", store, DIRECTORY, at=100)
+    await restore(tmp_path / "late", store, DIRECTORY, at=early)
+    assert not (tmp_path / "into").exists()
+
+
+@given(
+    st.one_of(
+        st.builds(FileWrite, NAMES, st.integers(0, 2**62), st.binary(max_size=9)),
+        st.builds(FileTruncate, NAMES, st.integers(0, 2**63 - 1)),
+        st.builds(FileRemove, NAMES),
+    )
+)
+def test_a_change_is_the_same_after_its_record(change: FileWrite | FileTruncate | FileRemove) -> None:
+    assert file_op(record_of(change)) == change
+
+
+EDGE_NAMES = ("a", "b", "d/\udcff")
+CHANGES = st.one_of(
+    st.tuples(
+        st.just("write_at"),
+        st.sampled_from(EDGE_NAMES),
+        st.sampled_from([0, 1, 5, 7, 40]),
+        st.binary(max_size=3),
+    ),
+    st.tuples(st.just("truncate"), st.sampled_from(EDGE_NAMES), st.sampled_from([0, 1, 5, 40])),
+    st.tuples(st.just("remove"), st.sampled_from(EDGE_NAMES)),
+)
+
+
+def edges_of(model: dict[str, bytes], change: tuple) -> set[str]:  # type: ignore[type-arg]
+    kind, name, *rest = change
+    size = len(model.get(name, b""))
+    if kind == "remove":
+        return {"a removal of nothing" if name not in model else "a removal"}
+    if kind == "append":
+        return {"an append of nothing" if not rest[0] else "an append"}
+    if kind == "rename":
+        onto = "itself" if rest[0] == name else "another file" if rest[0] in model else "a new name"
+        return {f"a rename onto {onto}"} if name in model else {"a rename of nothing"}
+    if kind == "truncate":
+        return (
+            {"a truncation to zero"}
+            if rest[0] == 0
+            else {"an extension" if rest[0] > size else "a truncation"}
+        )
+    if not rest[1]:
+        return {"an empty write past the end" if rest[0] > size else "an empty write"}
+    edge = "over a gap" if rest[0] > size else "at the end" if rest[0] == size else "within"
+    return {f"a write {edge}", "a write into a new file" if name not in model else "a write"}
+
+
+EDGES = {
+    *("a removal of nothing", "a removal", "a truncation to zero", "an extension", "a truncation"),
+    *(
+        "an empty write past the end",
+        "an empty write",
+        "a write over a gap",
+        "a write at the end",
+        "a write within",
+    ),
+    *("a write into a new file", "a write"),
+}
+
+
+def record_of_change(change: tuple) -> Record:  # type: ignore[type-arg]
+    kind, name, *rest = change
+    if kind == "write_at":
+        return write(path_bytes(name), rest[1], rest[0])
+    return Record(
+        Op.TRUNCATE if kind == "truncate" else Op.REMOVE, ints=tuple(rest), strings=(path_bytes(name),)
+    )
+
+
+def test_a_replay_into_files_and_into_sizes_has_what_the_operating_system_makes_of_the_changes(
+    tmp_path: Path,
+) -> None:
+    reached, numbers = Counter[str](), count()
+
+    @given(st.lists(CHANGES, max_size=12), st.sampled_from([0, 200, 1_000]))
+    def replay(changes: list[tuple], gather_bytes: int) -> None:  # type: ignore[type-arg]
+        model: dict[str, bytes] = {}
+        root = tmp_path / str(next(numbers))
+        root.mkdir()
+        steps = []
+        for change in changes:
+            reached.update(edges_of(model, change))
+            if change[0] != "remove" or change[1] in model:
+                model = changed(model, change)
+            steps.append((len(steps) + 1, record_of_change(change)))
+        sizes = FileSizes()
+        assert FilesReplay(sizes).take(steps)
+        assert sizes.sizes == {name: len(data) for name, data in model.items()}
+        with FileTree(root, gather_bytes=gather_bytes) as tree:
+            assert FilesReplay(tree).take(steps)
+            tree.flush()
+        assert files(root) == model
+
+    replay()
+    assert reached.keys() == EDGES
+
+
+def test_the_changes_that_tests_of_journaled_directories_make_reach_the_same_edges() -> None:
+    reached = Counter[str]()
+
+    @settings(max_examples=100, derandomize=True)
+    @given(st.lists(CHANGE, max_size=25))
+    def play(changes: list[tuple]) -> None:  # type: ignore[type-arg]
+        model: dict[str, bytes] = {}
+        for change in changes:
+            if change[0] in ("reopen", "tamper"):
+                continue
+            reached.update(edges_of(model, change))
+            if change[0] not in ("remove", "rename") or change[1] in model:
+                model = changed(model, change)
+
+    play()
+    renames = {
+        f"a rename {of}" for of in ("of nothing", "onto itself", "onto another file", "onto a new name")
+    }
+    assert reached.keys() == {*EDGES, *renames, "an append", "an append of nothing"}
+
+
+@pytest.mark.parametrize("character", ["a", "é", "日", "😀", "\udcff"])
+@pytest.mark.parametrize("size", [1, 254, 255, 256, 257])
+def test_a_name_is_accepted_exactly_if_the_operating_system_takes_it(
+    tmp_path: Path, character: str, size: int
+) -> None:
+    """The limit is one of bytes, of each part."""
+    wide = len(path_bytes(character))
+    name = "d/" + "a" * (size % wide) + character * (size // wide)
+    assert len(path_bytes(name)) == size + 2
+    with suppress(OSError):
+        (tmp_path / "d").mkdir()
+        (tmp_path / name).write_bytes(b"x")
+    taken = files(tmp_path) == {name: b"x"}
+    assert taken == (size <= 255)
+    change = FileWrite(name, 0, b"x")
+    if not taken:
+        with pytest.raises(UnsafePathError, match=f"a part has {size} bytes, more than 255"):
+            record_of(change)
+        return
+    assert file_op(record_of(change)) == change
+    (tmp_path / "tree").mkdir()
+    with FileTree(tmp_path / "tree") as tree:
+        tree.apply(change)
+    assert files(tmp_path / "tree") == {name: b"x"}
+
+
+@pytest.mark.parametrize("character", ["a", "日", "😀"])
+@pytest.mark.parametrize("size", [4095, 4096, 4097])
+def test_a_path_has_at_most_4096_bytes_whatever_its_characters(character: str, size: int) -> None:
+    path = (character * (240 // len(character.encode())) + "/") * 16
+    path += "b" * (size - len(path.encode()))
+    assert len(path.encode()) == size
+    if size <= 4096:
+        assert record_of(FileWrite(path, 0, b"")).strings[0] == path.encode()
+    else:
+        with pytest.raises(UnsafePathError, match="it has 4097 bytes, more than 4096"):
+            record_of(FileWrite(path, 0, b""))
+
+
+@pytest.mark.parametrize("op", [Op.WRITE, Op.TRUNCATE])
+@pytest.mark.parametrize("length", [0, file_bytes_max, file_bytes_max + 1, 2**64 - 1])
+@pytest.mark.parametrize("data", [b"", b"x"])
+def test_a_length_that_no_file_can_have_is_refused_with_the_file(op: Op, length: int, data: bytes) -> None:
+    data = data if length and op is Op.WRITE else b""
+    record = Record(op, ints=(length - len(data),), strings=(b"f", data) if op is Op.WRITE else (b"f",))
+    sizes = FileSizes()
+    if length > file_bytes_max:
+        with pytest.raises(FileConflictError, match=f"it would have {length} bytes"):
+            FilesReplay(sizes).take([(1, record)])
+    else:
+        assert FilesReplay(sizes).take([(1, record)])
+        assert sizes.sizes == {"f": 0 if op is Op.WRITE and not data else length}

@@ -17,10 +17,9 @@ from dos_client.store import Store, open_store
 from dos_protocol.errors import DosError, FencedError, LocalProtocolError, NotFoundError
 from dos_server.testing import memory_store
 from journal import Directory, LocalClaim, LocalJournal, LocalStore, Position, inspect_chain, restore
+from journal.core.chain import parse_segment_name
 from journal.core.errors import HistoryTrimmedError, MirrorDiffersError
-from journal.core.segment import parse_segment_name
-from journal.files.chain_mirroring import ChainMirror
-from journal.files.mirroring import Mirror
+from journal.files.mirroring import ChainMirror, Mirror
 from tests.journal.journaled_files import files
 from tests.support.dos_command import dos as command
 from tests.support.servers import ServerProcess

@@ -23,11 +23,11 @@ from journal import (
     StopNotFoundError,
     restore,
 )
+from journal.core.chain import SegmentStart, parse_segment_name, parse_start, start_record
 from journal.core.errors import ChainError, HistoryTrimmedError
 from journal.core.file_ops import ReplayStop
-from journal.core.segment import SegmentStart, parse_segment_name, parse_start, start_record
-from journal.files import restoring, trimming
-from journal.files.trimming import plan_trim
+from journal.files import history, restoring
+from journal.files.history import plan_trim
 from tests.journal.journaled_files import files, opened
 from tests.journal.memory_store import DIRECTORY, MemoryStore
 from tests.support.dos_command import dos
@@ -143,7 +143,7 @@ def test_a_floor_that_is_one_segment_too_high_is_found_out(
         assert first is not None
         return first.order, state.segments[0].base
 
-    monkeypatch.setattr(trimming, "_lowest", one_higher)
+    monkeypatch.setattr(history, "_lowest", one_higher)
     with pytest.raises((AssertionError, DosError)):
         play_some(tmp_path_factory)
 
@@ -303,29 +303,6 @@ def test_the_command_shows_and_deletes_and_reports_what_it_refuses(
     for target, text in [("s3://b/p/ledger/files", "trim"), (f"{one_server.url}/nobody/files", "no chain")]:
         refused = dos("journal", "trim", "--before", "-1h", target)
         assert refused.returncode in (2, 3), (target, refused.stderr, text)
-
-
-def test_a_local_journal_has_its_checkpoints_by_the_same_names(tmp_path: Path) -> None:
-    from journal import LocalJournal
-
-    async def write() -> None:
-        async with Directory.open_local(
-            tmp_path / "live", LocalJournal(tmp_path / "a.journal", version=1)
-        ) as one:
-            await one.append("log", b"first")
-            await one.checkpoint(1, 5)
-            await one.append("log", b"second")
-        old = Directory.open_local(tmp_path / "old", LocalJournal(tmp_path / "old.journal", version=0))
-        async with old:
-            with pytest.raises(LocalProtocolError, match="version 0 has no checkpoints"):
-                await old.checkpoint(1)
-
-    trio.run(write)
-    for at in ("checkpoint:1", "step:5"):
-        result = dos("journal", "cat", "--at", at, tmp_path / "a.journal", "log")
-        assert (result.returncode, result.stdout) == (0, "first")
-    missed = dos("journal", "cat", "--at", "checkpoint:2", tmp_path / "a.journal", "log")
-    assert (missed.returncode, "does not hold checkpoint 2" in missed.stderr) == (2, True)
 
 
 @pytest.mark.trio

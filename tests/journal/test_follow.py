@@ -18,8 +18,8 @@ from journal import ChainWriter, LocalClaim, Op, Record
 from journal.core.errors import CorruptRecordError, LostBytesError
 from journal.core.inspection import Located
 from journal.core.record import encode
-from journal.follow import follow_chain, follow_file
 from journal.ports import ClaimPort
+from journal.showing import follow_chain, follow_file
 
 
 def note(number: int) -> Record:

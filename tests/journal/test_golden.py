@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from dos_protocol.digests import digest64, prefix_digest
-from journal.core.decoder import decode_all
-from journal.core.record import Record, encode
-from journal.core.segment import Predecessor, SegmentStart, start_record
-from journal.ops import Op
+from journal.core.chain import Predecessor, SegmentStart, start_record
+from journal.core.record import Op, Record, decode_all, encode
 
 GOLDEN = Path(__file__).parent / "golden"
 

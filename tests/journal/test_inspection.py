@@ -1,14 +1,32 @@
-"""Looking into one file or object: places of records, tallies, and the first thing that is wrong."""
+"""Inspection of a journal, and the lines that its records become."""
+
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from journal.core.errors import ChainError, CorruptRecordError, TornRecordError
-from journal.core.inspection import EXTENT_MAGIC, Inspector
-from journal.core.record import Record, encode
-from journal.core.segment import Predecessor, SegmentStart, start_record
-from journal.ops import Op
+from dos_protocol.errors import CorruptDataError
+from journal.core.chain import Predecessor, SegmentStart, start_record
+from journal.core.errors import (
+    ChainError,
+    CorruptRecordError,
+    LostBytesError,
+    TornRecordError,
+    UnknownRecordError,
+)
+from journal.core.inspection import (
+    EXTENT_MAGIC,
+    Inspector,
+    Located,
+    fault_fields,
+    fault_text,
+    kind_of,
+    original_text,
+    record_json,
+    record_text,
+)
+from journal.core.record import Op, Record, encode
 
 BELOW = Predecessor("J.0000000000000002.0000000000000000", 500, 7)
 FIRST = SegmentStart("J", 3, 0, None, 1, "00" * 16)
@@ -104,3 +122,75 @@ def test_a_cut_off_record_and_a_broken_one_are_faults_at_their_place() -> None:
     assert inspector.feed(b"garbage" * 10) == []
     assert inspector.feed(data) == []
     assert isinstance(inspector.finish(), CorruptRecordError)
+
+
+SHOWN = 64
+
+
+def located(*strings: bytes, flags: int = 0) -> Located:
+    return Located("J", 100, 140, 1, Record(Op.WRITE, 2, (10,), strings, flags))
+
+
+def test_a_line_is_what_the_original_wrote_with_place_and_name() -> None:
+    assert (
+        record_text(located(b"/w/a", b"0\n"))
+        == "100 WRITE version=1 op=1 tag=2 ints=[10] strings=['/w/a', '0\\n']"
+    )
+    assert (
+        original_text(located(b"\x1b[2J\xff")) == "version=1 op=1 tag=2 ints=[10] strings=['\\x1b[2J\\xff']"
+    )
+    assert original_text(located(flags=0x12)) == "version=1 op=1 tag=2 flags=0x0012 ints=[10] strings=[]"
+
+
+@pytest.mark.parametrize("size", [0, 1, SHOWN - 1, SHOWN, SHOWN + 1, 1000])
+@pytest.mark.parametrize("full", [False, True])
+def test_of_a_long_string_the_beginning_is_visible_and_how_long_it_is(size: int, full: bool) -> None:
+    cut = size > SHOWN and not full
+    shown = "a" * (SHOWN if cut else size)
+    expected = f"'{shown}'" + (f"...[{size} bytes]" if cut else "")
+    assert record_text(located(b"a" * size), full=full).endswith(f" strings=[{expected}]")
+    assert original_text(located(b"a" * size)).endswith(f" strings=['{'a' * size}']")
+    (text,) = json.loads(record_json(located(b"a" * size), full=full))["strings"]
+    assert text == {"bytes": size, "text": shown} | ({"cut": True} if cut else {})
+    (binary,) = json.loads(record_json(located(b"\xff" * size), full=full))["strings"]
+    if size:
+        assert binary == {"bytes": size, "hex": "ff" * len(shown)} | ({"cut": True} if cut else {})
+
+
+def test_a_character_that_the_cut_divides_is_left_out() -> None:
+    (one,) = json.loads(record_json(located(b"a" * (SHOWN - 1) + "é".encode())))["strings"]
+    assert one == {"bytes": SHOWN + 1, "text": "a" * (SHOWN - 1), "cut": True}
+
+
+def test_a_json_line_has_every_field() -> None:
+    assert json.loads(record_json(located(b"p", flags=5))) == {
+        "segment": "J", "offset": 100, "end": 140, "version": 1, "op": 1, "name": "WRITE", "tag": 2,
+        "flags": 5, "ints": [10], "strings": [{"bytes": 1, "text": "p"}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (TornRecordError("J", 5, "a record", "the end", "why"), "torn"),
+        (UnknownRecordError("J", 5, "a record", "the end", "why"), "version"),
+        (ChainError("J", 5, "a record", "the end", "why"), "chain"),
+        (CorruptRecordError("J", 5, "a record", "the end", "why"), "corrupt"),
+    ],
+)
+def test_a_fault_in_bytes_is_told_with_both_offsets(fault: CorruptDataError, kind: str) -> None:
+    assert kind_of(fault) == kind
+    assert fault_fields(fault, 1000) == {
+        "kind": kind, "segment": "J", "offset": 5, "logical_offset": 1005,
+        "expected": "a record", "found": "the end", "hint": "why",
+    }  # fmt: skip
+    assert fault_text(fault, 1000).splitlines()[:3] == [
+        f"kind            {kind}", "segment         J", "offset          5",
+    ]  # fmt: skip
+    assert "logical offset  1005" in fault_text(fault, 1000).splitlines()
+
+
+def test_of_another_fault_the_problem_and_the_remedy_are_reported_and_nothing_empty() -> None:
+    fault = LostBytesError("bytes are gone", remedy="get them back")
+    assert fault_fields(fault) == {"kind": "lost", "problem": "bytes are gone", "hint": "get them back"}
+    assert len(fault_text(CorruptRecordError("J", 0, "x", "y", "")).splitlines()) == 6

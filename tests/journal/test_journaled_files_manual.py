@@ -12,8 +12,7 @@ from dos_client import open_store
 from dos_server.testing import memory_store, threaded_store
 from journal import Directory
 from journal.archive.archiving import archive_chain
-from journal.archive.bucket import Bucket
-from journal.archive.url import parse_s3_url
+from journal.archive.bucket import Bucket, parse_s3_url
 from tests.journal.journaled_files import files
 from tests.support.examples import example, run_example
 from tests.support.s3 import BUCKET, FakeS3

@@ -20,8 +20,7 @@ from dos_server.offline.reading import DataDirectory
 from dos_server.testing import memory_server
 from journal import Op, Record
 from journal.chain import take_over
-from journal.data_directories import read_data_directories_with
-from journal.inspecting import DAMAGE, inspect_url
+from journal.inspecting import DAMAGE, inspect_url, read_data_directories_with
 from journal.writer import ChainWriter
 
 Disk = dict[str, bytes]

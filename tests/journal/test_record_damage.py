@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 
 from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
-from journal.core.decoder import RecordDecoder, decode_all
 from journal.core.errors import CorruptRecordError, TornRecordError, UnknownRecordError
-from journal.core.record import Record, encode
-from journal.core.record_layout import HEADER_V0, HEADER_V1, MAGIC
+from journal.core.record import HEADER_V0, HEADER_V1, MAGIC, Op, Record, RecordDecoder, decode_all, encode
 from journal.limits import record_body_bytes_max
-from journal.ops import Op
 from tests.journal.strategies import records
 
 THREE = [

@@ -11,13 +11,27 @@ import pytest
 from dos_protocol.digests import digest64
 from dos_protocol.errors import CorruptDataError, LocalProtocolError
 from journal.core import record as codec
-from journal.core.decoder import DecoderState, RecordDecoder, decode_all, detect_version
 from journal.core.errors import CorruptRecordError, TornRecordError, UnknownRecordError
-from journal.core.record import Record, encode, encode_v1, parse_header_v1, parse_v0, parse_v1
-from journal.core.record_faults import partial_fault_v0, partial_fault_v1
-from journal.core.record_layout import HEADER_V0, HEADER_V1
+from journal.core.record import (
+    FILE_ARITY,
+    HEADER_V0,
+    HEADER_V1,
+    OPS_BY_NUMBER,
+    DecoderState,
+    Op,
+    Record,
+    RecordDecoder,
+    decode_all,
+    detect_version,
+    encode,
+    encode_v1,
+    parse_header_v1,
+    parse_v0,
+    parse_v1,
+    partial_fault_v0,
+    partial_fault_v1,
+)
 from journal.limits import record_body_bytes_max
-from journal.ops import FILE_ARITY, OPS_BY_NUMBER, Op
 
 MAGIC = b"\xd0\x4a"
 OPS = len(OPS_BY_NUMBER)

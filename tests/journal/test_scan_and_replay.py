@@ -11,15 +11,26 @@ from hypothesis import strategies as st
 from dos_client.errors import QuorumUnavailableError
 from dos_protocol.digests import prefix_digest
 from journal.chain import report_unproved
-from journal.core.chain import ChainState, SegmentSpan
+from journal.core.chain import (
+    ORIGIN,
+    ChainState,
+    Position,
+    Predecessor,
+    SegmentSpan,
+    SegmentStart,
+    start_record,
+)
 from journal.core.errors import ChainError, CorruptRecordError, StopNotFoundError, TornRecordError
-from journal.core.position import ORIGIN, Position
-from journal.core.record import Record, encode
-from journal.core.replay import SpanReplay, fold
-from journal.core.scan import RecordBoundary, SegmentSurvey, SegmentSurveyor, SnapshotTracker
-from journal.core.segment import Predecessor, SegmentStart, start_record
-from journal.core.snapshot_search import SnapshotSearch
-from journal.ops import Op
+from journal.core.record import Op, Record, encode
+from journal.core.scan import (
+    RecordBoundary,
+    SegmentSurvey,
+    SegmentSurveyor,
+    SnapshotSearch,
+    SnapshotTracker,
+    SpanReplay,
+    fold,
+)
 from tests.journal.strategies import other_records
 
 START = SegmentStart("J", 3, 0, None, 1, "00" * 16)

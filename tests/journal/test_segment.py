@@ -7,21 +7,25 @@ from hypothesis import strategies as st
 
 from dos_protocol.errors import BadNameError, LocalProtocolError
 from dos_protocol.names import is_name
-from journal.core.errors import ChainError
-from journal.core.position import ORIGIN, Position, base_of
-from journal.core.record import Record
-from journal.core.segment import (
+from journal.core.chain import (
+    ORIGIN,
+    Floors,
+    Position,
     Predecessor,
     SegmentName,
     SegmentStart,
+    base_of,
+    below,
+    below_or_within,
     check_chain_name,
+    lowest,
     parse_segment_name,
     parse_start,
     segment_name,
     start_record,
 )
-from journal.core.trimming import Floors, below, below_or_within, lowest
-from journal.ops import Op
+from journal.core.errors import ChainError
+from journal.core.record import Op, Record
 
 chains = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,93}", fullmatch=True).filter(
     lambda name: parse_segment_name(name) is None

@@ -21,8 +21,7 @@ from dos_server.settings_cli import edit_file
 from dos_server.testing import memory_store
 from dos_tls import replace_durably
 from journal import Directory, LocalClaim, LocalJournal, Op, Record
-from journal.files.chain_mirroring import ChainMirror
-from journal.files.mirroring import Mirror
+from journal.files.mirroring import ChainMirror, Mirror
 from tests.journal.journaled_files import files
 from tests.power.crash_states import plain_folder
 from tests.power.local_files import AfterCut, Program, cut_everywhere

@@ -25,8 +25,8 @@ from dos_client.core.replica import ReplicaEffect
 from dos_protocol.errors import ErrorCode
 from dos_server.core.files.recovery import CASES, NO_SPACE_LETTER
 from journal.core.read_walk import ReadWalk
+from journal.core.walk import Effect as WalkEffect
 from journal.core.walk import TakeOver
-from journal.core.walk_vocabulary import Effect as WalkEffect
 from tests.sim.nemesis import ALL_KINDS, OF_LOGS
 from tests.sim.nemesis.troubles import OPENING
 from tests.sim.store.session import Ending

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from dos_protocol.errors import CorruptDataError
-from journal.core.decoder import decode_all
+from journal.core.record import decode_all
 from sites.core import applying, observed
 from sites.core.applying import apply_plan, fitting, forget_site
 from sites.core.collection import Collected, find_collection, replicas_in

@@ -1,7 +1,7 @@
 """An executable specification of the record layouts, in `construct`, to compare `record.py` with.
 
 It describes the layout only, in the order of protocol.md. Limits, digests and arity are not part of it. The
-property tests in `tests/journal/test_specification.py` compare both. It is a hundred times slower than
+property tests in `tests/journal/test_record.py` compare both. It is a hundred times slower than
 `record.py`: do not use it on a hot path.
 """
 

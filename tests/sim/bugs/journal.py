@@ -8,7 +8,7 @@ from dos_protocol.messages import DirectoryOpened, ObjectInfo
 from journal import ChainWriter
 from journal.core import chain as chain_core
 from journal.core import read_walk, walk
-from journal.core.segment import SegmentStart, parse_segment_name
+from journal.core.chain import SegmentStart, parse_segment_name
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.store import sim_store
 from tests.sim.store.claim import SimClaim, SimWriter

@@ -26,7 +26,7 @@ from dataflow.worker.journals import Journals
 from dataflow.worker.messages import Arrived
 from dos_protocol.errors import ClosedError, DosError, FencedError
 from journal import ORIGIN, LostBytesError, take_over
-from journal.core.trimming import below
+from journal.core.chain import below
 from journal.core.walk import TakeOver
 from tests.sim.bugs.catalogue import Patch, bug
 from tests.sim.regions.region import has_region

@@ -15,9 +15,8 @@ from checkpoint.core.messages import Committed, RequestCheckpoint, Restore, Star
 from checkpoint.core.outputs import output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from journal import Op
-from journal.core.decoder import decode_all
-from journal.core.position import Position
-from journal.core.segment import parse_segment_name
+from journal.core.chain import Position, parse_segment_name
+from journal.core.record import decode_all
 from tests.sim.history import ViolationError
 
 if TYPE_CHECKING:

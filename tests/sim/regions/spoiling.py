@@ -11,7 +11,7 @@ from checkpoint.core.lines import taken_back
 from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.core.region_states import CoordinatorPhase
-from journal.core.segment import SegmentName, parse_segment_name
+from journal.core.chain import SegmentName, parse_segment_name
 from tests.sim.history import ViolationError
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from dos_client.errors import MissingDataError, QuorumUnavailableError
 from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import StoreRecord
 from journal import ChainWriter, Op, Record, read_batches, take_over
-from journal.core.chain import ChainState
+from journal.core.chain import ChainState, parse_segment_name
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError, NotEnoughAnswersError
-from journal.core.segment import parse_segment_name
 from journal.ports import ClaimPort, StorePort
 from tests.sim.engine.environment import Process, Signal
 from tests.sim.engine.network import Network

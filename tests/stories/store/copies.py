@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from dos_protocol.errors import DosError
 from dos_protocol.messages import ObjectInfo
-from journal.core.segment import parse_segment_name
+from journal.core.chain import parse_segment_name
 
 _SEGMENT = re.compile(r"\b[A-Za-z0-9_-]+\.[0-9a-f]{16}\.[0-9a-f]{16}\b")
 _NAMES_MAX = 6

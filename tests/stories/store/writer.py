@@ -13,7 +13,7 @@ from dos_client.core.agreement import DirectoryView
 from dos_protocol.errors import DosError, FencedError
 from dos_protocol.store_record import claims_needed
 from journal import ChainState, ChainWriter, Op, Position, Record, take_over
-from journal.core.segment import parse_segment_name
+from journal.core.chain import parse_segment_name
 from journal.ports import ClaimPort, StorePort
 from tests.sim.engine.environment import Process, Signal
 from tests.sim.store.claim import SimClaim
