@@ -5,7 +5,7 @@
     at-most-once    a row is published when it is durable that it was read; a reset does not replay it
 
 This module only defines the names. Each sink implements them (`SinkSpec.delivers`).
-`worker/circuit_incarnation.py` decides which steps are replayed.
+`worker/circuit_thread.py` decides which steps are replayed.
 
 In all three, the state of a checkpoint and the positions of its sources are consistent. With at-most-once, a
 reset continues after the last input that was read: rows after the last checkpoint are then missing from the

@@ -1,7 +1,7 @@
 """The circuit: one worker's copy of the graph, run stage by stage.
 
 It is single-threaded and has no access to links or journals, and to a clock only to measure its operators.
-`core/schedule.py` decides when a stage runs; `worker/circuit_incarnation.py` handles its output.
+`core/schedule.py` decides when a stage runs; `worker/circuit_thread.py` handles its output.
 
 Within a stage, a row passes from operator to operator as it arrives. Operators that wait for the end of the
 step (union, count, exchange, sink) run then, in the order of the plan. So the result of a step depends only

@@ -1,7 +1,7 @@
 """The circuit thread's loop: it handles messages, runs the current incarnation and reports why it stopped.
 
 User code runs on this thread and only on this thread. Nothing here waits for a store: inputs and outputs are
-files, buckets and databases, everything else is a message. `worker/circuit_incarnation.py` executes the
+files, buckets and databases, everything else is a message. `worker/circuit_thread.py` executes the
 steps.
 
 States:
@@ -22,7 +22,7 @@ from checkpoint import FailureKind
 from dataflow.errors import InputChangedError, InputListChangedError, OperatorError, SinkOwnedError
 from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits
-from dataflow.worker.circuit_incarnation import CircuitIncarnation
+from dataflow.worker.circuit_thread import CircuitIncarnation
 from dataflow.worker.failures import CONVERSIONS, LOSSES, operator_error
 from dataflow.worker.identity import Clock, Identity
 from dataflow.worker.messages import (

@@ -2,7 +2,7 @@
 
 Orders of the coordinator are executed in the order in which they arrive; an incarnation is ended before the
 next one begins. Everything here runs on trio. The circuit is reached by messages only.
-`worker/link_thread.py` provides the thread.
+`worker/own_thread.py` provides the thread.
 """
 
 import logging
@@ -22,7 +22,7 @@ from dataflow import limits
 from dataflow.errors import CircuitStoppedError, UserFault
 from dataflow.worker.copying import CopiedState, copy_ahead
 from dataflow.worker.failures import failure_of, first_error
-from dataflow.worker.link_incarnation import LinkIncarnation
+from dataflow.worker.link_thread import LinkIncarnation
 from dataflow.worker.messages import (
     CheckpointRequested,
     CircuitFailed,

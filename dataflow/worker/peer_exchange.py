@@ -5,11 +5,11 @@ from typing import TypeAlias
 
 from checkpoint import Restore
 from dataflow.errors import PeerLostError
-from dataflow.graph.plan import GraphPlan
-from dataflow.worker.exchange import Exchange
+from dataflow.graph.builder import GraphPlan
+from dataflow.worker.exchange import PeerSuspected, ResumedExchange
+from dataflow.worker.global_exchange import Exchange
 from dataflow.worker.journals import after_step
 from dataflow.worker.messages import Inbox, Shared
-from dataflow.worker.resumed_exchange import PeerSuspected, ResumedExchange
 from dataflow.worker.spec import WorkerSpec
 
 PeerExchange: TypeAlias = Exchange | ResumedExchange

@@ -18,9 +18,9 @@ import pyarrow as pa
 from dataflow.worker.circuit_loop import CircuitLoop
 from dataflow.worker.hosting import Hosting
 from dataflow.worker.identity import Identity
-from dataflow.worker.link_thread import LinkThread
 from dataflow.worker.messages import Inbox, Shared
 from dataflow.worker.monitoring import Served
+from dataflow.worker.own_thread import LinkThread
 from dataflow.worker.pulse import CircuitPulse, RunningOperator
 from dataflow.worker.spec import WorkerSpec, WorkerSummary
 from dos_monitoring import LogChoice, begin_logs, log_fields, parse_log_choice

@@ -21,7 +21,7 @@ from checkpoint.core.outputs import OutputDecision, OutputSequence
 from dataflow.graph.builder import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.state.directory_handover import Handover
-from dataflow.worker.circuit_incarnation import CircuitIncarnation
+from dataflow.worker.circuit_thread import CircuitIncarnation
 from dataflow.worker.identity import Clock, Identity
 from dataflow.worker.messages import (
     CheckpointRequested,

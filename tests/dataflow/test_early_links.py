@@ -15,7 +15,7 @@ from dataflow.limits import WorkerLimits
 from dataflow.worker.circuit_loop import CircuitLoop
 from dataflow.worker.copying import CopiedState
 from dataflow.worker.identity import Identity
-from dataflow.worker.link_incarnation import LinkIncarnation
+from dataflow.worker.link_thread import LinkIncarnation
 from dataflow.worker.messages import Inbox, Shared
 from tests.dataflow.linked_workers import REGION
 from tests.dataflow.test_resumed_exchange import AcceptedLink, order_of_0

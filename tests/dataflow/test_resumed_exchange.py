@@ -20,8 +20,8 @@ from dataflow.core.retained_steps import Held, Sent
 from dataflow.errors import PeerLostError, StepsMissingError
 from dataflow.limits import WorkerLimits
 from dataflow.worker import resumed_exchange
+from dataflow.worker.exchange import PeerSuspected, ResumedExchange
 from dataflow.worker.messages import Inbox, PeerHeld, Shared, StageEnded
-from dataflow.worker.resumed_exchange import PeerSuspected, ResumedExchange
 from tests.dataflow.linked_workers import REGION, frames_for
 
 pytestmark = pytest.mark.trio

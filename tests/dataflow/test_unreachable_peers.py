@@ -12,8 +12,8 @@ from checkpoint.link import Link
 from dataflow import CallSink, RateSource, consistent, limits
 from dataflow.errors import PeerLostError, StepDiffersError, StepsMissingError
 from dataflow.graph.builder import Graph
-from dataflow.worker.exchange import Exchange
 from dataflow.worker.failures import failure_of, first_error
+from dataflow.worker.global_exchange import Exchange
 from dataflow.worker.messages import Inbox, Shared
 from dataflow.worker.peer_exchange import make_exchange
 from dataflow.worker.spec import WorkerSpec

@@ -13,7 +13,7 @@ from checkpoint.core.take_overs import TakeOvers
 from checkpoint.core.voting import PendingCheckpoint
 from dataflow.core.peer_links import PeerLinks
 from dataflow.core.retained_steps import Held, Records, Sent
-from dataflow.worker.circuit_incarnation import CircuitIncarnation
+from dataflow.worker.circuit_thread import CircuitIncarnation
 from dataflow.worker.journals import Journals
 from dataflow.worker.step_input import StepInput
 from tests.sim.region_runs import SEEDS, Planted, seen_in

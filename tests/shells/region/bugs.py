@@ -19,8 +19,8 @@ from checkpoint.core.manifest import DIRECTORY_CHAIN_PREFIX
 from checkpoint.core.participant import ParticipantEnded, ParticipantTick, SendReport
 from checkpoint.participant import Participant
 from checkpoint.runtime import runtime
-from dataflow.worker.exchange import Exchange
-from dataflow.worker.link_incarnation import LinkIncarnation
+from dataflow.worker.global_exchange import Exchange
+from dataflow.worker.link_thread import LinkIncarnation
 from dataflow.worker.outputs import Outputs
 from journal import take_over
 from tests.sim.bugs.catalogue import Patch

@@ -1,6 +1,6 @@
 """The process of a worker: its real links, and the circuit's thread, which is a task here.
 
-It does what `dataflow.worker.process.run_worker` and `dataflow.worker.link_thread` do with two threads.
+It does what `dataflow.worker.process.run_worker` and `dataflow.worker.own_thread` do with two threads.
 """
 
 from types import SimpleNamespace

@@ -21,7 +21,7 @@ from checkpoint.core.voting import PendingCheckpoint
 from dataflow.core.incoming_frames import IncomingFrames
 from dataflow.core.schedule import Schedule
 from dataflow.sinks.files import FileWriter
-from dataflow.worker.circuit_incarnation import CircuitIncarnation
+from dataflow.worker.circuit_thread import CircuitIncarnation
 from dataflow.worker.journals import Journals
 from dataflow.worker.messages import Arrived
 from dos_protocol.errors import ClosedError, DosError, FencedError

@@ -1,6 +1,6 @@
 """The links of a worker to its peers with global recovery: the loss of one ends the incarnation.
 
-It does what `dataflow.worker.exchange` does with trio; the real `IncomingFrames` decides which frames of a
+It does what `dataflow.worker.global_exchange` does with trio; the real `IncomingFrames` decides which frames of a
 peer are accepted.
 """
 

@@ -1,6 +1,6 @@
 """The links of a worker to its peers with local recovery, as tasks of its process.
 
-It does what `dataflow.worker.resumed_exchange` does with trio; the real `PeerLinks` decides.
+It does what `dataflow.worker.exchange` does with trio; the real `PeerLinks` decides.
 """
 
 from collections.abc import Callable

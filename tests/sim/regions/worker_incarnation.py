@@ -1,6 +1,6 @@
 """One incarnation of a worker: its claim, its chains, its links to peers, its votes.
 
-It does as tasks of a process what `dataflow.worker.link_incarnation` and `dataflow.worker.exchange` do with
+It does as tasks of a process what `dataflow.worker.link_thread` and `dataflow.worker.global_exchange` do with
 trio. `Journals` determines what is durable before what, `IncomingFrames` which frames of a peer are accepted.
 """
 
