@@ -3,7 +3,7 @@
 `dos_client.runtime` provides connections to servers and random numbers. The environment of a trio run can be
 replaced as a whole (`replace_runtime`), like that of the client; the coordinators and workers of that run
 then use the replacement. The launcher of a process controls its start and end;
-`dataflow.worker.identity.Clock` controls the time that a circuit sees.
+`dataflow.worker.spec.Clock` controls the time that a circuit sees.
 
 This file contains signatures and their real implementation where it is one line. It decides nothing.
 """

@@ -43,7 +43,8 @@ from dataflow.handle import (
 )
 from dataflow.limits import WorkerLimits
 from dataflow.worker.companion import begin_companion
-from dataflow.worker.process import WorkerSpec, run_worker
+from dataflow.worker.process import run_worker
+from dataflow.worker.spec import WorkerSpec
 from dataflow.worker.standby import Standby
 from dos_monitoring import LogChoice, begin_logs, log_choice_of_environment
 

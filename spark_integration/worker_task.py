@@ -15,8 +15,8 @@ from pyspark import TaskContext
 from checkpoint.limits import orphan_timeout_s
 from checkpoint.standby import wait_for_assignment
 from dataflow.worker.companion import begin_companion
-from dataflow.worker.process import WorkerSpec, run_worker
-from dataflow.worker.spec import ADVERTISE_HOST
+from dataflow.worker.process import run_worker
+from dataflow.worker.spec import ADVERTISE_HOST, WorkerSpec
 from spark_integration.limits import REJECTED_TASK_S
 
 

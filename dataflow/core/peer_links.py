@@ -1,35 +1,174 @@
-"""What a worker sends to its peers and accepts from them, with local recovery. Pure: no links, no threads.
+"""What a worker sends to its peers and accepts from them. Pure: no links, no threads.
 
-1. An exchange link belongs to the terms of both ends. One of an older term is refused; one of a newer term
-   waits until the coordinator has shown that term here (`view`).
-2. The acceptor begins with HAVE: what it has used of the dialler. It has dropped everything else, so the
+1. An exchange link belongs to the terms of both ends. With global recovery, the term of every worker is the
+   incarnation; the first link of each peer is accepted, and its first frame is RESET.
+2. A frame whose sender, region or term differs from that of its link ends the link.
+3. EOF means that the sender's sources are exhausted. DURABLE(n) means that its input division of step n is
+   synced on the quorum. Neither is passed to the circuit.
+
+With local recovery:
+
+4. A link of an older term is refused; one of a newer term waits until the coordinator has shown that term
+   here (`view`).
+5. The acceptor begins with HAVE: what it has used of the dialler. It has dropped everything else, so the
    dialler sends from there on: retained steps, then new ones. A broken link is opened again in the same way.
-3. A frame whose sender, region or term differs from that of its link ends the link.
-4. What both ends have of a step must agree: a process that made it again sends what was used, or the region
+6. What both ends have of a step must agree: a process that made it again sends what was used, or the region
    resets.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 import msgspec
 
 from checkpoint import ChannelFrame, FrameType, LinkHello, job_digest
 from checkpoint.errors import ChannelFrameError
-from dataflow.core.retained_steps import (
-    Frames,
-    Held,
-    Records,
-    RetainedSteps,
-    RowsRecord,
-    Sent,
-    unused,
-    without_rows,
-)
-from dataflow.errors import StepDiffersError
+from dataflow.errors import StepDiffersError, StepsMissingError
 from dataflow.limits import steps_ahead
 from dos_protocol.errors import MALFORMED_JSON
+
+# --- what is sent -------------------------------------------------------------------------------------------
+
+Frames = tuple[ChannelFrame, ...]
+
+
+class RowsRecord(NamedTuple):
+    """The rows that one worker sends another one in one step on one channel, in a size that does not depend
+    on them: their number, and the sum of their hashes modulo 2^64. DADSTORM: a shared tuple record.
+    """
+
+    rows: int
+    hashes: int
+
+
+Records = Mapping[tuple[int, int], RowsRecord]
+"""(channel, step) -> what was used of it."""
+
+
+class Held(NamedTuple):
+    """What a worker has used of a peer: the last step of each channel, and the records that it kept."""
+
+    used: Mapping[int, int]
+    records: Records
+
+
+class Sent(NamedTuple):
+    """The frames that a stage of a step sends to each peer."""
+
+    step: int
+    frames: Mapping[int, Frames]
+
+
+class RetainedSteps:
+    """The retained steps of one worker in one term. `after`: the step of the checkpoint it began at."""
+
+    def __init__(self, after: int) -> None:
+        self.purged = after
+        """Nothing up to this step is retained."""
+        self.bytes = 0
+        """Of the payloads of all retained frames."""
+        self.bytes_in_memory = 0
+        """Of those that are not on the disk."""
+        self.memory_begin = 0
+        """The place of the first entry that is in memory."""
+        self.begin = 0
+        """The place of the first entry that is retained."""
+        self._kept: deque[Sent] = deque()
+
+    @property
+    def end(self) -> int:
+        """The place after the last entry."""
+        return self.begin + len(self._kept)
+
+    def add(self, sent: Sent) -> None:
+        """Retain what a stage sends, after everything added before."""
+        self._kept.append(sent)
+        size = _size(sent)
+        self.bytes += size
+        self.bytes_in_memory += size
+
+    def purge(self, step: int) -> None:
+        """Forget the steps up to this one: a committed checkpoint covers them. An entry that follows one of a
+        later step is forgotten with that.
+        """
+        self.purged = max(self.purged, step)
+        while self._kept and self._kept[0].step <= self.purged:
+            self._drop_first()
+
+    def drop(self, place: int) -> None:
+        """Forget the entries before a place."""
+        while self._kept and self.begin < place:
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        size = _size(self._kept.popleft())
+        self.bytes -= size
+        self.begin += 1
+        if self.begin > self.memory_begin:
+            self.memory_begin = self.begin
+            self.bytes_in_memory -= size
+
+    def after(self, place: int) -> Iterator[Sent]:
+        """Yield the entries from this place on."""
+        for index in range(max(place - self.begin, 0), len(self._kept)):
+            yield self._kept[index]
+
+    def to_spill(self, until: int, size: int) -> list[Sent]:
+        """Return the oldest entries in memory, below a place and of about this size; nothing if they are
+        smaller.
+        """
+        found: list[Sent] = []
+        left = size
+        for index in range(self.memory_begin - self.begin, until - self.begin):
+            if left <= 0:
+                break
+            found.append(self._kept[index])
+            left -= _size(self._kept[index])
+        return found if left <= 0 else []
+
+    def spilled(self, place: int, entries: Sequence[Sent]) -> None:
+        """Replace entries in memory, from a place on, by the same ones on the disk."""
+        for index, entry in enumerate(entries, place):
+            if index >= self.begin:
+                self._kept[index - self.begin] = entry
+                self.bytes_in_memory -= _size(entry)
+        self.memory_begin = max(self.begin, place + len(entries))
+
+    def check_complete(self, held: Held) -> None:
+        """Raise StepsMissingError if a peer that has used only this needs steps that are purged."""
+        first = min(held.used.values(), default=self.purged)
+        if first < self.purged:
+            raise StepsMissingError(
+                f"it needs the steps after {first}, and those up to {self.purged} are not retained any more"
+            )
+
+
+def unused(sent: Sent, peer: int, held: Held) -> Frames:
+    """Return the frames of an entry for a peer, without the channels on which it has used that step."""
+    frames = sent.frames.get(peer, ())
+    return tuple(frame for frame in frames if sent.step > held.used.get(frame.channel, 0))
+
+
+def without_rows(frames: Frames) -> Frames:
+    """Return the frames without rows, numbered anew. At-most-once sends rows only once."""
+    numbers: dict[int, int] = {}
+    found = []
+    for frame in frames:
+        if frame.type is not FrameType.DATA:
+            seq = numbers.get(frame.channel, 0)
+            numbers[frame.channel] = seq + 1
+            found.append(frame._replace(seq=seq))
+    return tuple(found)
+
+
+def _size(sent: Sent) -> int:
+    return sum(len(frame.payload) for frames in sent.frames.values() for frame in frames)
+
+
+# --- links --------------------------------------------------------------------------------------------------
 
 
 class Admission(Enum):
@@ -65,8 +204,20 @@ class PeerLinks:
     """The links of one worker in one term. `terms`: of all workers, by index."""
 
     def __init__(
-        self, region: str, worker: int, terms: Sequence[int], *, after_step: int, at_most_once: bool = False
+        self,
+        region: str,
+        worker: int,
+        terms: Sequence[int],
+        *,
+        after_step: int,
+        at_most_once: bool = False,
+        resumes: bool = True,
     ) -> None:
+        """resumes: with local recovery. Otherwise each peer dials once, and what all peers got is
+        forgotten.
+        """
+        self._resumes = resumes
+        self._accepted: set[int] = set()
         self.terms = list(terms)
         self.retained = RetainedSteps(after_step)
         self.produced = after_step
@@ -104,11 +255,16 @@ class PeerLinks:
     # --- in -----------------------------------------------------------------------------------------------
 
     def admits(self, hello: LinkHello) -> Admission:
-        """Whether to accept a link."""
+        """Whether to accept a link. With global recovery, the second link of a peer is refused."""
         peer, fits = hello.worker, (hello.to_worker, hello.to_term) == (self._worker, self.term)
         if peer not in self._outgoing or not fits or hello.incarnation < self.terms[peer]:
             return Admission.NEVER
-        return Admission.NOW if hello.incarnation == self.terms[peer] else Admission.LATER
+        if self._resumes:
+            return Admission.NOW if hello.incarnation == self.terms[peer] else Admission.LATER
+        if hello.incarnation != self.term or peer in self._accepted:
+            return Admission.NEVER
+        self._accepted.add(peer)
+        return Admission.NOW
 
     def take(self, peer: int, frame: ChannelFrame) -> ChannelFrame | None:
         """Return the frame if it is for the circuit, otherwise None. Raises ChannelFrameError."""
@@ -152,6 +308,10 @@ class PeerLinks:
         elif frame.type is FrameType.AT:
             out.at = max(out.at, frame.step)
 
+    def opened(self, peer: int) -> None:
+        """Begin to send to a peer with global recovery: it has nothing, and cannot be behind."""
+        self._outgoing[peer] = _Outgoing(held=Held({}, {}), ahead_until=self.retained.purged)
+
     def _have_of(self, peer: int, frame: ChannelFrame) -> "_Have":
         try:
             return msgspec.json.decode(frame.payload, type=_Have)
@@ -182,7 +342,8 @@ class PeerLinks:
 
         Raises StepDiffersError.
         """
-        self.retained.add(sent)
+        if self._outgoing:  # the only worker of a region sends nothing
+            self.retained.add(sent)
         if produces:
             self.produced = sent.step
         for (peer, channel), record in records.items():
@@ -212,6 +373,7 @@ class PeerLinks:
         if out.durable < self.durable:
             out.durable = self.durable
             return (self._frame(FrameType.DURABLE, self.durable),)
+        self._drop_sent()
         out.place = max(out.place, self.retained.begin)
         for sent in self.retained.after(out.place):
             if out.at + steps_ahead < sent.step <= out.ahead_until:
@@ -220,10 +382,15 @@ class PeerLinks:
             out.place += 1
             if frames := unused(sent, peer, out.held):
                 return without_rows(frames) if bare else frames
+        self._drop_sent()
         if self.exhausted and not out.ended:
             out.ended = True
             return (self._frame(FrameType.EOF, self.produced),)
         return ()
+
+    def _drop_sent(self) -> None:
+        if not self._resumes:
+            self.retained.drop(min(out.place for out in self._outgoing.values()))
 
     @property
     def sent_until(self) -> int:

@@ -41,9 +41,7 @@ from dataflow.state.moving import Share
 from dataflow.state.operator_directory import OperatorDirectory
 from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.values.python_rows import batch_of_rows, rows_of
-from dataflow.worker.checkpoint_part import OwnPart
-from dataflow.worker.circuit import Circuit, Sends
-from dataflow.worker.circuit_time import ONE_SPLIT, StepTime
+from dataflow.worker.circuit import ONE_SPLIT, Circuit, OwnPart, Sends, StepTime
 from journal import Record
 from journal.files.directory import snapshot_of
 from journal.files.tree import Rebuilding

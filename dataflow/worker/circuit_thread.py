@@ -1,51 +1,462 @@
-"""One incarnation of a worker's circuit, from its position at a checkpoint to running steps.
+"""The circuit thread of a worker: it handles messages, runs the current incarnation, reports why it stopped.
 
-It turns the decisions of `core/schedule.py` into calls of the circuit, and their results into messages for
-the link thread, on the circuit thread. After an error it cannot be used again.
+User code runs on this thread and only on this thread. Nothing here waits for a store: inputs and outputs are
+files, buckets and databases, everything else is a message.
+
+`CircuitLoop` takes the messages of the link thread. `CircuitIncarnation` turns the decisions of
+`core/schedule.py` into calls of the circuit, and their results into messages. Its parts move data and decide
+nothing: `StepInput` reads the rows of a step, `StageOutput` makes the frames that end a stage,
+`CheckpointTaking` collects what a checkpoint contains.
 """
 
 import logging
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
-from checkpoint import Alignment, ChannelFrame, CompleteStep, Division, FrameFlag, FrameType, SplitPosition
-from checkpoint.chains.state_blocks import decode_block
+import numpy as np
+import pyarrow as pa
+
+from checkpoint import (
+    Alignment,
+    ChannelFrame,
+    CompleteStep,
+    Division,
+    FailureKind,
+    FrameFlag,
+    FrameType,
+    Sources,
+    SplitPosition,
+    job_digest,
+)
+from checkpoint.chains.state_blocks import decode_block, encode_block
 from checkpoint.errors import StepOrderError
-from dataflow.core.event_time import Watermark
+from dataflow import limits
+from dataflow.core.event_time import SourceTime, Watermark, decode_watermark, encode_watermark
 from dataflow.core.fixed_cost import FixedCost
-from dataflow.core.retained_steps import Held
+from dataflow.core.peer_links import Held, Records, RowsRecord
+from dataflow.core.plan import StagePlan
 from dataflow.core.schedule import Barrier, Produce, RunStage, Schedule
+from dataflow.errors import InputChangedError, InputListChangedError, OperatorError, SinkOwnedError
 from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits
+from dataflow.operators.base import HASH_COLUMN
 from dataflow.sinks.log import LogWriter
+from dataflow.sources.base import SourceReader, SplitDivision
 from dataflow.sources.prefetched import PrefetchedReader
 from dataflow.state.directory_handover import Handover
 from dataflow.state.operator_directory import OperatorDirectory
-from dataflow.worker.checkpoint_taking import CheckpointTaking
-from dataflow.worker.circuit import Circuit
+from dataflow.state.snapshot_spool import SnapshotSpool
+from dataflow.worker.circuit import Circuit, OwnPart, Sends, StepTime
+from dataflow.worker.companion import CircuitPulse
 from dataflow.worker.directories import PostedChanges
-from dataflow.worker.identity import Clock, Identity
+from dataflow.worker.failures import CONVERSIONS, LOSSES, operator_error
 from dataflow.worker.messages import (
+    Arrived,
+    BlockLoaded,
     CheckpointRequested,
+    CheckpointTaken,
+    CircuitFailed,
     DivisionsDurable,
+    Inbox,
+    LinksEnded,
     LoadStateBlock,
     OutputMade,
     PausedAt,
     PauseRequested,
+    PeerHeld,
+    PeerRestarts,
     Post,
     PublishCheckpoint,
+    Published,
     RestoreCircuit,
     Shared,
     SourceWaits,
     StageEnded,
     Started,
+    StateComplete,
+    StateLoaded,
+    ToCircuit,
+    ToLinks,
 )
-from dataflow.worker.stage_input import Item, decoded, watermark_of
-from dataflow.worker.stage_output import StageOutput
-from dataflow.worker.step_input import StepInput
-from dataflow.worker.used_rows import UsedRows
+from dataflow.worker.partitioning import decode_batch, encode_batch, frames_of
+from dataflow.worker.spec import Clock, Identity
+from dos_protocol.digests import digest64
+from dos_protocol.errors import ClosedError, CorruptDataError, RemoteProtocolError, text_of
+
+# --- what arrives -------------------------------------------------------------------------------------------
+
+Item: TypeAlias = "tuple[int, pa.RecordBatch | bytes | bytearray | memoryview | Watermark]"
+"""(sender, batch) or (sender, watermark). The worker's own batch is kept as it is; a peer's is decoded later,
+when its step runs.
+"""
+
+
+def decoded(items: Sequence[Item], schema: Callable[[], pa.Schema]) -> list[tuple[int, pa.RecordBatch]]:
+    """Return (sender, batch) of a step, without watermarks. schema: of the channel, if it carries batches.
+
+    Raises StepOrderError.
+    """
+    return [
+        (sender, item if isinstance(item, pa.RecordBatch) else _decode(sender, item, schema()))
+        for sender, item in items
+        if not isinstance(item, Watermark)
+    ]
+
+
+def _decode(sender: int, payload: "bytes | bytearray | memoryview", schema: pa.Schema) -> pa.RecordBatch:
+    try:
+        return decode_batch(payload, schema)
+    except ValueError as error:
+        raise StepOrderError(f"from worker {sender}: {error}") from error
+
+
+def watermark_of(frame: ChannelFrame) -> Watermark:
+    """Return the watermark in a PUNCTUATION frame. Raises StepOrderError."""
+    try:
+        return decode_watermark(frame.payload)
+    except ValueError as error:
+        raise StepOrderError(f"from worker {frame.sender}: {error}") from error
+
+
+def rows_record(batches: Sequence[pa.RecordBatch]) -> RowsRecord:
+    """Return the record of rows. It does not depend on their division into batches, nor on their order.
+
+    Rows with a key are known by its hash, which they carry; others by all of their columns.
+    """
+    rows = hashes = 0
+    for batch in batches:
+        rows += batch.num_rows
+        if batch.schema.get_field_index(HASH_COLUMN) >= 0:
+            hashes += int(np.sum(batch.column(HASH_COLUMN).to_numpy(), dtype=np.uint64))
+        else:  # rows of a broadcast table are few, and of any type
+            hashes += sum(digest64(repr(row).encode()) for row in batch.to_pylist())
+    return RowsRecord(rows, hashes % (1 << 64))
+
+
+class UsedRows:
+    """What one worker has used of each peer, in the steps that no checkpoint covers."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._records: dict[int, dict[tuple[int, int], RowsRecord]] = {}
+        """Peer -> (channel, step) -> record."""
+
+    def note(self, step: int, received: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]) -> None:
+        """Note the batches of a step that a stage is about to use: channel -> (sender, batch)."""
+        for channel, items in received.items():
+            batches: dict[int, list[pa.RecordBatch]] = {sender: [] for sender in range(self._workers)}
+            for sender, batch in items:
+                batches[sender].append(batch)
+            for sender, own in batches.items():
+                self._records.setdefault(sender, {})[channel, step] = rows_record(own)
+
+    def of(self, peer: int) -> Records:
+        """Return what was used of a peer."""
+        return self._records.get(peer, {})
+
+    def purge(self, step: int) -> None:
+        """Forget the steps up to this one: a committed checkpoint covers them."""
+        for peer, records in self._records.items():
+            self._records[peer] = {key: one for key, one in records.items() if key[1] > step}
+
+
+# --- the input of a step ------------------------------------------------------------------------------------
+
+_batch_growth: Final = 4
+_INPUT: Final = "the input"
+_ENDS: Final = "the end of a step's input"
+_AT_ITS_END: Final = ""
+"""The key in a division that marks, where event time flows, that the source was at its end."""
+
+
+class StepInput:
+    """The input of one incarnation of a worker.
+
+    `replay` and `fill` raise OperatorError, and what sources and operators raise.
+    """
+
+    def __init__(
+        self, circuit: Circuit, worker_limits: WorkerLimits, shared: Shared, clock: Clock, incarnation: int
+    ) -> None:
+        self._circuit = circuit
+        self._limits = worker_limits
+        self._shared = shared
+        self._clock = clock
+        self._incarnation = incarnation
+        self._backlog_at = 0.0
+        """When the backlog is counted next."""
+
+    def can_replay(self, recorded: Division) -> bool:
+        """Whether all sources can read the recorded division now."""
+        ready = [reader.can_replay(_parts(recorded, name)) for name, reader in self._circuit.sources.items()]
+        return all(ready)
+
+    def replay(self, step: int, recorded: Division, *, dropped: bool = False) -> None:
+        """Feed exactly the recorded division. dropped: read it without feeding it."""
+        for name, reader in self._circuit.sources.items():
+            with self._circuit.working(name, f"the input of step {step}"):
+                batches = reader.replay(_parts(recorded, name))
+            for batch in batches:
+                self._shared.bytes_in += batch.bytes_read
+                if not dropped:
+                    self._circuit.feed(step, name, batch)
+
+    def take_division(self, recorded: Division | None) -> tuple[Sources, StepTime]:
+        """Return what the step read, and the event time of each source.
+
+        Whether a source is at its end comes from the recorded division; without one, from the source itself.
+        It must be recorded, because an input may be closed between two steps.
+        """
+        taken: Sources = {}
+        now: dict[str, SourceTime] = {}
+        for name, read in self._circuit.ask_sources(_ENDS, lambda reader: reader.take_division()).items():
+            taken[name] = dict(read)
+            if recorded is not None:
+                now[name] = SourceTime(_AT_ITS_END in recorded.sources.get(name, {}))
+            elif self._circuit.time.flows:
+                with self._circuit.calling(name, _ENDS):
+                    now[name] = self._circuit.sources[name].time_now()
+            if name in now and now[name].at_end and self._circuit.time.flows:
+                taken[name][_AT_ITS_END] = (0, 0)
+        idle = self._circuit.ask_sources(_ENDS, lambda reader: reader.is_idle)
+        return taken, StepTime(now, frozenset(filter(idle.get, idle)), recorded, self._clock.seconds())
+
+    def idle_in(self) -> float | None:
+        """Return the seconds until a step must announce that a split holds nothing back; None for never."""
+        for name, reader in self._circuit.sources.items():
+            splits = self._circuit.time.waits_for(name)
+            if splits and not reader.exhausted and not splits <= {*reader.time_now().behind}:
+                return 0.0
+        return self._circuit.time.idle_in(self._clock.seconds())
+
+    def has_input(self) -> bool:
+        """Whether there may be input now, or a step must announce that no more will follow."""
+        for name, reader in self._readable():
+            with self._circuit.calling(name, _INPUT):  # it may call user code
+                if reader.has_input:
+                    return True
+        exhausted = self._circuit.ask_sources(_INPUT, lambda reader: reader.exhausted)
+        return self._circuit.time.has_end_to_report([*filter(exhausted.get, exhausted)])
+
+    def note_backlog(self, now: float) -> None:
+        """Count what the sources know and have not read, if the last time was long enough ago.
+
+        One that does not know it makes the sum unknown, -1.
+        """
+        if now >= self._backlog_at:
+            self._backlog_at = now + limits.backlog_s
+            known = self._circuit.ask_sources(_INPUT, lambda reader: reader.backlog_bytes).values()
+            self._shared.backlog_bytes = -1 if None in known else sum(one or 0 for one in known)
+
+    def backlog_in(self) -> float | None:
+        """Return the seconds until an idle worker must count again, because it reported that input waits."""
+        waits = self._shared.backlog_bytes > 0
+        return max(0.0, self._backlog_at - self._clock.seconds()) if waits else None
+
+    def _readable(self) -> list[tuple[str, SourceReader]]:
+        """Return the sources that do not wait for a broadcast table."""
+        held_sources = self._circuit.time.held_sources
+        return [(name, reader) for name, reader in self._circuit.sources.items() if name not in held_sources]
+
+    def fill(self, step: int) -> None:
+        """Read until the step is full, its time is over, a peer has ended it, or input is no longer wanted.
+
+        Reads at least one batch if there is input.
+        """
+        left = self._limits.step_bytes_max
+        deadline = self._clock.seconds() + self._limits.step_ms_max / 1000
+        exhausted = self._circuit.ask_sources(_INPUT, lambda reader: reader.exhausted)
+        reading = [(name, reader) for name, reader in self._readable() if not exhausted[name]]
+        while reading and self._shared.room:
+            for name, reader in list(reading):
+                size = self._read_batch(step, name, reader, min(left, self._batch_bytes()))
+                left -= size
+                if not size:
+                    reading.remove((name, reader))
+            if left <= 0 or self._clock.seconds() > deadline or self._interrupted(step):
+                return
+
+    def _batch_bytes(self) -> int:
+        """Return the size of the next batch. What was learned outlives the incarnation, with the process."""
+        return min(max(self._shared.batch_bytes, limits.batch_bytes_min), self._limits.batch_bytes_max)
+
+    def _interrupted(self, step: int) -> bool:
+        shared = self._shared
+        return shared.peers_at >= step or shared.pausing or shared.incarnation != self._incarnation
+
+    def _read_batch(self, step: int, name: str, reader: SourceReader, bytes_max: int) -> int:
+        begin = self._clock.seconds()
+        with self._circuit.working(name, _INPUT):
+            batch = reader.read(max(bytes_max, 1))
+        if batch is None:
+            return 0
+        self._shared.bytes_in += batch.bytes_read
+        self._circuit.feed(step, name, batch)
+        took_ms = (self._clock.seconds() - begin) * 1000
+        if 2 * batch.bytes_read < bytes_max and took_ms < limits.batch_ms_aim:
+            return batch.bytes_read  # too little to estimate the duration of a whole batch
+        aim = self._batch_bytes() * limits.batch_ms_aim / max(took_ms, 0.001)
+        self._shared.batch_bytes = int(min(aim, self._batch_bytes() * _batch_growth))
+        return batch.bytes_read
+
+
+def _parts(recorded: Division, name: str) -> dict[str, SplitDivision]:
+    """Return what a step read of one source."""
+    parts = recorded.sources.get(name, {})
+    return {split: SplitDivision(*part) for split, part in parts.items() if split != _AT_ITS_END}
+
+
+# --- the output of a stage ----------------------------------------------------------------------------------
+
+
+class StageOutput:
+    """The output of one incarnation. `aligned`: channel -> the alignment that gets the worker's own share."""
+
+    def __init__(
+        self,
+        circuit: Circuit,
+        identity: Identity,
+        order: RestoreCircuit,
+        stages: Sequence[StagePlan],
+        aligned: Mapping[int, Alignment[Item]],
+    ) -> None:
+        self._circuit = circuit
+        self._me = identity
+        self._number = order.incarnation
+        self._workers = len(order.layout.workers)
+        self._local = order.local
+        self._job = job_digest(identity.region)
+        self._stages = stages
+        self._aligned = aligned
+
+    def end_step(
+        self, stage: int, step: int, sends: Sends, barrier: Barrier
+    ) -> Mapping[int, tuple[ChannelFrame, ...]]:
+        """End the step on the channels of a stage: keep the own share, return the frames by peer."""
+        frames: dict[int, list[ChannelFrame]] = {w: [] for w in range(self._workers) if w != self._me.worker}
+        for channel in self._stages[stage].sends:
+            parts = sends.get(channel, [[] for _ in range(self._workers)])
+            time = [self._circuit.time.to_send(step, channel)] if self._circuit.time.flows else []
+            self._keep(channel, step, [*parts[self._me.worker], *time], barrier)
+            for worker, queue in frames.items():
+                with self._circuit.calling(self._circuit.exchange(channel), f"the end of step {step}"):
+                    queue += self._frames(channel, step, parts[worker], time, barrier)
+        return {worker: tuple(queue) for worker, queue in frames.items()}
+
+    def rows(self, stage: int, sends: Sends) -> Records:
+        """Return (peer, channel) -> the rows that a stage sends, for local recovery; nothing without it."""
+        if not self._local:
+            return {}
+        return {
+            (peer, channel): rows_record(sends[channel][peer] if channel in sends else [])
+            for channel in self._stages[stage].sends
+            for peer in range(self._workers)
+            if peer != self._me.worker
+        }
+
+    def _keep(
+        self, channel: int, step: int, items: "Sequence[pa.RecordBatch | Watermark]", barrier: Barrier
+    ) -> None:
+        me, alignment = self._me.worker, self._aligned[channel]
+        for seq, item in enumerate(items):
+            alignment.data(me, step, seq, (me, item))
+        alignment.step_end(me, step, len(items), checkpoint=barrier.checkpoint, final=barrier.final)
+
+    def _frames(
+        self,
+        channel: int,
+        step: int,
+        batches: Sequence[pa.RecordBatch],
+        time: Sequence[Watermark],
+        barrier: Barrier,
+    ) -> list[ChannelFrame]:
+        me, job, number = self._me.worker, self._job, self._number
+        pieces = [(FrameType.DATA, encode_batch(piece)) for batch in batches for piece in frames_of(batch)]
+        pieces += [(FrameType.PUNCTUATION, memoryview(encode_watermark(one))) for one in time]
+        frames = [
+            ChannelFrame(kind, me, job, number, step, seq=seq, channel=channel, payload=piece)
+            for seq, (kind, piece) in enumerate(pieces)
+        ]
+        flags = FrameFlag.FINAL if barrier.final else 0
+        seq = len(pieces)
+        frames.append(
+            ChannelFrame(
+                FrameType.STEP_END,
+                me,
+                job,
+                number,
+                step,
+                barrier.checkpoint,
+                seq,
+                channel=channel,
+                flags=flags,
+            )
+        )
+        return frames
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------
+
+
+class CheckpointTaking:
+    """The checkpoints of one incarnation that are under way here: `collect` each stage, then `finish`."""
+
+    def __init__(
+        self, circuit: Circuit, shared: Shared, clock: Clock, scratch: str, *, incarnation: int
+    ) -> None:
+        self._circuit = circuit
+        self._shared = shared
+        self._clock = clock
+        self._scratch = scratch
+        self._incarnation = incarnation
+        self._under_way: dict[int, tuple[OwnPart, dict[str, float]]] = {}
+        """Step -> what is collected, and the seconds of each phase."""
+
+    def collect(
+        self, stage: int, step: int, checkpoint: int, *, aligned_s: float = 0.0, drained_s: float = 0.0
+    ) -> None:
+        """Collect what a stage contributes, after its run."""
+        if step not in self._under_way:
+            due = self._shared.snapshot_due or self._circuit.wants_snapshot
+            spool = SnapshotSpool(self._scratch) if due else None
+            self._under_way[step] = (OwnPart(checkpoint, spool, step=step), {})
+        taken, phases = self._under_way[step]
+        begin = self._clock.seconds()
+        self._circuit.take_checkpoint(stage, taken)
+        phases["align"] = phases.get("align", 0.0) + aligned_s
+        phases["drain"] = phases.get("drain", 0.0) + drained_s
+        phases["write"] = phases.get("write", 0.0) + self._clock.seconds() - begin
+
+    def finish(
+        self, step: int, barrier: Barrier, sources: dict[str, dict[str, SplitPosition]]
+    ) -> CheckpointTaken:
+        """Return the contributions of all stages. sources: the positions at the end of the step."""
+        taken, phases = self._under_way.pop(step)
+        begin = self._clock.seconds()
+        blocks: list[tuple[str, bytes]] = []
+        for name, block in taken.blocks.items():
+            with self._circuit.calling(name.partition("~")[0], f"the checkpoint after step {step}"):
+                blocks += [(name, data) for data in encode_block(block)]
+        phases["write"] += self._clock.seconds() - begin
+        self._shared.checkpoints += 1
+        return CheckpointTaken(
+            self._incarnation,
+            step,
+            barrier,
+            tuple(blocks),
+            taken.snapshot,
+            sources,
+            taken.sinks,
+            dict(self._circuit.sinks),
+            phases,
+        )
+
+
+# --- the incarnation ----------------------------------------------------------------------------------------
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -429,3 +840,182 @@ class CircuitIncarnation:
         if barrier.checkpoint:
             self._checkpoint_taken(step)
             self._post(self._checkpoints.finish(step, barrier, positions | split_times))
+
+
+# --- the loop -----------------------------------------------------------------------------------------------
+
+_FOR_A_PERSON = (InputChangedError, InputListChangedError, SinkOwnedError, CorruptDataError)
+"""The checkpoint does not match what the worker finds. A retry would find the same, so the region stops."""
+
+_WITH_RULES = (*_FOR_A_PERSON, *LOSSES, ClosedError, RemoteProtocolError)
+
+
+class LoopState(Enum):
+    """The state of a `CircuitLoop`; the module docstring has the table."""
+
+    IDLE = auto()
+    LOADING = auto()
+    LOADED = auto()
+    RUNNING = auto()
+
+
+class CircuitLoop:
+    """The message loop of one worker process. It runs until the link thread ends."""
+
+    def __init__(
+        self,
+        graph: GraphPlan,
+        identity: Identity,
+        *,
+        worker_limits: WorkerLimits,
+        inbox: Inbox,
+        shared: Shared,
+        post: Callable[[ToLinks], None],
+        clock: Clock | None = None,
+        pulse: CircuitPulse | None = None,
+    ) -> None:
+        self._clock = clock
+        self._pulse = pulse or CircuitPulse()
+        self._graph = graph
+        self._identity = identity
+        self._limits = worker_limits
+        self._inbox = inbox
+        self._shared = shared
+        self._post = post
+        self._state = LoopState.IDLE
+        self._run: CircuitIncarnation | None = None
+        self._waiting = False
+        """The incarnation has nothing to do until a message arrives or `_wakes_in` seconds are over."""
+        self._wakes_in: float | None = None
+        self.incarnations = 0
+
+    def run(self) -> LinksEnded:
+        """Handle messages until the link thread ends; return its last message, which has the reason."""
+        try:
+            while True:
+                message = self._next_message()
+                if isinstance(message, LinksEnded):
+                    return message
+                self._pulse.begin()
+                self.turn(message)
+                self._pulse.end()
+        finally:
+            self.drop()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there may be work to do without a message."""
+        return self._state is LoopState.RUNNING and not self._waiting
+
+    def _next_message(self) -> ToCircuit | None:
+        """Return a message, None if there is work to do instead; otherwise wait for a message."""
+        if self.busy:
+            return self._inbox.take_nowait()
+        return self._inbox.take(self._wakes_in if self._state is LoopState.RUNNING else None)
+
+    def _advance(self) -> None:
+        assert self._run is not None
+        waiting = not self._run.advance()
+        self._wakes_in = self._run.wakes_in() if waiting else None  # may list a directory, and fail
+        self._waiting = waiting
+
+    def turn(self, message: ToCircuit | None) -> None:
+        """Handle a message or, for None, do one piece of work.
+
+        Report an error, which ends the incarnation.
+        """
+        self._waiting = False
+        number = self._shared.incarnation if self._run is None else self._run.number
+        if isinstance(message, RestoreCircuit):
+            number = message.incarnation
+        try:
+            if message is None:
+                self._advance()
+            else:
+                self._handle(message)
+        except BaseException as error:
+            run = self._run
+            operator = "" if run is None else run.blame(error)
+            if not isinstance(error, Exception) and not operator:
+                raise  # no operator raised it: this process is interrupted
+            reported = run is not None and run.is_over  # the links have reported the cause
+            ran_last = "" if run is None else run.operator
+            self.drop()
+            if not reported:
+                self._post(_failure(number, error, operator, ran_last))
+        finally:
+            self._shared.running.begin("")  # while the loop waits, no operator runs
+
+    def drop(self) -> None:
+        """End the incarnation, if there is one, and close its files."""
+        self._state = LoopState.IDLE
+        self._pulse.running = False
+        self._waiting = False
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+
+    def _handle(self, message: ToCircuit) -> None:
+        if isinstance(message, RestoreCircuit):
+            self._restoring(message)
+        elif self._run is not None and getattr(message, "incarnation", 0) == self._run.number:
+            self._in_incarnation(self._run, message)
+
+    def _restoring(self, order: RestoreCircuit) -> None:
+        self.drop()
+        self._run = CircuitIncarnation(
+            self._graph,
+            self._identity,
+            order,
+            worker_limits=self._limits,
+            shared=self._shared,
+            post=self._post,
+            clock=self._clock,
+        )
+        self._state = LoopState.LOADING
+        self.incarnations += 1
+
+    def _in_incarnation(self, run: CircuitIncarnation, message: ToCircuit) -> None:
+        if isinstance(message, Arrived):
+            run.arrived(message.frame)
+        elif isinstance(message, LoadStateBlock):
+            run.load(message)
+            self._post(BlockLoaded(run.number))
+        elif isinstance(message, StateComplete):
+            run.loaded(message.directories)
+            self._state = LoopState.LOADED
+            self._post(StateLoaded(run.number))
+            run.take_first_checkpoint()
+        elif isinstance(message, Started):
+            run.start(message)
+            self._state = LoopState.RUNNING
+            self._pulse.running = True
+        elif isinstance(message, PeerRestarts):
+            self._post(PeerHeld(run.number, message.peer, message.link, run.peer_restarts(message.peer)))
+        elif isinstance(message, DivisionsDurable):
+            run.divisions_durable(message)
+        elif isinstance(message, CheckpointRequested):
+            run.request_checkpoint(message)
+        elif isinstance(message, PauseRequested):
+            run.pause(message)
+        elif isinstance(message, PublishCheckpoint):
+            run.committed(message)
+            self._post(Published(run.number, message.checkpoint, message.final))
+
+
+def _failure(incarnation: int, error: BaseException, operator: str, ran_last: str) -> CircuitFailed:
+    """Return the report for an error. operator: whose code raised it, "" if none did."""
+    by_rows = operator or isinstance(error, CONVERSIONS)
+    if by_rows and not isinstance(error, (OperatorError, *_WITH_RULES)):
+        error = operator_error(operator or ran_last, "", error)
+    if isinstance(error, OperatorError):
+        reported: FailureKind = "reset" if error.wants_reset else "operator"
+        trace = error.traceback_text
+        return CircuitFailed(incarnation, reported, error.cause_text, error.operator, error.position, trace)
+    kind: FailureKind = "manifest" if isinstance(error, _FOR_A_PERSON) else "internal"
+    logger.error("the circuit stopped (%s): %s", kind, error, exc_info=error)
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    if operator and not notes:
+        notes = f" (operator {operator!r})"
+    text = "".join(traceback.format_exception(error))
+    return CircuitFailed(incarnation, kind, f"{text_of(error)}{notes}", traceback=text)

@@ -1,30 +1,38 @@
-"""The links between this worker and its peers in one term, with local recovery.
+"""The links between this worker and its peers in one term, and the steps that are sent on them.
 
-It does what `global_exchange.py` does for global recovery, except that a broken link or a lost peer ends nothing:
-the link is opened again, to the same process or to the one that has taken the peer over. `core/peer_links.py`
-decides what is sent and accepted.
+A pair of workers has two links, each dialled by its sender, so a slow receiver does not block frames in the
+other direction. `core/peer_links.py` decides what is sent and accepted. The queues need no limit of their
+own: a sender is at most `steps_ahead` steps ahead of its consumer, which cannot advance without its peers.
+
+With global recovery, a broken link or a silent peer is lost and ends the incarnation; nothing is retained
+that every peer has got. With local recovery neither ends anything: the link is opened again, to the same
+process or to the one that has taken the peer over, which gets what it has not used. Steps retained for that
+move to the disk as Arrow files once they are many.
 """
 
 import logging
 import math
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 
+import pyarrow as pa
 import trio
 
 from checkpoint import ChannelFrame, FrameType, LinkHello, Peer, Restore, View
-from checkpoint.link import Link
+from checkpoint.errors import HandshakeError
+from checkpoint.link import Link, connect_link
 from dataflow import limits
-from dataflow.core.peer_links import Admission, PeerLinks
-from dataflow.core.retained_steps import Held, Sent
+from dataflow.core.peer_links import Admission, Held, PeerLinks, Sent
 from dataflow.errors import PeerLostError, StepDiffersError, StepsMissingError
+from dataflow.graph.plan import GraphPlan
 from dataflow.worker.failures import first_error
-from dataflow.worker.global_exchange import dial_peer
+from dataflow.worker.layout_change import after_step
 from dataflow.worker.messages import Arrived, Inbox, PeerHeld, PeerRestarts, Shared, StageEnded
-from dataflow.worker.spec import WorkerSpec
-from dataflow.worker.spilling import spilled
-from dos_protocol.errors import DosError
+from dataflow.worker.spec import ADVERTISE_HOST, WorkerSpec
+from dos_protocol.errors import BrokenConnectionError, DosError
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -40,32 +48,41 @@ class PeerSuspected(NamedTuple):
     reason: str
 
 
-class ResumedExchange:
-    """The links of one term.
-
-    `suspects` is called, again and again, as long as a peer does not answer. The tasks in
-    the nursery of `dial_all` raise StepsMissingError or StepDiffersError if the region must be reset.
+class Exchange:
+    """The links of one term. The tasks in the nursery of `dial_all` raise PeerLostError with global recovery,
+    StepsMissingError or StepDiffersError with local recovery, if the region must be reset.
     """
 
     def __init__(
         self,
         spec: WorkerSpec,
         order: Restore,
+        plan: GraphPlan,
         *,
-        at_most_once: bool,
-        after_step: int,
         inbox: Inbox,
         shared: Shared,
+        lost: Callable[[PeerLostError], None],
         suspects: Callable[[PeerSuspected], None],
     ) -> None:
+        """lost: with global recovery, called when the link of a peer has ended. suspects: with local
+        recovery, called again and again as long as a peer does not answer.
+        """
         self._spec = spec
         self._inbox = inbox
         self._shared = shared
+        self._lost = lost
         self._suspects = suspects
+        self._local = order.is_local
+        self._silent_s_max = limits.peer_silent_s if order.is_local else plan.silence_timeout
         self._suspected: dict[int, float] = {}
         """Peer -> when it was reported last."""
         self._peers = PeerLinks(
-            spec.region, spec.worker, order.terms, after_step=after_step, at_most_once=at_most_once
+            spec.region,
+            spec.worker,
+            order.terms or (order.incarnation,) * len(order.layout.workers),
+            after_step=after_step(order),
+            at_most_once=plan.delivery == "at-most-once",
+            resumes=order.is_local,
         )
         self._addresses = list(order.peers)
         self._over = trio.Event()
@@ -113,10 +130,10 @@ class ResumedExchange:
 
     # --- out ----------------------------------------------------------------------------------------------
 
-    async def dial_all(self, nursery: trio.Nursery, peers: Sequence[Peer], *, step: int) -> None:
+    async def dial_all(self, nursery: trio.Nursery) -> None:
         """Open a link to every peer; senders run in `nursery`. Raises PeerLostError, perhaps in a group."""
-        del peers, step
-        nursery.start_soon(self._spill_all)
+        if self._local:
+            nursery.start_soon(self._spill_all)
         async with trio.open_nursery() as dialling:
             for peer in self._peers.peers:
                 dialling.start_soon(self._first_link, nursery, peer)
@@ -134,10 +151,11 @@ class ResumedExchange:
             to_worker=peer,
             to_term=self._peers.terms[peer],
         )
+        # The kernel asks for acknowledgements in both directions: a host that is silent is silent here too.
         return await dial_peer(self._spec, peer, self._addresses[peer], hello, timeout_s)
 
     async def _keep_sending(self, peer: int, link: Link) -> None:
-        """Send to a peer, to whichever process is it now, until this term is over."""
+        """Send to a peer until this term is over: with local recovery, to whichever process is it now."""
         while True:
             reason = "its term is over"
             try:
@@ -155,6 +173,8 @@ class ResumedExchange:
                 del self._outgoing[peer]
                 with trio.CancelScope(shield=True), trio.move_on_after(1):
                     await link.aclose()
+            if not self._local:
+                raise PeerLostError(peer, reason)
             logger.info("worker %d opens the link to worker %d again: %s", self._spec.worker, peer, reason)
             link = await self._dial_again(peer, reason)
 
@@ -172,10 +192,14 @@ class ResumedExchange:
                 self._suspect(peer, f"the link to it cannot be opened again ({reason})")
 
     async def _send_all(self, peer: int, link: Link) -> None:
-        self._peers.answered(peer, await link.receive())
+        if self._local:
+            self._peers.answered(peer, await link.receive())
+        else:
+            self._peers.opened(peer)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read_answers, peer, link)
-            if peer == (self._spec.worker + 1) % len(self._peers.terms):
+            if self._local:
+                nursery.start_soon(self._read_answers, peer, link)
+            if self._local and peer == (self._spec.worker + 1) % len(self._peers.terms):
                 nursery.start_soon(self._ping, peer, link)
             while True:
                 if frames := self._peers.next_frames(peer):
@@ -213,20 +237,30 @@ class ResumedExchange:
             self._suspects(PeerSuspected(peer, self._peers.terms[peer], reason))
 
     async def watch(self) -> None:
-        """Open a link again once the host of a peer has been silent for too long. See `Exchange.watch`."""
+        """End a link once the host of its peer has been silent for too long. Raises PeerLostError.
+
+        Without this, a connection whose packets are lost ends only with the kernel's own limits, after many
+        minutes.
+        """
         while True:
             due = trio.current_time() + limits.peer_silence_poll_s
             await trio.sleep_until(due)
             if trio.current_time() - due > limits.peer_silence_poll_s:
                 continue  # this machine stood still: packets that arrived meanwhile are not processed yet
-            for link, scope in list(self._outgoing.values()):
-                if link.silent_s > limits.peer_silent_s:
-                    scope.cancel()
+            for peer, (link, scope) in list(self._outgoing.items()):
+                if (silent_s := link.silent_s) <= self._silent_s_max:
+                    continue
+                if not self._local:
+                    host, port = link.peer_address
+                    raise PeerLostError(
+                        peer, f"its host {host} (port {port}) sent nothing for {silent_s:.1f} s"
+                    )
+                scope.cancel()  # it is opened again
 
     @property
     def retained_bytes(self) -> int:
-        """The bytes that are retained for peers, in memory and on the disk."""
-        return self._peers.retained.bytes
+        """The bytes that are retained until a checkpoint covers them, in memory and on the disk."""
+        return self._peers.retained.bytes if self._local else 0
 
     async def _spill_all(self) -> None:
         """Move what every peer has got to the disk, once more than the limit is in memory."""
@@ -242,7 +276,7 @@ class ResumedExchange:
                 retained.spilled(place, stored)
 
     def send(self, message: StageEnded) -> None:
-        """Retain what a stage sends, and send it. Raises StepDiffersError."""
+        """Send what a stage sends, and retain it with local recovery. Raises StepDiffersError."""
         sent = Sent(message.step, message.frames)
         self._peers.add(sent, message.records, produces=message.stage == 0)
         self._wake()
@@ -258,13 +292,15 @@ class ResumedExchange:
     # --- in -----------------------------------------------------------------------------------------------
 
     async def receive_from(self, link: Link) -> None:
-        """Receive what a peer sends on a link that it dialled, until that breaks or there is a newer one."""
-        peer = link.hello.worker
+        """Receive what a peer sends on a link that it dialled, until that breaks, there is a newer one, or
+        the exchange ends.
+        """
+        peer, admission = link.hello.worker, Admission.LATER
         with trio.move_on_after(limits.peer_wait_s):
-            while self._peers.admits(link.hello) is Admission.LATER:
+            while (admission := self._peers.admits(link.hello)) is Admission.LATER:
                 await self._changed.wait()
-        if self._peers.admits(link.hello) is not Admission.NOW or self._over.is_set():
-            logger.info("refused an exchange link of worker %d: it is of another term", peer)
+        if admission is not Admission.NOW or self._over.is_set():
+            logger.info("refused an exchange link of worker %d: a second one, or of another term", peer)
             return
         self._numbers += 1
         number = self._incoming[peer] = self._numbers
@@ -273,18 +309,19 @@ class ResumedExchange:
         except Exception as error:
             if not isinstance(first := first_error(error), DosError):
                 raise
-            logger.info("the link of worker %d ended: %s", peer, first)
+            if self._local:
+                logger.info("the link of worker %d ended: %s", peer, first)
+            else:
+                self._lost(PeerLostError(peer, str(first.args[0])))
         finally:
             self._answers.pop(number, None)
 
     async def _receive(self, peer: int, link: Link, number: int) -> None:
-        to_here, answer = trio.open_memory_channel[Held](1)
-        self._answers[number] = to_here
-        self._inbox.put(PeerRestarts(self._peers.term, peer, number))
-        held = await answer.receive()
-        await link.send(self._peers.have(peer, held))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._return_at, peer, link)
+            nursery.start_soon(self._until_over, nursery.cancel_scope)
+            if self._local:
+                await self._answer_have(peer, link, number)
+                nursery.start_soon(self._return_at, peer, link)
             while True:
                 frame = await link.receive()
                 if self._incoming.get(peer) != number or self._over.is_set():
@@ -294,6 +331,17 @@ class ResumedExchange:
                 else:
                     self._take(peer, frame)
             nursery.cancel_scope.cancel()
+
+    async def _until_over(self, scope: trio.CancelScope) -> None:
+        await self._over.wait()
+        scope.cancel()
+
+    async def _answer_have(self, peer: int, link: Link, number: int) -> None:
+        """Tell the dialler what the circuit has used of it. The circuit forgets the rest: it comes again."""
+        to_here, answer = trio.open_memory_channel[Held](1)
+        self._answers[number] = to_here
+        self._inbox.put(PeerRestarts(self._peers.term, peer, number))
+        await link.send(self._peers.have(peer, await answer.receive()))
 
     async def _return_at(self, peer: int, link: Link) -> None:
         """Tell a peer that sends retained steps how far this worker is."""
@@ -312,3 +360,80 @@ class ResumedExchange:
         self._shared.peers_at = max(self._shared.peers_at, self._peers.peers_at)
         if for_circuit is not None:
             self._inbox.put(Arrived(self._peers.term, for_circuit))
+
+
+async def dial_peer(spec: WorkerSpec, worker: int, peer: Peer, hello: LinkHello, timeout_s: float) -> Link:
+    """Open a link to a peer; try again until the time limit. Raises PeerLostError."""
+    try:
+        return await connect_link(
+            peer.host, peer.port, key=spec.job_key, hello=hello, timeout_s=timeout_s, patient=True
+        )
+    except (BrokenConnectionError, HandshakeError) as error:
+        raise PeerLostError(
+            worker,
+            f"worker {spec.worker} cannot connect to it at {peer.host}:{peer.port}: {error.args[0]}",
+            remedy=f"if {peer.host} is not the address at which other hosts reach that worker, set "
+            f"{ADVERTISE_HOST} on its host; if a firewall is between them, open the ports of the workers",
+            unreachable=True,
+        ) from error
+
+
+# --- retained steps on the disk -----------------------------------------------------------------------------
+
+_SPILLED: Final = pa.schema(
+    [
+        ("entry", pa.int32()),
+        ("peer", pa.int32()),
+        ("type", pa.uint8()),
+        ("sender", pa.uint16()),
+        ("job", pa.uint64()),
+        ("sender_epoch", pa.uint64()),
+        ("step", pa.uint64()),
+        ("checkpoint", pa.uint64()),
+        ("seq", pa.uint32()),
+        ("channel", pa.uint32()),
+        ("flags", pa.uint16()),
+        ("payload", pa.large_binary()),
+    ]
+)
+
+
+def spilled(entries: Sequence[Sent], folder: str) -> list[Sent]:
+    """Return the entries with payloads on the disk, in a directory; '': that for temporary files.
+
+    It blocks; entries are not changed. Raises OSError: nothing remains on the disk.
+    """
+    rows = [
+        (index, peer, *frame[:-1], bytes(frame.payload))
+        for index, entry in enumerate(entries)
+        for peer, frames in entry.frames.items()
+        for frame in frames
+    ]
+    columns = [
+        pa.array(values, field.type) for values, field in zip(zip(*rows, strict=True), _SPILLED, strict=True)
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=_SPILLED)
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(prefix="dos-retained-", suffix=".arrow", dir=folder or None) as file:
+        with pa.ipc.new_file(file, _SPILLED) as writer:
+            writer.write_batch(batch)
+        file.flush()
+        stored = pa.ipc.open_file(pa.memory_map(file.name)).get_batch(0)
+    return _spilled_entries(entries, stored)
+
+
+def _spilled_entries(entries: Sequence[Sent], stored: pa.RecordBatch) -> list[Sent]:
+    numbers = [stored.column(index).to_pylist() for index in range(len(_SPILLED) - 1)]
+    # Slices of the mapped file: a scalar of a binary column would be a copy in memory.
+    _, offsets, values = stored.column(len(_SPILLED) - 1).buffers()
+    ends = memoryview(offsets).cast("b").cast("q")
+    payloads = memoryview(values).cast("B") if values is not None else memoryview(b"")
+    found: list[dict[int, list[ChannelFrame]]] = [{peer: [] for peer in one.frames} for one in entries]
+    for row, (index, peer, kind, *fields) in enumerate(zip(*numbers, strict=True)):
+        head = ChannelFrame(FrameType(kind), *fields)
+        found[index][peer].append(head._replace(payload=payloads[ends[row] : ends[row + 1]]))
+    return [
+        Sent(entry.step, {peer: tuple(frames) for peer, frames in one.items()})
+        for entry, one in zip(entries, found, strict=True)
+    ]

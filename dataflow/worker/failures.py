@@ -73,7 +73,7 @@ _PASSED_ON: Final = (
     *(OperatorError, *LOSSES, InputChangedError, InputListChangedError, SinkOwnedError, CorruptDataError),
     *(ReplicasDifferError, ClosedError, RemoteProtocolError),
 )
-"""What an operator raises with a rule of its own; `circuit_loop` has it."""
+"""What an operator raises with a rule of its own; `circuit_thread` has it."""
 
 CONVERSIONS: Final = (UnicodeError, OverflowError, MemoryError, RecursionError, pa.ArrowException)
 """What the values of rows, names and positions cause, whenever they are encoded."""

@@ -1,25 +1,97 @@
-"""The two chains of a worker in one incarnation: opened at the checkpoint, appended to, synced before a vote.
-
-This module defines which data must be durable before which; it has no trio, no links and no user code.
+"""The chains of a worker in one incarnation, and the order in which their data becomes durable.
 
 1. A restore opens the state chain at the ordered checkpoint, and the steps chain at its head, or also at the
    checkpoint if a line of history begins there.
 2. An input division is recorded before the frames of its step are sent.
-3. A vote means that outputs, state and the division of the step are on stable storage or on the quorum.
+3. A vote means that outputs, state and the division of the step are on stable storage or on the quorum
+   (`made_durable`).
+4. Output of a sink with publish="step" is appended once the input division of its step is durable on all
+   workers. Each worker announces that with DURABLE(n): its divisions up to step n are synced on the quorum.
+   In an at-most-once region, and with local recovery, the circuit waits for this, and so do all sinks.
+   `checkpoint.core.outputs` decides whether output is appended or discarded.
+5. Chains of state are deleted as soon as their release is known. An output log is also read by others, so its
+   trimmer (`checkpoint/chains/trimming.py`) permits the deletion after it has read the register again.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from typing import Protocol
+import logging
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Protocol
 
-from checkpoint import NO_MARK, Committed, Division, Mark, Restore, Rolling, WorkerCheckpoint
+import msgspec
+import trio
+
+from checkpoint import (
+    NO_MARK,
+    OUTPUT_CHAIN_PREFIX,
+    Committed,
+    Division,
+    FrameType,
+    Mark,
+    OutputDecision,
+    Publish,
+    Restore,
+    Rolling,
+    SplitPosition,
+    WorkerCheckpoint,
+    limits,
+    output_chain,
+    output_register,
+    worker_directory,
+)
+from checkpoint.chains.output_following import split_of
+from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
+from checkpoint.chains.trimming import TrimPlanner
 from checkpoint.errors import ManifestError
-from dataflow.worker.collecting import FloorCollector
-from dataflow.worker.messages import CheckpointTaken, StageEnded
-from journal import Scratch
+from checkpoint.runtime import runtime
+from dataflow.core.durable_steps import DurableSteps
+from dataflow.graph.plan import GraphPlan
+from dataflow.sinks.base import SinkWriter
+from dataflow.sinks.log import LogSink
+from dataflow.worker.companion import RunningOperator
+from dataflow.worker.directories import Directories
+from dataflow.worker.exchange import Exchange
+from dataflow.worker.failures import naming
+from dataflow.worker.layout_change import after_step, log_position
+from dataflow.worker.messages import CheckpointTaken, OutputMade, StageEnded
+from dos_client import Store
+from dos_protocol.errors import ClosedError, DosError, FencedError
+from journal import NO_FLOOR, Floor, Gaps, Position, Scratch, below_or_within
 from journal.ports import ClaimPort
+
+# --- what may be deleted ------------------------------------------------------------------------------------
+
+
+class FloorCollector:
+    """The floors under one claim. `released`: of output logs, as the last checkpoint has released them."""
+
+    def __init__(self, claim: ClaimPort) -> None:
+        self._claim = claim
+        self._floors: dict[str, Floor] = {}
+        self._gaps: Gaps = {}
+        self.released: dict[str, Floor] = {}
+
+    def release(self, floors: Mapping[str, Floor], gaps: Gaps) -> None:
+        """Take what the retained checkpoints do not need. Its release is acknowledged (R14)."""
+        for chain, floor in floors.items():
+            (self.released if chain.startswith(OUTPUT_CHAIN_PREFIX) else self._floors)[chain] = floor
+        self._gaps = gaps
+        self._collect()
+
+    def permit(self, chain: str, floor: Floor) -> None:
+        """Delete an output log below a floor, too, which must be released. Raises FencedError."""
+        self._floors[chain] = floor
+        self._collect()
+
+    def _collect(self) -> None:
+        self._claim.collect(below_or_within(dict(self._floors), self._gaps))
+
+
+# --- state and steps ----------------------------------------------------------------------------------------
 
 
 class RunAll(Protocol):
@@ -228,6 +300,238 @@ class NoJournals(Journals):
         """There is nothing to stop."""
 
 
-def after_step(order: Restore) -> int:
-    """Return the step of the checkpoint to restore, 0 for the beginning."""
-    return 0 if order.restore is None else order.restore.step
+# --- output logs --------------------------------------------------------------------------------------------
+
+logger = logging.getLogger("dos.dataflow")
+
+
+class Outputs:
+    """The output logs of a worker. Call `open`, then run `publish_all` and `announce` in tasks."""
+
+    def __init__(
+        self,
+        graph: GraphPlan,
+        exchange: Exchange,
+        peers: int,
+        *,
+        gates: bool,
+        durable: Callable[[int], None],
+    ) -> None:
+        """gates: the circuit waits until the divisions of a step are durable on all workers. durable: called
+        then with the step up to which they are.
+        """
+        self._sinks = {name: spec for name, spec in graph.specs.items() if isinstance(spec, LogSink)}
+        self._exchange = exchange
+        self._logs: dict[str, OutputLog] = {}
+        self._durable = DurableSteps(peers)
+        self._reports_to_circuit = gates
+        self._report_to_circuit = durable
+        self._reported_to_circuit = 0
+        self._to_publish, self._made = trio.open_memory_channel[OutputMade](math.inf)
+        self._changed = trio.Event()
+        self._recorded = 0
+        self._handled: dict[str, int] = {}
+        """Sink -> the last step that was appended or discarded."""
+
+    @property
+    def replayed_bytes(self) -> int:
+        return sum(log.replayed_bytes for log in self._logs.values())
+
+    async def open(
+        self,
+        claim: ClaimPort,
+        part: WorkerCheckpoint | None,
+        *,
+        after_step: int,
+        generation: int,
+        scratch: Scratch | None,
+        floors: Mapping[str, Floor],
+        joins: bool = False,
+        line: int = 0,
+        rewound: bool = False,
+        workers: int,
+    ) -> None:
+        """Open all logs at their positions, at once. floors: what the manifest has released of each chain.
+        joins: the region did not have this worker in the checkpoint. line: the line of history of the
+        checkpoint; rewound: it begins with it. workers: how many the region has.
+
+        Raises what `OutputLog.open` raises, in a group; call `aclose` then too.
+        """
+
+        async def open_one(name: str, spec: LogSink) -> None:
+            at = None if part is None else log_position(name, part.sinks.get(name))
+            log = await OutputLog.open(
+                claim,
+                name,
+                spec.publish,
+                after_step=after_step,
+                at=at,
+                generation=generation,
+                scratch=scratch,
+                released=floors.get(output_chain(name), NO_FLOOR),
+                line=line,
+                rewound=rewound or joins,  # it may have steps of a line that was left before this worker was
+                workers=workers,
+            )
+            self._logs[name] = log
+            if joins:
+                prepared = None if part is None else part.sinks.get(name)
+                await log.begin_after(name, after_step, spec.time_in(prepared))
+
+        self._handled = dict.fromkeys(self._sinks, after_step)
+        async with trio.open_nursery() as opening:
+            for name, spec in self._sinks.items():
+                opening.start_soon(open_one, name, spec)
+
+    async def aclose(self) -> None:
+        """Stop appending."""
+        for log in self._logs.values():
+            await log.aclose()
+
+    # --- from the circuit and the peers -------------------------------------------------------------------
+
+    def take(self, message: OutputMade) -> None:
+        """Queue the output of a step. Never blocks."""
+        self._to_publish.send_nowait(message)
+
+    def replays_until(self, step: int, *, everywhere: bool) -> None:
+        """Note that divisions up to this step are durable: of this worker, or everywhere, as the coordinator
+        has found.
+        """
+        if everywhere:
+            self._durable.floor(step)
+        self._durable.own(step)
+        self._wake()
+
+    def recorded(self, step: int) -> None:
+        """Note that this worker's division of the step is in the steps log, but not yet synced."""
+        self._recorded = max(self._recorded, step)
+        self._wake()
+
+    def on_peer_durable(self, peer: int, step: int) -> None:
+        """Note a peer's DURABLE(step)."""
+        self._durable.of_peer(peer, step)
+        self._wake()
+
+    def _wake(self) -> None:
+        durable = self._durable.everywhere
+        if self._reports_to_circuit and durable > self._reported_to_circuit:
+            self._reported_to_circuit = durable
+            self._report_to_circuit(durable)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # --- tasks --------------------------------------------------------------------------------------------
+
+    async def announce(self, division_synced: Callable[[int], Awaitable[None]]) -> None:
+        """Announce to the peers how far this worker's divisions are durable, if anything waits for that."""
+        by_step = any(spec.publish is Publish.STEP for spec in self._sinks.values())
+        if not by_step and not self._reports_to_circuit:
+            return
+        announced = 0
+        while True:
+            while self._recorded <= announced:
+                await self._changed.wait()
+            announced = self._recorded
+            await division_synced(announced)
+            self._durable.own(announced)
+            self._exchange.announce(FrameType.DURABLE, announced)
+            self._wake()
+
+    async def publish_all(self) -> None:
+        """Append the queued output in order. A step that may not be visible yet delays the steps after it."""
+        async for made in self._made:
+            log = self._logs[made.sink]
+            if log.judge(made.step, made.digest) is OutputDecision.APPEND:
+                if self._sinks[made.sink].publish is Publish.STEP:
+                    # Visible at once, so it must be the same after a reset: all inputs are durable first.
+                    while self._durable.everywhere < made.step:
+                        await self._changed.wait()
+                ends = _ends(made.inputs)
+                await log.append(
+                    made.sink, made.step, made.rows, made.digest, made.data, ends, time=made.time
+                )
+            self._handled[made.sink] = made.step
+            self._wake()
+
+    async def trim_all(self, store: Store, region: str, worker: int, collecting: FloorCollector) -> None:
+        """Trim the logs at intervals: find what their consumers need, for the next votes, and delete what
+        checkpoints have released and nobody needs.
+        """
+        directory, split = worker_directory(region, worker), split_of(worker)
+        trimmers = {
+            name: log.trimmer(
+                TrimPlanner(store, output_register(region, name), self._sinks[name].rule),
+                partial(collecting.permit, output_chain(name)),
+            )
+            for name, log in self._logs.items()
+        }
+        while trimmers:
+            await trio.sleep(limits.trim_poll_s)
+            for name, trimmer in trimmers.items():
+                allowed = collecting.released.get(output_chain(name), NO_FLOOR)
+                try:
+                    await self._logs[name].trim(trimmer, directory, split, allowed)
+                except (FencedError, ClosedError):
+                    raise
+                except DosError as error:  # what is needed is unknown now, so nothing more is deleted
+                    logger.info("output %s of %s is not trimmed now: %s", name, directory, error)
+
+    def floors(self) -> dict[str, Floor]:
+        """Return chain -> the lowest segment that the checkpoint of the last `synced` keeps."""
+        return {output_chain(name): log.vote_floor for name, log in self._logs.items()}
+
+    async def synced(self, step: int, prepared: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait until the output up to a step is synced on the quorum; return sink -> what the checkpoint
+        stores of it. prepared: what the sinks prepared for the checkpoint.
+        """
+        parts = {}
+        for name, log in self._logs.items():
+            while self._handled[name] < step:
+                await self._changed.wait()
+            parts[name] = log_part(await log.synced(step), prepared[name])
+        return parts
+
+
+def log_part(position: Position, prepared: Any) -> dict[str, Any]:
+    """Return what a checkpoint stores of an output log: its position, and what its writer prepared."""
+    return {**(prepared or {}), **msgspec.to_builtins(position)}
+
+
+def _ends(sources: Mapping[str, Mapping[str, SplitPosition]]) -> dict[str, dict[str, int]]:
+    return {name: {split: at.position for split, at in splits.items()} for name, splits in sources.items()}
+
+
+# --- a vote -------------------------------------------------------------------------------------------------
+
+
+async def made_durable(
+    taken: CheckpointTaken,
+    journals: Journals,
+    outputs: Outputs,
+    directories: Directories,
+    running: RunningOperator,
+) -> WorkerCheckpoint:
+    """Return the positions to vote, once all that they refer to is on stable storage or on the quorum.
+    running: where the sinks are noted whose code runs.
+
+    Raises FencedError, and what the sinks raise.
+    """
+    async with trio.open_nursery() as nursery:
+        for name, writer in taken.writers.items():
+            nursery.start_soon(synced, name, writer, running)
+        positions = await journals.prepare(taken)
+        shown = await outputs.synced(taken.step, taken.sinks)
+        files = await directories.synced(taken.barrier.checkpoint)
+    return msgspec.structs.replace(
+        positions,
+        sinks={**taken.voted(running), **shown},
+        directories=files.positions,
+        floors={**positions.floors, **files.floors, **outputs.floors()},
+    )
+
+
+async def synced(name: str, writer: SinkWriter, running: RunningOperator) -> None:
+    """Sync one sink. Raises OperatorError, and what has a rule of its own."""
+    with naming(name, "a checkpoint"), running.making_durable(name):
+        await runtime().in_thread(writer.sync)  # fsync may block

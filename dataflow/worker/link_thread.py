@@ -1,6 +1,8 @@
-"""One incarnation of a worker on the link thread: its claim, its chains and its votes.
+"""The link thread of a worker: control link, exchange listener, store, and one incarnation after the other.
 
-It runs on trio and executes no user code and no long computations. Order of a restore:
+It runs on trio, and no user code or long computation. The circuit is reached by messages only. Orders of the
+coordinator are executed in the order in which they arrive; an incarnation is ended before the next one
+begins. Order of a restore:
 
 1. Claim the worker's directory with its epoch: the incarnation, or the term of a worker that is taken over.
 2. Open the chains (`worker/journals.py`).
@@ -13,38 +15,71 @@ prepared one after the other while the circuit runs the next steps.
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing, suppress
+import os
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
+from typing import Any
 
 import trio
 
-from checkpoint import Committed, FrameType, Restore, Rolling, Start, View, WorkerCheckpoint, worker_directory
-from checkpoint.chains.whole_checkpoints import SoundStore
-from checkpoint.errors import OutputDiffersError, StaleIncarnationError
-from checkpoint.link import Link
-from checkpoint.participant import Participant
+from checkpoint import (
+    Committed,
+    CopyAhead,
+    Counters,
+    FrameType,
+    Host,
+    Pause,
+    RequestCheckpoint,
+    Restore,
+    Rolling,
+    Start,
+    View,
+    WorkerCheckpoint,
+    worker_directory,
+)
+from checkpoint.chains.whole_checkpoints import SoundStore, read_part
+from checkpoint.errors import (
+    CheckpointDamagedError,
+    OrphanedError,
+    OutputDiffersError,
+    StaleIncarnationError,
+    StoppedError,
+)
+from checkpoint.limits import stop_grace_s
+from checkpoint.link import Link, serve_links
+from checkpoint.participant import Participant, open_participant
 from dataflow import limits
-from dataflow.core.phase_timer import PhaseTimer
-from dataflow.worker.claiming import claimed
-from dataflow.worker.collecting import FloorCollector
-from dataflow.worker.copying import CopiedState
+from dataflow.errors import CircuitStoppedError, UserFault
+from dataflow.limits import WorkerLimits
 from dataflow.worker.directories import Directories, FormerFiles
-from dataflow.worker.exchange import PeerSuspected, ResumedExchange
-from dataflow.worker.failures import first_error, reported_first
-from dataflow.worker.journals import Journals, NoJournals, after_step
-from dataflow.worker.layout_change import LayoutChange, left_before, part_of
-from dataflow.worker.making_durable import made_durable
+from dataflow.worker.exchange import Exchange, PeerSuspected
+from dataflow.worker.failures import failure_of, first_error, reported_first
+from dataflow.worker.journals import FloorCollector, Journals, NoJournals, Outputs, made_durable
+from dataflow.worker.layout_change import (
+    CopiedState,
+    LayoutChange,
+    after_step,
+    copy_ahead,
+    left_before,
+    part_of,
+)
 from dataflow.worker.messages import (
     BlockLoaded,
+    CheckpointRequested,
     CheckpointTaken,
+    CircuitFailed,
     DivisionsDurable,
     Inbox,
+    LinksEnded,
     LoadStateBlock,
     OfDirectories,
     OutputMade,
     PausedAt,
+    PauseRequested,
     PeerHeld,
+    PublishCheckpoint,
     Published,
     RestoreCircuit,
     Shared,
@@ -56,13 +91,118 @@ from dataflow.worker.messages import (
     ToLinks,
     Woken,
 )
-from dataflow.worker.outputs import Outputs
-from dataflow.worker.peer_exchange import make_exchange
 from dataflow.worker.prefetching import feeds_of
-from dataflow.worker.room import watch_room
 from dataflow.worker.spec import WorkerSpec
-from dos_client import Claim, Store
+from dos_client import Claim, Store, open_store, randomness
+from dos_client.errors import QuorumUnavailableError
+from dos_monitoring import SilentLoopError, answer_of_loop, log_fields
+from dos_protocol.errors import BrokenConnectionError, DosError
 from journal import Scratch
+
+# --- the claim ----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def claimed(store: Store, order: Restore) -> AsyncGenerator[Claim]:
+    """Claim the directory of the ordered worker. Waits while too few members are available.
+
+    Raises CheckpointDamagedError if the claim waits because what must be restored is damaged on too many
+    members, and what `Store.claim` raises.
+    """
+    disregard = frozenset[str]()
+    writer_id = randomness.fresh_id()  # the same for a second claim: one epoch has one writer
+    while True:
+        claim = await _claim_unless_damaged(store, order, writer_id, disregard)
+        if isinstance(claim, Claim):
+            break
+        disregard = claim
+    async with claim:
+        yield claim
+
+
+async def _claim_unless_damaged(
+    store: Store, order: Restore, writer_id: bytes, disregard: frozenset[str]
+) -> Claim | frozenset[str]:
+    """Return the claim, or damaged segments that it must disregard, and did not."""
+    directory = worker_directory(order.job, order.worker)
+    found: list[frozenset[str] | Claim] = []
+
+    async def look(scope: trio.CancelScope) -> None:
+        waits = ""
+        while True:
+            await trio.sleep(limits.damage_look_s)
+            try:
+                unneeded = await unneeded_damage(store, order)
+            except (QuorumUnavailableError, BrokenConnectionError) as error:
+                if waits != (waits := str(error.args[0])):
+                    logger.warning("the claim of %s waits: %s", directory, waits)
+                continue
+            if not unneeded <= disregard:
+                found.append(unneeded | disregard)
+                scope.cancel()
+                return
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look, nursery.cancel_scope)
+        found.append(await store.claim(directory, order.epoch, writer_id, disregard=disregard))
+        nursery.cancel_scope.cancel()
+    return found[-1]
+
+
+async def unneeded_damage(store: Store, order: Restore) -> frozenset[str]:
+    """Return the damaged segments in the directory of the ordered worker that its restore does not need.
+
+    Raises CheckpointDamagedError if it needs segments that are damaged on too many members,
+    QuorumUnavailableError or BrokenConnectionError while that is not known.
+    """
+    part = None if order.restore is None or order.forks else order.restore.workers.get(order.worker)
+    if order.restore is None or part is None:
+        return frozenset()
+    rewound = order.restore.rewound
+    reading = await read_part(store, order.job, order.worker, part, rewound=rewound, records=False)
+    if reading.damage:
+        raise CheckpointDamagedError("; ".join(map(str, reading.damage)))
+    return reading.disregarded
+
+
+async def watch_room(
+    claim: Claim,
+    exchange: Exchange,
+    shared: Shared,
+    inbox: Inbox,
+    worker_limits: WorkerLimits,
+    wants_checkpoint: Callable[[int], Awaitable[None]],
+) -> None:
+    """Stop the sources while the store accepts no data, or too much is retained, which only a checkpoint
+    releases: it is requested. Steps that peers or a checkpoint need are made nevertheless. Never returns.
+    """
+    wanted = 0
+    while True:
+        full = exchange.retained_bytes > 2 * worker_limits.retained_bytes_max
+        if full and shared.step > wanted:
+            wanted = shared.step
+            await wants_checkpoint(wanted)
+        room = not claim.waiting and not full
+        if room != shared.room:
+            shared.room = room
+            inbox.put(Woken())
+        await trio.sleep(limits.store_poll_s)
+
+
+class PhaseTimer:
+    """Consecutive phases. Their durations sum up to the time from `begin` to the last `end`."""
+
+    def __init__(self, begin: float) -> None:
+        self._last = begin
+        self.phases_s: dict[str, float] = {}
+
+    def end(self, phase: str, now: float) -> None:
+        """Add the time since the previous end to this phase."""
+        self.phases_s[phase] = self.phases_s.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+# --- the incarnation ----------------------------------------------------------------------------------------
 
 logger = logging.getLogger("dos.dataflow")
 
@@ -108,7 +248,7 @@ class LinkIncarnation:
             StageEnded | Published | SourceWaits | PausedAt | Committed | PeerSuspected
         ](math.inf)
         self._to_vote, self._checkpoints = trio.open_memory_channel[CheckpointTaken](math.inf)
-        self._exchange = make_exchange(
+        self._exchange = Exchange(
             spec,
             order,
             self._plan,
@@ -146,7 +286,7 @@ class LinkIncarnation:
         elif isinstance(message, CheckpointTaken):
             self._to_vote.send_nowait(message)
         elif isinstance(message, PeerHeld):
-            self._resumed.held(message)
+            self._exchange.held(message)
         elif isinstance(message, StageEnded | Published | SourceWaits | PausedAt):
             self._to_serve.send_nowait(message)
 
@@ -165,12 +305,7 @@ class LinkIncarnation:
 
     def view(self, order: View) -> None:
         """Connect to the process that has taken a peer over."""
-        self._resumed.view(order)
-
-    @property
-    def _resumed(self) -> ResumedExchange:
-        assert isinstance(self._exchange, ResumedExchange), "only with local recovery"
-        return self._exchange
+        self._exchange.view(order)
 
     async def receive_from(self, link: Link) -> None:
         """Serve a link that a peer has dialled in this incarnation, perhaps before its circuit restores."""
@@ -253,7 +388,7 @@ class LinkIncarnation:
 
     async def _work(self, claim: Claim, phases: PhaseTimer) -> None:
         """With the claim held: open the chains, restore the state, then serve steps and votes."""
-        order, after, spec = self._order, after_step(self._order), self._spec
+        spec = self._spec
         async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
             await stack.enter_async_context(aclosing(self._outputs))
             await stack.enter_async_context(aclosing(self._directories))
@@ -263,7 +398,7 @@ class LinkIncarnation:
             # RESTORED promises both: the state is loaded, and every peer can be reached.
             async with trio.open_nursery() as loading:
                 loading.start_soon(self._load, journals)
-                await self._exchange.dial_all(nursery, order.peers, step=after)
+                await self._exchange.dial_all(nursery)
             phases.end("load", trio.current_time())
             await self._control.restored(
                 last_step=journals.last_step,
@@ -416,3 +551,356 @@ async def _at_once(*works: Callable[[], Awaitable[None]]) -> None:
     async with trio.open_nursery() as nursery:
         for work in works:
             nursery.start_soon(work)
+
+
+# --- all incarnations ---------------------------------------------------------------------------------------
+
+
+class Links:
+    """The link side of one worker.
+
+    Run `run`; call `deliver` in the same trio run for messages of the circuit.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        *,
+        inbox: Inbox,
+        shared: Shared,
+        host: Callable[[int, int], None],
+        metrics: Callable[[str], str] = lambda _: "",
+    ) -> None:
+        """host: runs an attempt of another worker in this process, as `host(worker, attempt)`. metrics:
+        returns the address of this worker's figures, from the host at which others reach it.
+        """
+        self._metrics = metrics
+        self._spec = spec
+        self._host = host
+        self._inbox = inbox
+        self._shared = shared
+        self._incarnation: LinkIncarnation | None = None
+        self._new_incarnation = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._control: Participant | None = None
+        self._copies = CopiedState(spec.scratch_dir)
+        """What is copied ahead of a change of the layout."""
+        self._copying = trio.CancelScope()
+        self._unpublished = 0
+        """The committed checkpoint that the circuit has to publish, 0 for none."""
+        self._published = trio.Event()
+
+    def deliver(self, message: ToLinks) -> None:
+        """Take a message of the circuit. Never blocks. Drops a message of an earlier incarnation."""
+        incarnation, nursery = self._incarnation, self._nursery
+        if incarnation is None or nursery is None or message.incarnation != incarnation.number:
+            return
+        failed = isinstance(message, CircuitFailed)
+        if failed or (isinstance(message, Published) and message.checkpoint == self._unpublished):
+            self._unpublished = 0
+            self._published.set()
+        if not isinstance(message, CircuitFailed):
+            incarnation.deliver(message)
+        elif incarnation.is_ending:
+            logger.error("worker %d failed as it ended: %s", self._spec.worker, message.message)
+        else:
+            nursery.start_soon(self._report_circuit, message)
+
+    # --- the run ------------------------------------------------------------------------------------------
+
+    async def run(self) -> LinksEnded:
+        """Run until the coordinator ends this worker or an error does.
+
+        The result is also sent to the circuit.
+        """
+        try:
+            ended = LinksEnded(await self._run())
+        except Exception as error:
+            first = first_error(error)
+            logger.error("the links of worker %d ended: %s", self._spec.worker, first)
+            ended = LinksEnded(f"{type(first).__name__}: {first}", first)
+        self._inbox.put(ended)
+        return ended
+
+    async def _run(self) -> str:
+        spec = self._spec
+        stopped = ""
+        async with (
+            open_participant(spec.participant(), counters=self.sample) as control,
+            open_store(spec.store_url, token=spec.token, client=f"{spec.region}.w{spec.worker}") as store,
+            trio.open_nursery() as nursery,
+        ):
+            self._control, self._nursery = control, nursery
+            serve = partial(
+                serve_links,
+                self._accepted,
+                job=spec.region,
+                key=spec.job_key,
+                host=spec.listen_host,
+                ports=spec.ports(),
+            )
+            address: tuple[str, int] = await nursery.start(serve)
+            host = spec.advertise_host or control.local_address[0]
+            await control.join(
+                exchange_host=host,
+                exchange_port=address[1],
+                scratch=spec.scratch_dir,
+                metrics=self._metrics(host),
+            )
+            try:
+                await self._take_orders(control, store, nursery)
+            except StoppedError as error:
+                stopped = str(error.args[0])
+                await self._publish_committed()
+            if self._incarnation is not None:
+                await self._incarnation.end()
+            nursery.cancel_scope.cancel()
+        return stopped
+
+    async def _publish_committed(self) -> None:
+        """Wait until the rows of the last checkpoint are visible. If that takes too long, or the circuit
+        fails, they become visible when the region runs again.
+        """
+        if self._incarnation is not None:
+            self._incarnation.is_ending = True  # peers end too: no loss of them counts
+        with trio.move_on_after(stop_grace_s):
+            while self._unpublished:
+                await self._published.wait()
+
+    async def _take_orders(self, control: Participant, store: Store, nursery: trio.Nursery) -> None:
+        while True:
+            order = await control.next_order()
+            if isinstance(order, Restore):
+                await self._begin(order, control, store, nursery)
+            elif isinstance(order, CopyAhead):
+                nursery.start_soon(self._copy_ahead, order, control, store)
+            elif self._incarnation is None or order.incarnation != self._incarnation.of_region:
+                logger.warning("ignored an order for incarnation %d: not current", order.incarnation)
+            else:
+                self._take_order(order, self._incarnation)
+
+    def _take_order(
+        self, order: View | Host | Start | RequestCheckpoint | Committed | Pause, incarnation: LinkIncarnation
+    ) -> None:
+        number = incarnation.number
+        if isinstance(order, Start):
+            incarnation.start(order)
+        elif isinstance(order, View):
+            incarnation.view(order)
+        elif isinstance(order, Host):
+            self._host(order.hosted, order.attempt)
+        elif isinstance(order, RequestCheckpoint):
+            self._inbox.put(CheckpointRequested(number, order.checkpoint, order.final))
+        elif isinstance(order, Committed):
+            incarnation.committed(order)
+            self._unpublished, self._published = order.checkpoint, trio.Event()
+            self._inbox.put(PublishCheckpoint(number, order.checkpoint, order.final, order.step))
+        else:
+            self._shared.pausing = order.pause > 0
+            self._inbox.put(PauseRequested(number, order.pause))
+
+    async def _begin(self, order: Restore, control: Participant, store: Store, nursery: trio.Nursery) -> None:
+        """End the current incarnation and begin the next.
+
+        The shared number is set first, so that the circuit stops reading input for the old incarnation.
+        """
+        self._shared.incarnation = order.epoch
+        if self._incarnation is not None:
+            await self._incarnation.end()
+        self._unpublished = 0
+        self._shared.peers_at = 0
+        self._shared.room = True
+        self._shared.pausing = False
+        self._shared.snapshot_due = order.forks
+        self._copying.cancel()
+        copies, self._copies = self._copies, CopiedState(self._spec.scratch_dir)
+        self._incarnation = LinkIncarnation(
+            self._spec, order, control, store, inbox=self._inbox, shared=self._shared, copies=copies
+        )
+        nursery.start_soon(self._run_incarnation, self._incarnation, control)
+        self._new_incarnation.set()
+        self._new_incarnation = trio.Event()
+
+    async def _copy_ahead(self, order: CopyAhead, control: Participant, store: Store) -> None:
+        """Prepare for another layout, in place of what was prepared before. Report how far that is."""
+        self._copying.cancel()
+        self._copying = trio.CancelScope()
+        self._copies = copies = CopiedState(self._spec.scratch_dir)
+        reported_at = -math.inf
+
+        async def report(copied: int, total: int) -> None:
+            nonlocal reported_at
+            if trio.current_time() > reported_at + limits.copied_report_s:
+                reported_at = trio.current_time()
+                await control.copied(copied, total)
+
+        # Obsolete if an order has arrived meanwhile, which may end this worker.
+        with self._copying, suppress(StaleIncarnationError):
+            try:
+                plan = self._spec.graph.plan()
+                total = await copy_ahead(store, order, plan, copies, report, randomness.fresh_id())
+            except (DosError, UserFault) as error:
+                await control.copied(0, 0, error=str(error))
+            else:
+                await control.copied(total, total, done=True)
+
+    async def _run_incarnation(self, incarnation: LinkIncarnation, control: Participant) -> None:
+        failure = await incarnation.run()
+        if failure is None or isinstance(failure, StaleIncarnationError):
+            return
+        with suppress(StaleIncarnationError):  # a newer order has arrived; the report is obsolete
+            await self._report(failure, control)
+
+    async def _report_circuit(self, report: CircuitFailed) -> None:
+        """Report that the circuit cannot continue. The links stay open until the coordinator decides.
+
+        If they closed, peers would report a lost worker, perhaps before this report arrives. The region would
+        then reset, fail on the same row again, and finally not report the actual error.
+        """
+        assert self._control is not None
+        with suppress(StaleIncarnationError):
+            await self._control.failed(
+                report.kind,
+                message=report.message,
+                operator=report.operator,
+                position=report.position,
+                traceback=report.traceback,
+            )
+            if report.kind == "internal":
+                raise CircuitStoppedError(report.message)
+
+    async def _report(self, error: Exception, control: Participant) -> None:
+        """Report the error that ended an incarnation. Raises it if it is internal, which ends the process."""
+        logger.warning("worker %d, incarnation %d: %s", self._spec.worker, self._shared.incarnation, error)
+        failure = failure_of(error)
+        await control.failed(
+            failure.kind,
+            message=failure.message,
+            peer=failure.peer,
+            epoch_held=failure.epoch_held,
+            damaged=failure.damaged,
+            operator=failure.operator,
+            position=failure.position,
+        )
+        if failure.kind == "internal":
+            raise error
+
+    async def _accepted(self, link: Link) -> None:
+        """Serve a link that a peer dialled.
+
+        Wait for its incarnation: the peer may have got its order earlier.
+        """
+        wanted = link.hello.to_term or link.hello.incarnation
+        if link.hello.role != "exchange":
+            logger.warning("refused a link of role %r: not an exchange link", link.hello.role)
+            return
+        with trio.move_on_after(limits.peer_wait_s):
+            while self._incarnation is None or self._incarnation.number < wanted:
+                await self._new_incarnation.wait()
+        if self._incarnation is not None and self._incarnation.number == wanted:
+            await self._incarnation.receive_from(link)
+        else:
+            logger.info("refused an exchange link of incarnation %d, which does not run here", wanted)
+
+    def sample(self) -> Counters:
+        """Return the counters of now. In the trio run of the links."""
+        shared, claim = self._shared, None if self._incarnation is None else self._incarnation.claim
+        return Counters(
+            step=shared.step,
+            rows_in=shared.rows_in,
+            rows_out=shared.rows_out,
+            bytes_in=shared.bytes_in,
+            exhausted=shared.exhausted,
+            waiting_for_store=claim is not None and claim.waiting,
+            waiting_reason=claim.status().waiting if claim is not None and claim.waiting else "",
+            lag_bytes=0 if claim is None else _lag_bytes(claim),
+            busy_s=round(shared.busy_s, 3),
+            load_s=round(shared.load_s, 3),
+            backlog_bytes=shared.backlog_bytes,
+            operators=shared.operators,
+            event_times=shared.event_times,
+            operator=shared.running.name,
+        )
+
+
+def _lag_bytes(claim: Claim) -> int:
+    """Return the bytes that are appended to the chains but not yet synced on the quorum."""
+    return sum(max(0, one.size - one.synced) for one in claim.targets.values())
+
+
+# --- the thread ---------------------------------------------------------------------------------------------
+
+
+class LinkThread:
+    """The thread that runs `Links`. `start` it, `post` messages to it, `join` it."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        *,
+        inbox: Inbox,
+        shared: Shared,
+        host: Callable[[int, int], None],
+        metrics: Callable[[str], str],
+    ) -> None:
+        self._spec = spec
+        self._inbox = inbox
+        self._shared = shared
+        self._links = Links(spec, inbox=inbox, shared=shared, host=host, metrics=metrics)
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._thread = threading.Thread(target=self._run, name="dos-links", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def post(self, message: ToLinks) -> None:
+        """Send a message from the circuit thread. Never blocks.
+
+        Dropped if its incarnation or the thread has ended.
+        """
+        assert self._token is not None, "a message before the first order"
+        try:
+            self._token.run_sync_soon(self._links.deliver, message)
+        except trio.RunFinishedError:
+            logger.debug("dropped %s: the links have ended", type(message).__name__)
+
+    def sample(self) -> Counters:
+        """Return the counters of the worker. Call it in another thread than the two of the worker.
+
+        Raises SilentLoopError if the loop of this thread does not answer.
+        """
+        if self._token is None:
+            raise SilentLoopError("its event loop has not started")
+        return answer_of_loop(self._token, self._links.sample)
+
+    def log_fields(self) -> dict[str, Any]:
+        """Return what each line of the log has in addition."""
+        of = self._spec
+        return {"region": of.region, "worker": of.worker, "incarnation": self._shared.incarnation}
+
+    def _run(self) -> None:
+        try:
+            with log_fields(self.log_fields):
+                ended = trio.run(self._main)
+        except BaseException as error:  # from trio itself: the main thread must end too
+            self._inbox.put(LinksEnded(f"{type(error).__name__}: {error}", error))
+            raise
+        if isinstance(ended.error, OrphanedError):
+            self._end_process_later()
+
+    async def _main(self) -> LinksEnded:
+        self._token = trio.lowlevel.current_trio_token()
+        return await self._links.run()
+
+    def _end_process_later(self) -> None:
+        """Kill the process if the circuit does not end in time.
+
+        The coordinator is gone, so nothing else would end it, and user code may never return. The process
+        must not outlive its region.
+        """
+        if not self._shared.over.wait(limits.orphan_exit_s):
+            logger.critical("the circuit did not end within %g s: ending the process", limits.orphan_exit_s)
+            os._exit(limits.orphan_exit_code)

@@ -4,8 +4,9 @@ Both are pickled into the closure of a Spark task or sent over the launcher's pi
 own protocol; the closure must unpickle the user's functions in any case.
 """
 
+import time
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from checkpoint import limits as checkpoint_limits
 from checkpoint.participant import ParticipantSpec
@@ -88,3 +89,26 @@ class WorkerSummary:
     bytes_in: int
     checkpoints: int
     """Checkpoints that it took part in."""
+
+
+class Clock:
+    """The clock that a circuit uses. The simulator replaces it."""
+
+    @staticmethod
+    def seconds() -> float:
+        """Return seconds of a monotonic clock, to measure durations."""
+        return time.perf_counter()
+
+    @staticmethod
+    def wall_ms() -> int:
+        """Return milliseconds since the epoch."""
+        return time.time_ns() // 1_000_000
+
+
+class Identity(NamedTuple):
+    """Region and worker of a process."""
+
+    region: str
+    worker: int
+    scratch: str = ""
+    """A directory for data that need not survive; '': the directory for temporary files."""

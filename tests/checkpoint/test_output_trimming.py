@@ -30,7 +30,7 @@ from checkpoint.core.outputs import OutputDecision, Publish, output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import floors_of, gaps_of, retained_with
 from checkpoint.errors import InputTrimmedError
-from dataflow.worker.collecting import FloorCollector
+from dataflow.worker.journals import FloorCollector
 from dos_protocol.errors import DosError
 from journal import NO_FLOOR, Position, inspect_chain_at, parse_segment_name
 from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint

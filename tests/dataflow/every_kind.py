@@ -45,10 +45,10 @@ from dataflow.operators.base import OperatorSpec
 from dataflow.sinks.sql import SqlSink
 from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedSource
 from dataflow.state.directory_handover import Handover
-from dataflow.worker import making_durable
-from dataflow.worker.circuit_loop import CircuitLoop
+from dataflow.worker import journals
+from dataflow.worker.circuit_thread import CircuitLoop
+from dataflow.worker.companion import RunningOperator
 from dataflow.worker.failures import failure_of, first_error
-from dataflow.worker.identity import Identity
 from dataflow.worker.messages import (
     CheckpointRequested,
     CheckpointTaken,
@@ -61,7 +61,7 @@ from dataflow.worker.messages import (
     StateComplete,
     ToCircuit,
 )
-from dataflow.worker.pulse import RunningOperator
+from dataflow.worker.spec import Identity
 from tests.support.s3 import BUCKET
 
 ROWS = [
@@ -304,7 +304,7 @@ class OneWorker:
         try:
             async with trio.open_nursery() as nursery:
                 for name, writer in taken.writers.items():
-                    nursery.start_soon(making_durable.synced, name, writer, self._running)
+                    nursery.start_soon(journals.synced, name, writer, self._running)
             taken.voted(self._running)
         except Exception as error:
             failed = failure_of(first_error(error))

@@ -16,9 +16,9 @@ from dataflow.limits import WorkerLimits
 from dataflow.schema import parse_schema
 from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedReader
 from dataflow.worker.circuit import Circuit
-from dataflow.worker.identity import Clock
+from dataflow.worker.circuit_thread import StepInput
 from dataflow.worker.messages import Shared
-from dataflow.worker.step_input import StepInput
+from dataflow.worker.spec import Clock
 from tests.dataflow.test_windows_in_regions import EPOCH, SIZE
 
 SCHEMA = "at timestamp, key string"

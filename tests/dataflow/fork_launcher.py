@@ -12,7 +12,8 @@ from typing import Any
 
 from dataflow.local import ProcessLauncher
 from dataflow.worker.companion import begin_companion
-from dataflow.worker.process import WorkerSpec, run_worker
+from dataflow.worker.process import run_worker
+from dataflow.worker.spec import WorkerSpec
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.dataflow.fork_launcher", "tests.checkpoint.toy_worker", "pandas"])

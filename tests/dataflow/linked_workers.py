@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from checkpoint import ChannelFrame, FrameType, LinkHello, job_digest
 from checkpoint.core.barrier import Alignment
-from dataflow.core.peer_links import Admission, PeerLinks
-from dataflow.core.retained_steps import Held, RowsRecord, Sent
+from dataflow.core.peer_links import Admission, Held, PeerLinks, RowsRecord, Sent
 from dataflow.limits import steps_ahead
 
 REGION = "r"

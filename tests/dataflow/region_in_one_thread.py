@@ -22,7 +22,7 @@ from dataflow.graph.builder import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.state.directory_handover import Handover
 from dataflow.worker.circuit_thread import CircuitIncarnation
-from dataflow.worker.identity import Clock, Identity
+from dataflow.worker.companion import RunningOperator
 from dataflow.worker.messages import (
     CheckpointRequested,
     CheckpointTaken,
@@ -39,7 +39,7 @@ from dataflow.worker.messages import (
     Started,
     ToLinks,
 )
-from dataflow.worker.pulse import RunningOperator
+from dataflow.worker.spec import Clock, Identity
 from journal import Position, Record
 from journal.files.directory import snapshot_of
 from journal.files.tree import Rebuilding

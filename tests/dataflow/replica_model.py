@@ -27,8 +27,7 @@ from checkpoint.core.manifest import Checkpoint, RetiredWorker, in_its_version
 from checkpoint.core.outputs import BEFORE_ALL, OutputDecision, OutputTime, Publish, output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import floors_of, gaps_of, retained_with
-from dataflow.worker.collecting import FloorCollector
-from dataflow.worker.outputs import log_part
+from dataflow.worker.journals import FloorCollector, log_part
 from dos_protocol.errors import FencedError
 from journal import NO_FLOOR, Position
 from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint

@@ -9,9 +9,9 @@ from checkpoint.core.layout import even_layout
 from dataflow import CallSink, FileSource, Graph
 from dataflow.limits import WorkerLimits, batch_bytes_max
 from dataflow.worker.circuit import Circuit
-from dataflow.worker.identity import Clock
+from dataflow.worker.circuit_thread import StepInput
 from dataflow.worker.messages import Shared
-from dataflow.worker.step_input import StepInput
+from dataflow.worker.spec import Clock
 
 
 class Worked(Clock):

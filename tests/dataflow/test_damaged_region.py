@@ -17,7 +17,7 @@ from checkpoint.core.region import RegionSpec, RegionState, ResetReport
 from checkpoint.core.region_events import FellBack
 from checkpoint.errors import CheckpointDamagedError
 from dataflow import limits
-from dataflow.worker.process import WorkerSpec
+from dataflow.worker.spec import WorkerSpec
 from dos_client import init_store
 from journal import parse_segment_name
 from tests.dataflow.support import true_counts

@@ -12,11 +12,11 @@ from trio.testing import wait_all_tasks_blocked
 from checkpoint import FrameType
 from dataflow import FileSource, Graph, LogSink
 from dataflow.limits import WorkerLimits
-from dataflow.worker.circuit_loop import CircuitLoop
-from dataflow.worker.copying import CopiedState
-from dataflow.worker.identity import Identity
+from dataflow.worker.circuit_thread import CircuitLoop
+from dataflow.worker.layout_change import CopiedState
 from dataflow.worker.link_thread import LinkIncarnation
 from dataflow.worker.messages import Inbox, Shared
+from dataflow.worker.spec import Identity
 from tests.dataflow.linked_workers import REGION
 from tests.dataflow.test_resumed_exchange import AcceptedLink, order_of_0
 
@@ -35,7 +35,7 @@ class SlowStore:
         await self.answers.wait()
         return []
 
-    async def claim(self, *_: Any) -> None:
+    async def claim(self, *_: Any, **__: Any) -> None:
         await trio.sleep_forever()
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dataflow import CallSink, Count, Graph, IteratorSource, LogSink, Tumbling
 from dataflow.sources.base import SourceSpec
-from dataflow.worker.identity import Clock
+from dataflow.worker.spec import Clock
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.test_region_in_one_thread import rows_shown
 from tests.dataflow.test_split_watermarks import Lines, naive, run_through, shown

@@ -9,7 +9,7 @@ import pytest
 from dataflow import CallSink, Graph, RateSource
 from dataflow.core.fixed_cost import FixedCost, fixed_s_max
 from dataflow.limits import WorkerLimits
-from dataflow.worker.identity import Clock
+from dataflow.worker.spec import Clock
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 
 

@@ -7,9 +7,7 @@ import pytest
 
 from checkpoint import ChannelFrame, FrameType, LinkHello
 from checkpoint.errors import ChannelFrameError
-from dataflow.core.incoming_frames import IncomingFrames
-from dataflow.core.peer_links import Admission, PeerLinks
-from dataflow.core.retained_steps import Held, Records, RowsRecord, Sent
+from dataflow.core.peer_links import Admission, Held, PeerLinks, Records, RowsRecord, Sent
 from dataflow.errors import StepDiffersError, StepsMissingError
 from tests.dataflow.linked_workers import JOB, REGION, frames_for, items_of, record_of
 
@@ -87,9 +85,27 @@ def test_a_link_is_accepted_by_the_workers_and_terms_that_it_names(
 def test_without_local_recovery_one_link_of_each_peer_in_this_incarnation_is_accepted() -> None:
     for peer in range(-1, 5):
         for incarnation in (6, 7, 8):
-            frames, accepted = IncomingFrames(REGION, 1, 3, 7), peer in (0, 2) and incarnation == 7
-            assert frames.admits(peer, incarnation) is accepted
-            assert not frames.admits(peer, incarnation), "a second link"
+            links = PeerLinks(REGION, 1, (7, 7, 7), after_step=0, resumes=False)
+            dialled = hello(worker=peer, incarnation=incarnation, to_worker=1)
+            accepted = peer in (0, 2) and incarnation == 7
+            assert links.admits(dialled) is (Admission.NOW if accepted else Admission.NEVER)
+            assert links.admits(dialled) is Admission.NEVER, "a second link"
+
+
+def test_without_local_recovery_what_every_peer_got_is_forgotten_and_no_peer_is_waited_for() -> None:
+    links = PeerLinks(REGION, 0, (7, 7, 7), after_step=4, resumes=False)
+    made(links, 5)
+    links.opened(1)
+    assert links.next_frames(1) == (links._frame(FrameType.RESET, 4),)
+    made(links, *range(6, 12))
+    assert steps_of(sent(links)) == [(0, step) for step in range(5, 12)]
+    assert (links.retained.begin, links.retained.end) == (0, 7), "worker 2 has no link yet"
+    links.opened(2)
+    sent(links, 2)
+    assert links.retained.begin == 7
+    assert links.retained.bytes == 0
+    made(links, 12)
+    assert steps_of(sent(links)) == [(0, 12)]
 
 
 def test_a_link_of_a_newer_term_waits_for_the_view_and_then_the_older_one_is_refused() -> None:

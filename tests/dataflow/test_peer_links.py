@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from checkpoint import LinkHello
 from checkpoint.core.barrier import Alignment
 from checkpoint.errors import ChannelFrameError, StepOrderError
-from dataflow.core.peer_links import Admission, PeerLinks
-from dataflow.core.retained_steps import Records, Sent
+from dataflow.core.peer_links import Admission, PeerLinks, Records, Sent
 from dataflow.errors import StepsMissingError
 from tests.dataflow.linked_workers import (
     INCARNATION,

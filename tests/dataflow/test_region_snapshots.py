@@ -17,7 +17,8 @@ from checkpoint.core.manifest import OutputIdentity
 from checkpoint.core.region import RegionSpec, RegionState, ResetReport, worker_directory
 from dataflow import Graph
 from dataflow.limits import WorkerLimits
-from dataflow.worker.process import WorkerSpec, run_worker
+from dataflow.worker.process import run_worker
+from dataflow.worker.spec import WorkerSpec
 from dos_client import init_store, open_store
 from tests.dataflow.support import last_counts, true_counts
 from tests.dataflow.test_region_processes import SMALL_STEPS, WAIT_S, Watch, hurry, slow_word_count

@@ -14,9 +14,8 @@ from checkpoint.core.rebalancing import rebalanced
 from dataflow import CallSink, Graph, GraphError, InputSource, RuntimeContext, UserOperator
 from dataflow.errors import OperatorError
 from dataflow.testing import Trial
-from dataflow.worker.copying import create_journals
 from dataflow.worker.directories import FormerFiles
-from dataflow.worker.layout_change import LayoutChange
+from dataflow.worker.layout_change import LayoutChange, create_journals
 from journal import restore
 from journal.core.chain import below
 from tests.checkpoint.manifest_samples import numbered_checkpoint

@@ -31,7 +31,7 @@ from dataflow import (
 )
 from dataflow.handle import RegionHandle
 from dataflow.sinks.sql import SqlSink
-from dataflow.worker.copying import CopiedState
+from dataflow.worker.layout_change import CopiedState
 from dos_client.blocking import open_store
 from tests.dataflow.support import rows_of, true_counts
 from tests.dataflow.test_output_processes import counted, inputs, last_shown, steps_of

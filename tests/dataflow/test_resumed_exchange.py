@@ -15,12 +15,11 @@ from checkpoint import ChannelFrame, FrameType, LinkHello, Peer, Restore, View
 from checkpoint.core.layout import even_layout
 from checkpoint.errors import LinkClosedError
 from dataflow import limits
-from dataflow.core.peer_links import PeerLinks
-from dataflow.core.retained_steps import Held, Sent
+from dataflow.core.peer_links import Held, PeerLinks, Sent
 from dataflow.errors import PeerLostError, StepsMissingError
 from dataflow.limits import WorkerLimits
-from dataflow.worker import resumed_exchange
-from dataflow.worker.exchange import PeerSuspected, ResumedExchange
+from dataflow.worker import exchange as worker_exchange
+from dataflow.worker.exchange import Exchange, PeerSuspected
 from dataflow.worker.messages import Inbox, PeerHeld, Shared, StageEnded
 from tests.dataflow.linked_workers import REGION, frames_for
 
@@ -88,7 +87,7 @@ class Network:
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     found = Network()
-    monkeypatch.setattr(resumed_exchange, "dial_peer", found.dial)
+    monkeypatch.setattr(worker_exchange, "dial_peer", found.dial)
     return found
 
 
@@ -105,16 +104,16 @@ def order_of_0() -> Restore:
     )
 
 
-def exchange_of_0(suspects: Callable[[PeerSuspected], None] = lambda _: None) -> ResumedExchange:
+def exchange_of_0(suspects: Callable[[PeerSuspected], None] = lambda _: None) -> Exchange:
     """Worker 0 of two, in term 7."""
     spec = SimpleNamespace(region=REGION, worker=0, attempt=1, limits=WorkerLimits(), scratch_dir="")
-    return ResumedExchange(
+    return Exchange(
         spec,  # type: ignore[arg-type]
         order_of_0(),
-        at_most_once=False,
-        after_step=0,
+        SimpleNamespace(delivery=None, silence_timeout=5.0),  # type: ignore[arg-type]
         inbox=Inbox(),
         shared=Shared(),
+        lost=lambda _: None,
         suspects=suspects,
     )
 
@@ -137,7 +136,7 @@ async def test_a_broken_link_is_opened_again_and_gets_what_was_not_used(
     del autojump_clock
     exchange = exchange_of_0()
     async with trio.open_nursery() as nursery:
-        await exchange.dial_all(nursery, (), step=0)
+        await exchange.dial_all(nursery)
         exchange.send(ended(1))
         await wait_all_tasks_blocked()
         network.links[0].break_now()
@@ -158,7 +157,7 @@ async def test_a_view_opens_the_link_to_the_new_process_even_if_the_old_one_brea
     del autojump_clock
     exchange = exchange_of_0()
     async with trio.open_nursery() as nursery:
-        await exchange.dial_all(nursery, (), step=0)
+        await exchange.dial_all(nursery)
         exchange.send(ended(1))
         await wait_all_tasks_blocked()
         if first != "view":
@@ -181,7 +180,7 @@ async def test_a_peer_that_cannot_be_reached_is_reported_again_and_again_but_not
     reports: list[tuple[float, PeerSuspected]] = []
     exchange = exchange_of_0(lambda report: reports.append((trio.current_time(), report)))
     async with trio.open_nursery() as nursery:
-        await exchange.dial_all(nursery, (), step=0)
+        await exchange.dial_all(nursery)
         await wait_all_tasks_blocked()
         network.answers = False
         since = trio.current_time()
@@ -212,7 +211,7 @@ async def test_the_next_worker_of_the_ring_is_reported_if_it_does_not_answer_pin
     reports: list[PeerSuspected] = []
     exchange = exchange_of_0(reports.append)
     async with trio.open_nursery() as nursery:
-        await exchange.dial_all(nursery, (), step=0)
+        await exchange.dial_all(nursery)
         await wait_all_tasks_blocked()
         link = network.links[0]
         for _ in range(10):
@@ -233,7 +232,7 @@ async def test_steps_that_are_missing_end_the_term(network: Network, autojump_cl
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
-            await exchange.dial_all(nursery, (), step=0)
+            await exchange.dial_all(nursery)
             exchange.send(ended(1))
             exchange.purge(1)
             network.links[0].break_now()

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from checkpoint import ChannelFrame, FrameType
 from checkpoint.key_hash import hash_keys
-from dataflow.core.retained_steps import Held, RetainedSteps, RowsRecord, Sent, unused, without_rows
+from dataflow.core.peer_links import Held, RetainedSteps, RowsRecord, Sent, unused, without_rows
 from dataflow.errors import StepsMissingError
 from dataflow.operators.base import HASH_COLUMN
-from dataflow.worker.spilling import spilled
-from dataflow.worker.used_rows import UsedRows, rows_record
+from dataflow.worker.circuit_thread import UsedRows, rows_record
+from dataflow.worker.exchange import spilled
 from tests.support.small_disk import small_disk
 
 _payloads = st.lists(st.binary(max_size=40), max_size=3)

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dataflow.worker.circuit_loop import CircuitLoop, LoopState
+from dataflow.worker.identity import Identity
 
 from dataflow import CallSink, DirectorySource, FileSource, Graph, SchemaError
 from dataflow.errors import (
@@ -13,8 +15,6 @@ from dataflow.errors import (
 from dataflow.limits import WorkerLimits
 from dataflow.sources import input_files
 from dataflow.sources.input_files import GzipBytes
-from dataflow.worker.circuit_loop import CircuitLoop, LoopState
-from dataflow.worker.identity import Identity
 from dataflow.worker.messages import Inbox, Shared
 from dos_client.errors import BadUrlError
 from journal.archive.bucket import Bucket

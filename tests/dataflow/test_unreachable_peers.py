@@ -10,12 +10,12 @@ from checkpoint.core.layout import even_layout
 from checkpoint.core.messages import Peer, Restore
 from checkpoint.link import Link
 from dataflow import CallSink, RateSource, consistent, limits
+from dataflow.core.regions import Consistent
 from dataflow.errors import PeerLostError, StepDiffersError, StepsMissingError
 from dataflow.graph.builder import Graph
+from dataflow.worker.exchange import Exchange
 from dataflow.worker.failures import failure_of, first_error
-from dataflow.worker.global_exchange import Exchange
 from dataflow.worker.messages import Inbox, Shared
-from dataflow.worker.peer_exchange import make_exchange
 from dataflow.worker.spec import WorkerSpec
 from journal import EpochUsedTwiceError
 
@@ -30,11 +30,28 @@ SPEC = WorkerSpec(
 )
 
 
+def exchange_of_0(of_region: Consistent) -> Exchange:
+    """Worker 0 of two with global recovery."""
+    graph = Graph("g")
+    graph.source("rows", RateSource(1)).annotate(of_region).sink("out", CallSink(print))
+    peers = (Peer("127.0.0.1", 2), Peer("127.0.0.1", 1))
+    order = Restore(job="r", worker=0, restore=None, peers=peers, layout=even_layout(2), incarnation=1)
+    return Exchange(
+        SPEC,
+        order,
+        graph.plan(),
+        inbox=Inbox(),
+        shared=Shared(),
+        lost=lambda _: None,
+        suspects=lambda _: None,
+    )
+
+
 def test_a_worker_that_cannot_be_reached_is_named_with_its_address_and_the_setting_that_decides_it() -> None:
     async def main() -> None:
-        exchange = Exchange(SPEC, 1, 2, inbox=Inbox(), shared=Shared(), lost=lambda _: None)
+        exchange = exchange_of_0(consistent())
         async with trio.open_nursery() as nursery:
-            await exchange.dial_all(nursery, [Peer("127.0.0.1", 2), Peer("127.0.0.1", 1)], step=0)
+            await exchange.dial_all(nursery)
 
     with pytest.raises(BaseExceptionGroup) as failed:
         trio.run(main)
@@ -69,23 +86,12 @@ class SilentLink:
 def test_a_silent_host_is_named_and_a_machine_that_stood_still_blames_no_peer(
     allowed_s: float | None,
 ) -> None:
-    clock, link, graph = MockClock(), SilentLink(), Graph("g")
+    clock, link = MockClock(), SilentLink()
     of_region = consistent() if allowed_s is None else consistent(silence_timeout=allowed_s)
-    graph.source("rows", RateSource(1)).annotate(of_region).sink("out", CallSink(print))
-    limit_s = graph.plan().silence_timeout
+    exchange = exchange_of_0(of_region)
+    limit_s = exchange._silent_s_max
     assert limit_s == (allowed_s or limits.peer_silent_s)
-    order = Restore(job="r", worker=0, restore=None, peers=(), layout=even_layout(2), incarnation=1)
-    exchange = make_exchange(
-        SPEC,
-        order,
-        graph.plan(),
-        inbox=Inbox(),
-        shared=Shared(),
-        lost=lambda _: None,
-        suspects=lambda _: None,
-    )
-    assert isinstance(exchange, Exchange)
-    exchange._links[1] = cast("Link", link)
+    exchange._outgoing[1] = (cast("Link", link), trio.CancelScope())
 
     async def pass_time(seconds: float, silent_s: float) -> None:
         link.silent_s = silent_s

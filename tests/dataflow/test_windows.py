@@ -29,7 +29,7 @@ from dataflow.schema import parse_schema
 from dataflow.sources.base import SourceBatch
 from dataflow.state.snapshot_spool import SnapshotSpool
 from dataflow.testing import Trial
-from dataflow.worker.checkpoint_part import OwnPart
+from dataflow.worker.circuit import OwnPart
 from tests.dataflow.trials import Row, Step, multiset, play, play_with_trouble, reordered, timely
 
 SCHEMA = "at timestamp, key string, x double"

@@ -11,11 +11,9 @@ from checkpoint.core.channel_frames import FrameType
 from checkpoint.core.divisions import NO_MARK, Division
 from checkpoint.core.take_overs import TakeOvers
 from checkpoint.core.voting import PendingCheckpoint
-from dataflow.core.peer_links import PeerLinks
-from dataflow.core.retained_steps import Held, Records, Sent
-from dataflow.worker.circuit_thread import CircuitIncarnation
+from dataflow.core.peer_links import Held, PeerLinks, Records, Sent
+from dataflow.worker.circuit_thread import CircuitIncarnation, StepInput
 from dataflow.worker.journals import Journals
-from dataflow.worker.step_input import StepInput
 from tests.sim.region_runs import SEEDS, Planted, seen_in
 from tests.sim.regions.region import Region
 from tests.sim.regions.resumed_links import ResumedLinks

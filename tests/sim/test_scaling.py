@@ -21,9 +21,9 @@ from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.retention import floors_of
 from checkpoint.core.voting import PendingCheckpoint
 from dataflow.state.moving import Share
-from dataflow.worker import copying, layout_change
+from dataflow.worker import layout_change
 from dataflow.worker.circuit import Circuit
-from dataflow.worker.copying import CopiedState
+from dataflow.worker.layout_change import CopiedState
 from tests.sim.region_runs import SEEDS, Planted, assert_found, seen_in
 from tests.sim.regions import trimmer
 from tests.sim.regions.region import Region
@@ -81,7 +81,7 @@ def the_tail_after_the_copy_is_not_read() -> Planted:
         for block in ():
             yield block
 
-    return mock.patch.object(copying, "blocks_between", nothing)
+    return mock.patch.object(layout_change, "blocks_between", nothing)
 
 
 def sources_begin_anew() -> Planted:

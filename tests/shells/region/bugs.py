@@ -3,7 +3,7 @@
 They are in the table of `tests.shells.bugs`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,9 @@ from checkpoint.core.manifest import DIRECTORY_CHAIN_PREFIX
 from checkpoint.core.participant import ParticipantEnded, ParticipantTick, SendReport
 from checkpoint.participant import Participant
 from checkpoint.runtime import runtime
-from dataflow.worker.global_exchange import Exchange
+from dataflow.worker.exchange import Exchange
+from dataflow.worker.journals import Outputs
 from dataflow.worker.link_thread import LinkIncarnation
-from dataflow.worker.outputs import Outputs
 from journal import take_over
 from tests.sim.bugs.catalogue import Patch
 
@@ -67,9 +67,9 @@ def links_outlive_their_incarnation() -> list[Patch]:
     """The tasks that send to peers outlive their incarnation."""
     original = Exchange.dial_all
 
-    async def dial_all(self: Any, nursery: Any, peers: Sequence[Any], *, step: int) -> None:
+    async def dial_all(self: Any, nursery: Any) -> None:
         beside = trio.lowlevel.current_task().parent_nursery
-        await original(self, beside, peers, step=step)
+        await original(self, beside)
 
     return [(Exchange, "dial_all", dial_all)]
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from dataflow.worker.identity import Clock
+from dataflow.worker.spec import Clock
 from dos_server.memory.network import MemoryNetwork, here
 from tests.support.memory_streams import (
     MemoryTcpListener,

@@ -1,6 +1,6 @@
 """The process of a worker: its real links, and the circuit's thread, which is a task here.
 
-It does what `dataflow.worker.process.run_worker` and `dataflow.worker.own_thread` do with two threads.
+It does what `dataflow.worker.process.run_worker` and `dataflow.worker.link_thread` do with two threads.
 """
 
 from types import SimpleNamespace
@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from checkpoint.errors import OrphanedError
-from dataflow.worker.circuit_loop import CircuitLoop
-from dataflow.worker.identity import Identity
-from dataflow.worker.links import Links
+from dataflow.worker.circuit_thread import CircuitLoop
+from dataflow.worker.link_thread import Links
 from dataflow.worker.messages import (
     CircuitFailed,
     LinksEnded,
     Shared,
     ToLinks,
 )
-from dataflow.worker.spec import WorkerSpec
+from dataflow.worker.spec import Identity, WorkerSpec
 from tests.shells.region.process import RegionProcess
 from tests.shells.region.surroundings import CircuitClock
 from tests.sim.regions.mailbox import Mailbox

@@ -3,6 +3,8 @@
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from checkpoint.chains import chain_store
 from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.state_store import StateStore, _records
@@ -18,7 +20,7 @@ from checkpoint.core.messages import Vote
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.retention import floors_of, keep
 from checkpoint.core.voting import PendingCheckpoint
-from dataflow.core.incoming_frames import IncomingFrames
+from dataflow.core.peer_links import Admission, PeerLinks
 from dataflow.core.schedule import Schedule
 from dataflow.sinks.files import FileWriter
 from dataflow.worker.circuit_thread import CircuitIncarnation
@@ -199,10 +201,13 @@ def _always_aligned(self: Schedule, step: int, watermark: Any) -> None:
 def frames_of_any_incarnation() -> list[Patch]:
     """Also, a link outlives the incarnation for which it was dialed. Each alone does no harm: a link that
     ends with its incarnation delivers nothing to the next, and frames contain their incarnation."""
-    admits, take = IncomingFrames.admits, IncomingFrames.take
+    admits, take = PeerLinks.admits, PeerLinks.take
+
+    def admits_any(self: PeerLinks, hello: Any) -> Admission:
+        return admits(self, msgspec.structs.replace(hello, incarnation=self.term, to_term=self.term))
 
     async def serve_peer(self: WorkerIncarnation, channel: Any, hello: Any) -> None:
-        if self.over or not self._channels.admits(hello.worker, hello.incarnation):
+        if self.over or self._links._peers.admits(hello) is not Admission.NOW:
             channel.close()
             return
         worker = self._worker
@@ -211,8 +216,8 @@ def frames_of_any_incarnation() -> list[Patch]:
                 frame = await channel.receive()
                 incarnation = worker.incarnation
                 assert incarnation is not None
-                arrived = incarnation._channels.take(hello.worker, frame)
-                worker.shared.peers_at = max(worker.shared.peers_at, incarnation._channels.peers_at)
+                arrived = incarnation._links._peers.take(hello.worker, frame)
+                worker.shared.peers_at = max(worker.shared.peers_at, incarnation._links._peers.peers_at)
                 if arrived is not None:
                     worker.inbox.put(Arrived(incarnation.number, arrived))
         except DosError:
@@ -220,11 +225,11 @@ def frames_of_any_incarnation() -> list[Patch]:
 
     return [
         (WorkerIncarnation, "serve_peer", serve_peer),
-        (IncomingFrames, "admits", lambda self, peer, incarnation: admits(self, peer, self.incarnation)),
+        (PeerLinks, "admits", admits_any),
         (
-            IncomingFrames,
+            PeerLinks,
             "take",
-            lambda self, peer, frame: take(self, peer, frame._replace(sender_epoch=self.incarnation)),
+            lambda self, peer, frame: take(self, peer, frame._replace(sender_epoch=self.terms[peer])),
         ),
     ]
 

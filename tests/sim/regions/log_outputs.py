@@ -1,4 +1,4 @@
-"""The output logs of a worker in one incarnation, as `dataflow.worker.outputs`: appended to, voted, trimmed.
+"""The output logs of a worker in one incarnation, as `dataflow.worker.journals`: appended to, voted, trimmed.
 
 The real logs (`OutputLog`), planner and trimmer. Only logs that are published by checkpoint: their output is
 appended as soon as it is made. A region whose sinks are all files has none.
@@ -21,9 +21,8 @@ from checkpoint.core.messages import Restore
 from checkpoint.core.outputs import OutputDecision, output_chain
 from checkpoint.core.region import worker_directory
 from dataflow.sinks.log import LogSink
-from dataflow.worker.collecting import FloorCollector
+from dataflow.worker.journals import FloorCollector, log_part
 from dataflow.worker.messages import OutputMade
-from dataflow.worker.outputs import log_part
 from dos_protocol.errors import ClosedError, DosError, FencedError
 from journal import NO_FLOOR, Floor, Position
 from tests.sim.engine.environment import Process, Signal

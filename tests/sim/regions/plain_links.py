@@ -1,19 +1,18 @@
 """The links of a worker to its peers with global recovery: the loss of one ends the incarnation.
 
-It does what `dataflow.worker.global_exchange` does with trio; the real `IncomingFrames` decides which frames of a
-peer are accepted.
+It does what `dataflow.worker.exchange` does with trio; the real `PeerLinks` decides.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from checkpoint.core.channel_frames import ChannelFrame, FrameType
+from checkpoint.core.channel_frames import FrameType
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.messages import Restore
 from dataflow import limits
-from dataflow.core.incoming_frames import IncomingFrames
+from dataflow.core.peer_links import Admission, PeerLinks, Sent
 from dataflow.errors import PeerLostError
-from dataflow.worker.journals import after_step
+from dataflow.worker.layout_change import after_step
 from dataflow.worker.messages import Arrived, StageEnded
 from dos_protocol.errors import BrokenConnectionError, DosError
 from tests.sim.regions.channel import Channel, dial
@@ -30,8 +29,9 @@ class PlainLinks:
         self._order = order
         self._fail = fail
         self._over = False
-        workers = len(order.layout.workers)
-        self._channels = IncomingFrames(worker.region.spec.name, worker.index, workers, order.incarnation)
+        terms = (order.incarnation,) * len(order.layout.workers)
+        name, after = worker.region.spec.name, after_step(order)
+        self._peers = PeerLinks(name, worker.index, terms, after_step=after, resumes=False)
         self._outgoing: dict[int, Channel] = {}
         self._incoming: list[Channel] = []
 
@@ -58,6 +58,8 @@ class PlainLinks:
             worker=worker.index,
             attempt=worker.attempt,
             incarnation=number,
+            to_worker=peer,
+            to_term=number,
         )
         try:
             channel = await dial(
@@ -66,29 +68,38 @@ class PlainLinks:
         except DosError as error:
             raise PeerLostError(peer, str(error.args[0])) from error
         self._outgoing[peer] = channel
-        self._send(peer, self._channels.marker(FrameType.RESET, after_step(self._order)))
+        self._peers.opened(peer)
+        self._send(peer)
 
     def send(self, message: StageEnded) -> None:
         """Send what a stage sends. Raises PeerLostError."""
-        for peer, frames in message.frames.items():
-            self._send(peer, *frames)
+        self._peers.add(Sent(message.step, message.frames), message.records, produces=message.stage == 0)
+        self._send_all()
 
-    def _send(self, peer: int, *frames: ChannelFrame) -> None:
+    def _send_all(self) -> None:
+        for peer in self._outgoing:
+            self._send(peer)
+
+    def _send(self, peer: int) -> None:
         channel = self._outgoing[peer]
         try:
-            for frame in frames:
-                channel.send(frame)
+            while frames := self._peers.next_frames(peer):
+                for frame in frames:
+                    channel.send(frame)
         except BrokenConnectionError as error:
             raise PeerLostError(peer, str(error.args[0])) from error
 
     def announce(self, kind: FrameType, step: int) -> None:
-        """Send a frame without payload to all peers. Raises PeerLostError."""
-        for peer in self._outgoing:
-            self._send(peer, self._channels.marker(kind, step))
+        """Send that divisions are durable, or that the input is exhausted. Raises PeerLostError."""
+        if kind is FrameType.DURABLE:
+            self._peers.durable = max(self._peers.durable, step)
+        else:
+            self._peers.exhausted = True
+        self._send_all()
 
     async def serve(self, channel: Channel, hello: LinkHello) -> None:
         """Receive frames from a peer, on the link that it dialed."""
-        if not self._channels.admits(hello.worker, hello.incarnation):
+        if self._peers.admits(hello) is not Admission.NOW:
             self._worker.region.saw("a peer's link was refused")
             channel.close()
             return
@@ -99,8 +110,8 @@ class PlainLinks:
                 frame = await channel.receive()
                 if self._over:
                     return
-                arrived = self._channels.take(hello.worker, frame)
-                shared.peers_at = max(shared.peers_at, self._channels.peers_at)
+                arrived = self._peers.take(hello.worker, frame)
+                shared.peers_at = max(shared.peers_at, self._peers.peers_at)
                 if arrived is not None:
                     self._worker.inbox.put(Arrived(self._order.incarnation, arrived))
         except DosError as error:

@@ -12,10 +12,10 @@ from checkpoint.core.handshake import LinkHello
 from checkpoint.core.messages import Restore, Suspects, View
 from dataflow import limits
 from dataflow.core.durable_steps import DurableSteps
-from dataflow.core.peer_links import Admission, PeerLinks
-from dataflow.core.retained_steps import Held, Sent
+from dataflow.core.peer_links import Admission, Held, PeerLinks, Sent
 from dataflow.errors import StepDiffersError, StepsMissingError
-from dataflow.worker.journals import Journals, after_step
+from dataflow.worker.journals import Journals
+from dataflow.worker.layout_change import after_step
 from dataflow.worker.messages import Arrived, DivisionsDurable, PeerHeld, PeerRestarts, StageEnded
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Signal, Task

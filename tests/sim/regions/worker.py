@@ -38,10 +38,8 @@ from checkpoint.core.region import worker_directory
 from checkpoint.core.versions import VERSIONS
 from checkpoint.errors import StaleIncarnationError
 from dataflow import limits
-from dataflow.worker.circuit_loop import CircuitLoop
-from dataflow.worker.copying import CopiedState, create_journals
-from dataflow.worker.identity import Clock, Identity
-from dataflow.worker.layout_change import LayoutChange
+from dataflow.worker.circuit_thread import CircuitLoop
+from dataflow.worker.layout_change import CopiedState, LayoutChange, create_journals
 from dataflow.worker.messages import (
     CheckpointRequested,
     CircuitFailed,
@@ -51,6 +49,7 @@ from dataflow.worker.messages import (
     Shared,
     ToLinks,
 )
+from dataflow.worker.spec import Clock, Identity
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process, Signal, Task
 from tests.sim.engine.network import Wire
@@ -323,7 +322,7 @@ class Worker(Process):
             self._copying.stop()
 
     async def _copy_ahead(self, order: CopyAhead) -> None:
-        """Prepare for another layout, as `dataflow.worker.links`."""
+        """Prepare for another layout, as `dataflow.worker.link_thread`."""
         region, self._copies = self.region, CopiedState()
         plan = region.plan_for(self)
         change = LayoutChange.of(order, plan)

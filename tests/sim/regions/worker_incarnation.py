@@ -1,6 +1,6 @@
 """One incarnation of a worker: its claim, its chains, its links to peers, its votes.
 
-It does as tasks of a process what `dataflow.worker.link_thread` and `dataflow.worker.global_exchange` do with
+It does as tasks of a process what `dataflow.worker.link_thread` and `dataflow.worker.exchange` do with
 trio. `Journals` determines what is durable before what, `IncomingFrames` which frames of a peer are accepted.
 """
 
@@ -26,11 +26,10 @@ from checkpoint.core.region import worker_directory
 from checkpoint.errors import ManifestError
 from dataflow import limits
 from dataflow.errors import StepDiffersError, StepsMissingError
-from dataflow.worker.collecting import FloorCollector
-from dataflow.worker.copying import CopiedState
+from dataflow.worker.companion import RunningOperator
 from dataflow.worker.failures import failure_of
-from dataflow.worker.journals import Journals, after_step
-from dataflow.worker.layout_change import LayoutChange, part_of
+from dataflow.worker.journals import FloorCollector, Journals
+from dataflow.worker.layout_change import CopiedState, LayoutChange, after_step, part_of
 from dataflow.worker.messages import (
     BlockLoaded,
     CheckpointTaken,
@@ -47,7 +46,6 @@ from dataflow.worker.messages import (
     ToLinks,
     Woken,
 )
-from dataflow.worker.pulse import RunningOperator
 from dos_client.errors import MissingDataError
 from dos_protocol.errors import CorruptDataError, DosError, LocalProtocolError
 from journal.core.errors import ChainError, CorruptRecordError, LostBytesError

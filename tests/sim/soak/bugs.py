@@ -15,7 +15,7 @@ from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.steps_log import StepsLog
 from checkpoint.core.request_handling import RequestHandler
 from checkpoint.requests import queue
-from dataflow.worker.collecting import FloorCollector
+from dataflow.worker.journals import FloorCollector
 from dos_server.core.requests.removals import Removals
 from dos_server.storage import OpenFiles
 from journal import whole_state

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from checkpoint.core.channel_frames import ChannelFrame, FrameType
 from checkpoint.errors import ChannelFrameError
-from dataflow.core.incoming_frames import IncomingFrames
+from dataflow.core.peer_links import PeerLinks
 from dataflow.limits import WorkerLimits
 from dataflow.worker.messages import (
     CheckpointRequested,
@@ -35,13 +35,14 @@ class Workers(OneThreadRegion):
     def __init__(self, workers: int, tell: Callable[[str], None]) -> None:
         self.words = Words()
         self.tell = tell
-        self.heard: list[IncomingFrames] = []
+        self.heard: list[PeerLinks] = []
         super().__init__(counting(self.words), workers, lambda _: 0, WorkerLimits())
 
     def restore(self) -> None:
         number = self.incarnation + 1
         self.heard = [
-            IncomingFrames("region", worker, self.workers, number) for worker in range(self.workers)
+            PeerLinks("region", worker, (number,) * self.workers, after_step=0, resumes=False)
+            for worker in range(self.workers)
         ]
         super().restore()
 

@@ -9,8 +9,7 @@ from checkpoint.core.channel_frames import ChannelFrame, FrameType
 from checkpoint.core.control_frames import job_digest
 from checkpoint.core.handshake import LinkHello
 from checkpoint.core.messages import Committed, Restore, Suspects, View
-from dataflow.core.peer_links import Admission, PeerLinks
-from dataflow.core.retained_steps import Held, Sent
+from dataflow.core.peer_links import Admission, Held, PeerLinks, Sent
 from tests.stories.store.copies import in_words
 
 REGION = "region"
