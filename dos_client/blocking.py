@@ -268,7 +268,6 @@ class BlockingClaim(Facade[Claim]):
         return self.portal.call_sync(lambda: dict(self.wrapped.answers))
 
     def open_object(self, name: str) -> BlockingObjectWriter:
-        """As of `Claim`."""
         return BlockingObjectWriter(self.portal, self.portal.call_sync(self.wrapped.open_object, name))
 
     def __enter__(self) -> Self:
@@ -299,11 +298,9 @@ class BlockingStore(Facade[Store]):
         return self.wrapped
 
     def claim(self, directory: str, epoch: int, writer_id: bytes) -> BlockingClaim:
-        """As of `Store`."""
         return BlockingClaim(self.portal, self.portal.call(self.wrapped.claim, directory, epoch, writer_id))
 
     def unclaimed(self, directory: str) -> BlockingClaim:
-        """As of `Store`."""
         return BlockingClaim(self.portal, self.portal.call(self.wrapped.unclaimed, directory))
 
     def iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:

@@ -106,7 +106,6 @@ class Store:
         ]
 
     def claims(self) -> list[Claim]:
-        """Return the open claims."""
         return self._claims[:]
 
     async def claim(
@@ -283,7 +282,6 @@ class Store:
         return self.idle(server_id) is not None
 
     def idle(self, server_id: bytes) -> Connection | None:
-        """Return the idle session with the member, if it is connected."""
         return self._watches[server_id].connection if server_id in self._watches else None
 
     async def wait_moved(self, timeout_s: float) -> None:
@@ -292,7 +290,6 @@ class Store:
             await self._change.wait()
 
     def forget(self, claim: object) -> None:
-        """Remove a claim that has ended."""
         self._claims = [one for one in self._claims if one is not claim]
 
     def member_moved(self) -> None:

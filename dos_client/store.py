@@ -76,7 +76,6 @@ async def connect(url: str | DosUrl, *, token: bytes = b"", client: str = "") ->
 async def _run_store(
     url: DosUrl, record: StoreRecord, token: bytes, client: str, located: Mapping[bytes, str]
 ) -> AsyncIterator[Store]:
-    """Run a store's tasks during the block."""
     async with background_tasks() as nursery:
         store = Store(url, record, nursery, token=token, client=client)
         store.located = located

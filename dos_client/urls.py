@@ -80,7 +80,6 @@ def parse_address(text: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host, without brackets, and the port."""
     host, _, port = address.rpartition(":")
     return bare_host(host), int(port)
 

@@ -111,7 +111,6 @@ TokenFile = Annotated[
 
 
 def fill_help(app: typer.Typer) -> None:
-    """Set the help text of each command of `app` to its docstring."""
     for one in app.registered_commands:
         one.help = _help_of(one.callback)
 
@@ -217,7 +216,6 @@ _SHARED: Final[dict[str, Any]] = {"token_file": None, "as_json": False, "timeout
 
 
 def finish(report: Report, *, as_json: bool) -> None:
-    """Print a report, and end the command with its exit code."""
     if as_json:
         print_json(report.value)
     elif callable(report.text):
@@ -444,12 +442,10 @@ def print_text(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one line of JSON on standard output."""
     print(json.dumps(value), flush=True)
 
 
 def print_result(value: Any, text: str, *, as_json: bool) -> None:
-    """Print the value as JSON, or the text."""
     if as_json:
         print_json(value)
     else:

@@ -85,7 +85,6 @@ async def object_rows(store: Store, directory: str) -> list[dict[str, Any]]:
 
 
 async def _copies_on_members(store: Store, directory: str) -> dict[str, list[ObjectInfo]]:
-    """Return the copies of each object on the sound members."""
     copies: dict[str, list[ObjectInfo]] = {}
     for objects in (await store.inspect(directory)).answers.values():
         for name, info in objects.items():

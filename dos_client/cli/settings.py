@@ -48,7 +48,6 @@ def _config_directory(variables: Mapping[str, str]) -> Path | None:
 
 
 def read_contexts() -> Contexts:
-    """Return the contexts of this user. Raises ConfigurationError."""
     path = contexts_path()
     if path is None or not _is_there(path):
         return Contexts()
@@ -65,7 +64,6 @@ def settings_path(variables: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def read_settings() -> Settings:
-    """Return the content of dos.toml. Raises ConfigurationError."""
     path = settings_path()
     return Settings() if path is None else decode_settings(_text_of(path), str(path))
 

@@ -55,7 +55,6 @@ store_app = typer.Typer(
 
 
 def record_json(record: StoreRecord) -> dict[str, Any]:
-    """Return a store record for --json."""
     return {
         "store_id": id_text(record.store_id),
         "generation": record.generation,
@@ -86,7 +85,6 @@ async def add(
 
 
 def filling_progress(call: Call) -> Callable[[ReplaceProgress], None]:
-    """Return a function that shows the progress of filling a member."""
     display = call.progress()
 
     def show(now: ReplaceProgress) -> None:
@@ -211,7 +209,6 @@ async def status(
 
 
 def status_json(state: StoreStatus) -> dict[str, Any]:
-    """Return the status for --json."""
     if state.record is None:
         return {
             "store": None,
@@ -528,7 +525,6 @@ async def recover(
 
 
 def repair_json(report: RepairReport) -> dict[str, Any]:
-    """Return the report for --json."""
     return {
         "directories": report.directories,
         "objects": report.objects,
@@ -571,7 +567,6 @@ def _print_repairs(report: RepairReport) -> None:
 
 
 def finding_json(one: CopyDifference) -> dict[str, Any]:
-    """Return the finding for --json."""
     known = one.expected_size >= 0
     return {
         "directory": one.directory,
@@ -588,7 +583,6 @@ def finding_json(one: CopyDifference) -> dict[str, Any]:
 
 
 def report_json(report: VerifyReport) -> dict[str, Any]:
-    """Return the report for --json."""
     return {
         "equal": report.equal,
         "complete": report.complete,
@@ -607,7 +601,6 @@ def report_json(report: VerifyReport) -> dict[str, Any]:
 
 
 def finding_text(one: CopyDifference) -> str:
-    """Return the finding as one line."""
     known = one.expected_size >= 0
     wanted = (
         f"{one.expected_size} bytes of digest {one.expected_digest:016x}"

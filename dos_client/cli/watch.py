@@ -112,7 +112,6 @@ async def watch(
 
 @contextmanager
 def _metrics_served(address: str | None, health: "_WatchHealth") -> Iterator[None]:
-    """Serve the metrics of this process, if an address is given."""
     if address is None:
         yield
         return
@@ -214,7 +213,6 @@ def _action_text(action: core.Action) -> str:
 
 
 def seen_json(seen: Seen) -> dict[str, Any]:
-    """Return what a watcher saw for --json."""
     action, record = seen.action, seen.sight.record
     report = core.report_of(seen.sight, action)
     return {

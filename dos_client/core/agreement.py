@@ -56,7 +56,6 @@ class Agreement:
 
 
 def agree(quorums: Quorums, digests: Mapping[bytes, int]) -> Agreement:
-    """Compare the digests that members reported for one size."""
     holders: dict[int, set[bytes]] = {}
     for server_id, digest in digests.items():
         if server_id in quorums.members:
@@ -140,7 +139,6 @@ def _reports_damage(error: DosError | None) -> bool:
 
 
 def _why_not(member: Member, opened: dict[bytes, DirectoryOpened], errors: dict[str, DosError]) -> str:
-    """Return why that member is not counted."""
     if member.server_id not in opened:
         error = errors.get(member.address)
         return f"{member.address}: {'no answer in time' if error is None else error.args[0]}"

@@ -144,7 +144,6 @@ class ClaimMachine:
         self.live: set[bytes] = set()
 
     def handle(self, event: Event) -> list[Effect]:
-        """Apply the event and return its effects, in order."""
         effects: list[Effect] = []
         match event:
             case MemberClaimed(server_id, trusted):
@@ -320,9 +319,7 @@ class Collecting:
         return min((name for name in self.held - self._postponed if garbage(name)), default=None)
 
     def gone(self, name: str) -> None:
-        """Record that the object is durably deleted."""
         self.held.discard(name)
 
     def postpone(self, name: str) -> None:
-        """Postpone the deletion to the next session."""
         self._postponed.add(name)

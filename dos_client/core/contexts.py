@@ -133,7 +133,6 @@ def decode_contexts(text: str, where: str) -> Contexts:
 
 
 def encode_contexts(contexts: Contexts) -> str:
-    """Return the text of contexts.toml."""
     lines = ["# written by `dos context`", f"version = {VERSION}", f"current = {_text(contexts.current)}"]
     for name, context in sorted(contexts.contexts.items()):
         lines += ["", f"[contexts.{_text(name)}]"]

@@ -130,7 +130,6 @@ class Pace:
         self._latencies_of(server_id, size).add(seconds, now)
 
     def keep_only(self, server_ids: Sequence[bytes]) -> None:
-        """Forget servers that are no longer members."""
         self._times = {key: times for key, times in self._times.items() if key[0] in server_ids}
 
     def delay_s(self, server_id: bytes, size: int, now: float) -> float:
@@ -243,7 +242,6 @@ class Race:
         return self._end(now, RaceWon()) if not lacking else self._query_more(now)
 
     def failed(self, server_id: bytes, now: float) -> list[Effect]:
-        """Report that a member rejected the request or that its session broke."""
         if self.over or self._in_flight.pop(server_id, None) is None:
             return []
         return self._query_more(now)
@@ -260,7 +258,6 @@ class Race:
         return min(times)
 
     def time_is_up(self, now: float) -> list[Effect]:
-        """Report that the time is `deadline` or later."""
         if self.over:
             return []
         if self._settles_at is not None and now >= self._settles_at:

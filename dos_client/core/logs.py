@@ -39,7 +39,6 @@ def record_in(record: StoreRecord, directory: str) -> StoreRecord:
 
 
 def object_name(epoch: int) -> str:
-    """Return the name of the object that the run with that epoch writes."""
     return f"{_PREFIX}{epoch:016x}"
 
 
@@ -56,7 +55,6 @@ def longest(answers: Mapping[bytes, Mapping[str, ObjectInfo]], name: str) -> tup
 
 
 def encode_entry(record: StoreRecord) -> bytes:
-    """Encode an entry."""
     data = encode_store_record(record)
     return _LENGTH.pack(len(data)) + data
 
@@ -79,7 +77,6 @@ def decode_entries(data: bytes) -> tuple[list[StoreRecord], int]:
 
 
 def last_of(records: Iterable[StoreRecord], using: StoreRecord) -> StoreRecord:
-    """Return the newest of the decided records and the record in use."""
     return max([using, *records], key=lambda record: record.generation)
 
 
@@ -94,15 +91,12 @@ class JsonLog(Generic[Entry]):
         self._entry = entry
 
     def object_name(self, epoch: int) -> str:
-        """Return the name of the object that the run with that epoch writes."""
         return f"{self._prefix}{epoch:016x}"
 
     def names(self, answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> list[str]:
-        """Return the log's objects that any member has, oldest first."""
         return sorted({name for held in answers.values() for name in held if name.startswith(self._prefix)})
 
     def encode(self, entry: Entry) -> bytes:
-        """Encode an entry as a line."""
         return json.dumps({"version": 1, **asdict(entry)}, sort_keys=True).encode() + b"\n"
 
     def decode(self, data: bytes) -> list[Entry]:
@@ -144,7 +138,6 @@ class Change:
     outcome: str = ""
 
     def same_change(self, other: "Change") -> bool:
-        """Return whether both entries are of one change."""
         return replace(self, at="", generation=0, outcome="") == replace(
             other, at="", generation=0, outcome=""
         )

@@ -269,7 +269,6 @@ class MemberView:
 def describe(
     record: StoreRecord, answers: Sequence[ServerAnswer], errors: Mapping[str, str]
 ) -> list[MemberView]:
-    """Describe every member of the record."""
     at_address = {answer.address: answer for answer in answers}
     return [_view(record, member, answers, at_address, errors) for member in record.members]
 

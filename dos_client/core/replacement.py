@@ -148,7 +148,6 @@ def with_spare(record: StoreRecord, server_id: bytes, address: str) -> StoreReco
 
 
 def without_spare(record: StoreRecord, named: str) -> StoreRecord:
-    """Return the record without the spare of that address or server id."""
     spares = tuple(one for one in record.spares if named not in (one.address, id_text(one.server_id)))
     if spares == record.spares:
         known = ", ".join(one.address for one in record.spares) or "none"
@@ -157,14 +156,12 @@ def without_spare(record: StoreRecord, named: str) -> StoreRecord:
 
 
 def _next(record: StoreRecord, members: tuple[Member, ...], ack_quorum: int | None = None) -> StoreRecord:
-    """Return the next record, with these members and the spares that are none of them."""
     quorum = record.ack_quorum if ack_quorum is None else ack_quorum
     spares = record.spares_beside(members)
     return StoreRecord(record.store_id, record.generation + 1, quorum, members, spares)
 
 
 def add(record: StoreRecord, new_id: bytes, new_address: str) -> StoreRecord:
-    """Return the record in which one more member is being added."""
     if filled_member(record) is not None:
         raise ValueError("only one change at a time")
     if new_address in {member.address for member in record.members}:

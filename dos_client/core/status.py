@@ -131,7 +131,6 @@ class StoreCounters:
     reconnects: Counter[str] = field(default_factory=Counter)
 
     def copy(self) -> "StoreCounters":
-        """Return a snapshot."""
         return StoreCounters(
             self.appended_bytes,
             self.acknowledged_bytes,

@@ -374,7 +374,6 @@ class Silences:
                 self._stamps[server_id] = stamp
 
     def silent_s(self, server_id: bytes) -> float:
-        """Return for how long the member has been silent, in seconds."""
         return self._silent_s.get(server_id, 0.0)
 
     def reached_by_others(self, server_id: bytes) -> bool:

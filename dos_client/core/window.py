@@ -62,7 +62,6 @@ class Chunk:
 
 
 def append_id(tag: int, end: int) -> int:
-    """Return the request id of the append that ends there."""
     return APPEND_IDS | tag << _TAG_SHIFT | end
 
 
@@ -108,7 +107,6 @@ class SendWindow:
 
     @property
     def digest(self) -> int:
-        """The prefix digest at `size`."""
         self._fold_pending()
         return self._fold.value
 

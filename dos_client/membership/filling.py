@@ -353,13 +353,11 @@ class _Copy:
             await self._progress()
 
     async def wanted(self, offset: int) -> int:
-        """Implement `CopyTarget`."""
         while self._sent - self._synced >= fill_in_flight_bytes_max:
             await self._progress()
         return min(catch_up_chunk_bytes, max(0, self._goal.synced - offset))
 
     async def put(self, chunk: Chunk) -> None:
-        """Implement `CopyTarget`."""
         self._connection.post(append_head(self._name, 1, chunk), chunk.payload)
         self._sent = chunk.end
         self._count()

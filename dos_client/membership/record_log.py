@@ -43,7 +43,6 @@ class RecordLog:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the claim."""
         return self._claim.epoch
 
     def check(self) -> None:
@@ -190,12 +189,10 @@ def names_of(members: Iterable[Member]) -> list[str]:
 
 
 def this_user() -> str:
-    """Return who runs this program, and on which host."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def now_text() -> str:
-    """Return the current time for the logs."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -246,7 +246,6 @@ def _all_are_needed(record: StoreRecord, error: QuorumUnavailableError) -> Quoru
 
 
 async def add_to(store: Store, records: RecordLog, new: str, reporter: "ProgressReporter") -> None:
-    """Add one member, or continue to add it."""
     reporter.phase("joining")
     answer = await probe(new, token=store.token, client=store.client)
     known = store.record.member(answer.server_id)
@@ -262,7 +261,6 @@ async def add_to(store: Store, records: RecordLog, new: str, reporter: "Progress
 
 
 async def fill_and_finish(store: Store, records: RecordLog, reporter: "ProgressReporter") -> None:
-    """Fill the joining member, then let it count."""
     await _fill(store, records, reporter)
     leaving = replaced_member(store.record)
     reporter.phase("finishing")
@@ -272,7 +270,6 @@ async def fill_and_finish(store: Store, records: RecordLog, reporter: "ProgressR
 
 
 def _change_in_progress(record: StoreRecord) -> str:
-    """Describe the replacement or addition in the record."""
     filled, replaced = filled_member(record), replaced_member(record)
     if filled is None:
         return f"generation {record.generation} has {', '.join(one.address for one in record.members)}"
@@ -580,7 +577,6 @@ class StoreLoss:
     known: list[SurvivingDirectory] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Return the report for people, as lines."""
         record = self.record
         f = Quorums(record).claims_needed
         return [

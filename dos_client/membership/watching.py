@@ -246,7 +246,6 @@ class StoreWatcher:
 
 
 def _change_for(store: Store, action: Action) -> Change:
-    """Return the first entry of the history for an action."""
     match action:
         case core.CompleteAction(old, new, why) | core.ReplaceAction(old, new, why):
             what = "replace" if old is not None else "add"
@@ -450,7 +449,6 @@ def _is_at(record: StoreRecord, answer: ServerAnswer) -> bool:
 def _located(
     record: StoreRecord, ours: Sequence[ServerAnswer], present: Collection[bytes]
 ) -> dict[bytes, str]:
-    """Return where members are that are not at their addresses."""
     return {
         one.server_id: one.address
         for one in ours
@@ -544,12 +542,10 @@ def _publish_look(sight: StoreSight, action: Action, now_s: float) -> None:
 
 
 def _count_begun(action: Action) -> None:
-    """Count an action that begins."""
     _actions.labels(core.name_of(action), "begun").inc()
 
 
 def _count_ended(action: Action, error: Exception | None) -> None:
-    """Count an action that ended, by an error or without one."""
     _actions.labels(core.name_of(action), "done" if error is None else "failed").inc()
     if error is not None:
         _failures.labels(core.name_of(action), type(error).__name__).inc()

@@ -151,7 +151,6 @@ class CommittedReads:
         return CommittedPiece(start, data[: agreed_end - start], digest, server_id)
 
     async def _bytes(self, start: int, end: int) -> tuple[bytes, bytes]:
-        """Return bytes and the member that returned them."""
         wanted = end - start
 
         async def request(connection: Connection) -> bytes:
@@ -259,7 +258,6 @@ class CommittedReads:
         return await query_members(self._store, [members], question)
 
     def _members(self, quorums: Quorums) -> list[Member]:
-        """Return the members that count in any set."""
         return [one for one in self._store.record.members if one.server_id in quorums.members]
 
     def _address(self, server_id: bytes) -> str:

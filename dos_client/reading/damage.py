@@ -110,5 +110,4 @@ class Damage:
             log.warning("%s/%s on %s was repaired", directory, name, id_text(server_id))
 
     def keep_only(self, server_ids: Collection[bytes]) -> None:
-        """Forget copies of servers that are no longer members."""
         self._reports = {key: report for key, report in self._reports.items() if key[0] in server_ids}

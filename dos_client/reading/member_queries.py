@@ -6,10 +6,11 @@ delays. Damage that members report is noted here, for all reads.
 """
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 import trio
@@ -18,7 +19,17 @@ from dos_client.arguments import check_run
 from dos_client.core.agreement import reading_quorums
 from dos_client.core.hedging import Candidate, DropMember, Effect, QueryMember, Race
 from dos_client.errors import QuorumUnavailableError
-from dos_client.limits import answers_owed_max, read_bytes_max, read_timeout_s, reader_sessions_max
+from dos_client.limits import (
+    answers_owed_max,
+    read_ahead_bytes_max,
+    read_ahead_bytes_min,
+    read_ahead_kept_s,
+    read_ahead_pieces_max,
+    read_ahead_streams_max,
+    read_bytes_max,
+    read_timeout_s,
+    reader_sessions_max,
+)
 from dos_client.reading.damage import CopyFault
 from dos_client.sessions.connection import Connection
 from dos_client.sessions.members import WitnessedStore, open_member_session
@@ -78,7 +89,6 @@ class ReaderSession:
         return 0 if self._connection is None else self._connection.owed
 
     async def run(self) -> None:
-        """Run the session until it breaks or the pool ends it."""
         store = self._store
         try:
             with self.scope:
@@ -165,21 +175,13 @@ class ReadableStore(WitnessedStore, Protocol):
 
     readers: Readers
 
-    def unavailable(self, error: DosError) -> DosError:
-        """Return what to raise instead of an error that reports too few members."""
-        ...
+    def unavailable(self, error: DosError) -> DosError: ...
 
-    async def reader(self, member: Member, directory: str) -> Connection:
-        """Return a session without a claim in a directory of one member. Raises BrokenConnectionError."""
-        ...
+    async def reader(self, member: Member, directory: str) -> Connection: ...
 
-    def owed(self, member: Member, directory: str) -> int:
-        """Return how many answers to abandoned requests a reader session still has outstanding."""
-        ...
+    def owed(self, member: Member, directory: str) -> int: ...
 
-    def is_connected(self, server_id: bytes) -> bool:
-        """Return whether the idle session with the member is connected."""
-        ...
+    def is_connected(self, server_id: bytes) -> bool: ...
 
 
 T = TypeVar("T")
@@ -446,3 +448,111 @@ async def query_bytes(
 def bytes_of(answers: MemberAnswers[bytes]) -> bytes | None:
     """Return the bytes of a member; b"" if all are at their end; None if no member has the object."""
     return next((data for data in answers.given.values() if data), b"" if answers.given else None)
+
+
+Read = Callable[[str, int, int, bytes | None], Awaitable[bytes]]
+Key = tuple[str, bytes | None]
+
+
+class _Piece:
+    """A piece that is being read: `size` bytes from `offset`. `data` is None if that failed."""
+
+    def __init__(self, offset: int, size: int) -> None:
+        self.offset = offset
+        self.size = size
+        self.data: bytes | None = None
+        self.ended = trio.Event()
+        self.scope = trio.CancelScope()
+
+
+class _Sequence:
+    """One object that is read in order. Its pieces are contiguous, and the first begins at `next`."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.pieces: deque[_Piece] = deque()
+
+    def drop(self) -> None:
+        for piece in self.pieces:
+            piece.scope.cancel()
+        self.pieces.clear()
+
+
+class ReadAhead:
+    """Wraps `read` so that the next pieces are read before they are requested, in tasks that `start` runs.
+
+    It changes when bytes are requested, never which bytes are returned. A piece that was read ahead is used
+    only if it is as long as the request; bytes that did not exist yet are requested again. It begins with the
+    second read that continues the previous one, and ends with a read that does not. A restore reads a segment
+    this way and decodes in between.
+    """
+
+    def __init__(self, start: Callable[[Callable[[], Awaitable[None]]], None], read: Read) -> None:
+        self._start = start
+        self._read = read
+        self._sequences: OrderedDict[Key, _Sequence] = OrderedDict()
+
+    async def read(self, name: str, offset: int, max_bytes: int, member: bytes | None) -> bytes:
+        """Read bytes, from a piece read ahead if possible. Raises the errors of the read."""
+        key = (name, member)
+        sequence = self._sequences.get(key)
+        continues = sequence is not None and sequence.next == offset and offset > 0
+        if sequence is None or not continues:
+            sequence = self._start_sequence(key)
+        data = await self._take_piece(sequence, offset, max_bytes)
+        if data is None:
+            data = await self._read(name, offset, max_bytes, member)
+        sequence.next = offset + len(data)
+        full = len(data) == max_bytes and read_ahead_bytes_min <= max_bytes <= read_ahead_bytes_max
+        if continues and full and self._sequences.get(key) is sequence:
+            self._top_up(key, sequence, max_bytes)
+        return data
+
+    def drop(self) -> None:
+        """Discard all pieces to free the memory."""
+        for sequence in self._sequences.values():
+            sequence.drop()
+        self._sequences.clear()
+
+    def _start_sequence(self, key: Key) -> _Sequence:
+        old = self._sequences.pop(key, None)
+        if old is not None:
+            old.drop()
+        while len(self._sequences) >= read_ahead_streams_max:
+            _, oldest = self._sequences.popitem(last=False)
+            oldest.drop()
+        sequence = self._sequences[key] = _Sequence()
+        return sequence
+
+    async def _take_piece(self, sequence: _Sequence, offset: int, max_bytes: int) -> bytes | None:
+        """Return the piece that was read ahead, if it is what is requested."""
+        if not sequence.pieces:
+            return None
+        piece = sequence.pieces.popleft()
+        await piece.ended.wait()
+        piece.scope.cancel()
+        if piece.offset == offset and piece.data is not None and len(piece.data) >= max_bytes:
+            if len(piece.data) > max_bytes:
+                sequence.drop()
+            return piece.data[:max_bytes]
+        sequence.drop()
+        return None
+
+    def _top_up(self, key: Key, sequence: _Sequence, size: int) -> None:
+        pieces = sequence.pieces
+        while len(pieces) < read_ahead_pieces_max:
+            offset = pieces[-1].offset + pieces[-1].size if pieces else sequence.next
+            piece = _Piece(offset, size)
+            pieces.append(piece)
+            self._start(partial(self._fetch, key, piece))
+
+    async def _fetch(self, key: Key, piece: _Piece) -> None:
+        name, member = key
+        with piece.scope:
+            try:
+                with suppress(DosError):  # the consumer requests it again and gets the error
+                    piece.data = await self._read(name, piece.offset, piece.size, member)
+            finally:
+                piece.ended.set()
+            await trio.sleep(read_ahead_kept_s)
+            piece.data = None  # not requested in time: free the memory

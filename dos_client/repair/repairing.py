@@ -194,7 +194,6 @@ class _Repairer:
         self.objects = 0
 
     async def directory(self, directory: str, *, read: bool) -> list[Repair]:
-        """Repair everything in one directory."""
         walk, done = self._walk, []
         if read:
             await self._read_all(directory)
@@ -392,7 +391,6 @@ class _NewCopy:
     on_progress: Callable[[int], None]
 
     async def wanted(self, offset: int) -> int:
-        """Implement `CopyTarget`."""
         return min(repair_chunk_bytes, self.todo.goal.size - offset)
 
     async def put(self, chunk: Chunk) -> None:

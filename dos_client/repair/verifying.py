@@ -158,12 +158,10 @@ async def verify_store(
 
 
 def damage_text(one: DirectoryDamage) -> str:
-    """Return the damage as one line."""
     return f"{one.directory} on {one.address} cannot be opened: {one.reason}"
 
 
 def blocked_text(directory: str) -> str:
-    """Return what a blocked directory means, as one line."""
     return (
         f"a writer that starts in {directory} waits: too few members are undamaged there; start the missing"
         " ones, then run `dos store repair`"

@@ -288,7 +288,6 @@ def moving(first: Infos | None, now: Infos) -> bool:
 
 
 def uneven(infos: Infos) -> bool:
-    """Return whether copies have different sizes."""
     return len({_size(info) for info in infos.values()}) > 1
 
 

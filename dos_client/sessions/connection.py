@@ -358,7 +358,6 @@ class Connection(Requests):
             self.record = decode_store_record(self.welcome.store_record, f"store record of {self.address}")
 
     async def _write(self) -> None:
-        """Run the writer task."""
         try:
             while self.failure is None:
                 buffers, self._outbox = self._outbox, []
@@ -393,7 +392,6 @@ class Connection(Requests):
                 buffers[index] = memoryview(buffers[index])[sent:]
 
     async def _read(self) -> None:
-        """Run the reader task."""
         decoder = FrameDecoder()
         try:
             while self.failure is None:
@@ -444,7 +442,6 @@ class Connection(Requests):
             raise refused(message)
 
     async def _watch(self) -> None:
-        """Run the watch task."""
         while self.failure is None:
             now = trio.current_time()
             silent, due = now - self._received_at, self._received_at + silence_ping_s
@@ -562,7 +559,6 @@ def line_of(error: DosError) -> str:
 
 
 def broken(address: str, error: OSError) -> BrokenConnectionError:
-    """Return the error for a broken connection, with its cause."""
     broken = BrokenConnectionError(f"the connection to {address} broke: {error}")
     broken.__cause__ = error
     return broken

@@ -43,7 +43,6 @@ class ServerSurvey:
         return next(iter(self.refused.values()))
 
     def problems(self, membership: Membership) -> list[str]:
-        """Return one line per problem."""
         return [*(f"{address}: {error}" for address, error in self.errors.items()), *membership.problems]
 
 

@@ -6,17 +6,19 @@ session by at most `witness_timeout_s`. It is then treated as unavailable, and c
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final, Protocol, TypeVar
+from random import Random
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import trio
 
 from dos_client import randomness
+from dos_client.core.hedging import Pace
 from dos_client.core.membership import MemberAdmission, admit
+from dos_client.core.status import StoreCounters
 from dos_client.core.witnessing import ProveStamp, Step, Witnessing
 from dos_client.limits import stamp_renewal_s, witness_again_s, witness_timeout_s
-from dos_client.ports import SharedStore
 from dos_client.randomness import backoff_s
 from dos_client.sessions.connection import Connection, fresh_failure, open_connection
 from dos_client.sessions.discovery import probe, send_record
@@ -37,7 +39,11 @@ from dos_protocol.names import NO_ID, id_text
 from dos_protocol.store_record import NO_STAMP, DiskStamp, Member, StoreRecord, decode_witnessed
 from dos_tls import TlsBusyError, TlsError, TlsTruncatedError
 
+if TYPE_CHECKING:
+    from dos_client.reading.damage import Damage
+
 Answer = TypeVar("Answer", Stamped, Witnessed)
+
 log: Final = logging.getLogger("dos.client")
 
 
@@ -66,6 +72,35 @@ async def open_member_session(
         with store.witnesses.joined(connection):
             await store.witnesses.wait_compared(connection)
             yield connection
+
+
+class SharedStore(Protocol):
+    """What the parts of a client use of `live_store.Store`, which says what each name means. So a part is
+    imported, read and tested without the store.
+
+    `located`: addresses, by server id, of members that are not at the address in the record.
+    """
+
+    record: StoreRecord
+    located: Mapping[bytes, str]
+    token: bytes
+    client: str
+    rng: Random
+    run_token: trio.lowlevel.TrioToken
+    counts: StoreCounters
+    damage: "Damage"
+    pace: Pace
+
+    @property
+    def of_one_server(self) -> bool: ...
+
+    def start(self, task: Callable[[], Awaitable[None]]) -> None: ...
+
+    def member_moved(self) -> None: ...
+
+    async def wait_moved(self, timeout_s: float) -> None: ...
+
+    def reread_membership(self) -> None: ...
 
 
 class Witnesses:
@@ -260,7 +295,6 @@ class Watch:
         )
 
     async def run(self) -> None:
-        """Run one session after the other."""
         attempt = 0
         with self.scope:
             while True:
@@ -289,7 +323,6 @@ class Watch:
             self._note_failure(error)
 
     async def _session(self) -> None:
-        """Run one session until it breaks. Raises the reason."""
         store = self._store
         self._was_connected = False
         async with open_member_session(store, self.member) as connection:

@@ -79,8 +79,7 @@ from dos_client.limits import (
 from dos_client.randomness import backoff_s
 from dos_client.reading.copying import MemberSource, copy_bytes, fold_at
 from dos_client.reading.damage import CopyFault
-from dos_client.reading.member_queries import ReadableStore, bytes_of, query_bytes
-from dos_client.reading.reading_ahead import ReadAhead
+from dos_client.reading.member_queries import ReadableStore, ReadAhead, bytes_of, query_bytes
 from dos_client.sessions.connection import Connection
 from dos_client.sessions.members import Watch, admit_or_act, open_member_session
 from dos_client.writing.object_writer import LocalCopy, ObjectWriter, WriteTarget
@@ -119,9 +118,7 @@ log: Final = logging.getLogger("dos.client")
 class ClaimStore(ReadableStore, Protocol):
     """The store of a claim."""
 
-    def forget(self, claim: object) -> None:
-        """Remove a claim that has ended."""
-        ...
+    def forget(self, claim: object) -> None: ...
 
 
 class Claim:
@@ -349,7 +346,6 @@ class Claim:
                 raise ClosedError(str(closed.args[0]))
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the links until the claim ends."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -428,14 +424,12 @@ class Claim:
         self.changed()
 
     def changed(self) -> None:
-        """Wake the tasks in `wait_changed`."""
         if self.waited:
             self.waited = False
             self._change.set()
             self._change = trio.Event()
 
     async def wait_changed(self, timeout_s: float) -> None:
-        """Wait for the next change, or until the time is up."""
         self.waited = True
         with trio.move_on_after(timeout_s):
             await self._change.wait()
@@ -445,7 +439,6 @@ class Claim:
         return {link.server_id: link.member.address for link in self._links.values()}
 
     def wake_links(self) -> None:
-        """Wake the links: there is more to send."""
         for link in self._links.values():
             link.copies.wake()
 
@@ -478,7 +471,6 @@ class Claim:
         return self._links.values()
 
     def link(self, server_id: bytes) -> "MemberLink | None":
-        """Return the link with a member of the record, or None."""
         return self._links.get(server_id)
 
     def _has_no_source(self, target: WriteTarget) -> bool:
@@ -528,12 +520,10 @@ class ClaimReads:
         self._ahead = ReadAhead(claim.store.start, self._read)
 
     async def read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
-        """Implement `Claim.read`."""
         self._claim.check()
         return await self._ahead.read(name, offset, max_bytes, only)
 
     def drop_ahead(self) -> None:
-        """Discard what was read ahead."""
         self._ahead.drop()
 
     async def _read(self, name: str, offset: int, max_bytes: int, only: bytes | None) -> bytes:
@@ -641,7 +631,6 @@ class ClaimWaits:
         self._counted_s = 0.0
 
     def status(self) -> ClaimStatus:
-        """Return the current status."""
         self.inspect()
         claim, now = self._claim, trio.current_time()
         targets = list(claim.targets.values())
@@ -688,7 +677,6 @@ class ClaimWaits:
 
 
 def member_in_claim(link: "MemberLink") -> MemberStatus:
-    """Return the status of a member as one claim sees it."""
     targets = list(link.claim.targets.values())
     connected = link.connection is not None
     lag_bytes = sum(target.lag(link.server_id) for target in targets)
@@ -707,7 +695,6 @@ def member_in_claim(link: "MemberLink") -> MemberStatus:
 
 
 def of_member(claims: Iterable[Claim], server_id: bytes) -> list[MemberStatus]:
-    """Return the status of a member as each claim sees it."""
     return [member_in_claim(link) for claim in claims if (link := claim.link(server_id)) is not None]
 
 
@@ -789,7 +776,6 @@ class MemberLink:
         return self.copies.connection
 
     async def run(self) -> None:
-        """Run one session after the other until the claim ends."""
         attempt = 0
         with self.scope:
             while True:
@@ -986,7 +972,6 @@ class MemberCopies:
         self._nursery = None
 
     def left(self, why: str) -> None:
-        """Record that the attempt or the session is over."""
         self.connection = self._nursery = None
         self._attempting = False
         self._active.clear()
@@ -1000,11 +985,9 @@ class MemberCopies:
     # For the claim
 
     def states(self) -> list[ReplicaState]:
-        """Return the states of all copies."""
         return [copy.replica.state for copy in self._all.values()]
 
     def problem(self) -> str:
-        """Return the problem of a copy in state BROKEN, '' if there is none."""
         broken = (copy for copy in self._all.values() if copy.replica.state is ReplicaState.BROKEN)
         return next((self._named(copy) for copy in broken), "")
 
@@ -1024,7 +1007,6 @@ class MemberCopies:
         return max(claimed.synced, copy.target.sizes.get(self.server_id, 0)) >= size
 
     def enter(self, target: WriteTarget) -> None:
-        """Add an object of the claim."""
         self._add(target)
         if self._nursery is not None:
             self._discover(self._all[target.name])
@@ -1057,7 +1039,6 @@ class MemberCopies:
             self.handle(copy, ReplicaFellBehind())
 
     def wake(self) -> None:
-        """Wake the session's writer: there may be something to send."""
         if self.connection is not None:
             self.connection.wake()
 
@@ -1176,7 +1157,6 @@ class MemberCopies:
     # The session's bytes
 
     def _feed(self, buffers: list[Buffer]) -> None:
-        """Supply the session's writer with more bytes to send."""
         budget = send_batch_bytes
         for copy in list(self._active.values()):
             replica, window = copy.replica, copy.target.window
@@ -1298,7 +1278,6 @@ class _CatchUp:
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
     async def wanted(self, offset: int) -> int:
-        """Implement `CopyTarget`."""
         if self._reached():
             return 0
         await self._wait_room()
@@ -1306,11 +1285,9 @@ class _CatchUp:
         return min(end - offset, catch_up_read_bytes)
 
     async def put(self, chunk: Chunk) -> None:
-        """Implement `CopyTarget`."""
         self._append(chunk, "member")
 
     async def _fill_from(self, source: MemberSource) -> None:
-        """Fill as far as this source has bytes."""
         fold = await fold_at(source, self._offset())
         if self._agrees(fold.value):
             await copy_bytes(source, self, fold, self._target.digest_at)
@@ -1335,7 +1312,6 @@ class _CatchUp:
         return any(link.copies.may_have(self._target.name, size) for link in others)
 
     def _offset(self) -> int:
-        """Return where the copy ends, as far as is known."""
         if self._replica.state is ReplicaState.DISCOVER_REMOTE_SIZE:
             assert self._replica.claimed is not None
             return self._replica.claimed.synced

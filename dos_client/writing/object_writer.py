@@ -88,7 +88,6 @@ class ObjectWriter:
 
     @property
     def digest(self) -> int:
-        """The prefix digest at `size`."""
         return self._window.digest
 
     def append(self, data: Buffer) -> int:
@@ -254,7 +253,6 @@ class WriteTarget:
 
     @property
     def view(self) -> ObjectView:
-        """What is known of the object at this moment."""
         return ObjectView(self.goal, self.base, self.digest_at)
 
     def digest_at(self, size: int) -> int | None:
@@ -284,7 +282,6 @@ class WriteTarget:
         self.unsure.clear()
 
     def note(self, server_id: bytes, received: int, synced: int) -> None:
-        """Record that a member has this much of agreeing content."""
         self.sizes[server_id] = synced
         self.received_sizes[server_id] = received
         self._recount()
@@ -330,12 +327,10 @@ class WriteTarget:
         self.window.trim(min(self.synced, max(slowest, self.window.size - keep_bytes)))
 
     def lag(self, server_id: bytes) -> int:
-        """Return the number of bytes that the member still lacks."""
         return max(0, self.size - self.sizes.get(server_id, 0))
 
     @property
     def unsynced(self) -> int:
-        """Bytes appended and not yet synced on a quorum."""
         return max(0, self.size - self.synced)
 
     def count(self, counts: StoreCounters) -> None:
@@ -357,7 +352,6 @@ class WriteTarget:
         self.times.note(self.size, self.moved_at)
 
     def wake_all(self) -> None:
-        """Wake all waiters, because the claim ended."""
         self.synced_waiters.wake_all()
         self.received_waiters.wake_all()
 
@@ -466,7 +460,6 @@ class AppendTracing:
         directory: str,
         members: Callable[[], Mapping[bytes, str]],
     ) -> None:
-        """members: returns the address of each member that the claim writes to."""
         self._tracer = tracer
         self._every = every
         self._target = target
@@ -477,7 +470,6 @@ class AppendTracing:
         self._begun_s = 0.0
 
     def appended(self, size: int) -> None:
-        """Note an append whose end is at `size`."""
         self._appends += 1
         if self._appends % self._every:
             return
@@ -524,14 +516,12 @@ class AckTimes:
     quorum_s: float | None = None
 
     def note(self, server_id: bytes, received: int, synced: int, at_s: float) -> None:
-        """Note that a member has received and synced the object up to these sizes."""
         if received >= self.size:
             self.received_s.setdefault(server_id, at_s)
         if synced >= self.size:
             self.synced_s.setdefault(server_id, at_s)
 
     def note_quorum(self, synced: int, at_s: float) -> None:
-        """Note that a quorum has synced the object up to this size."""
         if synced >= self.size and self.quorum_s is None:
             self.quorum_s = at_s
 

@@ -13,7 +13,7 @@ from dos_client.limits import (
     read_ahead_pieces_max,
     read_ahead_streams_max,
 )
-from dos_client.reading.reading_ahead import ReadAhead
+from dos_client.reading.member_queries import ReadAhead
 from dos_protocol.errors import NotFoundError, PastEndError
 
 UNIT = read_ahead_bytes_min
