@@ -1,17 +1,28 @@
 """What can never be answered is an error at once: wrong arguments, a store of another run, a taken name."""
 
+import base64
+import json
+import string
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
 from trio.testing import MockClock
 
+from dos_client.errors import BadUrlError, QuorumUnavailableError
 from dos_client.live_store import Store
+from dos_client.redacting import REMOVED, Redactor, names_secret, secrets_in
 from dos_client.store import connect, open_store
+from dos_client.tasks import AT_ONCE, read_each
+from dos_client.urls import DosUrl, loopback_among, parse_address, parse_url, split_address
 from dos_client.writing.object_writer import ObjectWriter
-from dos_protocol.errors import DosError, LocalProtocolError
+from dos_protocol.errors import BadNameError, DosError, LocalProtocolError
 from dos_server.testing import MemoryServer, Servers, memory_store
 
 ID = b"w" * 16
@@ -162,3 +173,222 @@ def test_a_store_of_another_run_is_an_error_at_once() -> None:
             assert [one for one in found if "another trio.run" not in one] == []
 
     trio.run(main)
+
+
+def test_the_default_port_is_put_in() -> None:
+    assert parse_url("dos://h1,h2:7/app.coord/manifest") == DosUrl(
+        ("h1:9999", "h2:7"), "app.coord", "manifest"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("dos://h", DosUrl(("h:9999",))),
+        ("dos://h/", DosUrl(("h:9999",))),
+        ("dos://h/d/", DosUrl(("h:9999",), "d")),
+        ("dos://127.0.0.1:1/d", DosUrl(("127.0.0.1:1",), "d")),
+        ("dos://[::1]:5,[fe80::1%eth0]", DosUrl(("[::1]:5", "[fe80::1%eth0]:9999"))),
+        ("dos://HOST:80", DosUrl(("host:80",))),
+    ],
+)
+def test_forms_that_are_urls(text: str, expected: DosUrl) -> None:
+    assert parse_url(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "dos:/h", "http://h", "dos://", "dos:///d", "dos://h,", "dos://h,,g", "dos://h:", "dos://h:0"),
+        *(
+            "dos://h:65536",
+            "dos://h:9x",
+            "dos://h:-1",
+            "dos://h:1:2",
+            "dos://a b",
+            "dos://h:1,h:1",
+            "dos://::1",
+        ),
+        *("dos://h/d/o/x", "dos://[::1", "dos://h\n", "dos://h:٣", "dos://-h", "dos://h-"),
+        "dos://" + ",".join(f"h{i}" for i in range(17)),
+    ],
+)
+def test_what_is_no_url_is_refused_by_name(text: str) -> None:
+    with pytest.raises(BadUrlError):
+        parse_url(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["dos://h//o", "dos://h/../x", "dos://h/d/.x", "dos://h/~", "dos://h/d/\u2024\u2024"]
+)
+def test_names_in_a_url_keep_the_grammar(text: str) -> None:
+    with pytest.raises(BadNameError):
+        parse_url(text)
+
+
+def test_the_same_server_with_and_without_its_default_port_is_named_twice() -> None:
+    with pytest.raises(BadUrlError, match="names a server twice"):
+        parse_url("dos://h,H:9999")
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_a_url_or_one_of_two_errors(text: str) -> None:
+    try:
+        parsed = parse_url("dos://" + text)
+    except (BadUrlError, BadNameError):
+        return
+    assert parse_url(str(parsed)) == parsed
+
+
+def test_an_address_splits_into_what_a_socket_wants() -> None:
+    assert split_address(parse_address("[::1]:5")) == ("::1", 5)
+    assert split_address(parse_address("h")) == ("h", 9999)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[0:0::0]"])
+def test_a_wildcard_is_no_address_of_a_server(host: str) -> None:
+    with pytest.raises(BadUrlError, match="every address of a server's own machine") as refused:
+        parse_url(f"dos://h1,{host}:9999")
+    assert "at which other machines reach it" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "alone"),
+    [
+        (["h1:1", "10.0.0.1:1"], ""),
+        (["127.0.0.1:1", "localhost:2", "[::1]:3"], ""),
+        (["h1:1", "127.0.0.2:1"], "127.0.0.2:1"),
+        (["[::1]:1", "10.0.0.1:1"], "[::1]:1"),
+        ([], ""),
+    ],
+)
+def test_members_on_loopback_are_together(addresses: list[str], alone: str) -> None:
+    assert loopback_among(addresses) == alone
+
+
+secrets = st.text(string.ascii_letters + string.digits + "+/_-.$\"'\\ %é", min_size=1).filter(
+    lambda text: any(map(str.isalnum, text.strip()))
+)
+FORMS = {
+    "plain": lambda text: text,
+    "json": lambda text: json.dumps({"a": text}),
+    "repr": repr,
+    "url": lambda text: quote(text, safe=""),
+    "base64": lambda text: base64.b64encode(text.encode()).decode(),
+    "line": lambda text: base64.b64encode(text.encode() + b"\n").decode().rstrip("="),
+    "hex": lambda text: text.encode().hex(),
+    "upper-case hex": lambda text: text.encode().hex().upper(),
+}
+
+
+@given(secrets, st.sampled_from(sorted(FORMS)))
+def test_a_known_secret_is_removed_in_each_form(secret: str, form: str) -> None:
+    printed = FORMS[form](secret)
+    text = Redactor([secret]).redacted(f"before {printed} after")
+    assert REMOVED in text
+    assert text.startswith("before ")
+    assert text.endswith(" after")
+    assert secret.strip() not in text.removeprefix("before ").removesuffix(" after")
+
+
+@given(st.binary(max_size=7), st.text(string.ascii_letters, min_size=12), st.binary(max_size=7))
+def test_a_known_secret_is_removed_within_base64(before: bytes, secret: str, after: bytes) -> None:
+    """As in `Basic` authentication, which has user and password."""
+    printed = base64.b64encode(before + secret.encode() + after).decode()
+    text = Redactor([secret]).redacted(printed)
+    assert REMOVED in text
+    for part in text.split(REMOVED):
+        assert len(part) <= 14, "only what is around it is left, and parts of two characters"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password = hunter2",
+        'PASSWORD: "hunter2"',
+        '{"db_password": "hunter2"}',
+        "--token=hunter2",
+        "AWS_SECRET_ACCESS_KEY=hunter2",
+        "https://ann:hunter2@proxy:3128/x",
+        "https://hunter2@host/x",
+        "Authorization: Basic hunter2hunter2",
+        "sent Bearer hunter2hunter2 to",
+        "dos ui: open http://127.0.0.1:4050/?key=hunter2",
+        "GET /?a=1&key=hunter2 HTTP/1.1",
+        "Cookie: a=b; dos_page=hunter2; c=d",
+        "GET /x?X-Amz-Signature=hunter2&y=1",
+        "-----BEGIN RSA PRIVATE KEY-----\nhunter2\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\nhunter2 and the end of the log",
+    ],
+)
+def test_what_looks_like_a_secret_is_removed(text: str) -> None:
+    assert "hunter2" not in Redactor([]).redacted(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-11-27 20:00:00 WARNING listening on 10.0.0.1:9999 without TLS",
+        "token_file = '/etc/dos/token'",
+        "dos://h1:9999,h2:9999/notes/greetings",
+        '{"digest": "0123456789abcdef", "synced": 12}',
+    ],
+)
+def test_what_a_report_needs_stays(text: str) -> None:
+    assert Redactor(["abc"]).redacted(text) == text
+
+
+def test_json_without_secrets_is_json() -> None:
+    value = {
+        "password": 'a "b" c',
+        "pin_token": 12,
+        "tokens": None,
+        "nested": [{"secret": ""}],
+        "url": "dos://h",
+    }
+    found = json.loads(Redactor(['a "b" c']).redacted(json.dumps(value)))
+    assert found == {**value, "password": REMOVED, "pin_token": REMOVED, "nested": [{"secret": REMOVED}]}
+
+
+def test_a_short_secret_is_removed_as_a_word_and_not_as_a_letter() -> None:
+    assert Redactor(["a"]).redacted("the token a is bad") == f"the token {REMOVED} is bad"
+
+
+def test_variables_with_telling_names_are_secrets_and_places_of_secrets_are_not() -> None:
+    variables = {
+        "AWS_SECRET_ACCESS_KEY": "x1",
+        "DOS_TOKEN_FILE": "/t",
+        "DOS_STORE": "dos://h",
+        "PGPASSWORD": "x2",
+    }
+    assert secrets_in(variables) == {"x1", "x2"}
+    assert names_secret("DOS_TLS_KEY_PASSWORD")
+    assert not names_secret("DOS_TLS_CERT")
+
+
+@pytest.mark.trio
+async def test_each_is_read_a_few_at_a_time_and_returned_in_order() -> None:
+    busy, most = 0, 0
+
+    async def read(name: str) -> str:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await trio.testing.wait_all_tasks_blocked()
+        busy -= 1
+        return name.upper()
+
+    names = [f"n{number:02d}" for number in reversed(range(3 * AT_ONCE))]
+    assert [*(await read_each(names, read)).items()] == [(one, one.upper()) for one in sorted(names)]
+    assert most == AT_ONCE
+
+
+@pytest.mark.trio
+async def test_the_first_error_ends_the_others_and_is_raised_as_it_is() -> None:
+    async def read(name: str) -> None:
+        if name == "bad":
+            raise QuorumUnavailableError("two of three are away")
+        await trio.sleep_forever()
+
+    with pytest.raises(QuorumUnavailableError, match="two of three are away"):
+        await read_each(["good", "bad"], read)

@@ -1,14 +1,18 @@
 """One session: requests and answers, refusals, silence, and peers that talk nonsense."""
 
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
+from dos_client import QuorumUnavailableError, connect
+from dos_client.core.replica import ReplicaState
 from dos_client.core.window import Chunk, append_head
 from dos_client.sessions.connection import Connection, dial, open_connection
 from dos_protocol import messages as m
@@ -25,8 +29,18 @@ from dos_protocol.errors import (
     WrongStoreError,
 )
 from dos_protocol.frames import FrameDecoder, encode_frame
-from dos_protocol.messages import DurabilityAck, Pong, Welcome, encode
-from tests.dos_client.support import ThreadServer, new_writer
+from dos_protocol.limits import entries_max
+from dos_protocol.messages import DurabilityAck, Opcode, Pong, Welcome, encode
+from tests.dos_client.support import (
+    Threads,
+    ThreadServer,
+    claimed_through_proxies,
+    content_of,
+    has,
+    new_writer,
+    thread_servers,
+    until,
+)
 from tests.support.proxy import Way, proxies
 
 pytestmark = pytest.mark.trio
@@ -294,3 +308,164 @@ async def test_the_text_of_a_refusal_has_nothing_that_a_terminal_obeys() -> None
                 await connection.stat("o")
         assert (str(error.value).isprintable(), r"gone\x1b[2J" in str(error.value)) == (True, True)
         nursery.cancel_scope.cancel()
+
+
+OBJECTS = 6
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadServer]:
+    """Sessions may use one directory of so many objects, and another one only when it has fewer."""
+    monkeypatch.setattr("dos_server.core.tables.objects_in_use_max", entries_max + OBJECTS - 1)
+    with thread_servers(tmp_path, 1) as (one,):
+        yield one
+
+
+async def test_a_claim_and_a_look_wait_until_the_server_has_room_and_say_what_for(
+    server: ThreadServer,
+) -> None:
+    async with connect(server.url) as store, await store.claim("full", 1, new_writer()) as full:
+        for number in range(OBJECTS):
+            writer = full.open_object(f"o{number}")
+            await writer.wait_synced(writer.append(b"x"))
+        async with connect(server.url) as other:
+            with pytest.raises(QuorumUnavailableError, match="another cannot be opened"):
+                await other.inspect("another")
+            granted = trio.Event()
+
+            async def claim() -> None:
+                async with await other.claim("another", 1, new_writer()) as late:
+                    written = late.open_object("o")
+                    await written.wait_synced(written.append(b"later"))
+                granted.set()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(claim)
+                await until(
+                    lambda: any(
+                        "cannot be opened" in link.error for one in other.claims() for link in one.links()
+                    ),
+                    "it says what it waits for",
+                )
+                attempts = [link.outage.attempts for one in other.claims() for link in one.links()]
+                assert not granted.is_set()
+                assert max(attempts) < 50, "it does not ask all the time"
+                await full.aclose()
+                with trio.fail_after(60):
+                    await granted.wait()
+
+
+async def test_an_append_that_would_make_an_object_too_many_is_made_when_there_is_room(
+    server: ThreadServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(server.url) as store, await store.claim("d", 1, new_writer()) as claim:
+        first = claim.open_object("first")
+        await first.wait_synced(first.append(b"x"))
+        monkeypatch.setattr("dos_server.core.tables.objects_in_use_max", 1)
+        second = claim.open_object("second")
+        position = second.append(b"y")
+        await until(lambda: "which is the limit" in claim.status().members[0].error, "it says why")
+        monkeypatch.setattr("dos_server.core.tables.objects_in_use_max", 2 * entries_max)
+        with trio.fail_after(60):
+            await second.wait_synced(position)
+            await first.wait_synced(first.append(b"goes on"))
+        assert await content_of(server, "d", "second") == b"y"
+        assert await content_of(server, "d", "first") == b"xgoes on"
+
+
+@pytest.mark.trio
+async def test_bytes_acknowledged_to_nobody_exist_once_and_are_sent_once(three: Threads) -> None:
+    # EVIDENCE-OF: P-3, P-10
+    async with claimed_through_proxies(three) as (between, store, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"one "))
+        for server in three:
+            await has(server, "d", "x", b"one ")
+        lost = [proxy.drop_reply(Opcode.APPEND) for proxy in between]
+        size = writer.append(b"two ")
+        for server in three:
+            await has(server, "d", "x", b"one two ")
+        for rule in lost:
+            await rule.done.wait()
+        await writer.wait_synced(size)
+        await writer.wait_synced(writer.append(b"three"))
+        for server in three:
+            await has(server, "d", "x", b"one two three")
+        assert store.counts.sent_bytes == {proxy.location: len(b"one two three") for proxy in between}
+        assert store.counts.reconnects == {proxy.location: 1 for proxy in between}
+
+
+@pytest.mark.trio
+async def test_many_lost_answers_on_any_member_leave_one_copy_of_every_record(three: Threads) -> None:
+    # EVIDENCE-OF: P-2, P-3, P-10
+    rng, content = random.Random(7), b""
+    async with claimed_through_proxies(three) as (between, store, claim):
+        writer = claim.open_object("x")
+        for number in range(40):
+            for proxy in between:
+                if number % 4 == 0 and rng.random() < 0.5:
+                    proxy.drop_reply(Opcode.APPEND, rng.randint(1, 3))
+            record = b"%04d" % number * 25
+            content += record
+            await writer.wait_synced(writer.append(record))
+            # nothing else is under way when a connection is cut: that would rightly be sent again
+            await until(lambda: not any(one.lag_bytes for one in store.members()), "all have all")
+        for proxy in between:
+            proxy.heal()
+        links = list(claim.links())
+        await until(
+            lambda: all(link.copies.states() == [ReplicaState.IN_SYNC] for link in links), "all in sync"
+        )
+        for server in three:
+            await has(server, "d", "x", content)
+        again = sum(store.counts.sent_bytes.values()) - 3 * len(content)
+        assert again == 0, f"{again} bytes were sent twice"
+        assert sum(store.counts.reconnects.values()) >= 5
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("loses", [Opcode.CHANGE_DIRECTORY, Opcode.HELLO])
+async def test_a_claim_whose_answer_is_lost_is_taken_again_by_the_same_writer(
+    three: Threads, loses: Opcode
+) -> None:
+    # EVIDENCE-OF: P-4, P-10
+    async with claimed_through_proxies(three) as (between, _, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"before "))
+        lost = [proxy.drop_reply(loses, client="") for proxy in between]
+        for proxy in between:
+            proxy.cut()
+        size = writer.append(b"and after")
+        for rule in lost:
+            await rule.done.wait()
+        await writer.wait_synced(size)
+        assert claim.lost is None
+        for server in three:  # a quorum is enough to go on: the last one may still be on its way
+            await has(server, "d", "x", b"before and after")
+
+
+@pytest.mark.trio
+async def test_a_watermark_of_a_session_that_another_store_record_has_ended_counts_for_nothing(
+    three: Threads,
+) -> None:
+    """It may be in this client's hands at the very moment in which the record changes: its reader is about to
+    run. Of the members of the new record nobody has told anything yet (docs/decisions/0010, `tell_again`)."""
+    # EVIDENCE-OF: P-4
+    async with claimed_through_proxies(three) as (between, _, claim):
+        writer = claim.open_object("x")
+        await writer.wait_synced(writer.append(b"before "))
+        links = list(claim.links())
+        await until(lambda: all(link.connection for link in links), "all are there")
+        held = [proxy.hold(Way.TO_CLIENT) for proxy in between]
+        size = writer.append(b"after")
+        for server in three:
+            await has(server, "d", "x", b"before after")
+        sessions = [link.connection for link in links]
+        claim.record_changed()
+        for session in sessions:
+            assert session is not None
+            session.on_durability_ack(DurabilityAck("x", size, size))
+        assert writer.synced == len(b"before "), "told in sessions of the record before"
+        for rule in held:
+            rule.end()
+        await writer.wait_synced(size)

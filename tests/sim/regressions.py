@@ -133,7 +133,7 @@ REGRESSIONS: Final = (
         "2026-11-22",
         "8bd19fd",
         "a damaged file of a directory that was never claimed prevented an addition permanently",
-        "tests/dos_client/test_replacing_refused.py",
+        "tests/dos_client/test_replacing.py",
     ),
     Regression(
         37088,
