@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from dos_client.errors import ReplacementError as ReplacementError
     from dos_client.errors import StoreNotReadyError as StoreNotReadyError
     from dos_client.errors import StoreRefusedError as StoreRefusedError
-    from dos_client.errors import TlsRefusedError as TlsRefusedError
     from dos_client.errors import TokenRefusedError as TokenRefusedError
     from dos_client.file_token import FileToken as FileToken
     from dos_client.live_store import Store as Store

@@ -29,10 +29,6 @@ class TokenRefusedError(StoreRefusedError):
     """Every server that answered rejected the token."""
 
 
-class TlsRefusedError(StoreRefusedError):
-    """TLS failed with every server, or one end uses TLS and the other does not. `missing` has the reasons."""
-
-
 class NotEmptyError(StoreNotReadyError):
     """The servers cannot become this store: they hold objects or already belong to a store."""
 

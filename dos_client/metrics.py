@@ -34,40 +34,37 @@ _STATES: Final = [
 ]
 """Best first. If several stores share a member, the worst state is shown."""
 
-appended: Final = Counter("dos_client_appended_bytes", "Bytes passed to append", registry=registry)
-acknowledged: Final = Counter(
-    "dos_client_acknowledged_bytes", "Bytes appended that became durable on a quorum", registry=registry
-)
-sent: Final = Counter(
-    "dos_client_sent_bytes", "Bytes of appends sent to a member", ["member"], registry=registry
-)
-catch_up: Final = Counter(
-    "dos_client_catch_up_bytes",
-    "Bytes of appends that were no longer in memory, by source: local or member",
-    ["member", "source"],
-    registry=registry,
-)
-reconnects: Final = Counter(
-    "dos_client_reconnects",
-    "Sessions of writers that were reconnected after one was lost",
-    ["member"],
-    registry=registry,
-)
-waiting_seconds: Final = Counter(
-    "dos_client_waiting_seconds", "Time that writers waited for a quorum, summed", registry=registry
-)
-questions: Final = Counter(
-    "dos_client_questions", "Reads and comparisons, each sent to at least one member", registry=registry
-)
-hedges: Final = Counter(
-    "dos_client_hedges", "Requests sent only because another member was slow", registry=registry
-)
-faulty_copies: Final = Counter(
-    "dos_client_faulty_copies", "Copies found to be damaged, or different from a quorum's", registry=registry
-)
-collected_objects: Final = Counter(
-    "dos_client_collected_objects", "Copies deleted because they are no longer needed", registry=registry
-)
+_TOTALS: Final = {
+    attribute: Counter(f"dos_client_{name}", text, registry=registry)
+    for attribute, name, text in (
+        ("appended_bytes", "appended_bytes", "Bytes passed to append"),
+        ("acknowledged_bytes", "acknowledged_bytes", "Bytes appended that became durable on a quorum"),
+        ("waiting_s", "waiting_seconds", "Time that writers waited for a quorum, summed"),
+        ("questions", "questions", "Reads and comparisons, each sent to at least one member"),
+        ("hedges", "hedges", "Requests sent only because another member was slow"),
+        ("faulty_copies", "faulty_copies", "Copies found to be damaged, or different from a quorum's"),
+        ("collected_objects", "collected_objects", "Copies deleted because they are no longer needed"),
+    )
+}
+"""By attribute of `StoreCounters`."""
+_BY_MEMBER: Final = {
+    attribute: Counter(f"dos_client_{name}", text, labels, registry=registry)
+    for attribute, name, text, labels in (
+        ("sent_bytes", "sent_bytes", "Bytes of appends sent to a member", ["member"]),
+        (
+            "filled_bytes",
+            "catch_up_bytes",
+            "Bytes of appends that were no longer in memory, by source: local or member",
+            ["member", "source"],
+        ),
+        (
+            "reconnects",
+            "reconnects",
+            "Sessions of writers that were reconnected after one was lost",
+            ["member"],
+        ),
+    )
+}
 waiting_claims: Final = Gauge(
     "dos_client_waiting_claims", "Writers that are waiting for a quorum", registry=registry
 )
@@ -156,19 +153,12 @@ class StoreFigures:
     def publish(self, counts: StoreCounters, members: Sequence[MemberStatus], waiting: int) -> None:
         """Publish the current values. May be called from any thread."""
         before, self._published = self._published, counts.copy()
-        appended.inc(counts.appended_bytes - before.appended_bytes)
-        acknowledged.inc(counts.acknowledged_bytes - before.acknowledged_bytes)
-        waiting_seconds.inc(counts.waiting_s - before.waiting_s)
-        questions.inc(counts.questions - before.questions)
-        hedges.inc(counts.hedges - before.hedges)
-        faulty_copies.inc(counts.faulty_copies - before.faulty_copies)
-        collected_objects.inc(counts.collected_objects - before.collected_objects)
-        for address, count in counts.sent_bytes.items():
-            sent.labels(address).inc(count - before.sent_bytes[address])
-        for (address, source), count in counts.filled_bytes.items():
-            catch_up.labels(address, source).inc(count - before.filled_bytes[address, source])
-        for address, count in counts.reconnects.items():
-            reconnects.labels(address).inc(count - before.reconnects[address])
+        for attribute, total in _TOTALS.items():
+            total.inc(getattr(counts, attribute) - getattr(before, attribute))
+        for attribute, by_member in _BY_MEMBER.items():
+            for key, count in getattr(counts, attribute).items():
+                labels = key if isinstance(key, tuple) else (key,)
+                by_member.labels(*labels).inc(count - getattr(before, attribute)[key])
         with _lock:
             before_that, _ = _seen.get(self, ((), 0))
             _seen[self] = (members, waiting)

@@ -6,6 +6,7 @@ the situation does.
 
 from collections import Counter
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -131,15 +132,4 @@ class StoreCounters:
     reconnects: Counter[str] = field(default_factory=Counter)
 
     def copy(self) -> "StoreCounters":
-        return StoreCounters(
-            self.appended_bytes,
-            self.acknowledged_bytes,
-            self.waiting_s,
-            self.questions,
-            self.hedges,
-            self.faulty_copies,
-            self.collected_objects,
-            self.sent_bytes.copy(),
-            self.filled_bytes.copy(),
-            self.reconnects.copy(),
-        )
+        return deepcopy(self)

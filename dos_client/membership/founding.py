@@ -17,7 +17,6 @@ from dos_client.errors import (
     NotEmptyError,
     StoreNotReadyError,
     StoreRefusedError,
-    TlsRefusedError,
     TokenRefusedError,
 )
 from dos_client.sessions.connection import open_connection
@@ -75,7 +74,7 @@ async def init_store(
 def all_refuse(url: DosUrl, refusal: DosError, problems: Sequence[str]) -> StoreRefusedError:
     """Return the error for a store whose servers all refuse this client. `refusal`: the error of one."""
     if not isinstance(refusal, UnauthorisedError):
-        return TlsRefusedError(f"no server of {url} can be used with TLS as it is set", problems)
+        return StoreRefusedError(f"no server of {url} can be used with TLS as it is set", problems)
     return TokenRefusedError(
         f"the servers of {url} reject the token",
         problems,

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Final
 
 import trio
@@ -249,7 +250,7 @@ class _Repairer:
         self, directory: str, name: str, server_id: bytes, verdict: CopyState | None
     ) -> Repair | None:
         """Repair one copy: read its state, decide, send. Repeats this if a writer interfered."""
-        reason = ""
+        reason, ended = "", partial(self._repair, directory, name, server_id)
         for attempt in range(repair_attempts_max):
             if attempt:
                 await trio.sleep(repair_pause_s)
@@ -262,31 +263,23 @@ class _Repairer:
             verdict = self._verdict(server_id, copies, digests, verdict)
             todo = self._plan(directory, name, server_id, copies, digests)
             if todo is None:
-                return (
-                    None
-                    if attempt == 0
-                    else self._repair(directory, name, server_id, verdict, RepairOutcome.LEFT)
-                )
+                return None if attempt == 0 else ended(verdict, RepairOutcome.LEFT)
             if isinstance(todo, RepairRefused):
-                return self._repair(directory, name, server_id, verdict, RepairOutcome.REFUSED, todo.reason)
+                return ended(verdict, RepairOutcome.REFUSED, todo.reason)
             if self._dry_run:
-                return self._repair(
-                    directory, name, server_id, verdict, RepairOutcome.WOULD_REPAIR, size=todo.goal.size
-                )
+                return ended(verdict, RepairOutcome.WOULD_REPAIR, size=todo.goal.size)
             try:
                 self._progress.bytes_total = self._progress.bytes_done + todo.goal.size
                 await send_copy(self._walk, name, server_id, todo, self._copied)
             except _CHANGED as error:
                 reason = str(error.args[0])
             except DosError as error:
-                return self._repair(
-                    directory, name, server_id, verdict, RepairOutcome.FAILED, str(error.args[0])
-                )
+                return ended(verdict, RepairOutcome.FAILED, str(error.args[0]))
             else:
                 return await self._repaired(directory, name, server_id, verdict, todo)
         if verdict is None:  # the member disconnected before anything was known of its copy
             raise BrokenConnectionError(reason)
-        return self._repair(directory, name, server_id, verdict, RepairOutcome.REFUSED, reason)
+        return ended(verdict, RepairOutcome.REFUSED, reason)
 
     def _plan(
         self, directory: str, name: str, server_id: bytes, copies: Copies, digests: Digests
@@ -311,20 +304,12 @@ class _Repairer:
     ) -> Repair:
         """Ask the server again: the copy is repaired only if the server's own entry shows it."""
         await self._walk.enter(directory, [server_id])
-        info = self._walk.infos(name).get(server_id)
+        info, ended = self._walk.infos(name).get(server_id), partial(self._repair, directory, name, server_id)
         if info is None or info.corrupt or info.synced < todo.goal.size:
-            return self._repair(
-                directory,
-                name,
-                server_id,
-                verdict,
-                RepairOutcome.FAILED,
-                "the server does not have the copy as it was sent",
-            )
+            why = "the server does not have the copy as it was sent"
+            return ended(verdict, RepairOutcome.FAILED, why)
         self._progress.repaired += 1
-        repair = self._repair(
-            directory, name, server_id, verdict, RepairOutcome.REPAIRED, size=todo.goal.size
-        )
+        repair = ended(verdict, RepairOutcome.REPAIRED, size=todo.goal.size)
         log.warning("%s/%s on %s was %s and is repaired", directory, name, repair.address, verdict.value)
         self._walk.store.damage.repaired(server_id, directory, name)
         return repair
