@@ -78,10 +78,9 @@ class Store:
         return "; ".join(watch.refusal for watch in self._watches.values() if watch.refusal)
 
     def unavailable(self, error: DosError) -> DosError:
-        """Return what to raise instead of an error that reports too few members: the refusal of the token, if
-        so many members refuse it that the others are not enough. A token of a file may be replaced, so its
-        refusal is not final.
-        """
+        """Return what to raise instead of an error that reports too few members."""
+        # The refusal of the token, if so many members refuse it that the others are not enough. A token of a
+        # file may be replaced, so its refusal is not final.
         failures = {one: watch.failure for one, watch in self._watches.items() if watch.connection is None}
         refusal = refusal_of_token(Quorums(self.record), failures)
         if refusal is None:

@@ -447,9 +447,8 @@ async def _confirmed(target: str, info: ObjectInfo) -> bool:
 
 
 async def _claim_above(connection: Connection, directory: str) -> None:
-    """Claim the directory above its present epoch, read again here: the writer may have claimed it while the
-    question was open. A directory that was never claimed stays unclaimed.
-    """
+    """Claim the directory above its present epoch. One that was never claimed stays unclaimed."""
+    # read again: a writer may have claimed the directory while the question to the user was open
     epoch = (await connection.open_directory(directory)).epoch
     if epoch:
         await connection.claim(directory, epoch + 1, tool_writer_id(b"rm"))

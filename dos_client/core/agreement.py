@@ -28,13 +28,10 @@ from dos_protocol.store_record import Member, StoreRecord
 
 
 def reading_quorums(record: StoreRecord) -> Quorums:
-    """Return the quorums that commit, for a reader.
-
-    They are those of writers, with one exception. While a member is *added*, writers need every member, and
-    readers would have to wait until the new member is filled. They need not wait if Qa is a majority: what Qa
-    of the old members hold is reported by any F of them, and by any F of the larger store, whose Qa is the
-    same or one more.
-    """
+    """Return the quorums that commit, for a reader: those of writers, with one exception."""
+    # While a member is *added*, writers need every member, and readers would wait until it is filled. They
+    # need not if Qa is a majority: what Qa of the old members hold is reported by any F of them, and by any F
+    # of the larger store, whose Qa is the same or one more.
     if 2 * record.ack_quorum > len(record.voters) and any(one.state == "adding" for one in record.members):
         return Quorums(structs.replace(record, members=record.voters))
     return Quorums(record)
@@ -86,18 +83,13 @@ class Reach:
 
 
 def reach(quorums: Quorums, sizes: Mapping[bytes, int], sound: Collection[bytes]) -> Reach:
-    """Return how far the object reaches.
-
-    - `sizes`: the size on each member.
-    - `sound`: members that also prove what they do *not* have. A damaged member does not (R4).
-
-    The result is sure for this reason. Acknowledged bytes are on Qa of the members that are in, so any F of
-    them include one that reports them. Assume that the members that have not answered hold everything that
-    was seen. Bytes that are on too few members even then were never acknowledged.
-    """
+    """Return how far the object reaches. `sound`: members that also prove what they do *not* have (R4)."""
     held, seen = quorums.watermark(sizes), max(sizes.values(), default=0)
     if not quorums.can_take_over(sound):
         return Reach(held, seen, sure=False)
+    # Acknowledged bytes are on Qa of the members that are in, so any F of them include one that reports them.
+    # Assume that members that have not answered hold everything that was seen: bytes that are on too few
+    # members even then were never acknowledged.
     return Reach(held, seen, quorums.acknowledged_at_most(sizes, sound) <= held)
 
 

@@ -197,15 +197,12 @@ class FenceReason(Enum):
 
 
 def judge_fenced(epoch: int, epoch_held: int, *, at_claim: bool) -> FenceReason:
-    """Return how to react to a FENCED error. `at_claim`: it answered a claim, otherwise an append or no
-    request.
-
-    A session that is rejected with its own epoch was superseded by a newer session with the same (epoch,
-    writer id): the writer's own, or one of `dos store replace`, which fills a member for the writer. The next
-    claim shows whether the id is ours. A claim that is rejected with its own epoch must query the holder.
-    """
+    """Return how to react to a FENCED error. `at_claim`: it answered a claim, not an append."""
     if epoch_held > epoch:
         return FenceReason.LOST
+    # With its own epoch, a session was superseded by a newer one of the same (epoch, writer id): the writer's
+    # own, or one of `dos store replace`, which fills a member for the writer. The next claim shows whether
+    # the id is ours; a claim that is rejected so must query the holder.
     if epoch_held == epoch:
         return FenceReason.READ_HOLDER if at_claim else FenceReason.RECLAIM
     return FenceReason.CLIMB if at_claim else FenceReason.RECLAIM
@@ -247,33 +244,25 @@ def proves_what_exists(entries: Iterable[ObjectInfo], disregard: Collection[str]
 
 
 def has_lost_objects(first: Mapping[str, ObjectInfo], now: Iterable[ObjectInfo]) -> bool:
-    """Return whether a member that is claimed again lacks, or cannot read, part of what its first answer
-    listed.
-
-    Its disk lost data in between, so the first answer no longer proves what exists (R4).
-    """
+    """Return whether a member that is claimed again lost part of what its first answer listed."""
+    # if so, its disk lost data in between, and the first answer no longer proves what exists (R4)
     sound = {info.name: info.synced for info in now if not (info.corrupt or info.poisoned)}
     return any(sound.get(name, -1) < info.synced for name, info in first.items())
 
 
 def has_no_source(quorums: Quorums, copies: Copies, connected: Iterable[bytes]) -> bool:
-    """Return whether no member can give the object's bytes, as far as this claim knows.
-
-    A member that has them and is not connected is no source: its machine may never return, and a quorum can
-    decide without it, in a new claim.
-    """
+    """Return whether no member can give the object's bytes, as far as this claim knows."""
+    # A member that has them and is not connected is no source: its machine may never return, and a quorum can
+    # decide without it, in a new claim.
     if copies.unsure or any(copies.sizes.get(one, 0) >= copies.size for one in connected):
         return False
     return is_unrecoverable(quorums, copies.without, copies.spoiled)
 
 
 def is_unrecoverable(quorums: Quorums, without: Collection[bytes], spoiled: Collection[bytes]) -> bool:
-    """Return whether no member can still hold the object's bytes.
-
-    That is so if F members hold less, or if every member holds less or has a damaged copy. A damaged copy
-    proves nothing about what it held (R4): together with a member that is unavailable, it may be part of the
-    quorum.
-    """
+    """Return whether no member can still hold the object's bytes."""
+    # F members hold less, or every member holds less or has a damaged copy. Damage proves nothing about what
+    # a copy held (R4): together with a member that is unavailable, it may be part of the quorum.
     return quorums.can_take_over(without) or quorums.members <= {*without, *spoiled}
 
 

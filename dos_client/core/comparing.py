@@ -146,13 +146,11 @@ Claims = Mapping[bytes, tuple[int, bytes]]
 
 
 def epoch_granted_twice(claims: Claims, entries: Mapping[bytes, Mapping[str, ObjectInfo]]) -> int:
-    """Return an epoch of a directory that two writers used; 0 if none is known. `entries`: by server id.
-
-    That two members hold one epoch for two writers proves nothing: two writers may have contended, and only
-    one of them, or none, was granted it by enough members. But a writer begins a segment only after that. So
-    if the members of each writer have a part of a segment of that epoch that no member of the other has, both
-    were granted it: a disk went back to an older state (docs/decisions/0205).
-    """
+    """Return an epoch of a directory that two writers used; 0 if none is known. `entries`: by server id."""
+    # That two members hold one epoch for two writers proves nothing: two writers may have contended, and only
+    # one of them, or none, was granted it by enough members. But a writer begins a segment only after that.
+    # So if the members of each writer have a part of a segment of that epoch that no member of the other has,
+    # both were granted it: a disk went back to an older state (docs/decisions/0205).
     holders: dict[tuple[int, bytes], list[bytes]] = {}
     for member, claim in claims.items():
         holders.setdefault(claim, []).append(member)
@@ -205,19 +203,16 @@ class RepairRefused:
 def plan(
     member: bytes, copies: Copies, digests: Digests, quorums: Quorums, *, one_writer: bool = False
 ) -> RepairPlan | RepairRefused | None:
-    """Decide what to do with one member's copy; None: nothing. `copies` are those of the members that
-    answered.
-
-    one_writer: the object is written under one epoch only. If copies of it contradict each other, the epoch
-    was granted twice. So a disk went back to an older state, and the number of members that ever held the
-    bytes is unknown. Nothing is overwritten then (docs/decisions/0205).
-    """
+    """Decide what to do with one member's copy, by those of the members that answered; None: nothing.
+    `one_writer`: the object is written under one epoch only."""
     old = copies[member]
     others = {one: copy for one, copy in sound(copies).items() if one != member}
     if old.damaged:
         return _damaged(member, old, others, digests, quorums)
     everyone = others | {member: old}
     against = {one: copy for one, copy in others.items() if not agree(everyone, digests, one, member)}
+    # The epoch was granted twice: a disk went back to an older state, and the number of members that ever
+    # held the bytes is unknown. Overwriting could destroy acknowledged ones (docs/decisions/0205).
     if against and one_writer:
         return RepairRefused(f"copies of one segment contradict each other, {EPOCH_GRANTED_TWICE}")
     if against and quorums.cover(against, member):

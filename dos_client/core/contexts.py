@@ -211,14 +211,12 @@ class GivenArguments(NamedTuple):
 
 
 def completed(given: GivenArguments, store: NamedStore) -> list[str]:
-    """Return the words with the store, as a person would have typed them.
-
-    The token file is left out if the line names another store: a command sends its token to both.
-    """
+    """Return the words with the store, as a person would have typed them."""
     path = store.url + "/"
     words = [path + word.removeprefix(HERE) if word.startswith(HERE) else word for word in given.words]
     if given.leaves_store_out:
         words.insert(given.words_before, store.url)
+    # a line that names another store, too, sends its token to both: that of the context must not go there
     others = any(word.startswith(SCHEME) and not word.startswith(HERE) for word in given.words)
     if store.token_file and given.has_token_file is False and not others:
         return ["--token-file", store.token_file, *words]
@@ -226,11 +224,9 @@ def completed(given: GivenArguments, store: NamedStore) -> list[str]:
 
 
 def tls_to_set(store: NamedStore, variables: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables of TLS to set for a command that uses the store: none if any of them is set.
-
-    They hold for all connections of the command, also if the line names another store. A token that the
-    line or a variable names must not pass in plain text because of that.
-    """
+    """Return the variables of TLS to set for a command that uses the store: none if any of them is set."""
+    # They hold for all connections of the command, also if the line names another store: a token that the
+    # line or a variable names must not pass in plain text because of that.
     return {} if any(name in variables for name in VARIABLES) else store.tls
 
 

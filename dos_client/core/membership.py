@@ -85,11 +85,9 @@ def decide(
 
 
 def _intended_store(answers: list[ServerAnswer], addresses: Collection[str]) -> bytes | None:
-    """Return the store whose newest record names most of the requested addresses; None if that is undecided.
-
-    So a server of another store at the address of a member does not redirect clients to its store: its record
-    does not name the other addresses.
-    """
+    """Return the store whose newest record names most of the requested addresses; None if undecided."""
+    # A server of another store at the address of a member must not redirect clients to its store: its record
+    # does not name the other addresses.
     newest: dict[bytes, StoreRecord] = {}
     for record in _records(answers):
         if record.store_id not in newest or record.generation > newest[record.store_id].generation:

@@ -101,6 +101,7 @@ class Quorums:
         before = self._first_acks = record.ack_quorum
         self._covers = tuple(len(group) - before + 1 for group in self.sets)
         if filled is not None and replaced is None:
+            # new acknowledgements are on every member, but earlier ones are on Qa of the members "in" only
             self._covers = (len(old) - before + 1, 1)
         self.ack_quorum = self._acks[0]
         self.claims_needed = max(self._claims)
@@ -144,12 +145,7 @@ class Quorums:
         return self._in_each(present, self._claims)
 
     def cover(self, members: Collection[bytes], without: bytes = b"") -> bool:
-        """Return whether these members except `without` together hold every acknowledged byte, whatever that
-        one held.
-
-        That needs N - Qa + 1 of each set. While a member is being added, it needs that number of the members
-        "in": new acknowledgements are on every member, but earlier ones are on Qa of the members "in" only.
-        """
+        """Return whether these members but `without` hold every acknowledged byte, whatever that one held."""
         return self._in_each(frozenset(members) - {without}, self._covers)
 
     def _in_each(self, present: frozenset[bytes], needed: Sequence[int]) -> bool:

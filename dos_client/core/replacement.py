@@ -111,14 +111,12 @@ def begin(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str)
 
 
 def leave_out(record: StoreRecord, leaving: Member, new_id: bytes, new_address: str) -> StoreRecord:
-    """Return the record of a store of two in which the other member continues, and a new one is added.
-
-    Every acknowledged byte is on the other member, because both acknowledge. From this record on, every
-    quorum needs the other member and the new one (docs/decisions/0223).
-    """
+    """Return the record of a store of two in which the other member continues, and a new one is added."""
     others = tuple(one for one in record.members if one != leaving)
     if new_address in {one.address for one in others}:
         raise ValueError(f"{new_address} is the address of member {id_text(others[0].server_id)}")
+    # Every acknowledged byte is on the other member, because both acknowledge. From this record on, every
+    # quorum needs the other member and the new one (docs/decisions/0223).
     members = (*others, Member(new_id, new_address, "adding"))
     _check_reachable(new_address, members)
     return _next(record, members, default_ack_quorum(len(others)))

@@ -176,17 +176,14 @@ class SendWindow:
             self._merge_block()
 
     def _merge_block(self) -> None:
-        """Merge the small chunks of a complete block, so that a window of small appends costs little more
-        than its bytes.
-
-        A member that was sent a part of the block gets the rest as a separate chunk.
-        """
+        """Merge the small chunks of a complete block: a window of small appends costs little more than its
+        bytes."""
         index = len(self._starts) - 1
         while self._starts[index] % digest_block_bytes:
             index -= 1
         first = self._chunks[index]
         merged = Chunk(first.start, first.digest, b"".join(chunk.payload for chunk in self._chunks[index:]))
-        self._chunks[index:] = [merged]
+        self._chunks[index:] = [merged]  # a member that was sent a part of the block gets the rest alone
         del self._starts[index + 1 :]
 
     def chunks_from(self, offset: int) -> Iterator[Chunk]:

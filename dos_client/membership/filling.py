@@ -87,11 +87,7 @@ class DirectoryGoal:
 
     @property
     def loose(self) -> bool:
-        """Whether the directory was never claimed.
-
-        Its files were acknowledged by single servers, not by a quorum. Files of the same name on several
-        servers are not copies of each other (docs/decisions/0050).
-        """
+        """Whether the directory was never claimed, so that its files were acknowledged by single servers."""
         return self.epoch == 0
 
     def leave(self, name: str, why: str) -> None:

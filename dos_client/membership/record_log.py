@@ -158,11 +158,9 @@ async def _take_over_once(store: Store, seen_epoch: int | None = None) -> tuple[
 
 
 async def _settle_all(claim: Claim) -> list[StoreRecord]:
-    """Settle every object of the log on a quorum (R7). Returns the entries of the head (R5).
-
-    Objects before the head are settled too, so that a joining member has them all. They are few and small.
-    """
+    """Settle every object of the log on a quorum (R7). Returns the entries of the head (R5)."""
     head: list[StoreRecord] = []
+    # objects before the head, too: a joining member must have them all, and they are few and small
     for name in logs.names_newest_first(claim.answers):
         copy = logs.longest(claim.answers, name)
         if copy is None or not copy[1].synced:

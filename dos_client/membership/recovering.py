@@ -116,13 +116,11 @@ async def _require_acceptance(
 async def _accept_damage(
     store: Store, now: StoreSurvivors, reporter: ProgressReporter, *, accept_loss: bool
 ) -> Recovered:
-    """Truncate damaged copies although enough members answer.
-
-    Copies may be damaged that the others cannot repair, for example because one of those is unavailable. A
-    member with such a copy does not answer for that directory, which may block the directory for good.
-    """
+    """Truncate damaged copies although enough members answer."""
     reporter.phase("repairing")
-    # a damage that a server would report on a write shows only when the repair is tried
+    # Copies may be damaged that the others cannot repair, because one of those is unavailable. A member with
+    # such a copy does not answer for that directory, which may block the directory for good.
+    # A damage that a server would report on a write shows only when the repair is tried
     report = await repair_store(store)
     left = [one for one in report.repairs if one.verdict is CopyState.DAMAGED and not one.repairable]
     if not left:
@@ -179,11 +177,7 @@ async def truncate_damage(store: Store) -> list[str]:
 
 
 async def claim_above(store: Store, directories: Collection[str] | None = None) -> list[str]:
-    """Claim the given directories, or all, far above every epoch seen. Returns one line each.
-
-    Raises the first error after the others are done. If `directories` is given, F members answer. A directory
-    of those that was never claimed is not claimed here either: a claim would lock out clients of version 0.
-    """
+    """Claim the given directories, or all, far above every epoch seen. Returns one line each."""
     done: list[str] = []
     failed: list[DosError] = []
     limiter = trio.CapacityLimiter(fill_directories_max)
@@ -193,7 +187,7 @@ async def claim_above(store: Store, directories: Collection[str] | None = None) 
             async with limiter:
                 seen = (await store.inspect(name)).epoch_seen
                 if directories is not None and not seen:
-                    return
+                    return  # never claimed: a claim would lock out clients of version 0
                 async with await store.claim(name, seen + epoch_jump_max, randomness.fresh_id()) as claim:
                     done.append(f"{name}: claimed at epoch {claim.epoch}, above {seen}")
         except DosError as error:  # raised below: the nursery would wrap it in an exception group

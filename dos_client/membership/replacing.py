@@ -327,11 +327,7 @@ async def install_decided(store: Store, records: RecordLog) -> None:
 
 
 async def _install(store: Store, record: StoreRecord) -> None:
-    """Send a decided record to its members until enough of them have it, so that it counts.
-
-    From then on the sessions of the previous record cannot acknowledge anything. The other members get it
-    from any client that connects to them.
-    """
+    """Send a decided record to its members until enough of them have it, so that it counts."""
     errors: dict[str, str] = {}
     attempt = 0
 
@@ -344,6 +340,8 @@ async def _install(store: Store, record: StoreRecord) -> None:
         except DosError as error:
             errors[member.address] = str(error.args[0])
 
+    # Once enough members have it, the sessions of the previous record cannot acknowledge anything. The other
+    # members get it from any client that connects to them.
     with trio.move_on_after(install_timeout_s):
         while store.record.generation < record.generation:
             async with trio.open_nursery() as nursery:
@@ -502,10 +500,7 @@ async def move_in(store: Store, records: RecordLog, addresses: Mapping[bytes, st
 
 
 async def _is_that_member(store: Store, server_id: bytes, address: str) -> None:
-    """Raise ReplacementError unless the member works at the address, its disk did not go back, and it does
-    not also answer at its old address. A disk there that went back does not matter: its server serves no
-    session of the store.
-    """
+    """Raise ReplacementError unless the member works at the address, and is not also at its old one."""
     answer = await probe(address, token=store.token, client=store.client)
     with trio.move_on_after(open_timeout_s):
         while not (
@@ -513,6 +508,7 @@ async def _is_that_member(store: Store, server_id: bytes, address: str) -> None:
         ):
             await store.wait_moved(inspect_timeout_s)
     member = store.record.member(server_id)
+    # a disk that went back at the *old* address does not matter: its server serves no session of the store
     if answer.rolled_back or server_id in store.witnesses.rolled_back:
         raise ReplacementError(
             f"the disk of the server at {address} went back in time: it is an older copy",

@@ -413,9 +413,7 @@ class StoreObserver:
         self, record: StoreRecord, located: Mapping[bytes, str], *, compare: bool
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Note whether another run changes the store. Return the directories with damaged copies, and those
-        with copies that are behind a writer that is gone. To `compare` all copies takes long in a large
-        store, so they are compared every `watch_compare_s`.
-        """
+        behind."""
         async with self.open(located) as store:
             view = await store.inspect(DIRECTORY)
             sizes = [info.synced for objects in view.answers.values() for info in objects.values()]
@@ -431,6 +429,7 @@ class StoreObserver:
                 connection = store.idle(member.server_id)
                 if connection is not None:
                     damaged.update(one.name for one in await connection.list_all() if one.corrupt)
+            # comparing takes long in a large store; a writer that is gone may have left copies behind
             if not compare or trio.current_time() < self._compare_at:
                 return tuple(sorted(damaged)), ()
             self._compare_at = trio.current_time() + watch_compare_s

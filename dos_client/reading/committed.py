@@ -447,16 +447,14 @@ class _Ahead:
         return piece, after
 
     async def _fetch_alone(self, fold: PrefixDigest, end: int) -> tuple[CommittedPiece, PrefixDigest]:
-        """Fetch the piece until it succeeds. Retries, because members that contradict each other may be
-        repaired meanwhile. An object that was removed is not waited for, except by who follows its name.
-        """
+        """Fetch the piece until it succeeds, because members that contradict each other may be repaired."""
         deadline = trio.current_time() + read_timeout_s
         while True:
             try:
                 return await self._committed.piece(fold, end)
             except (QuorumUnavailableError, BrokenConnectionError, CorruptError, NotFoundError) as error:
                 waits = self._without_limit and not isinstance(error, CorruptError)
-                removed = isinstance(error, NotFoundError)
+                removed = isinstance(error, NotFoundError)  # waited for only by who follows its name
                 if not waits and (removed or trio.current_time() > deadline):
                     raise
             await self._store.wait_moved(RETRY_PAUSE_S)

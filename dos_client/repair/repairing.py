@@ -221,11 +221,7 @@ class _Repairer:
         return done
 
     def _report_unclaimed(self, directory: str, name: str, copies: Copies) -> list[Repair]:
-        """Report damaged copies of a directory that was never claimed.
-
-        Each of its objects, such as one that a version 0 client wrote, was acknowledged by one server alone.
-        Files of the same name on other servers are not copies of it.
-        """
+        """Report damaged copies of a directory that was never claimed: nobody else has a copy."""
         return [
             self._repair(
                 directory, name, one, CopyState.DAMAGED, RepairOutcome.REFUSED, _without_copies(directory)

@@ -136,9 +136,9 @@ class StoreWalk:
 
     @property
     def claimed(self) -> bool:
-        """Whether any member knows a claim of the directory. Without a claim, no quorum has acknowledged
-        anything: each member has files of its own, which only happen to have the same names.
-        """
+        """Whether any member knows a claim of the directory."""
+        # Without a claim, no quorum has acknowledged anything: each member has files of its own, which only
+        # happen to have the same names. To repair one by another would destroy it.
         return any(epoch for epoch, _ in self._claims.values())
 
     @property

@@ -169,9 +169,8 @@ class Witnesses:
                         nursery.start_soon(self._run_step, step)
 
     def _due(self, member: bytes | None = None) -> list[Step]:
-        """Return the steps to take now for which a session is open. If all sessions with a member have failed
-        and only have not ended yet, it is unavailable: a step would fail again at once.
-        """
+        """Return the steps to take now for which a session is open."""
+        # if all sessions with a member have failed and only have not ended yet, a step would fail at once
         return [step for step in self._core.steps(member) if self._live(_asked(step))]
 
     def _wake(self) -> None:
@@ -207,10 +206,9 @@ class Witnesses:
         self._core.proved(member, stamp, DiskStamp(newest.number, newest.stamp_id))
 
     async def _request(self, member: bytes, message: Stamp | Witness, expected: type[Answer]) -> Answer:
-        """Send a request over the newest session; if it ends before the answer, over another one. An older
-        one may be of a previous start of the server, whose power failed: nobody has noticed yet that no reply
-        will come.
-        """
+        """Send a request over the newest session; if it ends before the answer, over another one."""
+        # An older session may be of a previous start of the server, whose power failed: nobody has noticed
+        # yet that no reply will come.
         while live := self._live(member):
             try:
                 return await live[-1].call(message, expected, witness_timeout_s)
@@ -236,9 +234,8 @@ class Witnesses:
                 await self.renew(member)
 
     async def renew(self, member: bytes) -> None:
-        """Ask a member for its newest stamp, which the other members are then told. After it has granted a
-        claim, it makes a new one: a copy of its disk from before the claim lacks it.
-        """
+        """Ask a member for its newest stamp, which the other members are then told."""
+        # After it has granted a claim, it makes a new one: a copy of its disk from before the claim lacks it.
         try:
             await self._prove(member, NO_STAMP)
         except RolledBackError as error:

@@ -804,20 +804,16 @@ class MemberLink:
                 await trio.sleep(backoff_s(attempt, randomness.jitter()))
 
     def _is_refused(self, error: TokenRefusal) -> bool:
-        """Return whether so many members refuse the token that the others are not enough. One of a file may
-        be replaced by a valid one: the claim waits for that.
-        """
+        """Return whether so many members refuse the token that the others are not enough."""
         if isinstance(error, UnauthorisedError) and isinstance(self.claim.store.token, FileToken):
-            return False
+            return False  # a valid token may be written into the file: the claim waits for that
         quorums = Quorums(record_in(self.claim.store.record, self.claim.directory))
         refusals = {link.server_id: link.refusal for link in self.claim.links()}
         return refusal_of_token(quorums, refusals) is not None
 
     def _distrust(self) -> None:
-        """Discard what the member reported: its disk went back in time.
-
-        It may no longer have what it reported, and what it lacks proves nothing (R4).
-        """
+        """Discard what the member reported: its disk went back in time."""
+        # It may no longer have what it reported, and what it lacks proves nothing (R4).
         self.claim.answers.pop(self.server_id, None)
         for target in self.claim.targets.values():
             target.distrust(self.server_id)

@@ -268,13 +268,11 @@ class WriteTarget:
         self.goal_size, self.goal_digest = size, digest
 
     def requorum(self, quorums: Quorums) -> None:
-        """Use the quorums of another store record.
-
-        Sizes reported in sessions of the previous record do not count in the new one. Members report them
-        again when they are claimed again. Without this, data is lost: the model of docs/decisions/0010 finds
-        it.
-        """
+        """Use the quorums of another store record."""
         self._quorums = quorums
+        # Sizes that were reported in sessions of the previous record do not count in the new one: a member
+        # may have left with them. Members report them again when they are claimed again. Without this,
+        # acknowledged data is lost, as the model of docs/decisions/0010 finds.
         self.sizes.clear()
         self.received_sizes.clear()
         self.without.clear()
