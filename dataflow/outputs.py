@@ -32,10 +32,10 @@ from checkpoint import (
     taken_back,
     worker_directory,
 )
+from checkpoint.chains.manifest_log import CHAIN as MANIFEST_CHAIN
+from checkpoint.chains.manifest_log import checkpoints_in
 from checkpoint.chains.manifest_reading import regions_of
 from checkpoint.chains.output_following import PublishedOutput, begin_in
-from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
-from checkpoint.coordinator.manifest_log import checkpoints_in
 from checkpoint.errors import OutputRewoundError
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store

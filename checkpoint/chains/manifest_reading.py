@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from checkpoint import limits
-from checkpoint.coordinator.manifest_log import CHAIN, checkpoints_in
+from checkpoint.chains.manifest_log import CHAIN, checkpoints_in
 from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import coordinator_directory
 from checkpoint.core.retention import keep

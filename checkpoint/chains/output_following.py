@@ -18,8 +18,8 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.consumer_register import register_consumer, why_trimmed
-from checkpoint.chains.output_follower import OnRewind, OutputFollower
-from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
+from checkpoint.chains.manifest_log import CHAIN as MANIFEST_CHAIN
+from checkpoint.chains.output_reading import OnRewind, OutputFollower
 from checkpoint.core.consumers import output_register
 from checkpoint.core.manifest import Checkpoint, SplitPosition, decode_checkpoint
 from checkpoint.core.outputs import output_chain

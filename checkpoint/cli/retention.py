@@ -22,9 +22,9 @@ from checkpoint.cli.retention_text import (
     status_json,
 )
 from checkpoint.core.consumers import QUERY_PREFIX, RetentionRule
+from checkpoint.maintenance.garbage import UnneededObject
 from checkpoint.maintenance.retained_rows import InputRows, OutputRows, RetainedRows
 from checkpoint.maintenance.retention import Retention, RetentionStatus
-from checkpoint.maintenance.trimming import UnneededObject
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,

@@ -3,8 +3,8 @@
 from typing import Any
 
 from checkpoint.core.consumers import QUERY_PREFIX, RetentionRule
+from checkpoint.maintenance.garbage import UnneededObject
 from checkpoint.maintenance.retention import ConsumerStatus, QueryStatus, RetentionStatus
-from checkpoint.maintenance.trimming import UnneededObject
 from checkpoint.runtime import wall_time_ms
 from dos_client.cli.kit import ago_text, count_text, print_json, print_table
 

@@ -30,8 +30,8 @@ from checkpoint.core.manifest import (
     savepoint_why_problem,
 )
 from checkpoint.maintenance.forking import fork_needs
+from checkpoint.maintenance.garbage import held_by_savepoints
 from checkpoint.maintenance.stopped_region import savepoint_stopped
-from checkpoint.maintenance.trimming import held_by_savepoints
 from checkpoint.requests.client import Reply, RequestClient, requester
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store

@@ -14,7 +14,7 @@ from checkpoint.chains.manifest_reading import ManifestView, read_manifest
 from checkpoint.cli.arguments import DeletionWait, RegionName, Stopped, Timeout, in_store
 from checkpoint.cli.requests import fail_unless_done, send_to_running
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.maintenance.trimming import UnneededObject, collect_stopped, garbage_of
+from checkpoint.maintenance.garbage import UnneededObject, collect_stopped, garbage_of
 from checkpoint.requests.client import RequestClient
 from dos_client import Store
 from dos_client.cli.kit import (

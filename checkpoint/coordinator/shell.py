@@ -17,12 +17,12 @@ from typing import Any, Final
 import trio
 
 from checkpoint import limits
+from checkpoint.chains.manifest_log import ManifestLog
 from checkpoint.chains.whole_checkpoints import examine
 from checkpoint.coordinator.before_claim import before_claim, check_places
 from checkpoint.coordinator.drop_log import DropLog
 from checkpoint.coordinator.fork_watch import watch_forks
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.control_frames import control_frame, decode_from_worker
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (

@@ -1,6 +1,6 @@
 """Checkpoints and their records in the manifest chain: structs, encoding, decoding and checks. Pure: no I/O.
 
-`checkpoint/coordinator/manifest_log.py` keeps the chain.
+`checkpoint/chains/manifest_log.py` keeps the chain.
 
 A checkpoint is a consistent cut, stored as a vector of positions: for each worker the position of its state
 chain and of its steps chain, the position of every input split, and what each sink needs to truncate its

@@ -19,8 +19,8 @@ import msgspec
 
 from checkpoint.chains.chain_store import TakenChain
 from checkpoint.chains.consumer_register import change_register
+from checkpoint.chains.manifest_log import CHAIN
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.coordinator.manifest_log import CHAIN
 from checkpoint.core.backup_record import BackupRecord, SavedChain, SavedRegister, SavedSegment
 from checkpoint.core.backups import (
     first_incarnation,

@@ -31,9 +31,9 @@ from checkpoint.core.region import (
 )
 from checkpoint.errors import DeletionRefusedError, NoRegionError
 from checkpoint.maintenance.forking import drop_savepoint, fork_needs
+from checkpoint.maintenance.garbage import UnneededObject, objects_that
 from checkpoint.maintenance.retained_rows import all_rows, read_by
 from checkpoint.maintenance.stopped_region import hold_manifest
-from checkpoint.maintenance.trimming import UnneededObject, objects_that
 from checkpoint.requests.client import running_text
 from dos_client import Store, randomness
 

@@ -26,8 +26,8 @@ from checkpoint.core.consumers import (
 from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.registered_queries import RegisteredQuery
 from checkpoint.errors import ConsumerRefusedError
+from checkpoint.maintenance.garbage import UnneededObject, objects_below
 from checkpoint.maintenance.retained_rows import RetainedRows, all_rows
-from checkpoint.maintenance.trimming import UnneededObject, objects_below
 from checkpoint.requests.client import running_text
 from checkpoint.runtime import runtime, wall_time_ms
 from dos_client import Store

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from checkpoint import limits
+from checkpoint.chains.manifest_log import ManifestLog
 from checkpoint.coordinator.manifest_host import ManifestHost
-from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.coordinator_vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,

@@ -20,8 +20,8 @@ import msgspec
 import trio
 
 from checkpoint import Output, OutputTime, SplitPosition, limits, output_register
-from checkpoint.chains.output_follower import FollowedOutput, OutputFollower
 from checkpoint.chains.output_following import PublishedOutput, split_of
+from checkpoint.chains.output_reading import FollowedOutput, OutputFollower
 from checkpoint.chains.query_registration import QueryRegistration
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.errors import ConsumerTakenError, InputTrimmedError, OutputRewoundError

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from checkpoint.chains.manifest_log import ManifestLog
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.coordinator.manifest_log import ManifestLog
 from checkpoint.core.coordinator_vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,

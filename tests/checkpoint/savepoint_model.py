@@ -5,10 +5,10 @@ from contextlib import aclosing
 import pyarrow as pa
 import trio
 
+from checkpoint.chains.manifest_log import CHAIN, ManifestLog, checkpoints_in
 from checkpoint.chains.manifest_reading import ManifestView
 from checkpoint.chains.state_blocks import StateFold, decode_block
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
-from checkpoint.coordinator.manifest_log import CHAIN, ManifestLog, checkpoints_in
 from checkpoint.core import retention
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
@@ -27,8 +27,8 @@ from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.retention import Rolling, keep
 from checkpoint.errors import SavepointRefusedError
+from checkpoint.maintenance.garbage import held_by_savepoints
 from checkpoint.maintenance.stopped_region import hold_manifest, savepoint_stopped
-from checkpoint.maintenance.trimming import held_by_savepoints
 from journal import Op, inspect_chain, inspect_chain_at, read_records
 from journal.core.chain import below, below_or_within
 from tests.checkpoint.region_model_state import spec

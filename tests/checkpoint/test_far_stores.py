@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from checkpoint import limits
-from checkpoint.coordinator.manifest_log import ManifestLog
+from checkpoint.chains.manifest_log import ManifestLog
 from checkpoint.core.coordinator_vocabulary import (
     Event,
     ManifestOpened,

@@ -12,9 +12,9 @@ import trio
 from trio.testing import MockClock
 
 from checkpoint import limits
-from checkpoint.chains import output_follower
-from checkpoint.chains.output_follower import OnRewind, OutputFollower
+from checkpoint.chains import output_reading
 from checkpoint.chains.output_following import PublishedOutput
+from checkpoint.chains.output_reading import OnRewind, OutputFollower
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.core.outputs import Publish
 from checkpoint.errors import OutputRewoundError
@@ -110,7 +110,7 @@ def test_a_follower_of_a_region_that_is_restored_at_random_never_has_a_mix(
 
 
 def lines_are_not_compared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(output_follower, "taken_back", lambda *_: None)
+    patch.setattr(output_reading, "taken_back", lambda *_: None)
 
 
 def records_of_any_line_count(patch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def records_of_any_line_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_is_covered_is_waited_for(patch: pytest.MonkeyPatch) -> None:
-    waits = planted(output_follower, "end <= proved_size", "False")["OutputFollower"]
+    waits = planted(output_reading, "end <= proved_size", "False")["OutputFollower"]
     patch.setattr(OutputFollower, "_belongs", waits._belongs)
 
 

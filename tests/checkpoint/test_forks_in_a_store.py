@@ -10,9 +10,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from checkpoint import limits
 from checkpoint.chains.manifest_reading import read_manifest, retained_checkpoints
-from checkpoint.chains.output_follower import OutputFollower
 from checkpoint.chains.output_following import PublishedOutput
 from checkpoint.chains.output_log import OutputLog
+from checkpoint.chains.output_reading import OutputFollower
 from checkpoint.chains.state_store import StateStore
 from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.layout import even_layout

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 import trio
 
+from checkpoint.chains.manifest_log import ManifestLog, checkpoint_record
 from checkpoint.coordinator.manifest_host import StoreHost
-from checkpoint.coordinator.manifest_log import ManifestLog, checkpoint_record
 from checkpoint.core.coordinator_vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,

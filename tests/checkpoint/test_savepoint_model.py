@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from checkpoint.chains.manifest_reading import ManifestView
 from checkpoint.core import checkpointing, retention
 from checkpoint.core.savepoints import recorded_again
-from checkpoint.maintenance.trimming import collect_stopped, garbage_of, held_by_savepoints
+from checkpoint.maintenance.garbage import collect_stopped, garbage_of, held_by_savepoints
 from dos_protocol.errors import DosError
 from journal.core import chain as trimming
 from tests.checkpoint.savepoint_model import REGION, Host, SavepointModel

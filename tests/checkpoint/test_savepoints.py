@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from checkpoint import limits
-from checkpoint.coordinator.manifest_log import checkpoint_record, checkpoints_in
+from checkpoint.chains.manifest_log import checkpoint_record, checkpoints_in
 from checkpoint.core.coordinator_vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,

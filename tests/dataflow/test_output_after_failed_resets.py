@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from checkpoint.chains.input_log import last_recorded
+from checkpoint.chains.manifest_log import CHAIN, checkpoint_record
 from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.chains.output_follower import OutputFollower
 from checkpoint.chains.output_following import PublishedOutput
 from checkpoint.chains.output_log import OutputLog
+from checkpoint.chains.output_reading import OutputFollower
 from checkpoint.cli.region import _print_manifest
-from checkpoint.coordinator.manifest_log import CHAIN, checkpoint_record
 from checkpoint.core.inputs import INPUT_CHAIN, InputPart, InputPiece, encode_part, producer_directory
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Checkpoint, SplitPosition, WorkerCheckpoint

@@ -7,8 +7,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from checkpoint.chains.manifest_log import CHAIN, checkpoint_record
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.coordinator.manifest_log import CHAIN, checkpoint_record
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Checkpoint, RetiredWorker, WorkerCheckpoint, in_its_version
 from checkpoint.core.outputs import Publish, output_chain

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.chains.output_follower import OnRewind
+from checkpoint.chains.output_reading import OnRewind
 from checkpoint.core.region import ResetReport
 from checkpoint.errors import RestoreRefusedError
 from dataflow import FileSink, FileSource, Graph, LogSink, LogSource

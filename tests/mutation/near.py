@@ -41,7 +41,7 @@ PACKAGES: dict[str, Package] = {
     "journal": Package(("journal/core/*.py", "journal/chain.py", "journal/writer.py", "journal/reading.py"),
                        ("tests/journal", "tests/stories", "tests/power/test_local_files.py")),
     "checkpoint": Package(
-        ("checkpoint/core/*.py", "checkpoint/coordinator/manifest_log.py",
+        ("checkpoint/core/*.py", "checkpoint/chains/manifest_log.py",
          "checkpoint/chains/chain_store.py", "checkpoint/chains/state_blocks.py",
          "checkpoint/chains/steps_log.py",
          "checkpoint/chains/output_log.py"),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 
-from checkpoint.coordinator.manifest_log import ManifestLog
+from checkpoint.chains.manifest_log import ManifestLog
 from dataflow.merging.replica_stream import ReplicaStream
 from dataflow.sinks.two_phase import TwoPhaseWriter
 from dos_client.live_store import Store

@@ -11,10 +11,10 @@ import pyarrow as pa
 import trio
 
 from checkpoint.chains.directory_store import DirectoryStore
+from checkpoint.chains.manifest_log import CHAIN as MANIFEST_CHAIN
+from checkpoint.chains.manifest_log import checkpoint_record
 from checkpoint.chains.state_blocks import block_schema, encode_block, make_block
 from checkpoint.chains.state_store import StateStore
-from checkpoint.coordinator.manifest_log import CHAIN as MANIFEST_CHAIN
-from checkpoint.coordinator.manifest_log import checkpoint_record
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Checkpoint, SplitPosition, WorkerCheckpoint, in_its_version
 from checkpoint.core.outputs import Output, OutputHead, Publish, encode_output, output_chain

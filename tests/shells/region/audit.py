@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from checkpoint.chains.directory_store import DirectoryStore
+from checkpoint.chains.manifest_log import CHAIN, checkpoints_in
 from checkpoint.chains.state_store import StateStore
-from checkpoint.coordinator.manifest_log import CHAIN, checkpoints_in
 from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import coordinator_directory, worker_directory
 from dataflow.outputs import StepRows, read_output

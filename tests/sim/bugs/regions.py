@@ -9,8 +9,8 @@ from checkpoint.chains import chain_store
 from checkpoint.chains.state_reading import STATE_CHAIN
 from checkpoint.chains.state_store import StateStore, _records
 from checkpoint.chains.steps_log import StepsLog
-from checkpoint.coordinator import manifest_log
-from checkpoint.coordinator.manifest_log import ManifestLog, checkpoint_record
+from checkpoint.chains import manifest_log
+from checkpoint.chains.manifest_log import ManifestLog, checkpoint_record
 from checkpoint.core import barrier, checkpointing, continuing, coordinator_state
 from checkpoint.core.barrier import Alignment
 from checkpoint.core.checkpointing import Checkpointing

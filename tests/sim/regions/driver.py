@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from checkpoint.chains import whole_checkpoints
-from checkpoint.coordinator.manifest_log import ManifestLog
+from checkpoint.chains.manifest_log import ManifestLog
 from checkpoint.core.control_frames import control_frame, decode_from_worker
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_state import CoordinatorState

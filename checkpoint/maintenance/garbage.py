@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from checkpoint import limits
+from checkpoint.chains.manifest_log import CHAIN
 from checkpoint.chains.manifest_reading import ManifestView
 from checkpoint.coordinator.manifest_host import ManifestHost
-from checkpoint.coordinator.manifest_log import CHAIN
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.core.retention import unneeded_of
 from checkpoint.maintenance.stopped_region import hold_manifest
