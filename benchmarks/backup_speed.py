@@ -41,9 +41,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from checkpoint import limits  # noqa: E402
+from checkpoint.chains.manifest_log import StoreHost  # noqa: E402
 from checkpoint.chains.state_blocks import block_schema, encode_block, make_block  # noqa: E402
 from checkpoint.chains.state_store import StateStore  # noqa: E402
-from checkpoint.coordinator.manifest_host import StoreHost  # noqa: E402
 from checkpoint.core.coordinator_vocabulary import AppendCheckpoint  # noqa: E402
 from checkpoint.core.layout import even_layout  # noqa: E402
 from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint, in_its_version  # noqa: E402
@@ -51,8 +51,7 @@ from checkpoint.core.region import worker_directory  # noqa: E402
 from checkpoint.key_hash import hash_keys  # noqa: E402
 from checkpoint.maintenance.backup import BackupDone, back_up  # noqa: E402
 from checkpoint.maintenance.backup_target import open_target  # noqa: E402
-from checkpoint.maintenance.savepoint_making import StoppedRegion  # noqa: E402
-from checkpoint.maintenance.stopped_region import hold_manifest  # noqa: E402
+from checkpoint.maintenance.stopped_region import StoppedRegion, hold_manifest  # noqa: E402
 from dos_client import Store, init_store, open_store  # noqa: E402
 from journal import ChainWriter, Op, Record  # noqa: E402
 

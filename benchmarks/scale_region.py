@@ -39,9 +39,9 @@ from recovery_region import (  # noqa: E402
     write_lines,
 )
 
-from checkpoint.chains.manifest_reading import read_manifest  # noqa: E402
+from checkpoint.chains.manifest_log import read_manifest  # noqa: E402
 from checkpoint.chains.state_blocks import HASH_COLUMN, StateFold, encode_block  # noqa: E402
-from checkpoint.chains.state_reading import blocks_at  # noqa: E402
+from checkpoint.chains.state_store import blocks_at  # noqa: E402
 from checkpoint.core.manifest import Checkpoint  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402

@@ -1,7 +1,7 @@
 """`dos input`: receive lines over TCP as an input of an application, close an input, sweep staged rows.
 
-`entry_point.py` describes what an entry point guarantees. `dos input sweep` is in `checkpoint/cli/sweep.py`,
-the commands on retention are in `checkpoint/cli/retention.py`.
+`entry_point.py` describes what an entry point guarantees. `dos input sweep` and the commands on retention are
+in `checkpoint/cli/retention.py`.
 """
 
 import re
@@ -19,8 +19,7 @@ import typer
 from checkpoint.chains.input_log import close_input
 from checkpoint.cli.arguments import Application, Handle, check_input_names
 from checkpoint.cli.listing import ls_inputs
-from checkpoint.cli.retention import KINDS, add_retention_commands
-from checkpoint.cli.sweep import sweep
+from checkpoint.cli.retention import KINDS, add_retention_commands, sweep
 from checkpoint.errors import InputClosedError
 from checkpoint.limits import entry_clock_error_max_us
 from dataflow.entry.cli import (

@@ -33,9 +33,8 @@ from checkpoint import (
     worker_directory,
 )
 from checkpoint.chains.manifest_log import CHAIN as MANIFEST_CHAIN
-from checkpoint.chains.manifest_log import checkpoints_in
-from checkpoint.chains.manifest_reading import regions_of
-from checkpoint.chains.output_following import PublishedOutput, begin_in
+from checkpoint.chains.manifest_log import checkpoints_in, regions_of
+from checkpoint.chains.output_reading import PublishedOutput, begin_in
 from checkpoint.errors import OutputRewoundError
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store

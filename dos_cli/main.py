@@ -47,7 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Collect what a report needs into one zip, without secrets.",
     ),
     "top": ("dos_ui.top", "Show a store or a region in the terminal, live."),
-    "ui": ("dos_ui.cli", "Serve a web page that shows a store, its regions and what is stored."),
+    "ui": ("dos_ui.page_cli", "Serve a web page that shows a store, its regions and what is stored."),
     "tls": ("dos_tls.cli", "Make and show the certificates of a store."),
     "chaos": ("dos_chaos.cli", "Test disks, or a store, with kills, stops, full and slow disks."),
 }

@@ -12,20 +12,17 @@ from typing import Any, Final
 
 import trio
 
-from checkpoint.chains.manifest_reading import ManifestView, read_manifest
+from checkpoint.chains.manifest_log import ManifestView, read_manifest
 from checkpoint.cli.listing import input_rows, region_rows
-from checkpoint.requests.reading import RegionReader, RegionReading
+from checkpoint.requests.client import RegionReader, RegionReading
 from checkpoint.runtime import this_driver, wall_time_ms
 from dos_client import QuorumUnavailableError, Store, StoreNotReadyError, backoff_s, open_store
 from dos_client.cli.store import status_json
 from dos_client.membership.status import store_status
 from dos_client.tasks import background_tasks
 from dos_protocol.errors import BrokenConnectionError, DosError
-from dos_ui.core.graph import graph_of
-from dos_ui.core.pressure import pressure
 from dos_ui.core.rates import RegionRates
-from dos_ui.core.states import shown_state, slow, unreadable_state
-from dos_ui.core.timeline import timeline
+from dos_ui.core.shown import graph_of, pressure, shown_state, slow, timeline, unreadable_state
 
 REGION_S: Final = 2.0
 STORE_S: Final = 5.0

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from checkpoint import Checkpoint
-from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.errors import NoRegionError
-from checkpoint.maintenance.region_copying import copy_region
-from checkpoint.maintenance.retained_rows import InputRows
-from checkpoint.maintenance.retention import Retention
+from checkpoint.maintenance.backup_restoring import copy_region
+from checkpoint.maintenance.retention import InputRows, Retention
 from dataflow.merging.recording import passed_mark
 from dataflow.merging.replica_stream import is_whole_above
 from dataflow.sources.stored import InputSource, MergedLogSource, handle_of

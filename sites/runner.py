@@ -24,7 +24,7 @@ import trio
 
 from checkpoint import Register, RegisterPlace, input_register, output_register, with_query
 from checkpoint.chains.consumer_register import change_register, read_register, settled_register
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.manifest_log import StoreHost
 from dataflow.local import run_local
 from dataflow.sinks.log import LogSink
 from dataflow.sources.stored import MergedLogSource, handle_of

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from checkpoint import RegionEvent, StateChanged
 from checkpoint import RegionState as State
-from checkpoint.chains.input_reading import InputHandle
+from checkpoint.chains.input_log import InputHandle
 from dataflow.blocking import close_input
 from dataflow.graph.builder import Graph, parts_of
 from dataflow.handle import RegionHandle

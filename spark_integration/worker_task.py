@@ -13,7 +13,7 @@ import trio
 from pyspark import TaskContext
 
 from checkpoint.limits import orphan_timeout_s
-from checkpoint.standby import wait_for_assignment
+from checkpoint.link import wait_for_assignment
 from dataflow.worker.companion import begin_companion
 from dataflow.worker.process import run_worker
 from dataflow.worker.spec import ADVERTISE_HOST, WorkerSpec

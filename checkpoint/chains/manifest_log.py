@@ -1,30 +1,25 @@
-"""The manifest of a region on its store: taken over, read, appended to. Performs OpenManifest and
-AppendCheckpoint.
+"""The manifest of a region on its store: taken over and appended to by its driver, read by anybody.
 
-One `ManifestLog` holds at most one claim. It reports by events of `core/coordinator_vocabulary.py`; the
-coordinator core decides what follows from them. `manifest_host.py` provides the store, time and randomness,
-so this file does not use trio.
+One `ManifestLog` holds at most one claim. It performs OpenManifest and AppendCheckpoint, and reports by
+events of `core/coordinator_vocabulary.py`; the coordinator core decides what follows from them. A
+`ManifestHost` provides the store, time and randomness; the simulator has its own, so that openings are
+tested on virtual time.
 
-The order of an opening:
-
-1. Read the directory to find the highest epoch.
-2. Claim it with a higher epoch.
-3. Take the chain over and read it.
-4. Open a segment. ManifestOpened is emitted only when the start of that segment is acknowledged (R8, R11).
-
-Records are not pipelined, because each record proves the one before (R9).
+Readers (`read_manifest`) claim nothing. They return only verified, committed records (R10), never a
+checkpoint that a take-over could still discard.
 """
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 import msgspec
+import trio
 
 from checkpoint import limits
 from checkpoint.chains.chain_store import TakenChain
-from checkpoint.coordinator.manifest_host import ManifestClaimPort, ManifestHost
 from checkpoint.core.coordinator_vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
@@ -41,22 +36,93 @@ from checkpoint.core.manifest import Checkpoint, decode_checkpoint, encode_check
 from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.region import coordinator_directory
 from checkpoint.core.retention import Rolling, keep
+from checkpoint.errors import CheckpointReleasedError, ManifestError, NoRegionError
+from checkpoint.runtime import wall_time_ms
+from dos_client import Store
 from dos_client.errors import QuorumUnavailableError
-from dos_protocol.errors import ClosedError, DosError, FencedError, StaleGenerationError
+from dos_protocol.errors import ClosedError, DosError, FencedError, NotFoundError, StaleGenerationError
 from dos_protocol.messages import ObjectInfo
+from dos_protocol.store_record import StoreRecord
 from journal import (
+    ChainState,
     ChainWriter,
+    LostBytesError,
     NotEnoughAnswersError,
     Op,
     Position,
     Record,
+    StoreStateHost,
     below,
+    inspect_chain,
     parse_segment_name,
+    read_records,
 )
-from journal.ports import ClaimPort
+from journal.ports import ClaimPort, DirectoryViewPort, StorePort
 
 logger: Final = logging.getLogger("dos.checkpoint")
 CHAIN: Final = "manifest"
+
+
+class ManifestClaimPort(ClaimPort, Protocol):
+    """A claim as the manifest uses it; see `dos_client.Claim`."""
+
+    @property
+    def lost(self) -> FencedError | None: ...
+
+    @property
+    def waiting(self) -> bool: ...
+
+    def status(self) -> Any:
+        """Return its status; its `waiting` is a description."""
+        ...
+
+    async def wait_collected(self, timeout_s: float) -> bool:
+        """Wait until no connected member holds any collected object; False on timeout. Raises FencedError."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class ManifestHead(DirectoryViewPort, Protocol):
+    """A read view of a directory. `epoch_seen`: the highest claim that any member reports."""
+
+    @property
+    def epoch_seen(self) -> int: ...
+
+
+class ManifestHost(Protocol):
+    """The store, clock and random numbers of a manifest."""
+
+    @property
+    def record(self) -> StoreRecord: ...
+
+    async def inspect(self, directory: str) -> ManifestHead: ...
+
+    async def claim(self, directory: str, epoch: int, patience_s: float) -> ManifestClaimPort | None:
+        """Claim the directory; None if it is not granted within `patience_s` seconds. Raises FencedError."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    def rng(self) -> float:
+        """Return a random number from 0 to 1."""
+        ...
+
+    def now(self) -> float:
+        """Return the seconds of a monotonic clock."""
+        ...
+
+    def wall_time_ms(self) -> int: ...
+
+
+class StoreHost(StoreStateHost):
+    """A host on a real store, under trio."""
+
+    def now(self) -> float:
+        return trio.current_time()
+
+    def wall_time_ms(self) -> int:
+        return wall_time_ms()
 
 
 class ManifestLog:
@@ -288,3 +354,133 @@ def _newest_segment(answers: Mapping[bytes, Mapping[str, ObjectInfo]]) -> int:
     """Return the highest epoch of a manifest segment that any member reports, 0 if there is none."""
     names = (parse_segment_name(name) for objects in answers.values() for name in objects)
     return max((name.epoch for name in names if name is not None and name.chain == CHAIN), default=0)
+
+
+_SUFFIX = coordinator_directory("")
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestView:
+    """The content of a manifest."""
+
+    region: str
+    epoch: int
+    """The highest epoch with which it was claimed, as reported by F or more members: no older incarnation can
+    commit.
+    """
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    """Committed checkpoints, oldest first. Those before the newest snapshot of the chain are no longer
+    included.
+    """
+    unproved: str = ""
+    """Why there may be a checkpoint later than the last one here; "" if there is none (decision 0216)."""
+
+    @property
+    def last(self) -> Checkpoint | None:
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    @property
+    def retained(self) -> tuple[int, ...]:
+        """Numbers of the checkpoints that can be restored, in increasing order. All others are released
+        (R14).
+        """
+        return tuple(checkpoint.number for checkpoint in self.kept)
+
+    @property
+    def kept(self) -> tuple[Checkpoint, ...]:
+        """The retained checkpoints, including those of savepoints, oldest first."""
+        return _kept(self.checkpoints)
+
+    def restorable(self, number: int) -> Checkpoint:
+        """Return the checkpoint of that number. Raises CheckpointReleasedError, or ManifestError if it never
+        existed.
+        """
+        for checkpoint in self.checkpoints:
+            if checkpoint.number == number and number in self.retained:
+                return checkpoint
+        last = self.last.number if self.last is not None else 0
+        if 0 < number < last:
+            raise CheckpointReleasedError(self.region, number, self.retained)
+        raise ManifestError(f"the last one of region {self.region} is {last}", checkpoint=number)
+
+
+async def regions_of(store: Store) -> list[str]:
+    """Return the names of the regions that have a manifest, or a claim of one. Raises
+    QuorumUnavailableError.
+    """
+    return [name.removesuffix(_SUFFIX) for name in await store.list_directories() if name.endswith(_SUFFIX)]
+
+
+async def manifest_epoch(store: Store, region: str) -> int:
+    """Return `ManifestView.epoch`; 0 if the manifest was never claimed. Raises QuorumUnavailableError."""
+    return (await store.inspect(coordinator_directory(region))).epoch_seen
+
+
+async def read_manifest(store: Store, region: str) -> ManifestView:
+    """Read the whole manifest. Raises NoRegionError, which names the existing regions; ManifestError; and
+    what reading raises.
+    """
+    directory = coordinator_directory(region)
+    view = await store.inspect(directory)
+    names = {name for objects in view.answers.values() for name in objects}
+    if not view.epoch_seen and not any(_is_manifest(name) for name in names):
+        raise NoRegionError(region, await regions_of(store))
+    return await _read(store, region, view.epoch_seen)
+
+
+async def retained_checkpoints(store: StorePort, region: str) -> tuple[Checkpoint, ...]:
+    """Return the retained checkpoints of a region, in increasing order, as its committed manifest states
+    them; none if it has committed none.
+
+    The manifest may be newer when this returns. Then other checkpoints are retained, and no older ones.
+    Raises ManifestError, and what reading a chain raises.
+    """
+    return _kept((await _read(store, region, 0)).checkpoints)
+
+
+def _kept(checkpoints: list[Checkpoint]) -> tuple[Checkpoint, ...]:
+    kept: tuple[Checkpoint, ...] = ()
+    for checkpoint in checkpoints:
+        kept = keep(kept, checkpoint)
+    return kept
+
+
+async def _read(store: StorePort, region: str, epoch: int) -> ManifestView:
+    """Read the chain, again if its writer restarts it meanwhile."""
+    for _ in range(limits.manifest_reads_max - 1):
+        try:
+            return await _read_once(store, region, epoch)
+        except (LostBytesError, NotFoundError) as error:
+            logger.info(
+                "manifest of %s: %s; reading again, its writer may have restarted the chain", region, error
+            )
+    return await _read_once(store, region, epoch)
+
+
+async def _read_once(store: StorePort, region: str, epoch: int) -> ManifestView:
+    """Read the chain once. Its first segments may be deleted during the read, if its writer restarts it with
+    a snapshot.
+    """
+    directory = coordinator_directory(region)
+    state = await inspect_chain(store, directory, CHAIN)
+    async with aclosing(checkpoints_in(read_records(store, state, directory=directory))) as checkpoints:
+        return ManifestView(
+            region, epoch, [checkpoint async for checkpoint in checkpoints], _unproved_text(state)
+        )
+
+
+def _unproved_text(state: ChainState) -> str:
+    """Describe the unproved end of a manifest. No checkpoint proves the newest record of a manifest, because
+    that record is the newest checkpoint.
+    """
+    if not state.unproved:
+        return ""
+    return (
+        f"a later checkpoint may be committed: the manifest has {state.unproved} more bytes that cannot be"
+        f" proved committed at present, because {state.unproved_because}"
+    )
+
+
+def _is_manifest(name: str) -> bool:
+    parsed = parse_segment_name(name)
+    return parsed is not None and parsed.chain == CHAIN

@@ -14,7 +14,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.chain_store import ChainStore, TakenChain
-from checkpoint.chains.trimming import KeptSegments, RowsChain, Trimmer, TrimPlanner
+from checkpoint.chains.consumer_register import KeptSegments, RowsChain, Trimmer, TrimPlanner
 from checkpoint.core.outputs import (
     Output,
     OutputDecision,

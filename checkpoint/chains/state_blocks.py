@@ -36,8 +36,7 @@ from pyarrow.ipc import get_record_batch_size
 
 from checkpoint import limits
 from checkpoint.errors import RecordTooLargeError
-from checkpoint.key_hash import HASH_COLUMN, hash_keys, kind_of
-from checkpoint.xxh3_vector import U64
+from checkpoint.key_hash import HASH_COLUMN, U64, hash_keys, kind_of
 from dos_protocol.errors import CorruptDataError
 
 BLOCK_VERSION: Final = 1

@@ -1,25 +1,74 @@
-"""The versioned store of a worker, over its `state` chain: version v *is* checkpoint v.
+"""The versioned store of a worker, over its `state` chain: version v *is* checkpoint v. The manifest decides
+which versions count; `state_blocks.py` has the format of blocks.
 
-`open` moves to a version, regardless of longer or newer data (R13); `load` returns its content; `commit`
-makes the next version durable on the quorum, as a vote requires. The manifest decides which versions count.
-`state_blocks.py` has the format of blocks; this file only stores them.
-
-The caller encodes blocks, because that is work for the circuit's thread; this class lives on the trio loop
-that holds the claim.
+`StateStore` moves to a version, regardless of longer or newer data (R13), and makes the next one durable on
+the quorum, as a vote requires. Its caller encodes blocks, because that is work for the circuit's thread; the
+class lives on the trio loop that holds the claim. `blocks_at`, `blocks_between` and `changed_state` read
+from any client of the store, and claim nothing.
 """
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from checkpoint.chains.chain_store import ChainStore, TakenChain
-from checkpoint.chains.state_blocks import StateFold
-from checkpoint.chains.state_reading import STATE_CHAIN, StoredStateBlock, blocks_in
+from checkpoint.chains.state_blocks import StateFold, decode_block
+from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import Rolling
+from checkpoint.errors import StateNotRecordedError
+from checkpoint.key_hash import HASH_COLUMN
 from checkpoint.runtime import runtime
-from dos_protocol.errors import LocalProtocolError
-from journal import ORIGIN, ChainWriter, Op, Position, Record, Scratch, read_batches
-from journal.ports import ClaimPort
+from dos_client import Store
+from dos_protocol.errors import CorruptDataError, LocalProtocolError
+from journal import (
+    ORIGIN,
+    ChainState,
+    ChainWriter,
+    LostBytesError,
+    Op,
+    Position,
+    Record,
+    Scratch,
+    StopNotFoundError,
+    inspect_chain_at,
+    read_batches,
+    read_batches_since,
+)
+from journal.ports import ClaimPort, StorePort
+
+STATE_CHAIN = "state"
+
+
+class StoredStateBlock(NamedTuple):
+    """The changes of one table of an operator in a checkpoint; `data` is the Arrow stream."""
+
+    checkpoint: int
+    operator: str
+    data: bytes
+
+    def decoded(self) -> Any:
+        """Decode the block (a pyarrow RecordBatch). CPU-heavy: call it in a thread. Raises
+        CorruptDataError.
+        """
+        return decode_block(
+            self.data, where=f"the block of operator {self.operator!r} in checkpoint {self.checkpoint}"
+        )
+
+
+def state_block(end: int, record: Record) -> StoredStateBlock | None:
+    """Return the block in a record that ends at logical offset `end`; None if the record is not a block.
+    Raises CorruptDataError.
+    """
+    if record.op is not Op.STATE_BLOCK:
+        return None
+    if len(record.ints) != 1 or len(record.strings) != 2:
+        raise CorruptDataError(f"chain {STATE_CHAIN}", end, "a state block of 1 int and 2 strings", "others")
+    operator, data = record.strings
+    return StoredStateBlock(record.ints[0], operator.decode("utf-8", "replace"), data)
 
 
 class StateStore(ChainStore):
@@ -79,7 +128,7 @@ class StateStore(ChainStore):
         blocks = self.blocks()
         async with aclosing(blocks):
             async for block in blocks:
-                await runtime().in_thread(_add, fold, block)
+                await runtime().in_thread(_add_decoded, fold, block)
         return {operator: await runtime().in_thread(fold.take, operator) for operator in fold.operators()}
 
     async def commit(self, checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Position:
@@ -140,5 +189,141 @@ def _records(checkpoint: int, blocks: Iterable[tuple[str, bytes]]) -> Iterable[R
         yield Record(Op.STATE_BLOCK, ints=(checkpoint,), strings=(operator.encode(), data))
 
 
-def _add(fold: StateFold, block: StoredStateBlock) -> None:
+def _add_decoded(fold: StateFold, block: StoredStateBlock) -> None:
     fold.add(block.operator, block.decoded())
+
+
+async def state_chain(store: StorePort, region: str, worker: int, at: Position) -> ChainState:
+    """Return a worker's state chain up to a position from a checkpoint, starting at the newest snapshot below
+    it.
+
+    Raises LostBytesError if part of it no longer exists (the checkpoint may be released), and the errors of
+    `inspect_chain_at`.
+    """
+    return await inspect_chain_at(store, worker_directory(region, worker), STATE_CHAIN, at)
+
+
+async def blocks_at(
+    store: StorePort, region: str, worker: int, at: Position
+) -> AsyncGenerator[StoredStateBlock]:
+    """Yield the blocks of a worker's state at a checkpoint, oldest first; `at` is its position there.
+
+    If the iteration ends with an error, discard everything it yielded. Raises as `state_chain`.
+    """
+    chain = await state_chain(store, region, worker, at)
+    blocks = blocks_in(read_batches(store, chain, directory=worker_directory(region, worker)))
+    async with aclosing(blocks):
+        async for block in blocks:
+            yield block
+
+
+async def blocks_in(
+    batches: AsyncGenerator[list[tuple[Position, Record]]],
+) -> AsyncGenerator[StoredStateBlock]:
+    """Yield the blocks among a state chain's records, in order. Closes `batches`. Raises CorruptDataError."""
+    async with aclosing(batches):
+        async for batch in batches:
+            for position, record in batch:
+                if (block := state_block(position.size, record)) is not None:
+                    yield block
+
+
+async def blocks_between(
+    store: StorePort, region: str, worker: int, before: Position, after: Position
+) -> AsyncGenerator[StoredStateBlock]:
+    """Yield the blocks that a worker wrote after one checkpoint, up to another, oldest first. The blocks
+    before are not read.
+
+    Raises StateNotRecordedError if they do not describe the changes, and as `blocks_at`.
+    """
+    chain = await _chain_between(store, region, worker, before, after)
+    in_snapshot = False
+    batches = read_batches_since(store, chain, before, directory=worker_directory(region, worker))
+    async with aclosing(batches):
+        async for batch in batches:
+            for end, record in batch:
+                if record.op in (Op.SNAPSHOT_BEGIN, Op.SNAPSHOT_END, Op.SEGMENT_START):
+                    # A segment start also ends the snapshot before it, whose writer failed.
+                    in_snapshot = record.op is Op.SNAPSHOT_BEGIN
+                if not in_snapshot and (block := state_block(end, record)) is not None:
+                    yield block
+
+
+async def _chain_between(
+    store: StorePort, region: str, worker: int, before: Position, after: Position
+) -> ChainState:
+    """Return the chain up to `after`, which must also contain `before`."""
+    if after.size < before.size:
+        raise StateNotRecordedError(worker, "the region was rolled back between the two checkpoints")
+    try:
+        chain = await state_chain(store, region, worker, after)
+        first = chain.segments[0] if chain.segments else None
+        if first is not None and first.snapshot_end and first.base >= before.size:
+            raise StateNotRecordedError(
+                worker, "a snapshot has replaced the blocks between the two checkpoints"
+            )
+        chain.up_to(before)  # raises StopNotFoundError if `before` is not on this line of history
+    except StopNotFoundError as error:
+        raise StateNotRecordedError(
+            worker, "the region was rolled back between the two checkpoints"
+        ) from error
+    except LostBytesError as error:
+        raise StateNotRecordedError(worker, f"its blocks no longer exist: {error}") from error
+    return chain
+
+
+class _Changes:
+    """The changes of one operator, over all workers."""
+
+    def __init__(self) -> None:
+        self.blocks = self.bytes = self.rows = 0
+        self.hashes: list[pa.Array] = []
+
+    def add(self, block: StoredStateBlock) -> None:
+        batch = block.decoded()
+        self.blocks += 1
+        self.bytes += len(block.data)
+        self.rows += batch.num_rows
+        self.hashes.append(batch.column(HASH_COLUMN))
+
+    def keys(self) -> int:
+        """Return the number of distinct keys, by their hash."""
+        return int(pc.count_distinct(pa.chunked_array(self.hashes)).as_py()) if self.hashes else 0
+
+
+async def changed_state(store: Store, region: str, before: Checkpoint, after: Checkpoint) -> dict[str, Any]:
+    """Return {operators: [{name, blocks, bytes, rows, keys}], unknown: [why the changes of a worker are
+    unknown]}.
+    """
+    changes: dict[str, _Changes] = {}
+    unknown: list[str] = []
+    for worker in sorted(after.workers):
+        if before.layout != after.layout:  # its blocks contain keys that moved and did not change
+            unknown.append(f"worker {worker}: its keys were on other workers in checkpoint {before.number}")
+            continue
+        if before.in_origin != after.in_origin:
+            unknown.append(
+                f"worker {worker}: checkpoint {before.number} is in the journals of another region"
+            )
+            continue
+        start, end = before.workers[worker].state, after.workers[worker].state
+        try:
+            async with aclosing(blocks_between(store, after.chains_of(region), worker, start, end)) as blocks:
+                async for block in blocks:
+                    change = changes.setdefault(block.operator, _Changes())
+                    await runtime().in_thread(change.add, block)
+        except StateNotRecordedError as error:
+            unknown.append(f"worker {worker}: {error.reason}")
+    return {
+        "operators": [
+            {
+                "name": name,
+                "blocks": one.blocks,
+                "bytes": one.bytes,
+                "rows": one.rows,
+                "keys": one.keys(),
+            }
+            for name, one in sorted(changes.items())
+        ],
+        "unknown": unknown,
+    }

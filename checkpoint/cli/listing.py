@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from checkpoint.chains.consumer_register import read_register
-from checkpoint.chains.manifest_reading import ManifestView, read_manifest, regions_of
+from checkpoint.chains.manifest_log import ManifestView, read_manifest, regions_of
 from checkpoint.cli.arguments import in_store
 from checkpoint.core.consumers import input_register
 from checkpoint.core.inputs import handles_among, producers_among

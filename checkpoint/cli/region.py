@@ -1,36 +1,42 @@
-"""`dos region`: the group of commands, and `dos region status`.
+"""`dos region`: the group of commands, and those on a region as it is: status, workers, deletion, garbage.
 
 A command writes a request into the region's store and reads the answers (`requests/client.py`), so it needs
 neither Spark nor a connection to the driver. Commands that only send a request are rows of a table
-(`requests.py`); the others are in files of their names.
+(`arguments.py`). While a region runs, only its workers can delete garbage, because they hold the claims; a
+checkpoint sends them the floors. So `dos region trim --apply` requests a checkpoint.
 """
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
+import trio
 import typer
 
 from checkpoint import limits
-from checkpoint.chains.manifest_reading import ManifestView
-from checkpoint.cli import (
-    backup,
-    delete,
-    fork,
-    listing,
-    replace,
-    restore,
-    restore_backup,
-    savepoints,
-    scale,
-    trim,
+from checkpoint.chains.manifest_log import ManifestView, StoreHost, read_manifest
+from checkpoint.cli import backup, listing, savepoints
+from checkpoint.cli.arguments import (
+    DeletionWait,
+    Incarnation,
+    RegionName,
+    Stopped,
+    Timeout,
+    Wait,
+    add_request_commands,
+    end,
+    fail_unless_done,
+    in_store,
+    send_request,
+    send_to_running,
 )
-from checkpoint.cli.arguments import RegionName, Timeout, in_store
-from checkpoint.cli.requests import add_request_commands
 from checkpoint.core.dropped import dropped_text
 from checkpoint.core.progress import prometheus_targets, recovery_text, under_way_text
 from checkpoint.core.request_records import Answer
-from checkpoint.requests.reading import RegionReader, RegionReading
+from checkpoint.errors import DeletionRefusedError, ForkRefusedError, RegionFencedError
+from checkpoint.maintenance.deleting import Deletion, delete_region, plan_deletion
+from checkpoint.maintenance.garbage import UnneededObject, collect_stopped, garbage_of
+from checkpoint.requests.client import RegionReader, RegionReading, Reply, RequestClient
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store
 from dos_client.cli.kit import (
@@ -49,6 +55,7 @@ from dos_client.cli.kit import (
     print_text,
     seconds_text,
 )
+from dos_protocol.errors import FencedError
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 app = typer.Typer(
@@ -270,17 +277,337 @@ def _change_text(change: dict[str, Any], workers: int) -> str:
     return f"{text}; it will pause for about {change['pauseSeconds'] or 0.0:.1f} s"
 
 
+def scale(
+    url: StoreUrl,
+    name: RegionName,
+    workers: Annotated[
+        int, typer.Option(min=0, max=limits.workers_max, help="The number of workers to go to.")
+    ] = 0,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Give up a change that is under way, instead.")
+    ] = False,
+    incarnation: Incarnation = 0,
+    timeout: Timeout = limits.request_patience_s,
+    wait: Wait = limits.start_timeout_s + limits.reset_timeout_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Change the number of workers of a running region. Their state moves with the keys that they own.
+
+    The new workers are launched first, while the region runs. Then it pauses, and continues with all of them.
+    Until then --cancel gives the change up; whatever fails meanwhile leaves the region with the workers that
+    it had. Each worker needs a task slot. `dos region status` shows how far the change is.
+
+    Example: dos region scale dos://h1,h2,h3 wordcount --workers 5
+
+    Example: dos region scale dos://h1,h2,h3 wordcount --cancel
+
+    Exit codes: 0 the region runs with that number, or the change is given up; 1 refused, given up, or not
+    done in time; 2 usage; 3 the store cannot be reached.
+    """
+    if bool(workers) == cancel:
+        fail("pass either --workers with a number above 0, or --cancel", REFUSED)
+
+    async def send(store: Store) -> Reply:
+        what = "unscale" if cancel else "scale"
+        return await send_request(
+            store,
+            name,
+            what,
+            incarnation=incarnation,
+            timeout=timeout,
+            wait=wait,
+            as_json=as_json,
+            workers=workers,
+        )
+
+    def text(done: dict[str, Any]) -> str:
+        if cancel:
+            return f"given up: the region keeps {done.get('workers')} workers"
+        return (
+            f"the region has {done.get('workers')} workers, after {done.get('seconds', 0.0):.1f} s;"
+            f" no input was taken for {done.get('pauseSeconds', 0.0):.1f} s of them"
+        )
+
+    end(in_store(url, token_file, send), as_json, text)
+
+
+def replace(
+    url: StoreUrl,
+    name: RegionName,
+    worker: Annotated[
+        list[int] | None,
+        typer.Option(min=0, max=limits.workers_max - 1, metavar="NUMBER", help="A worker; may be repeated."),
+    ] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="All workers, one after the other.")] = False,
+    incarnation: Incarnation = 0,
+    timeout: Timeout = limits.request_patience_s,
+    wait: Wait = limits.start_timeout_s + limits.reset_timeout_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Replace workers of a running region by new processes, one after the other.
+
+    For a rolling upgrade: install the other version where workers run, then replace them. Each new process
+    joins before the region pauses, and continues with the state of its predecessor. A process whose version
+    does not fit is refused by name, and the region keeps the one that it has. This needs one task slot more
+    than the region has. `dos region scale --cancel` gives up a replacement that is under way.
+
+    Example: dos region replace dos://h1,h2,h3 wordcount --all
+
+    Example: dos region replace dos://h1,h2,h3 wordcount --worker 3 --worker 4
+
+    Exit codes: 0 all are replaced; 1 refused, or one is not replaced, or not done in time; 2 usage; 3 the
+    store cannot be reached.
+    """
+    if bool(worker) == everyone:
+        fail("pass either --worker with a number, or --all", REFUSED)
+
+    async def send(store: Store) -> Reply:
+        return await send_request(
+            store,
+            name,
+            "replace",
+            incarnation=incarnation,
+            timeout=timeout,
+            wait=wait,
+            as_json=as_json,
+            replaces=tuple(worker or ()),
+        )
+
+    def text(done: dict[str, Any]) -> str:
+        return (
+            f"replaced: {', '.join(map(str, done.get('replaced', [])))}, in {done.get('seconds', 0.0):.1f} s;"
+            f" no input was taken for {done.get('pauseSeconds', 0.0):.1f} s at a time"
+        )
+
+    end(in_store(url, token_file, send), as_json, text)
+
+
+def delete(
+    url: StoreUrl,
+    name: RegionName,
+    apply: Annotated[bool, typer.Option("--apply", help="Delete it; otherwise only list.")] = False,
+    breaks: Annotated[
+        list[str] | None,
+        typer.Option("--break", help="A fork or a reader of its output that may break.", metavar="NAME"),
+    ] = None,
+    stopped: Annotated[
+        bool,
+        typer.Option(
+            "--stopped",
+            help="The original of a fork does not run: act as its driver for a moment. A driver that still"
+            " runs is fenced and ends.",
+        ),
+    ] = False,
+    timeout: Timeout = limits.request_patience_s,
+    wait: DeletionWait = limits.trim_wait_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """List what a region has in the store, and what depends on it; with --apply, delete it permanently.
+
+    Its journals, checkpoints, savepoints and output logs are deleted, and it is no consumer of its inputs any
+    more. The inputs stay, and so does output outside of the store. A region is not deleted while it runs,
+    while a member of the store is unavailable, or while a fork has its state here or another region or query
+    reads its output: --break names those that may break.
+
+    A fork that was deleted frees what only it needed of the original. The driver of the original is asked; if
+    none runs, pass --stopped.
+
+    Example: dos region delete dos://h1,h2,h3 wordcount-test
+
+    Example: dos region delete dos://h1,h2,h3 wordcount-test --apply
+
+    Exit codes: 0 listed, or deleted on all members; 1 refused, or not done in time; 2 usage; 3 the store
+    cannot be reached.
+    """
+
+    async def work(store: Store) -> tuple[Deletion, bool | None]:
+        found = await plan_deletion(store, name)
+        if not apply:
+            return found, None
+        broken = breaks or ()
+        return found, await delete_region(
+            store, name, broken=broken, stopped=stopped, patience_s=timeout, wait_s=wait
+        )
+
+    try:
+        found, done = in_store(url, token_file, work)
+    except (DeletionRefusedError, ForkRefusedError, RegionFencedError) as error:
+        fail(str(error), NEGATIVE)
+    if as_json:
+        print_json(_deletion_json(found, done))
+    else:
+        _print_deletion(found, done)
+    if done is False:
+        fail("a member has not deleted everything yet: repeat the command", NEGATIVE)
+
+
+def _of_directories(found: Deletion) -> dict[str, tuple[int, int]]:
+    """Return directory -> its objects, and their bytes on all members."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for one in found.objects:
+        count, size = sizes.get(one.directory, (0, 0))
+        sizes[one.directory] = count + 1, size + one.bytes * one.copies
+    return sizes
+
+
+def _deletion_json(found: Deletion, done: bool | None) -> dict[str, Any]:
+    original, savepoint = found.savepoint or (None, None)
+    return {
+        "name": found.region,
+        "directories": [
+            {"directory": name, "objects": count, "bytes": size}
+            for name, (count, size) in _of_directories(found).items()
+        ],
+        "bytes": sum(one.bytes * one.copies for one in found.objects),
+        "dependents": [one._asdict() for one in found.dependents],
+        "original": original,
+        "savepoint": savepoint,
+        "deleted": done,
+    }
+
+
+def _print_deletion(found: Deletion, done: bool | None) -> None:
+    print_table(
+        ("directory", "#objects", "#bytes"),
+        [(name, count, count_text(size)) for name, (count, size) in _of_directories(found).items()],
+    )
+    total = count_text(sum(one.bytes * one.copies for one in found.objects))
+    if done is not None:
+        print(f"region {found.region}: {'deleted' if done else 'partly deleted'}, {total} on all members")
+        return
+    for one in found.dependents:
+        print(f"{one.name} depends on it: {one.what}")
+    if found.savepoint is not None:
+        print(f"it is a fork: savepoint {found.savepoint[1]} of {found.savepoint[0]} is dropped with it")
+    print(f"{len(found.objects)} objects, {total} on all members; --apply deletes them")
+
+
+def trim(
+    url: StoreUrl,
+    name: RegionName,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Delete the objects; otherwise only list them.")
+    ] = False,
+    stopped: Stopped = False,
+    timeout: Timeout = limits.request_patience_s,
+    wait: DeletionWait = limits.trim_wait_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """List the segments of the region's journals that neither a retained checkpoint nor a savepoint needs;
+    with --apply, delete them.
+
+    A running region deletes them automatically, with every checkpoint. --apply then requests a checkpoint and
+    waits until the workers have deleted the segments. A segment is deleted only if the manifest proves that
+    nothing needs it: it lies below the floor of the oldest checkpoint that is retained or held by a
+    savepoint. Whole segments are deleted.
+
+    Example: dos region trim dos://h1,h2,h3 wordcount
+
+    Example: dos region trim dos://h1,h2,h3 wordcount --apply --stopped
+
+    Exit codes: 0 listed, or deleted on all available members; 1 no such region, no answer, or not done in
+    time; 2 usage; 3 the store cannot be reached.
+    """
+    if stopped and not apply:
+        fail("--stopped needs --apply", REFUSED)
+
+    async def work(store: Store) -> tuple[ManifestView, list[UnneededObject], list[UnneededObject] | None]:
+        view = await read_manifest(store, name)
+        garbage = await garbage_of(store, view)
+        if not apply:
+            return view, garbage, None
+        if stopped:
+            await _collect_stopped(store, name, wait)
+        else:
+            client = RequestClient(store, name)
+            reply = await send_to_running(client, "checkpoint", timeout=timeout, wait=wait, as_json=as_json)
+            fail_unless_done(reply.answer)
+        return view, garbage, await _left(store, view, garbage, wait)
+
+    view, garbage, left = in_store(url, token_file, work)
+    if as_json:
+        print_json(_trimmed_json(view, garbage, left))
+    else:
+        _print_trimmed(view, garbage, left)
+    if left:
+        fail(
+            f"{len(left)} of {len(garbage)} objects are not deleted yet: a member may be unavailable or slow",
+            NEGATIVE,
+        )
+
+
+async def _left(
+    store: Store, view: ManifestView, garbage: list[UnneededObject], wait: float
+) -> list[UnneededObject]:
+    """Wait at most `wait` seconds until the garbage is deleted. Return the part that is left."""
+    deadline = trio.current_time() + wait
+    left = garbage
+    while left and trio.current_time() < deadline:
+        names = {(one.directory, one.name) for one in await garbage_of(store, view)}
+        left = [one for one in garbage if (one.directory, one.name) in names]
+        await trio.sleep(limits.answers_poll_s)
+    return left
+
+
+async def _collect_stopped(store: Store, name: str, wait: float) -> None:
+    try:
+        await collect_stopped(StoreHost(store), name, wait_s=wait)
+    except FencedError as error:
+        fail(f"a newer driver has taken over the region: {error}", NEGATIVE)
+
+
+def _trimmed_json(
+    view: ManifestView, garbage: list[UnneededObject], left: list[UnneededObject] | None
+) -> dict[str, Any]:
+    savepoints = view.last.savepoints if view.last is not None else {}
+    return {
+        "name": view.region,
+        "retained": list(view.retained),
+        "savepoints": savepoints,
+        "garbage": [
+            {"directory": one.directory, "object": one.name, "bytes": one.bytes, "copies": one.copies}
+            for one in garbage
+        ],
+        "bytes": sum(one.bytes * one.copies for one in garbage),
+        "deleted": None if left is None else len(garbage) - len(left),
+    }
+
+
+def _print_trimmed(
+    view: ManifestView, garbage: list[UnneededObject], left: list[UnneededObject] | None
+) -> None:
+    kept = view.kept
+    numbers = ", ".join(str(checkpoint.number) for checkpoint in kept) or "none"
+    savepoints = view.last.savepoints if view.last is not None else {}
+    named = ", ".join(f"{name} (checkpoint {checkpoint})" for name, checkpoint in sorted(savepoints.items()))
+    print(f"region {view.region} retains checkpoints {numbers}" + (f"; savepoints: {named}" if named else ""))
+    print_table(
+        ("directory", "object", "#bytes", "#copies"),
+        [(one.directory, one.name, count_text(one.bytes), one.copies) for one in garbage],
+    )
+    held = count_text(sum(one.bytes * one.copies for one in garbage))
+    if left is None:
+        what = "nothing to delete" if not garbage else f"{len(garbage)} objects, {held} on all members"
+        print(f"{what}{'; --apply deletes them' if garbage else ''}")
+    elif not left:
+        print(f"deleted {len(garbage)} objects, {held} on all members")
+
+
 app.command("ls")(listing.ls_regions)
 add_request_commands(app)
 app.command()(savepoints.savepoint)
 app.command("savepoints")(savepoints.list_savepoints)
-app.command()(restore.restore)
-app.command()(fork.fork)
-app.command()(delete.delete)
+app.command()(savepoints.restore)
+app.command()(savepoints.fork)
+app.command()(delete)
 app.command()(backup.backup)
 app.command()(backup.backups)
-app.command("restore-backup")(restore_backup.restore_from_backup)
-app.command()(scale.scale)
-app.command()(replace.replace)
-app.command()(trim.trim)
+app.command("restore-backup")(backup.restore_from_backup)
+app.command()(scale)
+app.command()(replace)
+app.command()(trim)
 fill_help(app)

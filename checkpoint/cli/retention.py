@@ -1,30 +1,28 @@
-"""`dos input` and `dos output`: `consumers`, `retain`, `forget` and `trim`: who needs rows, and what is
-deleted.
-
-The commands exist once, and `KINDS` has a row for inputs and a row for outputs. `maintenance/retention.py`
-reads and changes, `retention_text.py` prints; this file has the arguments.
+"""`dos input` and `dos output`: `consumers`, `retain`, `forget`, `trim`, and `dos input sweep`: who needs
+rows, and what is deleted. The four commands exist once; `KINDS` has a row for inputs and a row for outputs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from checkpoint import limits
-from checkpoint.cli.arguments import DeletionWait, Timeout, in_store
-from checkpoint.cli.retention_text import (
-    needed_only_by,
-    print_garbage,
-    print_status,
-    rule_json,
-    rule_text,
-    status_json,
-)
+from checkpoint.cli.arguments import Application, DeletionWait, Handle, Timeout, check_input_names, in_store
 from checkpoint.core.consumers import QUERY_PREFIX, RetentionRule
-from checkpoint.maintenance.garbage import UnneededObject
-from checkpoint.maintenance.retained_rows import InputRows, OutputRows, RetainedRows
-from checkpoint.maintenance.retention import Retention, RetentionStatus
+from checkpoint.core.staged import StagedState, parse_staged
+from checkpoint.maintenance.garbage import StagedObject, Sweep, UnneededObject
+from checkpoint.maintenance.retention import (
+    ConsumerStatus,
+    InputRows,
+    OutputRows,
+    QueryStatus,
+    RetainedRows,
+    Retention,
+    RetentionStatus,
+)
+from checkpoint.runtime import wall_time_ms
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,
@@ -32,10 +30,12 @@ from dos_client.cli.kit import (
     AsJson,
     StoreUrl,
     TokenFile,
+    ago_text,
     count_text,
     fail,
     print_json,
     print_result,
+    print_table,
 )
 from dos_protocol.errors import BadNameError
 
@@ -278,3 +278,267 @@ def _trim(kind: Kind) -> Callable[..., None]:
             fail("some segments are not deleted yet: a member is slow", NEGATIVE)
 
     return command
+
+
+def print_garbage(found: list[UnneededObject], *, apply: bool, as_json: bool) -> None:
+    """Print what is, or was, unneeded."""
+    size = sum(one.bytes * one.copies for one in found)
+    if as_json:
+        garbage = [
+            {"directory": one.directory, "object": one.name, "bytes": one.bytes, "copies": one.copies}
+            for one in found
+        ]
+        print_json({"garbage": garbage, "bytes": size, "deleted": apply})
+        return
+    print_table(
+        ("directory", "object", "#bytes", "#copies"),
+        [(one.directory, one.name, count_text(one.bytes), one.copies) for one in found],
+    )
+    what = f"{len(found)} segments, {count_text(size)} on all members"
+    hint = f"{what}; --apply --stopped deletes them, if their writers do not run"
+    print(f"deleted {what}" if apply else (hint if found else "nothing to delete"))
+
+
+def needed_only_by(status: RetentionStatus, region: str) -> int:
+    """Return the bytes that this region keeps, and no other one does."""
+    freed = 0
+    for one in status.splits:
+        needs = status.needs(one.split)
+        others = [need for name, need in needs.items() if name != region]
+        upto = min(others) if others else one.begin
+        freed += max(0, upto - max(needs.get(region, 0), one.begin))
+    return freed
+
+
+def rule_json(rule: RetentionRule | None) -> dict[str, Any]:
+    """Return a rule for programs; null in each field if nobody has set one."""
+    if rule is None:
+        return {"keep": None, "maxBytes": None, "maxAgeSeconds": None, "setBy": None, "setMs": None}
+    return {
+        "keep": "unread" if rule.by_consumers else "all",
+        "maxBytes": rule.bytes_max,
+        "maxAgeSeconds": rule.age_max_s,
+        "setBy": rule.set_by,
+        "setMs": rule.set_ms,
+    }
+
+
+def rule_text(rule: RetentionRule | None, default: str) -> str:
+    """Return a rule for people. default: the text of the default rule."""
+    if rule is None:
+        return f"rule: the default: {default}"
+    kept = "keeps what a consumer has not read" if rule.by_consumers else "keeps everything"
+    limit = f"; limit: {rule}, even if a consumer needs more" if rule.limits_anything else ""
+    return f"rule: {kept}{limit}; set by {rule.set_by} {ago_text(rule.set_ms, wall_time_ms())}"
+
+
+def status_json(status: RetentionStatus) -> dict[str, Any]:
+    """Return the status for programs."""
+    return {
+        "rule": rule_json(status.rule),
+        "splits": [{"split": one.split, "begin": one.begin, "end": one.end} for one in status.splits],
+        "consumers": [
+            {
+                "region": one.region,
+                "sources": list(one.sources),
+                "sinceMs": one.since_ms,
+                "oldestCheckpoint": one.oldest,
+                "lastCheckpoint": one.last,
+                "positions": _positions_json(one, status),
+            }
+            for one in status.consumers
+        ],
+        "queries": [
+            {
+                "name": one.name,
+                "sinceMs": one.since_ms,
+                "publishedMs": one.published_ms,
+                "positions": _positions_json(one, status),
+            }
+            for one in status.queries
+        ],
+    }
+
+
+def _positions_json(one: ConsumerStatus | QueryStatus, status: RetentionStatus) -> dict[str, Any]:
+    return {
+        of.split: {
+            "read": one.read[of.split],
+            "needs": one.needs[of.split],
+            "lagBytes": of.end - one.read[of.split],
+        }
+        for of in status.splits
+    }
+
+
+def print_status(status: RetentionStatus, word: str, default: str) -> None:
+    """Print the tables. word: what a split is. default: the text of the default rule."""
+    now_ms = wall_time_ms()
+    consumers: list[tuple[str, str, ConsumerStatus | QueryStatus]] = [
+        (one.region, f"checkpoints {one.oldest} to {one.last}" if one.last else "no checkpoint yet", one)
+        for one in status.consumers
+    ]
+    consumers += [
+        (QUERY_PREFIX + one.name, f"published {ago_text(one.published_ms, now_ms)}", one)
+        for one in status.queries
+    ]
+    print_table(
+        ("consumer", "as of", word, "#needs from", "#read to", "#lag"),
+        [
+            (
+                name,
+                as_of,
+                of.split,
+                one.needs[of.split],
+                one.read[of.split],
+                count_text(of.end - one.read[of.split]),
+            )
+            for name, as_of, one in consumers
+            for of in status.splits
+        ],
+    )
+    print_table(
+        (word, "#stored from", "#to", "#bytes"),
+        [(one.split, one.begin, one.end, count_text(one.end - one.begin)) for one in status.splits],
+    )
+    if not status.consumers and not status.queries:
+        print("no region is registered as a consumer")
+    print(rule_text(status.rule, default))
+
+
+def sweep(
+    url: StoreUrl,
+    application: Application,
+    handle: Handle,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Delete the garbage; otherwise only list it.")
+    ] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            "--undecided-older-than",
+            min=0,
+            max=_AGE_S_MAX,
+            help="Also delete undecided rows that were begun longer ago than this, by the clocks of their"
+            " writer and of this machine. A query or write that is still running is fenced, and fails with"
+            " an error that names the reason.",
+            metavar="SECONDS",
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=1, max=86_400, help="Seconds to wait for the deletion in each directory.", metavar="SECONDS"
+        ),
+    ] = limits.trim_wait_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """List the rows that Spark's writers have staged for an input; with --apply, delete those that cannot be
+    recorded any more.
+
+    A query deletes such rows automatically, with its commits. This command is for a query that was killed and
+    is never started again. Staged rows are garbage if their batch or a later one is recorded, or if the input
+    is closed. Undecided rows may still be committed, by a driver that runs or by the query when it is started
+    again: they are kept, with everything in their directory, unless --undecided-older-than gives them up.
+    Recorded rows are never deleted. A query that finds its rows deleted fails, and writes them again when it
+    is started again; a batch write fails without having recorded anything.
+
+    Example: dos input sweep dos://h1,h2,h3 shop orders
+
+    Example: dos input sweep dos://h1,h2,h3 shop orders --undecided-older-than 604800 --apply
+
+    Exit codes: 0 listed, or deleted on all available members; 1 no such input, or some rows are left because
+    a writer is running or a member was not done in time; 2 usage; 3 the store cannot be reached.
+    """
+    check_input_names(application, handle)
+
+    async def work(store: Store) -> tuple[list[StagedObject], list[StagedObject] | None]:
+        sweeping = Sweep(store, application, handle, older_than)
+        found = await sweeping.inspect()
+        if not apply:
+            return found, None
+        await sweeping.apply(found, wait)
+        there = {(one.directory, one.name) for one in await sweeping.inspect()}
+        return found, [one for one in found if one.swept and (one.directory, one.name) in there]
+
+    found, left = in_store(url, token_file, work)
+    if as_json:
+        print_json(_staged_json(application, handle, found, left))
+    else:
+        _print_staged(found, left)
+    if left:
+        fail(
+            f"{len(left)} of {_swept(found)} objects are not deleted yet, the first in {left[0].directory}:"
+            " a writer is running there, or a member is slow",
+            NEGATIVE,
+        )
+
+
+def _swept(found: Sequence[StagedObject]) -> int:
+    return sum(one.swept for one in found)
+
+
+def _staged_json(
+    application: str, handle: str, found: Sequence[StagedObject], left: Sequence[StagedObject] | None
+) -> dict[str, Any]:
+    return {
+        "application": application,
+        "handle": handle,
+        "staged": [
+            {
+                "producer": one.producer,
+                "directory": one.directory,
+                "object": one.name,
+                "batch": None if (unit := parse_staged(one.name)) is None else unit.number,
+                "bytes": one.bytes,
+                "copies": one.copies,
+                "sinceMs": one.since_ms,
+                "state": str(one.staged_state),
+                "garbage": one.swept,
+            }
+            for one in found
+        ],
+        "bytes": sum(one.bytes * one.copies for one in found if one.swept),
+        "deleted": None if left is None else _swept(found) - len(left),
+    }
+
+
+def _print_staged(found: Sequence[StagedObject], left: Sequence[StagedObject] | None) -> None:
+    now = wall_time_ms()
+    print_table(
+        ("directory", "rows of", "#bytes", "#copies", "begun", "state", ""),
+        [
+            (
+                one.directory,
+                _unit(one.name),
+                count_text(one.bytes),
+                one.copies,
+                "" if one.since_ms is None else ago_text(one.since_ms, now),
+                one.staged_state,
+                "garbage" if one.swept else "kept",
+            )
+            for one in found
+        ],
+    )
+    count = _swept(found)
+    held = count_text(sum(one.bytes * one.copies for one in found if one.swept))
+    if left is None:
+        what = (
+            f"{count} objects, {held} on all members; --apply deletes them" if count else "nothing to delete"
+        )
+        print(what)
+    elif not left:
+        print(f"deleted {count} objects, {held} on all members")
+    if undecided := sum(one.staged_state is StagedState.PENDING for one in found):
+        print(
+            f"{undecided} undecided: a writer may still record them; --undecided-older-than SECONDS also"
+            " deletes those that are older"
+        )
+
+
+def _unit(name: str) -> str:
+    unit = parse_staged(name)
+    if unit is None:
+        return name
+    return f"write {unit.key}" if unit.number is None else f"batch {unit.number}"

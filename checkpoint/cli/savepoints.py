@@ -1,7 +1,7 @@
-"""`dos region savepoint`: create or drop a named checkpoint that stays restorable until a person drops it.
-`dos region savepoints`: list them.
+"""`dos region savepoint`, `savepoints`, `restore` and `fork`: checkpoints with names, and what begins again
+at one.
 
-Arguments in, text or JSON out. The rules of savepoints are in `core/savepoints.py`.
+The rules are in `core/savepoints.py`, `core/lines.py` and `core/forking.py`.
 """
 
 from typing import Annotated, Any, Final
@@ -9,33 +9,41 @@ from typing import Annotated, Any, Final
 import typer
 
 from checkpoint import limits
-from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.chains.manifest_log import StoreHost, read_manifest
+from checkpoint.chains.whole_checkpoints import damage_of
 from checkpoint.cli.arguments import (
     RegionName,
     Stopped,
     Timeout,
     Wait,
     Why,
+    as_driver_of_stopped,
     complete_checkpoint,
     complete_savepoint,
+    complete_target,
+    end,
     in_store,
+    send_to_running,
 )
-from checkpoint.cli.requests import as_driver_of_stopped, end, send_to_running
-from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.checkpoint_views import savepoint_row
+from checkpoint.core.lines import find_target
 from checkpoint.core.manifest import (
     NO_NOTE,
     SavepointNote,
     savepoint_name_problem,
     savepoint_why_problem,
 )
-from checkpoint.maintenance.forking import fork_needs
+from checkpoint.core.rewind_report import damaged_text, report_text, rewind_report, trimmed_text
+from checkpoint.errors import ForkRefusedError, RegionFencedError, RestoreRefusedError
+from checkpoint.maintenance.forking import Forked, Forking, fork_needs, fork_region, plan_fork
 from checkpoint.maintenance.garbage import held_by_savepoints
-from checkpoint.maintenance.stopped_region import savepoint_stopped
+from checkpoint.maintenance.retention import trimmed_since
+from checkpoint.maintenance.stopped_region import restore_stopped, savepoint_stopped
 from checkpoint.requests.client import Reply, RequestClient, requester
-from checkpoint.runtime import wall_time_ms
+from checkpoint.runtime import checkpoint_named, wall_time_ms
 from dos_client import Store
 from dos_client.cli.kit import (
+    NEGATIVE,
     REFUSED,
     AsJson,
     StoreUrl,
@@ -230,4 +238,218 @@ def _print_list(rows: list[dict[str, Any]]) -> None:
             )
             for row in rows
         ],
+    )
+
+
+def restore(
+    url: StoreUrl,
+    name: RegionName,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="savepoint:NAME, checkpoint:N, or a time (ISO 8601): the newest retained checkpoint that is"
+            " not later.",
+            autocompletion=complete_target,
+            metavar="CHECKPOINT",
+        ),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be taken back.")] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Also read the checkpoint, and refuse it if its chains are damaged."),
+    ] = False,
+    allow_republish: Annotated[
+        bool,
+        typer.Option("--allow-republish", help="Restore although some sinks show rows that come again."),
+    ] = False,
+    stopped: Stopped = False,
+    timeout: Timeout = limits.request_patience_s,
+    wait: Wait = limits.start_timeout_s + limits.reset_timeout_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Restore a region to an older checkpoint: state, input positions, and output that can be taken back.
+
+    What follows the checkpoint no longer counts, and its input is read again. Files are cut back, output logs
+    branch off, and their readers notice. Rows that a sink cannot take back come again: it must be said that
+    this is wanted. Everything retained stays retained, but a checkpoint whose output was taken back can no
+    longer be restored.
+
+    The driver of a running region resets it. For a stopped region, --stopped records the restore, and the
+    next driver begins there. --dry-run shows what a restore takes back, and changes nothing. With --verify,
+    all state of the checkpoint is read first.
+
+    Example: dos region restore dos://h1,h2,h3 wordcount --to savepoint:good --dry-run --verify
+
+    Example: dos region restore dos://h1,h2,h3 wordcount --to checkpoint:41
+
+    Example: dos region restore dos://h1,h2,h3 wordcount --to 2026-01-31T12:00:00+00:00 --stopped
+
+    Exit codes: 0 restored, or shown; 1 refused, or not done in time; 2 usage; 3 the store cannot be reached.
+    """
+    named = checkpoint_named(to)
+    try:
+        report = in_store(url, token_file, lambda store: _report(store, name, named, verify=verify))
+    except RestoreRefusedError as error:
+        fail(str(error), NEGATIVE)
+    shown = {"name": name, "to": to, **report}
+    if dry_run:
+        print_result(shown, "\n".join(report_text(report)), as_json=as_json)
+        if report["damaged"]:
+            raise typer.Exit(NEGATIVE)
+        return
+
+    if report["trimmed"] or report["damaged"]:
+        rows = [trimmed_text(**row) for row in report["trimmed"]]
+        fail("; ".join(rows + [damaged_text(row) for row in report["damaged"] or ()]), NEGATIVE)
+
+    def text(result: dict[str, Any]) -> str:
+        at = f"checkpoint {result.get('checkpoint')}, step {result.get('step')}"
+        return f"region {name} is restored to {at}"
+
+    async def send(store: Store) -> Reply:
+        client = RequestClient(store, name)
+        return await send_to_running(
+            client,
+            "restore",
+            timeout=timeout,
+            wait=wait,
+            as_json=as_json,
+            name=named,
+            allow_republish=allow_republish,
+        )
+
+    if not stopped:
+        end(in_store(url, token_file, send), as_json, text)
+        return
+
+    async def act_as_driver(store: Store) -> dict[str, Any]:
+        return await _restore_stopped(store, name, named, allow_republish=allow_republish, wait_s=wait)
+
+    done = in_store(url, token_file, act_as_driver)
+    print_result(done, text(done), as_json=as_json)
+
+
+async def _report(store: Store, name: str, to: str, *, verify: bool) -> dict[str, Any]:
+    view = await read_manifest(store, name)
+    kept = view.kept
+    target = find_target(kept, to, region=name)
+    trimmed = [row._asdict() for row in await trimmed_since(store, name, target)]
+    found = await damage_of(store, name, target, rewound=True) if verify else None
+    damaged = () if found is None else found.chains
+    return rewind_report(kept[-1], target, trimmed=trimmed, damaged=damaged if verify else None)
+
+
+async def _restore_stopped(
+    store: Store, name: str, to: str, *, allow_republish: bool, wait_s: float
+) -> dict[str, Any]:
+    with as_driver_of_stopped(wait_s, "`dos checkpoint ls` shows it"):
+        checkpoint = await restore_stopped(StoreHost(store), name, to, allow_republish=allow_republish)
+    return {"name": name, "checkpoint": checkpoint.rolled_back_to, "step": checkpoint.step, "stopped": True}
+
+
+def fork(
+    url: StoreUrl,
+    name: RegionName,
+    new: Annotated[str, typer.Argument(help="Name of the new region.", metavar="NEW")],
+    at: Annotated[
+        str,
+        typer.Option(
+            "--at",
+            help="savepoint:NAME, checkpoint:N, or a time (ISO 8601): the newest retained checkpoint that is"
+            " not later. By default the last checkpoint.",
+            autocompletion=complete_target,
+            metavar="CHECKPOINT",
+        ),
+    ] = "",
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(help="Operator that the graph of NEW lacks: its state is dropped.", metavar="OPERATOR"),
+    ] = None,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Operator that only the graph of NEW has: it begins without state.", metavar="OPERATOR"
+        ),
+    ] = None,
+    same_place: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Sink of NEW that may write where the original writes, although that is not checked.",
+            metavar="SINK",
+        ),
+    ] = None,
+    why: Why = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be forked.")] = False,
+    stopped: Stopped = False,
+    timeout: Timeout = limits.request_patience_s,
+    as_json: AsJson = False,
+    token_file: TokenFile = None,
+) -> None:
+    """Fork a region: a new region begins with its state and input positions, and copies nothing.
+
+    The first `run` of a graph with the name NEW begins with that checkpoint, with any number of workers. Both
+    regions run independently. NEW reads the same inputs, from there on. Its output is its own: its logs begin
+    anew, and a sink that would write to the place of the original is refused, so give its sinks another
+    place. Its graph follows the rules of an upgrade: operators are matched by name, migrations are applied,
+    and operators that were dropped or are new are named here.
+
+    A savepoint of the original, fork-HEX, keeps the checkpoint until NEW has committed so many checkpoints
+    that it retains only its own; the driver of the original then drops it. The driver of a running region is
+    asked for the savepoint; for a stopped one, pass --stopped.
+
+    Example: dos region fork dos://h1,h2,h3 wordcount wordcount-test --at savepoint:good
+
+    Example: dos region fork dos://h1,h2,h3 wordcount wordcount-v2 --add top --drop longest
+
+    Exit codes: 0 forked, or shown; 1 refused; 2 usage; 3 the store cannot be reached.
+    """
+    wanted = Forking(
+        region=name,
+        new=new,
+        at=at,
+        dropped=drop or (),
+        added=add or (),
+        same_place=same_place or (),
+        why=why,
+        stopped=stopped,
+        patience_s=timeout,
+    )
+
+    async def work(store: Store) -> Forked:
+        return await (plan_fork if dry_run else fork_region)(store, wanted)
+
+    try:
+        made = in_store(url, token_file, work)
+    except (ForkRefusedError, RegionFencedError) as error:
+        fail(str(error), NEGATIVE)
+    print_result(_fork_json(made), _fork_text(made), as_json=as_json)
+
+
+def _fork_json(made: Forked) -> dict[str, Any]:
+    origin = made.origin
+    return {
+        "name": made.region,
+        "original": origin.region,
+        "checkpoint": origin.checkpoint,
+        "step": origin.step,
+        "workers": made.workers,
+        "stateBytes": made.state_bytes,
+        "savepoint": origin.savepoint or None,
+        "application": origin.application or None,
+        "logs": origin.logs,
+        "dropped": list(origin.dropped),
+        "added": list(origin.added),
+    }
+
+
+def _fork_text(made: Forked) -> str:
+    origin, size = made.origin, count_text(made.state_bytes)
+    at = f"checkpoint {origin.checkpoint} of {origin.region}, step {origin.step}"
+    if not origin.savepoint:
+        return f"region {made.region} would begin at {at}; its first start would read {size} of state there"
+    return (
+        f"region {made.region} is a fork: it begins at {at}; its first start reads {size} of state there\n"
+        f"savepoint {origin.savepoint} of {origin.region} keeps that until it is not needed"
     )

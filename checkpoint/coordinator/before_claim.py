@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from checkpoint.chains.manifest_reading import ManifestView, read_manifest, regions_of
+from checkpoint.chains.manifest_log import ManifestView, read_manifest, regions_of
 from checkpoint.core.continuing import belongs_to, check_begins, check_continues
 from checkpoint.core.manifest import Checkpoint, OutputIdentity
 from checkpoint.core.region import RegionSpec

@@ -40,8 +40,8 @@ from checkpoint.core.region_events import (
 from checkpoint.core.request_handling import NO_CHECKPOINTS
 from checkpoint.errors import RegionFailedError
 from checkpoint.limits import listeners_end_s
+from checkpoint.link import StandbyLinks
 from checkpoint.runtime import checkpoint_named, this_driver, wall_time_ms
-from checkpoint.standby import StandbyLinks
 from dos_client import MemberStatus, Store
 from dos_monitoring import log_fields, silence_of
 from dos_protocol.errors import LocalProtocolError, errors_in

@@ -17,12 +17,11 @@ from typing import Any, Final
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.manifest_log import ManifestLog
+from checkpoint.chains.manifest_log import ManifestLog, StoreHost
 from checkpoint.chains.whole_checkpoints import examine
 from checkpoint.coordinator.before_claim import before_claim, check_places
 from checkpoint.coordinator.drop_log import DropLog
 from checkpoint.coordinator.fork_watch import watch_forks
-from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.control_frames import control_frame, decode_from_worker
 from checkpoint.core.coordinator import Coordinator
 from checkpoint.core.coordinator_vocabulary import (
@@ -52,11 +51,10 @@ from checkpoint.core.messages import CompanionReport, Host, ToWorker
 from checkpoint.core.progress import ProgressMeter
 from checkpoint.core.region import Launcher, RegionSpec, RegionStatus
 from checkpoint.core.region_events import CheckpointCommitted, FellBack, RegionEvent
-from checkpoint.link import Link, serve_links
+from checkpoint.link import Link, StandbyLinks, serve_links
 from checkpoint.maintenance.stopped_region import restore_stopped
 from checkpoint.requests.server import answering
 from checkpoint.runtime import checkpoint_named, this_driver, timestamp
-from checkpoint.standby import StandbyLinks
 from dos_client import Store, open_store
 from dos_protocol.errors import BrokenConnectionError, ClosedError, DosError
 

@@ -20,7 +20,7 @@ speaks none of the other's refuses the link.
 The dialler sends its proof only after it has verified the acceptor's. After the handshake, frames carry
 checksums and not MACs: the network between workers is loopback, TLS, or declared insecure by the user.
 
-On a link of the role "standby" an assignment follows, at any later time (`checkpoint/standby.py`).
+On a link of the role "standby" an assignment follows, at any later time (`checkpoint/link.py`).
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Staged rows: stored before their batch is recorded. Names of the objects, and which of them are garbage.
 
 Pure: names and decisions. `spark_integration/writing/` stages and records rows,
-`checkpoint/maintenance/sweeping.py` deletes them.
+`checkpoint/maintenance/garbage.py` deletes them.
 
 Theory. Spark commits one *unit* at a time: a micro-batch of a query, or a whole batch write. A unit becomes
 one batch of a producer of an input handle, recorded by one append. Rows that are too many for a message are

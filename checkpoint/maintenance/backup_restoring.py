@@ -1,4 +1,5 @@
-"""Restore a backup into a store that has nothing of the region: from the target alone.
+"""Restore a backup into a store that has nothing of the region: from the target alone. `copy_region` does a
+backup into the other store and a restore there, in place of what that store has of the region.
 
     1. read the record, and make sure that every directory is empty, or has the beginning of the same backup
     2. claim each directory in the epoch of its newest segment, and write the segments, each verified by
@@ -11,16 +12,16 @@ that continues an interrupted one takes the same claims again, and any other dir
 """
 
 import hashlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
 
+from checkpoint import limits
 from checkpoint.chains.chain_store import TakenChain
 from checkpoint.chains.consumer_register import change_register
-from checkpoint.chains.manifest_log import CHAIN
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.manifest_log import CHAIN, StoreHost
 from checkpoint.core.backup_record import BackupRecord, SavedChain, SavedRegister, SavedSegment
 from checkpoint.core.backups import (
     first_incarnation,
@@ -31,11 +32,13 @@ from checkpoint.core.backups import (
 from checkpoint.core.consumers import Register, RegisterPlace
 from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.region import coordinator_directory
-from checkpoint.errors import BackupDamagedError, BackupRefusedError
-from checkpoint.maintenance.backup_target import BackupPlace
-from checkpoint.maintenance.stopped_region import append_first
+from checkpoint.errors import BackupDamagedError, BackupRefusedError, DeletionRefusedError, NoRegionError
+from checkpoint.maintenance.backup import back_up, backups_of
+from checkpoint.maintenance.backup_target import BackupPlace, open_target
+from checkpoint.maintenance.deleting import delete_region, plan_deletion
+from checkpoint.maintenance.stopped_region import append_first, maker_of
 from checkpoint.runtime import wall_time_ms
-from dos_client import Claim, DirectoryView, Store, randomness
+from dos_client import Claim, DirectoryView, Store, open_store, randomness
 from dos_client.writing.claim import resume
 from dos_protocol.digests import PrefixDigest
 from dos_protocol.errors import FencedError
@@ -299,3 +302,62 @@ async def _commit(store: Store, record: BackupRecord, *, old_is_gone: bool) -> C
             remedy="restore into another store",
         )
     return first
+
+
+async def copy_region(
+    source_url: str,
+    target_url: str,
+    region: str,
+    directory: str,
+    *,
+    token: bytes = b"",
+    patience_s: float = limits.request_patience_s,
+) -> None:
+    """Copy the last checkpoint of a running region to another store, where the next `run` of its name
+    continues from it. What that store has of the region, which must not run there, is deleted once the
+    backup is complete.
+
+    directory: begins the name of the directory in the target with the backup, which is deleted at the end.
+    patience_s: for a first answer of the driver. Both regions run independently afterwards; output outside of
+    the store begins anew.
+
+    Raises NoRegionError, NoAnswerError, DeletionRefusedError if a member of the target does not answer, and
+    what `back_up` and `restore_backup` raise. If it fails or is cancelled, the region is as it was in the
+    target, or gone; the same call continues.
+    """
+    async with (
+        open_store(target_url, token=token, client="copy of a region") as target,
+        open_target(f"{target_url}/{directory}", token=token) as backups,
+        backups.place(region) as place,
+    ):
+        known = await backups_of(place)  # of a call that was interrupted
+        if not known:
+            async with open_store(source_url, token=token, client="copy of a region") as source:
+                maker = maker_of(source, region, stopped=False, patience_s=patience_s)
+                await back_up(source, region, place, maker, keep=1)
+            known = await backups_of(place)
+        record = known[-1]
+        await _empty(target, region, {chain.directory for chain in record.chains}, patience_s)
+        await restore_backup(place, record, target, emptied=True)
+        await place.delete([*await place.sizes("")])  # the next copy is of a later checkpoint
+
+
+async def _empty(store: Store, region: str, directories: Iterable[str], patience_s: float) -> None:
+    """Delete what a store has of a region, and of the inputs that it records itself."""
+    try:
+        broken = [one.name for one in (await plan_deletion(store, region)).dependents]
+        await delete_region(store, region, broken=broken, stopped=True, patience_s=patience_s)
+    except NoRegionError:
+        pass
+    answered = (await store.inspect(coordinator_directory(region))).answers
+    if missing := [one.address for one in store.record.voters if one.server_id not in answered]:
+        raise DeletionRefusedError(
+            f"members {', '.join(missing)} of the store do not answer, and may have a part of {region!r}",
+            remedy="start them, or replace them with `dos store replace`",
+        )
+    for directory in sorted(directories):
+        view = await store.inspect(directory)
+        if any(view.answers.values()):
+            async with await store.claim(directory, view.epoch_seen + 1, randomness.fresh_id()) as claim:
+                claim.collect(lambda _: True)
+                await claim.wait_collected(limits.trim_wait_s)

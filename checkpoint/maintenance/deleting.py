@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from checkpoint import limits
 from checkpoint.chains.consumer_register import change_register, settled_register
-from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.manifest_log import StoreHost, read_manifest
 from checkpoint.core.consumers import OUTPUT_REGISTERS, names_of, without_consumer
 from checkpoint.core.forking import made_for_forks
 from checkpoint.core.manifest import Checkpoint
@@ -32,7 +31,7 @@ from checkpoint.core.region import (
 from checkpoint.errors import DeletionRefusedError, NoRegionError
 from checkpoint.maintenance.forking import drop_savepoint, fork_needs
 from checkpoint.maintenance.garbage import UnneededObject, objects_that
-from checkpoint.maintenance.retained_rows import all_rows, read_by
+from checkpoint.maintenance.retention import all_rows, read_by
 from checkpoint.maintenance.stopped_region import hold_manifest
 from checkpoint.requests.client import running_text
 from dos_client import Store, randomness

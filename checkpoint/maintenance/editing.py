@@ -19,10 +19,9 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from checkpoint import limits
-from checkpoint.chains.state_reading import STATE_CHAIN
-from checkpoint.chains.state_store import StateStore
+from checkpoint.chains.manifest_log import ManifestClaimPort, ManifestHost
+from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
-from checkpoint.coordinator.manifest_host import ManifestClaimPort, ManifestHost
 from checkpoint.core.editing import edit_target, edited, first_record
 from checkpoint.core.layout import Layout
 from checkpoint.core.lines import refuse_republishing

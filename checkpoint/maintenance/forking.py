@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from checkpoint import limits
-from checkpoint.chains.manifest_reading import read_manifest, retained_checkpoints
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_checkpoints
 from checkpoint.core.forking import forked, needs_original
 from checkpoint.core.lines import find_target
 from checkpoint.core.manifest import Checkpoint, ForkOrigin, SavepointNote
@@ -27,9 +26,8 @@ from checkpoint.errors import (
     RestoreRefusedError,
     SavepointRefusedError,
 )
-from checkpoint.maintenance.retained_rows import InputRows, read_by
-from checkpoint.maintenance.savepoint_making import maker_of
-from checkpoint.maintenance.stopped_region import append_record, hold_manifest
+from checkpoint.maintenance.retention import InputRows, read_by
+from checkpoint.maintenance.stopped_region import append_record, hold_manifest, maker_of
 from checkpoint.runtime import checkpoint_named, wall_time_ms
 from dos_client import Store
 from dos_protocol.names import check_name

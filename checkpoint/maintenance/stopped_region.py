@@ -1,7 +1,8 @@
-"""Acts as a region's driver for a moment if no driver runs: to trim what the region left, to create a
-savepoint, or to restore an older checkpoint.
+"""Acts as a region's driver for a moment if no driver runs: to trim what the region left, to restore an
+older checkpoint, to create a savepoint. `maker_of` makes savepoints of any region: it asks the driver of one
+that runs.
 
-`core/savepoints.py`, `core/lines.py` and `trimming.py` decide what is done. The manifest is taken over as by
+`core/savepoints.py`, `core/lines.py` and `garbage.py` decide what is done. The manifest is taken over as by
 a driver: this fences a driver that is running after all, which then ends, and proves the last checkpoint. A
 driver that starts meanwhile claims with a higher epoch, and this one ends. If it is stopped at any point,
 nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.
@@ -9,13 +10,12 @@ nothing is lost: a record that is not acknowledged is found by the next opening,
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from checkpoint import limits
-from checkpoint.chains.manifest_log import ManifestLog
-from checkpoint.coordinator.manifest_host import ManifestHost
+from checkpoint.chains.manifest_log import ManifestHost, ManifestLog, StoreHost
 from checkpoint.core.coordinator_vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
@@ -30,8 +30,10 @@ from checkpoint.core.lines import find_target, refuse_republishing, restored
 from checkpoint.core.manifest import NO_NOTE, Checkpoint, SavepointNote, savepoint_why_problem
 from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.savepoints import recorded_again, savepoint_problem
-from checkpoint.errors import RegionFencedError, SavepointRefusedError
-from checkpoint.runtime import this_driver
+from checkpoint.errors import NoAnswerError, RegionFencedError, SavepointRefusedError
+from checkpoint.requests.client import RequestClient, requester
+from checkpoint.runtime import this_driver, wall_time_ms
+from dos_client import Store
 
 
 class HeldManifest(NamedTuple):
@@ -190,3 +192,70 @@ def _voted(last: Checkpoint, retained: Collection[int]) -> int:
     that one.
     """
     return last.voted_as if last.voted_as in retained else last.number
+
+
+class SavepointMaker(Protocol):
+    """Makes and drops savepoints of one region."""
+
+    async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
+        """Make a savepoint of a checkpoint (0: the last one), and return its number. why, fork: for its note.
+
+        Raises SavepointRefusedError, with nothing changed, and NoAnswerError.
+        """
+        ...
+
+    async def drop(self, name: str) -> None:
+        """Drop a savepoint. Raises as `make`."""
+        ...
+
+
+class RunningRegion:
+    """Savepoints of a region whose driver answers requests."""
+
+    def __init__(self, store: Store, region: str, patience_s: float = limits.request_patience_s) -> None:
+        self._client = RequestClient(store, region)
+        self._patience_s = patience_s
+
+    async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
+        result = await self._ask("savepoint", name, checkpoint=checkpoint, why=why, fork=fork)
+        return int(result["checkpoint"])
+
+    async def drop(self, name: str) -> None:
+        await self._ask("drop_savepoint", name)
+
+    async def _ask(self, what: str, name: str, **fields: Any) -> dict[str, Any]:
+        try:
+            reply = await self._client.send(
+                what, patience_s=self._patience_s, wait_s=limits.drain_timeout_s, name=name, **fields
+            )
+        except NoAnswerError as silence:
+            raise NoAnswerError(
+                f"savepoint {name}: {silence}",
+                remedy="if the region does not run, pass --stopped (stopped=True)",
+            ) from silence
+        answer = reply.answer
+        if answer.verdict != "done":
+            raise SavepointRefusedError(
+                f"the savepoint was {answer.verdict} by {answer.driver}: {answer.reason}"
+            )
+        return answer.result
+
+
+class StoppedRegion:
+    """Savepoints of a region that no driver runs. Fences a driver that runs after all."""
+
+    def __init__(self, store: Store, region: str) -> None:
+        self._host = StoreHost(store)
+        self._region = region
+
+    async def make(self, name: str, *, why: str, checkpoint: int = 0, fork: str = "") -> int:
+        note = SavepointNote(by=requester(), wall_time_ms=wall_time_ms(), why=why, fork=fork)
+        return await savepoint_stopped(self._host, self._region, name, checkpoint, on=True, note=note)
+
+    async def drop(self, name: str) -> None:
+        await savepoint_stopped(self._host, self._region, name, 0, on=False)
+
+
+def maker_of(store: Store, region: str, *, stopped: bool, patience_s: float) -> SavepointMaker:
+    """Return the maker of savepoints of a region, which runs or does not. patience_s: for a first answer."""
+    return StoppedRegion(store, region) if stopped else RunningRegion(store, region, patience_s)

@@ -17,10 +17,9 @@ import pyarrow as pa
 import trio
 
 from checkpoint import Checkpoint, Edit, Layout, SplitPosition, check_fingerprint, edit_target, even_layout
-from checkpoint.chains.manifest_reading import ManifestView, read_manifest
+from checkpoint.chains.manifest_log import ManifestView, StoreHost, read_manifest
 from checkpoint.chains.state_blocks import StateFold, encode_block, state_version_of
-from checkpoint.chains.state_reading import blocks_at
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.state_store import blocks_at
 from checkpoint.errors import EditRefusedError, NoRegionError, RestoreRefusedError
 from checkpoint.limits import workers_default, workers_max
 from checkpoint.maintenance.editing import (

@@ -32,7 +32,7 @@ from checkpoint import (
 from checkpoint import limits as checkpoint_limits
 from checkpoint.chains.consumer_register import change_register, settled_register
 from checkpoint.chains.input_log import InputLog, last_recorded
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.manifest_log import StoreHost
 from checkpoint.errors import InputClosedError
 from dataflow import limits
 from dos_client import Store, randomness

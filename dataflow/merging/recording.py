@@ -28,9 +28,8 @@ import trio
 
 from checkpoint import InputPiece, OriginMark, input_register
 from checkpoint.chains.consumer_register import change_register, settled_register
-from checkpoint.chains.input_log import InputLog, close_input, last_recorded
-from checkpoint.chains.input_reading import InputFollower
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.input_log import InputFollower, InputLog, close_input, last_recorded
+from checkpoint.chains.manifest_log import StoreHost
 from checkpoint.errors import InputClosedError
 from checkpoint.key_hash import hash_rows
 from dataflow import limits

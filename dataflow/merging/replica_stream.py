@@ -20,10 +20,9 @@ import msgspec
 import trio
 
 from checkpoint import Output, OutputTime, SplitPosition, limits, output_register
-from checkpoint.chains.output_following import PublishedOutput, split_of
-from checkpoint.chains.output_reading import FollowedOutput, OutputFollower
-from checkpoint.chains.query_registration import QueryRegistration
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.consumer_register import QueryRegistration
+from checkpoint.chains.manifest_log import StoreHost
+from checkpoint.chains.output_reading import FollowedOutput, OutputFollower, PublishedOutput, split_of
 from checkpoint.errors import ConsumerTakenError, InputTrimmedError, OutputRewoundError
 from dataflow.core.event_time import IDLE
 from dataflow.errors import NoMarksError, ReplicasDifferError, UserFault

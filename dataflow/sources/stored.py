@@ -12,9 +12,8 @@ from typing import ClassVar
 import pyarrow as pa
 
 from checkpoint import check_input_name, output_chain
-from checkpoint.chains.input_reading import InputHandle
-from checkpoint.chains.output_follower import OnRewind
-from checkpoint.chains.output_following import PublishedOutput
+from checkpoint.chains.input_log import InputHandle
+from checkpoint.chains.output_reading import OnRewind, PublishedOutput
 from dataflow.core.determinism import ReplicaProblem
 from dataflow.errors import SchemaError
 from dataflow.merging.order import MergeOrder, ReplicaPlace, merge_order

@@ -10,7 +10,7 @@
    In an at-most-once region, and with local recovery, the circuit waits for this, and so do all sinks.
    `checkpoint.core.outputs` decides whether output is appended or discarded.
 5. Chains of state are deleted as soon as their release is known. An output log is also read by others, so its
-   trimmer (`checkpoint/chains/trimming.py`) permits the deletion after it has read the register again.
+   trimmer (`Trimmer` of `checkpoint`) permits the deletion after it has read the register again.
 """
 
 import logging
@@ -40,12 +40,11 @@ from checkpoint import (
     output_register,
     worker_directory,
 )
-from checkpoint.chains.output_following import split_of
+from checkpoint.chains.consumer_register import TrimPlanner
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.chains.state_reading import STATE_CHAIN
-from checkpoint.chains.state_store import StateStore
+from checkpoint.chains.output_reading import split_of
+from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
-from checkpoint.chains.trimming import TrimPlanner
 from checkpoint.errors import ManifestError
 from checkpoint.runtime import runtime
 from dataflow.core.durable_steps import DurableSteps

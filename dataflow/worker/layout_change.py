@@ -32,8 +32,7 @@ from checkpoint import (
 )
 from checkpoint.chains.directory_store import DirectoryStore
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.chains.state_reading import StoredStateBlock, blocks_at, blocks_between
-from checkpoint.chains.state_store import StateStore
+from checkpoint.chains.state_store import StateStore, StoredStateBlock, blocks_at, blocks_between
 from checkpoint.chains.steps_log import StepsLog
 from checkpoint.errors import StateNotRecordedError
 from dataflow.graph.plan import GraphPlan

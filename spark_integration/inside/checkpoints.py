@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from checkpoint import Checkpoint, checkpoint_full, checkpoint_row
-from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.chains.manifest_log import read_manifest
 from dos_client import Store
 from dos_client.blocking import BlockingStore
 from spark_integration.core.inside_options import CheckpointsOptions

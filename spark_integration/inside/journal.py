@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from checkpoint import Checkpoint, output_chain, region_of_worker
 from checkpoint.chains.directory_store import directory_chain
-from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.chains.state_reading import STATE_CHAIN
+from checkpoint.chains.manifest_log import read_manifest
+from checkpoint.chains.state_store import STATE_CHAIN
 from checkpoint.chains.steps_log import STEPS_CHAIN
 from dos_client import Store
 from dos_client.blocking import BlockingStore

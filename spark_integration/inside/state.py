@@ -7,7 +7,7 @@ range, and folds them whenever they have doubled. So several tasks bound what ea
 chain is read as many times; docs/spark.md has figures. The memory for one key with a large value is not
 bounded.
 
-`checkpoint.chains.state_blocks` defines the blocks, `checkpoint.chains.state_reading` which of them make up a
+`checkpoint.chains.state_blocks` defines the blocks, `checkpoint.chains.state_store` which of them make up a
 checkpoint.
 """
 
@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from checkpoint import Checkpoint, Layout
-from checkpoint.chains.manifest_reading import ManifestView, read_manifest
+from checkpoint.chains.manifest_log import ManifestView, read_manifest
 from checkpoint.chains.state_blocks import DELETED_COLUMN, StateFold, hash_range, slices, state_version_of
-from checkpoint.chains.state_reading import StoredStateBlock, blocks_at, blocks_between
+from checkpoint.chains.state_store import StoredStateBlock, blocks_at, blocks_between
 from checkpoint.errors import StateNotRecordedError
 from checkpoint.key_hash import HASH_COLUMN
 from dos_client import Store

@@ -7,7 +7,7 @@ between two batches; an incomplete batch that a failed producer left at its end 
 import pyarrow as pa
 
 from checkpoint import INPUT_CHAIN, InputSequence, decode_part, producer_directory
-from checkpoint.chains.input_reading import InputHandle
+from checkpoint.chains.input_log import InputHandle
 from dos_client import Store
 from journal import Op, Position, Record
 from spark_integration.core.source_offsets import SplitPoint

@@ -18,8 +18,8 @@ import msgspec
 import pyarrow as pa
 
 from checkpoint import Checkpoint, Publish, decode_output, output_chain, taken_back, worker_directory
-from checkpoint.chains.manifest_reading import read_manifest, regions_of
-from checkpoint.chains.output_following import PublishedOutput
+from checkpoint.chains.manifest_log import read_manifest, regions_of
+from checkpoint.chains.output_reading import PublishedOutput
 from checkpoint.errors import NoRegionError, OutputRewoundError
 from dos_client import Store
 from journal import ChainFollower, LostBytesError, Op, Position, Record, inspect_chain, inspect_chain_at

@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from checkpoint import input_register, output_register
-from checkpoint.chains.query_registration import QueryRegistration
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.consumer_register import QueryRegistration
+from checkpoint.chains.manifest_log import StoreHost
 from dos_client import blocking, randomness
 from dos_client.blocking import BlockingStore
 from dos_protocol.arguments import token_in

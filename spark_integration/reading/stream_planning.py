@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import trio
 
-from checkpoint.chains.query_registration import QueryRegistration
+from checkpoint.chains.consumer_register import QueryRegistration
 from spark_integration.core.admission import BatchAdmission, BatchLimits, StreamPiece
 from spark_integration.core.source_offsets import BEGINNING, SplitPoint, Starting, StartingKind, points_of
 from spark_integration.core.source_options import SourceOptions

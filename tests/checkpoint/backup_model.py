@@ -13,8 +13,7 @@ import trio
 
 from checkpoint.chains.consumer_register import register_consumer
 from checkpoint.chains.input_log import InputLog
-from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.manifest_log import StoreHost, read_manifest
 from checkpoint.core.backup_record import PIECE_PREFIX
 from checkpoint.core.consumers import input_register
 from checkpoint.core.coordinator_vocabulary import AppendCheckpoint
@@ -23,8 +22,7 @@ from checkpoint.core.manifest import SplitPosition, WorkerCheckpoint, in_its_ver
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupDamagedError
 from checkpoint.maintenance.backup import back_up, backups_of
-from checkpoint.maintenance.savepoint_making import StoppedRegion
-from checkpoint.maintenance.stopped_region import hold_manifest
+from checkpoint.maintenance.stopped_region import StoppedRegion, hold_manifest
 from dos_client import randomness
 from dos_protocol.digests import prefix_digest
 from journal import ChainWriter, Op, Record, inspect_chain_at, parse_segment_name, read_records

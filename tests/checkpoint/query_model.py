@@ -10,7 +10,7 @@ from contextlib import aclosing
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from checkpoint.chains.query_registration import QueryRegistration
+from checkpoint.chains.consumer_register import QueryRegistration
 from checkpoint.errors import ConsumerRefusedError
 from spark_integration.core.admission import BatchLimits
 from spark_integration.core.source_offsets import BEGINNING

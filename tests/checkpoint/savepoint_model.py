@@ -5,8 +5,7 @@ from contextlib import aclosing
 import pyarrow as pa
 import trio
 
-from checkpoint.chains.manifest_log import CHAIN, ManifestLog, checkpoints_in
-from checkpoint.chains.manifest_reading import ManifestView
+from checkpoint.chains.manifest_log import CHAIN, ManifestLog, ManifestView, checkpoints_in
 from checkpoint.chains.state_blocks import StateFold, decode_block
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.core import retention

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from checkpoint import limits
 from checkpoint.chains.input_log import InputLog, last_recorded
-from checkpoint.chains.manifest_reading import read_manifest, retained_checkpoints
+from checkpoint.chains.manifest_log import read_manifest, retained_checkpoints
 from checkpoint.core.manifest import OutputIdentity
 from checkpoint.errors import BackupDamagedError, BackupRefusedError, NoRegionError
 from checkpoint.maintenance.backup import newest_backup

@@ -22,8 +22,7 @@ from checkpoint.core.backup_record import (
 )
 from checkpoint.core.backups import retained_after
 from checkpoint.errors import BackupDamagedError, BackupRefusedError
-from checkpoint.maintenance.backup import BackupDone, newest_backup
-from checkpoint.maintenance.backup_continuous import keep_backing_up
+from checkpoint.maintenance.backup import BackupDone, keep_backing_up, newest_backup
 from checkpoint.maintenance.backup_target import content, open_target
 from dos_client import QuorumUnavailableError, open_store, randomness
 from dos_server.testing import memory_store

@@ -7,13 +7,10 @@ import pytest
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.consumer_register import read_register, register_consumer
+from checkpoint.chains.consumer_register import QueryRegistration, read_register, register_consumer
 from checkpoint.chains.input_log import InputLog, last_recorded
-from checkpoint.chains.manifest_reading import retained_checkpoints
-from checkpoint.chains.query_registration import QueryRegistration
-from checkpoint.cli.backup import _done_text
-from checkpoint.cli.restore_backup import _restored_text
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.manifest_log import StoreHost, retained_checkpoints
+from checkpoint.cli.backup import _done_text, _restored_text
 from checkpoint.core.backup_record import PIECE_PREFIX, RECORD_PREFIX, record_name
 from checkpoint.core.backups import needed_chains
 from checkpoint.core.consumers import input_register, output_register

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.chains.consumer_register import change_register, needs_of, read_register
+from checkpoint.chains.consumer_register import (
+    QueryRegistration,
+    RowsChain,
+    TrimPlanner,
+    change_register,
+    needs_of,
+    read_register,
+)
 from checkpoint.chains.manifest_log import CHAIN, checkpoint_record
-from checkpoint.chains.query_registration import QueryRegistration
-from checkpoint.chains.trimming import RowsChain, TrimPlanner
 from checkpoint.core.consumers import (
     ChainNow,
     Consumer,

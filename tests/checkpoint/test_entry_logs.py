@@ -2,8 +2,7 @@
 
 import pytest
 
-from checkpoint.chains.input_log import InputLog, last_recorded
-from checkpoint.chains.input_reading import InputFollower
+from checkpoint.chains.input_log import InputFollower, InputLog, last_recorded
 from checkpoint.core.inputs import (
     InputPart,
     InputPiece,

@@ -13,8 +13,7 @@ from trio.testing import MockClock
 
 from checkpoint import limits
 from checkpoint.chains import output_reading
-from checkpoint.chains.output_following import PublishedOutput
-from checkpoint.chains.output_reading import OnRewind, OutputFollower
+from checkpoint.chains.output_reading import OnRewind, OutputFollower, PublishedOutput
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.core.outputs import Publish
 from checkpoint.errors import OutputRewoundError

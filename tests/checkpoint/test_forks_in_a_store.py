@@ -9,12 +9,10 @@ import pytest
 from trio.testing import wait_all_tasks_blocked
 
 from checkpoint import limits
-from checkpoint.chains.manifest_reading import read_manifest, retained_checkpoints
-from checkpoint.chains.output_following import PublishedOutput
+from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_checkpoints
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.chains.output_reading import OutputFollower
+from checkpoint.chains.output_reading import OutputFollower, PublishedOutput
 from checkpoint.chains.state_store import StateStore
-from checkpoint.coordinator.manifest_host import StoreHost
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Checkpoint, SplitPosition
 from checkpoint.core.outputs import Publish
@@ -23,8 +21,7 @@ from checkpoint.errors import DeletionRefusedError, ForkRefusedError, OutputRewo
 from checkpoint.maintenance import forking
 from checkpoint.maintenance.deleting import delete_region, plan_deletion
 from checkpoint.maintenance.forking import Forking, fork_needs, fork_region, plan_fork
-from checkpoint.maintenance.savepoint_making import StoppedRegion
-from checkpoint.maintenance.stopped_region import append_record, hold_manifest
+from checkpoint.maintenance.stopped_region import StoppedRegion, append_record, hold_manifest
 from dataflow.sources.prefetched import Reading
 from dataflow.sources.stored import LogSource
 from dataflow.worker.prefetching import Prefetcher

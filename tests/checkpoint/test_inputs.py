@@ -9,8 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from checkpoint import limits
-from checkpoint.chains.input_log import InputLog, close_input
-from checkpoint.chains.input_reading import InputFollower, InputHandle
+from checkpoint.chains.input_log import InputFollower, InputHandle, InputLog, close_input
 from checkpoint.core.inputs import (
     BatchDecision,
     BatchNotKept,

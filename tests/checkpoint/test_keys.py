@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from checkpoint.core.keys import Kind, Value, canonical_bytes, canonical_key, key_hash
 from checkpoint.errors import UnsupportedKeyTypeError
-from checkpoint.key_hash import hash_keys, hash_rows, kind_of
-from checkpoint.xxh3_vector import hash_slices, hash_words
+from checkpoint.key_hash import hash_keys, hash_rows, hash_slices, hash_words, kind_of
 
 GOLDEN = [
     (("string",), ("",), "", "2d06800538d394c2"),

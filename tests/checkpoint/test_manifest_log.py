@@ -7,8 +7,7 @@ import msgspec
 import pytest
 import trio
 
-from checkpoint.chains.manifest_log import ManifestLog, checkpoint_record
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.manifest_log import ManifestLog, StoreHost, checkpoint_record
 from checkpoint.core.coordinator_vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,

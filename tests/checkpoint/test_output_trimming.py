@@ -12,12 +12,10 @@ import pytest
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.consumer_register import read_register
-from checkpoint.chains.manifest_log import ManifestLog
-from checkpoint.chains.manifest_reading import retained_checkpoints
-from checkpoint.chains.output_following import PublishedOutput
+from checkpoint.chains.consumer_register import TrimPlanner, read_register
+from checkpoint.chains.manifest_log import ManifestLog, retained_checkpoints
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.chains.trimming import TrimPlanner
+from checkpoint.chains.output_reading import PublishedOutput
 from checkpoint.core.consumers import RetentionRule, output_register
 from checkpoint.core.coordinator_vocabulary import (
     AppendCheckpoint,

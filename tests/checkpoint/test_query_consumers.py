@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from checkpoint import limits
-from checkpoint.chains import query_registration
+from checkpoint.chains import consumer_register
 from checkpoint.chains.consumer_register import read_register
 from checkpoint.core import consumers, registered_queries
 from checkpoint.core.consumers import Register, decode_register, encode_register, with_query, without_consumer
@@ -252,7 +252,7 @@ def registers_after_the_first_read(patch: pytest.MonkeyPatch) -> None:
 
 def retains_only_the_last_position(patch: pytest.MonkeyPatch) -> None:
     """Ignores that the checkpoint may lose its newest batches."""
-    patch.setattr(query_registration, "published", lambda *args: registered_queries.published(*args[:5], 0.0))
+    patch.setattr(consumer_register, "published", lambda *args: registered_queries.published(*args[:5], 0.0))
 
 
 def ignores_an_older_checkpoint(patch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def ignores_an_older_checkpoint(patch: pytest.MonkeyPatch) -> None:
             return continued_query(known, session, *args)
         return RegisteredQuery(session=session, since_ms=known.since_ms, positions=known.positions)
 
-    patch.setattr(query_registration, "continued_query", keeps)
+    patch.setattr(consumer_register, "continued_query", keeps)
 
 
 # --- stories: what each planted bug loses ----------------------------------------------------------------

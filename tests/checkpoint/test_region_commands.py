@@ -9,7 +9,7 @@ import sys
 import pytest
 import trio
 
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.manifest_log import StoreHost
 from checkpoint.core.region import RegionState
 from checkpoint.maintenance.stopped_region import savepoint_stopped
 from checkpoint.requests.client import requester

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.core.region import RegionState, answers_directory, requests_directory
 from checkpoint.core.request_records import Answer, Request, encode_record
 from checkpoint.errors import NoAnswerError, RegionFencedError

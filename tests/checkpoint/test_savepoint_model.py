@@ -13,7 +13,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.chains.manifest_reading import ManifestView
+from checkpoint.chains.manifest_log import ManifestView
 from checkpoint.core import checkpointing, retention
 from checkpoint.core.savepoints import recorded_again
 from checkpoint.maintenance.garbage import collect_stopped, garbage_of, held_by_savepoints

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from checkpoint import limits, standby
+from checkpoint import limits
+from checkpoint import link as links
 from checkpoint.core.control_frames import control_frame
 from checkpoint.core.handshake import LinkAssigned, LinkHello, assignment, read_assignment
 from checkpoint.core.messages import Heartbeat
 from checkpoint.errors import HandshakeError, LinkClosedError
-from checkpoint.link import connect_link, serve_links
-from checkpoint.standby import StandbyLinks, wait_for_assignment
+from checkpoint.link import StandbyLinks, connect_link, serve_links, wait_for_assignment
 from dos_protocol.errors import BrokenConnectionError
 
 KEY = b"k" * 32
@@ -174,7 +174,7 @@ async def test_a_stand_by_of_a_version_that_was_replaced_declines(monkeypatch: p
     async with region() as subject:
         async with waiting(subject, 1) as returned:
             await subject.waits(1)
-            monkeypatch.setattr(standby.metadata, "version", lambda name: f"{name} of tomorrow")
+            monkeypatch.setattr(links.metadata, "version", lambda name: f"{name} of tomorrow")
             assert not await subject.assign(1, 0, 1)
         assert returned == [None]
 

@@ -7,8 +7,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.chains.state_reading import blocks_between, state_block, state_chain
-from checkpoint.chains.state_store import StateStore
+from checkpoint.chains.state_store import StateStore, blocks_between, state_block, state_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import StateNotRecordedError
 from dos_protocol.errors import CorruptDataError

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from checkpoint import limits
 from checkpoint.chains.state_blocks import block_schema, encode_block, make_block
-from checkpoint.chains.state_reading import STATE_CHAIN
-from checkpoint.chains.state_store import StateStore
+from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
 from checkpoint.core.divisions import Division
 from checkpoint.core.retention import Rolling

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from checkpoint import limits
-from checkpoint.chains import consumer_register, trimming
+from checkpoint.chains import consumer_register
 from checkpoint.chains.input_log import InputLog
 from checkpoint.core import consumers
 from checkpoint.core.manifest import decode_checkpoint
@@ -124,7 +124,7 @@ def one_consumer(patch: pytest.MonkeyPatch) -> None:
         found = await needs(*args)
         return dict(sorted(found.items())[-1:])
 
-    patch.setattr(trimming, "needs_of", fewer)
+    patch.setattr(consumer_register, "needs_of", fewer)
 
 
 def savepoints_do_not_count(patch: pytest.MonkeyPatch) -> None:

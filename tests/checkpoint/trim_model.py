@@ -10,10 +10,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from checkpoint.chains.consumer_register import change_register, read_register
-from checkpoint.chains.input_log import InputLog, last_recorded
-from checkpoint.chains.input_reading import InputFollower
-from checkpoint.chains.manifest_log import ManifestLog
-from checkpoint.chains.manifest_reading import retained_checkpoints
+from checkpoint.chains.input_log import InputFollower, InputLog, last_recorded
+from checkpoint.chains.manifest_log import ManifestLog, retained_checkpoints
 from checkpoint.core.consumers import input_register, with_consumer
 from checkpoint.core.coordinator_vocabulary import (
     AppendCheckpoint,

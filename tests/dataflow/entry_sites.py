@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pyarrow as pa
 import trio
 
-from checkpoint.chains.input_reading import InputHandle
+from checkpoint.chains.input_log import InputHandle
 from checkpoint.core.entry import EntrySettings
 from checkpoint.core.inputs import InputPiece
 from checkpoint.core.manifest import SplitPosition

@@ -11,9 +11,9 @@ import msgspec
 import pyarrow as pa
 import trio
 
+from checkpoint.chains.consumer_register import Trimmer, TrimPlanner
 from checkpoint.chains.manifest_log import ManifestLog
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.chains.trimming import Trimmer, TrimPlanner
 from checkpoint.core.consumers import RetentionRule, output_register
 from checkpoint.core.coordinator_vocabulary import (
     AppendCheckpoint,

@@ -8,7 +8,7 @@ import pytest
 import trio
 from typer.testing import CliRunner
 
-from checkpoint.chains.manifest_reading import read_manifest
+from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.core.region import RegionState, ResetReport, worker_directory
 from checkpoint.errors import RegionFailedError
 from dataflow.limits import WorkerLimits

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import trio
 
-from checkpoint.chains.input_reading import InputHandle
+from checkpoint.chains.input_log import InputHandle
 from checkpoint.core.manifest import SplitPosition
 from dataflow import SchemaError, limits
 from dataflow.entry_point import ENTRY_SCHEMA, serve_lines

@@ -9,8 +9,7 @@ import pytest
 import trio
 
 from checkpoint import limits as checkpoint_limits
-from checkpoint.chains.input_log import close_input
-from checkpoint.chains.input_reading import InputHandle
+from checkpoint.chains.input_log import InputHandle, close_input
 from checkpoint.core.entry import EntrySettings
 from checkpoint.core.manifest import SplitPosition
 from checkpoint.errors import EntryRefusedError, InputClosedError

@@ -17,9 +17,8 @@ import trio
 from trio.testing import MockClock
 
 from checkpoint import RetentionRule, input_register, limits
-from checkpoint.chains.consumer_register import change_register
-from checkpoint.chains.input_reading import InputFollower
-from checkpoint.chains.query_registration import QueryRegistration
+from checkpoint.chains.consumer_register import QueryRegistration, change_register
+from checkpoint.chains.input_log import InputFollower
 from checkpoint.core.consumers import with_rule
 from checkpoint.core.outputs import Publish
 from dataflow import merged

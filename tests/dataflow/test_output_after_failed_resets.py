@@ -10,18 +10,16 @@ import msgspec
 import pytest
 
 from checkpoint.chains.input_log import last_recorded
-from checkpoint.chains.manifest_log import CHAIN, checkpoint_record
-from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.chains.output_following import PublishedOutput
+from checkpoint.chains.manifest_log import CHAIN, checkpoint_record, read_manifest
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.chains.output_reading import OutputFollower
+from checkpoint.chains.output_reading import OutputFollower, PublishedOutput
 from checkpoint.cli.region import _print_manifest
 from checkpoint.core.inputs import INPUT_CHAIN, InputPart, InputPiece, encode_part, producer_directory
 from checkpoint.core.layout import even_layout
 from checkpoint.core.manifest import Checkpoint, SplitPosition, WorkerCheckpoint
 from checkpoint.core.outputs import Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.requests.reading import RegionReading
+from checkpoint.requests.client import RegionReading
 from dataflow.outputs import read_output
 from dos_client import Store
 from dos_client.errors import QuorumUnavailableError

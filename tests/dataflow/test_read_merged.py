@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 from checkpoint import limits as checkpoint_limits
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.errors import ConsumerTakenError
-from checkpoint.maintenance.retained_rows import OutputRows
-from checkpoint.maintenance.retention import Retention
+from checkpoint.maintenance.retention import OutputRows, Retention
 from dataflow import Graph, InputSource, LogSink, MergedBatch, MergedOutput, blocking, read_merged
 from dataflow.core.event_time import END
 from dataflow.errors import NoMarksError, ReplicasDifferError, TokenMismatchError

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from checkpoint import limits as checkpoint_limits
-from checkpoint.chains.manifest_reading import ManifestView, read_manifest
+from checkpoint.chains.manifest_log import ManifestView, read_manifest
 from checkpoint.coordinator.control import RegionControl
 from checkpoint.core.manifest import OutputIdentity
 from checkpoint.core.region import RegionSpec, RegionState, ResetReport, worker_directory

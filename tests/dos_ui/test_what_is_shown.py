@@ -13,12 +13,9 @@ from checkpoint.core.region import (
     worker_directory,
 )
 from checkpoint.core.staged import staging_directory
-from dos_ui.core.directories import directory_row
-from dos_ui.core.graph import graph_of
-from dos_ui.core.pressure import pressure
 from dos_ui.core.rates import HISTORY_MAX, RegionRates
-from dos_ui.core.states import shown_state, slow
-from dos_ui.screen import Screen, TopView
+from dos_ui.core.shown import directory_row, graph_of, pressure, shown_state, slow
+from dos_ui.top import Screen, TopView
 
 
 def test_the_graph_is_read_from_the_texts_of_a_real_graph() -> None:

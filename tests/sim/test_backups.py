@@ -10,7 +10,7 @@ from msgspec.structs import replace as replaced
 from checkpoint.core import backups as rules
 from checkpoint.core.backup_record import BackupRecord
 from checkpoint.core.manifest import Checkpoint
-from checkpoint.maintenance import backup, backup_copying
+from checkpoint.maintenance import backup
 from journal import ChainState
 from tests.sim.region_runs import SEEDS, Planted, assert_found, seen_in
 from tests.sim.regions.region import Region
@@ -44,13 +44,13 @@ def test_every_retained_backup_restores_its_checkpoint_in_an_empty_store() -> No
 
 
 def only_sealed_segments_are_copied() -> Planted:
-    original = backup_copying.inspect_chain_at
+    original = backup.inspect_chain_at
 
     async def sealed(*args: Any, **more: Any) -> ChainState:
         state = await original(*args, **more)
         return replaced(state, segments=state.segments[:-1])
 
-    return mock.patch.object(backup_copying, "inspect_chain_at", sealed)
+    return mock.patch.object(backup, "inspect_chain_at", sealed)
 
 
 def the_pieces_of_older_backups_are_deleted() -> Planted:
@@ -65,12 +65,12 @@ def the_pieces_of_older_backups_are_deleted() -> Planted:
 
 def only_the_newest_segment_is_copied() -> Planted:
     """The floor of a chain is where its newest segment begins, whatever a replay needs."""
-    original = backup_copying.needed_chains
+    original = backup.needed_chains
 
     def needed(checkpoint: Checkpoint, region: str) -> list[rules.NeededChain]:
         return [one._replace(floor=one.at.size) for one in original(checkpoint, region)]
 
-    return mock.patch.object(backup_copying, "needed_chains", needed)
+    return mock.patch.object(backup, "needed_chains", needed)
 
 
 BUGS = {

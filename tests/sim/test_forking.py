@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 from msgspec.structs import replace as replaced
 
-from checkpoint.chains.manifest_reading import retained_checkpoints
+from checkpoint.chains.manifest_log import retained_checkpoints
 from checkpoint.core import rewinding
 from checkpoint.core.coordinator_vocabulary import SavepointWanted
 from checkpoint.core.forking import forked, needs_original

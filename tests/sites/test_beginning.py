@@ -13,10 +13,9 @@ from checkpoint import RetentionRule, input_register
 from checkpoint import limits as checkpoint_limits
 from checkpoint.chains.consumer_register import change_register
 from checkpoint.chains.input_log import InputLog
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.manifest_log import StoreHost
 from checkpoint.errors import InputTrimmedError
-from checkpoint.maintenance.retained_rows import InputRows
-from checkpoint.maintenance.retention import Retention
+from checkpoint.maintenance.retention import InputRows, Retention
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
 from dos_server.testing import threaded_store

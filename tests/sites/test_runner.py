@@ -16,7 +16,7 @@ import pytest
 import trio
 
 import dos
-from checkpoint.requests.reading import RegionReader
+from checkpoint.requests.client import RegionReader
 from dataflow.errors import NoOutputError
 from dos_client import Store, open_store
 from dos_server.testing import threaded_store

@@ -14,8 +14,7 @@ import pytest
 import trio
 
 from checkpoint import limits as checkpoint_limits
-from checkpoint.maintenance.retained_rows import OutputRows
-from checkpoint.maintenance.retention import Retention, RetentionStatus
+from checkpoint.maintenance.retention import OutputRows, Retention, RetentionStatus
 from dataflow import blocking
 from dataflow import limits as dataflow_limits
 from dataflow.core.event_time import END

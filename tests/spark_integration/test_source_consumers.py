@@ -14,7 +14,7 @@ import pytest
 
 from checkpoint import limits as checkpoint_limits
 from checkpoint.errors import ConsumerRefusedError
-from checkpoint.maintenance.retained_rows import InputRows
+from checkpoint.maintenance.retention import InputRows
 from dataflow.blocking import BlockingProducer, open_producer
 from dos_client.blocking import BlockingStore
 from dos_server.testing import Servers, ThreadedServer

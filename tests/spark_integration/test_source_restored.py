@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 import dos
 from checkpoint import limits
-from checkpoint.coordinator.manifest_host import StoreHost
+from checkpoint.chains.manifest_log import StoreHost
 from checkpoint.core.lines import restored
 from checkpoint.core.outputs import Publish
 from checkpoint.errors import OutputRewoundError

@@ -5,12 +5,10 @@ from typing import Any
 
 import msgspec
 
-from checkpoint.chains import chain_store
-from checkpoint.chains.state_reading import STATE_CHAIN
-from checkpoint.chains.state_store import StateStore, _records
-from checkpoint.chains.steps_log import StepsLog
-from checkpoint.chains import manifest_log
+from checkpoint.chains import chain_store, manifest_log
 from checkpoint.chains.manifest_log import ManifestLog, checkpoint_record
+from checkpoint.chains.state_store import STATE_CHAIN, StateStore, _records
+from checkpoint.chains.steps_log import StepsLog
 from checkpoint.core import barrier, checkpointing, continuing, coordinator_state
 from checkpoint.core.barrier import Alignment
 from checkpoint.core.checkpointing import Checkpointing

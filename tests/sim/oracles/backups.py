@@ -7,8 +7,8 @@ the checkpoint had read. The bucket holds nothing else.
 from collections import Counter
 from contextlib import aclosing
 
-from checkpoint.chains.manifest_reading import read_manifest
-from checkpoint.chains.state_reading import STATE_CHAIN
+from checkpoint.chains.manifest_log import read_manifest
+from checkpoint.chains.state_store import STATE_CHAIN
 from checkpoint.core.backup_record import PIECE_PREFIX, BackupRecord
 from checkpoint.core.backups import needed_chains
 from checkpoint.core.manifest import Checkpoint

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from checkpoint.chains.output_following import split_of
+from checkpoint.chains.consumer_register import Trimmer, TrimPlanner
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.chains.trimming import Trimmer, TrimPlanner
+from checkpoint.chains.output_reading import split_of
 from checkpoint.core.consumers import output_register
 from checkpoint.core.manifest import WorkerCheckpoint
 from checkpoint.core.messages import Restore

@@ -7,7 +7,7 @@ input of a simulated region is in no store, so trimming only notes how far: read
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from checkpoint.chains.manifest_reading import retained_checkpoints
+from checkpoint.chains.manifest_log import retained_checkpoints
 from checkpoint.core.consumers import need_of
 from checkpoint.core.manifest import Checkpoint
 from dos_protocol.errors import DosError

@@ -1,0 +1,192 @@
+"""What a page or a screen shows of a reading. Pure: no I/O.
+
+A state is good only if a driver answers now, and no checkpoint is stuck. A region whose driver is silent has
+no state of its own: how long ago it gave the last sign tells a region that has died from one that is slow.
+
+A source reads no faster than the workers process and the store syncs. So input that waits is explained by
+the first of these that is at its limit (`pressure`).
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from checkpoint import Checkpoint, checkpoint_row, under_way_text
+
+STUCK_S: Final = 2.0
+"""A checkpoint that waits for longer may be stuck."""
+_TIMES_LAST: Final = 3.0
+"""It is, if it also takes so many times as long as the last one: a large state takes long each time."""
+_RECENT_MS: Final = 30_000
+"""A driver that gave a sign so recently may only be slow, or accepts no requests."""
+_KINDS: Final = {"RUNNING": "good", "FINISHED": "good", "STOPPED": "", "FAILED": "bad", "FENCED": "bad"}
+
+
+def is_stuck(status: Mapping[str, Any]) -> bool:
+    """Return whether the checkpoint that is under way waits for longer than is usual in this region."""
+    under_way = status["underWay"]
+    if under_way is None or not under_way["waitsFor"]:
+        return False
+    usual = (status.get("lastProgress") or {}).get("checkpointSeconds", 0.0)
+    return bool(under_way["seconds"] > max(STUCK_S, _TIMES_LAST * usual))
+
+
+def shown_state(reading: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of a reading, in the form of `dos region status --json` with `stale` of
+    `readings.py`.
+
+    name: of the state. kind: "good", "warn", "bad" or "". text: the reason, or what it waits for; "" if there
+    is nothing to say. sinceMs: None while a driver answers, otherwise a wall time, and `since` what it is of:
+    "ended", "last sign" of a driver, "as of" for a reading that is stale.
+    """
+    if (stale := reading["stale"]) is None:
+        return _of_now(reading)
+    found = _of_now(reading)
+    kind = "warn" if found["kind"] == "good" else found["kind"]
+    return found | {"kind": kind, "text": stale["problem"], "since": "as of", "sinceMs": stale["timeMs"]}
+
+
+def _of_now(reading: Mapping[str, Any]) -> dict[str, Any]:
+    status, last, checkpoint = reading["status"], reading["lastReport"], reading["manifest"]["lastCheckpoint"]
+    if reading["answered"]:
+        name = status["state"]
+        if name == "RUNNING" and is_stuck(status):
+            return _state("RUNNING, checkpoint stuck", "warn", under_way_text(status["underWay"]))
+        return _state(name, _KINDS.get(name, "warn"), status["reason"])
+    if reading["ended"]:
+        name = last["status"]["state"]
+        return _state(name, _KINDS.get(name, "warn"), last["status"]["reason"], "ended", last["timeMs"])
+    if checkpoint is not None and checkpoint["final"]:
+        return _state("FINISHED", "good", "all input is processed", "ended", checkpoint["timeMs"])
+    sign_ms = max((one["timeMs"] for one in (last, checkpoint) if one is not None), default=None)
+    recent = sign_ms is not None and reading["timeMs"] - sign_ms < _RECENT_MS
+    since = "" if sign_ms is None else "last sign"
+    return _state("no driver", "warn" if recent else "bad", reading["problem"], since, sign_ms)
+
+
+def unreadable_state(problem: str) -> dict[str, Any]:
+    """Return the state of a region that cannot be read."""
+    return _state("not readable", "bad", problem)
+
+
+def slow(status: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what holds a region up: `workers`, for whose votes a stuck checkpoint waits, and `operators`,
+    operator -> the workers that have run it for long, or are waited for while they run it.
+    """
+    found: dict[str, Any] = {"workers": [], "operators": {}}
+    if status is None:
+        return found
+    if is_stuck(status):
+        found["workers"] = [one["worker"] for one in status["underWay"]["waitsFor"]]
+    for one in status["workers"]:
+        if one["operator"] and (one["operatorSeconds"] > STUCK_S or one["worker"] in found["workers"]):
+            found["operators"].setdefault(one["operator"], []).append(one["worker"])
+    return found
+
+
+def _state(name: str, kind: str, text: str, since: str = "", since_ms: int | None = None) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "text": text, "since": since, "sinceMs": since_ms}
+
+
+BUSY: Final = 0.9
+"""A worker whose circuit works for this share of the time takes all that it can."""
+LAG_BYTES: Final = 1 << 20
+"""Less is always on its way to the disks of the store."""
+
+
+def pressure(status: Mapping[str, Any] | None, rates: Mapping[str, Any]) -> dict[str, str]:
+    """Return what holds the sources back, of a status and the rates that belong to it.
+
+    kind: "store", "workers" or "none"; "unknown" without a status. text: in words, "" if there is nothing to
+    say.
+    """
+    if status is None:
+        return {"kind": "unknown", "text": ""}
+    workers = status["workers"]
+    unread = sum(one["backlogBytes"] or 0 for one in workers)
+    waits = f"{unread} bytes of input are not yet read" if unread else ""
+    if status["storeWaiting"]:
+        return {"kind": "store", "text": status["storeWaiting"]}
+    if not unread:
+        return {"kind": "none", "text": ""}
+    busy = [
+        str(one["worker"])
+        for one in workers
+        if (rates["workers"].get(str(one["worker"]), {}).get("busySeconds") or 0.0) >= BUSY
+    ]
+    if busy:
+        return {"kind": "workers", "text": f"busy all the time: {workers_named(busy)}; {waits}"}
+    if is_stuck(status):  # it holds the steps back, and so the input
+        late = [str(one["worker"]) for one in status["underWay"]["waitsFor"]]
+        return {"kind": "workers", "text": f"a checkpoint waits for {workers_named(late)}; {waits}"}
+    lag = sum(one["lagBytes"] for one in workers)
+    if lag > LAG_BYTES:
+        return {"kind": "store", "text": f"{lag} bytes are not yet synced; {waits}"}
+    return {"kind": "none", "text": waits}
+
+
+def workers_named(numbers: Sequence[object]) -> str:
+    """Return "worker 1" or "workers 1, 2"; "" for none."""
+    if not numbers:
+        return ""
+    return f"worker{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+_TEXT: Final = re.compile(r"(\S+) from \(([^)]*)\) ?(.*)", re.DOTALL)
+"""As `OperatorSpec.describe` of `dataflow` writes it: "count from (by_word) key (word) gives (...)"."""
+
+
+def graph_of(operators: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the operators in the order of the checkpoint: name, kind, the inputs that it reads, and the rest
+    of the text. A text of another form has the kind "" and no inputs.
+    """
+    return [{"name": name, **_parsed(text)} for name, text in operators.items()]
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        return {"kind": "", "inputs": [], "detail": text}
+    kind, inputs, detail = found.groups()
+    return {"kind": kind, "inputs": [one for one in inputs.split(", ") if one], "detail": detail}
+
+
+_DIRECTORY_KINDS: Final = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("manifest", r"(?P<owner>.+)\.coord"),
+        ("requests", r"(?P<owner>.+)\.(requests|answers)"),
+        ("staged rows", r"(?P<owner>.+?)\.sink\..+\.p\d{4,}"),
+        ("input", r"(?P<owner>.+?)\.in\.[^.]+(\.[^.]+)?"),
+        ("readers", r"(?P<owner>.+?)\.(rd\..+|ro)"),
+        ("sites", r"(?P<owner>.+?)\.sites(-.*)?"),
+        ("worker", r"(?P<owner>.+?)\.w\d{4,}(\..+)?"),
+    )
+)
+
+
+def directory_row(name: str) -> dict[str, Any]:
+    """Return the name, the kind of directory ("" if it is not one of this project's), and the region or
+    application that it belongs to. A name that fits nothing is a user's own directory.
+    """
+    for kind, pattern in _DIRECTORY_KINDS:
+        if (found := pattern.fullmatch(name)) is not None:
+            return {"name": name, "kind": kind, "owner": found["owner"]}
+    return {"name": name, "kind": "", "owner": ""}
+
+
+TIMELINE_MAX: Final = 60
+
+
+def timeline(checkpoints: Iterable[Checkpoint]) -> list[dict[str, Any]]:
+    """Return the newest checkpoints, oldest first, with the seconds of each phase of each worker."""
+    return [
+        checkpoint_row(checkpoint)
+        | {
+            "workers": {
+                str(worker): {phase: round(seconds, 6) for phase, seconds in phases.items()}
+                for worker, phases in sorted(checkpoint.phases_s.items())
+            },
+        }
+        for checkpoint in list(checkpoints)[-TIMELINE_MAX:]
+    ]
