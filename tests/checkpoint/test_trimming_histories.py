@@ -133,7 +133,7 @@ def savepoints_do_not_count(patch: pytest.MonkeyPatch) -> None:
 
     def without(kept: Any, *args: Any) -> int:
         held = set(kept[-1].savepoints.values()) if kept else set()
-        return need([checkpoint for checkpoint in kept if checkpoint.checkpoint not in held], *args)
+        return need([checkpoint for checkpoint in kept if checkpoint.number not in held], *args)
 
     patch.setattr(consumer_register, "need_of", without)
 
