@@ -1,4 +1,4 @@
-"""`through` on a real Spark session: a DataFrame in, a region, a DataFrame out; README's second example."""
+"""`through` on a real Spark session: a DataFrame in, a region, a DataFrame out."""
 
 import threading
 from collections import Counter
@@ -143,7 +143,7 @@ def test_the_readmes_stream_continues_where_it_stopped_and_names_the_reason_if_i
             line = f"a b{number} b{number}"
             (tmp_path / "logs" / f"{number}.txt").write_text(f"{line}\n")
             every.update(line.split())
-            names = run_example("README.md", "through", {"spark": spark}, **places)
+            names = run_example("docs/spark.md", "through", {"spark": spark}, **places)
             query = names["query"]
             while newest(read(spark, tmp_path)) != every:
                 assert query.isActive, query.exception()
@@ -158,7 +158,7 @@ def test_the_readmes_stream_continues_where_it_stopped_and_names_the_reason_if_i
                     through.feed.awaitTermination()
                 assert "InputClosedError" in str(through.exception())
             through.stop()
-        run_example("README.md", "tables", {"spark": spark, "orders": names["lines"]}, **places)
+        run_example("docs/spark.md", "tables", {"spark": spark, "orders": names["lines"]}, **places)
         for started in spark.streams.active:
             started.stop()
 

@@ -18,10 +18,7 @@ ON_SPARK = "tests/spark_integration/test_examples_on_spark.py"
 EDITED = "tests/spark_integration/test_edited_on_spark.py"
 ROWS = "tests/dataflow/test_retained_rows.py"
 RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
-    "README.md": {
-        ON_SPARK: ("wordcount",),
-        "tests/spark_integration/test_through.py": ("through", "tables"),
-    },
+    "README.md": {ON_SPARK: ("wordcount",)},
     "docs/sites.md": {"tests/sites/test_sites_page.py": ("sites_graphs", "sites_producer")},
     "docs/cookbook.md": {EDITED: ("edit",)},
     "docs/inputs.md": {
@@ -57,6 +54,7 @@ RUN_BY: dict[str, dict[str, tuple[str, ...]]] = {
         "tests/spark_integration/test_source_on_spark.py": ("five_minutes", "columns", "stream", "consumer"),
         "tests/spark_integration/test_inside_on_spark.py": ("inside",),
         "tests/spark_integration/test_merged_on_spark.py": ("merged",),
+        "tests/spark_integration/test_through.py": ("through", "tables"),
     },
     "docs/watching.md": {"tests/dos_ui/test_page_and_top.py": ("page",)},
     "docs/state.md": {
