@@ -61,13 +61,12 @@ append_times_step_s: Final = 0.1
 of the bytes that a member lacks is computed from them.
 """
 
-fill_directories_max: Final = 8
 fill_in_flight_bytes_max: Final = 4 * MIB
 fill_listings_max: Final = 5
 fill_stall_s: Final = 1.0
-"""Limits of `dos store replace`: directories filled at once, bytes in flight for each, and how often a
-directory is read again while its objects are being deleted. A directory whose writer has sent nothing to the
-new member for `fill_stall_s` is filled by the command.
+"""Limits of `dos store replace`: bytes in flight for each directory, and how often a directory is read again
+while its objects are being deleted. A directory whose writer has sent nothing to the new member for
+`fill_stall_s` is filled by the command.
 """
 
 superseded_joining_s: Final = 2.0
@@ -235,7 +234,7 @@ nothing afterwards.
 follow_wait_ms: Final = 10_000
 follow_pause_s: Final = 0.2
 """A follower requests an answer from each member when it has more bytes, at the latest after
-`follow_wait_ms`. A member that does not support this is polled again after `follow_pause_s`.
+`follow_wait_ms`. A member that had no more then is polled again after `follow_pause_s`.
 """
 
 answers_owed_max: Final = 8

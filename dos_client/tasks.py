@@ -29,6 +29,22 @@ async def background_tasks() -> AsyncIterator[trio.Nursery]:
         raise failure
 
 
+async def try_each(items: Iterable[T], work: Callable[[T], Awaitable[None]]) -> list[tuple[T, DosError]]:
+    """Run `work` for all items at the same time. Returns the items of which it raised a DosError, with it."""
+    failed = list[tuple[T, DosError]]()
+
+    async def try_one(item: T) -> None:
+        try:
+            await work(item)
+        except DosError as error:
+            failed.append((item, error))
+
+    async with trio.open_nursery() as nursery:
+        for item in items:
+            nursery.start_soon(try_one, item)
+    return failed
+
+
 async def read_each(names: Iterable[str], read: Callable[[str], Awaitable[T]]) -> dict[str, T]:
     """Return what `read` returns for each name, by name in order; `AT_ONCE` are read at the same time.
 

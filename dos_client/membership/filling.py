@@ -28,7 +28,6 @@ from dos_client.core.window import Chunk, append_head
 from dos_client.errors import QuorumUnavailableError, ReplacementError
 from dos_client.limits import (
     catch_up_chunk_bytes,
-    fill_directories_max,
     fill_in_flight_bytes_max,
     fill_listings_max,
     fill_stall_s,
@@ -39,7 +38,7 @@ from dos_client.reading.copying import MemberSource, copy_bytes, fold_at
 from dos_client.sessions.connection import Connection
 from dos_client.sessions.discovery import probe
 from dos_client.sessions.members import open_member_session
-from dos_client.tasks import background_tasks
+from dos_client.tasks import background_tasks, read_each
 from dos_protocol.errors import (
     BrokenConnectionError,
     BusyError,
@@ -125,22 +124,7 @@ class Filling:
         """Fill until the joining member holds everything. Raises ReplacementError if that is impossible."""
         names = await self._store.list_directories()
         self._directories = len(names)
-        limiter = trio.CapacityLimiter(fill_directories_max)
-        failure: list[DosError] = []
-
-        async def one(name: str) -> None:
-            try:
-                async with limiter:
-                    await self._directory(name)
-            except DosError as error:
-                failure.append(error)
-                nursery.cancel_scope.cancel()
-
-        async with trio.open_nursery() as nursery:
-            for name in names:
-                nursery.start_soon(one, name)
-        if failure:
-            raise failure[0]
+        await read_each(names, self._directory)
 
     async def _directory(self, name: str) -> None:
         wanted = await self._list_stable(name)

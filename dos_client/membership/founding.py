@@ -21,6 +21,7 @@ from dos_client.errors import (
 )
 from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import find_membership, send_record, survey
+from dos_client.tasks import try_each
 from dos_client.urls import REACHABLE, DosUrl, loopback_among, parse_url
 from dos_protocol.errors import DosError, LocalProtocolError, UnauthorisedError
 from dos_protocol.names import id_text
@@ -132,17 +133,10 @@ async def _all_empty(members: tuple[Member, ...], token: bytes, client: str) -> 
 
 
 async def _send_to_all(record: StoreRecord, token: bytes, client: str) -> StoreRecord:
-    failed: list[str] = []
-
     async def send(member: Member) -> None:
-        try:
-            await send_record(member.address, record, token=token, client=client)
-        except DosError as error:
-            failed.append(f"{member.address}: {error}")
+        await send_record(member.address, record, token=token, client=client)
 
-    async with trio.open_nursery() as nursery:
-        for member in record.members:
-            nursery.start_soon(send, member)
+    failed = [f"{member.address}: {error}" for member, error in await try_each(record.members, send)]
     if failed:
         raise StoreNotReadyError(
             f"{len(record.members) - len(failed)} of {len(record.members)} servers took the record",

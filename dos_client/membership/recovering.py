@@ -21,7 +21,6 @@ from dos_client.core.logs import ACCEPT_LOSS, DIRECTORY, Override
 from dos_client.core.quorum import Quorums
 from dos_client.core.replacement import StoreSurvivors, forced
 from dos_client.errors import LossError, ReplacementError
-from dos_client.limits import fill_directories_max
 from dos_client.membership.filling import Progress
 from dos_client.membership.record_log import open_record_log
 from dos_client.membership.replacing import (
@@ -40,8 +39,9 @@ from dos_client.repair.repairing import repair_store, send_copy
 from dos_client.repair.walking import StoreWalk, open_walk
 from dos_client.sessions.discovery import ServerSurvey
 from dos_client.store import Store, open_store
+from dos_client.tasks import AT_ONCE, try_each
 from dos_client.urls import DosUrl, parse_address, parse_url
-from dos_protocol.errors import CorruptError, DosError, NotFoundError, PastEndError
+from dos_protocol.errors import CorruptError, NotFoundError, PastEndError
 from dos_protocol.limits import epoch_jump_max, u64_max
 from dos_protocol.store_record import StoreRecord
 
@@ -179,27 +179,20 @@ async def truncate_damage(store: Store) -> list[str]:
 async def claim_above(store: Store, directories: Collection[str] | None = None) -> list[str]:
     """Claim the given directories, or all, far above every epoch seen. Returns one line each."""
     done: list[str] = []
-    failed: list[DosError] = []
-    limiter = trio.CapacityLimiter(fill_directories_max)
+    limiter = trio.CapacityLimiter(AT_ONCE)
 
     async def jump(name: str) -> None:
-        try:
-            async with limiter:
-                seen = (await store.inspect(name)).epoch_seen
-                if directories is not None and not seen:
-                    return  # never claimed: a claim would lock out clients of version 0
-                async with await store.claim(name, seen + epoch_jump_max, randomness.fresh_id()) as claim:
-                    done.append(f"{name}: claimed at epoch {claim.epoch}, above {seen}")
-        except DosError as error:  # raised below: the nursery would wrap it in an exception group
-            failed.append(error)
+        async with limiter:
+            seen = (await store.inspect(name)).epoch_seen
+            if directories is not None and not seen:
+                return  # never claimed: a claim would lock out clients of version 0
+            async with await store.claim(name, seen + epoch_jump_max, randomness.fresh_id()) as claim:
+                done.append(f"{name}: claimed at epoch {claim.epoch}, above {seen}")
 
-    names = await store.list_directories()
-    async with trio.open_nursery() as nursery:
-        for name in names:
-            if name != DIRECTORY and (directories is None or name in directories):
-                nursery.start_soon(jump, name)
+    names = [name for name in await store.list_directories() if name != DIRECTORY]
+    failed = await try_each([one for one in names if directories is None or one in directories], jump)
     if failed:
-        raise failed[0]
+        raise failed[0][1]
     return sorted(done)
 
 

@@ -48,6 +48,7 @@ from dos_client.randomness import backoff_s
 from dos_client.sessions.connection import open_connection
 from dos_client.sessions.discovery import ServerSurvey, find_membership, probe, send_record
 from dos_client.store import open_store
+from dos_client.tasks import try_each
 from dos_client.urls import DosUrl, parse_address, parse_url
 from dos_protocol.errors import (
     CorruptDataError,
@@ -328,32 +329,26 @@ async def install_decided(store: Store, records: RecordLog) -> None:
 
 async def _install(store: Store, record: StoreRecord) -> None:
     """Send a decided record to its members until enough of them have it, so that it counts."""
-    errors: dict[str, str] = {}
+    failed: list[tuple[Member, DosError]] = []
     attempt = 0
 
     async def send(member: Member) -> None:
         address = store.located.get(member.server_id, member.address)
-        try:
-            await send_record(address, record, token=store.token, client=store.client)
-            errors.pop(member.address, None)
-            log.info("%s now stores generation %d of its store record", address, record.generation)
-        except DosError as error:
-            errors[member.address] = str(error.args[0])
+        await send_record(address, record, token=store.token, client=store.client)
+        log.info("%s now stores generation %d of its store record", address, record.generation)
 
     # Once enough members have it, the sessions of the previous record cannot acknowledge anything. The other
     # members get it from any client that connects to them.
     with trio.move_on_after(install_timeout_s):
         while store.record.generation < record.generation:
-            async with trio.open_nursery() as nursery:
-                for member in (*record.members, *record.spares):
-                    nursery.start_soon(send, member)
+            failed = await try_each((*record.members, *record.spares), send)
             attempt += 1
             with trio.move_on_after(backoff_s(attempt, 1.0)):
                 await store.wait_generation(record.generation)
     if store.record.generation < record.generation:
         raise ReplacementError(
             f"generation {record.generation} is decided, but too few members accepted it:"
-            f" {'; '.join(errors.values()) or 'it is not confirmed yet'}",
+            f" {'; '.join(str(error.args[0]) for _, error in failed) or 'it is not confirmed yet'}",
             remedy="start the missing members and run the same command again",
         )
 
