@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.dos_client.support import Threads, ThreadServer, thread_servers
+from tests.support.servers import three_servers as three_servers
 
 
 @pytest.fixture

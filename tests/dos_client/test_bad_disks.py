@@ -7,7 +7,7 @@ import trio
 
 from dos_client import init_store
 from tests.dos_client.support import claimed, content_of, has, until, url_of
-from tests.support.servers import ServerProcess, three_servers  # noqa: F401
+from tests.support.servers import ServerProcess
 from tests.support.strace import SYNCS, Injected
 
 pytestmark = [pytest.mark.trio, pytest.mark.process]
@@ -17,7 +17,7 @@ LOG_SLOTS = ("0", "1", "2", "3")
 
 
 async def test_a_member_whose_fsync_hangs_delays_no_acknowledgement(
-    three_servers: list[ServerProcess],  # noqa: F811
+    three_servers: list[ServerProcess],
     tmp_path: Path,
 ) -> None:
     # EVIDENCE-OF: P-1, P-10
@@ -52,7 +52,7 @@ def log_mib(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_a_member_whose_fsync_fails_does_not_count_and_returns_after_a_restart(
     log_mib: str,
-    three_servers: list[ServerProcess],  # noqa: F811
+    three_servers: list[ServerProcess],
     tmp_path: Path,
 ) -> None:
     """A server whose group log fails ends; without a log, the object is poisoned."""

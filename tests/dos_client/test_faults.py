@@ -28,7 +28,7 @@ from tests.dos_client.support import (
     url_of,
 )
 from tests.support.proxy import Proxy, Way
-from tests.support.servers import ServerProcess, three_servers  # noqa: F401
+from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.trio
 Processes = list[ServerProcess]

@@ -13,7 +13,7 @@ from dos_client.live_store import Store
 from dos_protocol.digests import prefix_digest
 from tests.dos_client.support import Threads, claimed, has, new_writer, record_of, until, url_of
 from tests.support.proxy import proxies
-from tests.support.servers import ServerProcess, three_servers  # noqa: F401
+from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.trio
 
@@ -48,7 +48,7 @@ async def followed(url: str, *offsets: int) -> AsyncIterator[list[Follower]]:
 
 @pytest.mark.process
 async def test_a_follower_sees_every_byte_once_while_members_die_in_turn(
-    three_servers: list[ServerProcess],  # noqa: F811
+    three_servers: list[ServerProcess],
 ) -> None:
     # EVIDENCE-OF: P-2, P-10
     url = url_of(three_servers)

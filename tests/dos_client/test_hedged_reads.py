@@ -27,7 +27,7 @@ from dos_client.sessions.connection import Connection
 from dos_server.testing import memory_store
 from tests.dos_client.support import Threads, ThreadServer, claimed, has, until, url_of
 from tests.support.proxy import Proxy, Way, proxies
-from tests.support.servers import ServerProcess, three_servers  # noqa: F401
+from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.trio
 SIZE = 65_536
@@ -68,7 +68,7 @@ async def read_times(store: Store, content: bytes, count: int) -> list[float]:
 
 
 @pytest.mark.process
-async def test_reads_continue_when_a_member_is_stopped(three_servers: list[ServerProcess]) -> None:  # noqa: F811
+async def test_reads_continue_when_a_member_is_stopped(three_servers: list[ServerProcess]) -> None:
     # EVIDENCE-OF: P-10
     content = await filled(url_of(three_servers), three_servers)
     async with open_store(url_of(three_servers)) as store:

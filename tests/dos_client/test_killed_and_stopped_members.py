@@ -16,14 +16,14 @@ from tests.dos_client.support import (
     until,
     url_of,
 )
-from tests.support.servers import ServerProcess, three_servers  # noqa: F401
+from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.trio
 Processes = list[ServerProcess]
 
 
 @pytest.mark.process
-async def test_kill_9_of_one_of_three_loses_nothing_and_stops_nothing(three_servers: Processes) -> None:  # noqa: F811
+async def test_kill_9_of_one_of_three_loses_nothing_and_stops_nothing(three_servers: Processes) -> None:
     # EVIDENCE-OF: P-1, P-5, P-10
     await init_store(url_of(three_servers))
     victim = three_servers[1]
@@ -51,7 +51,7 @@ async def test_kill_9_of_one_of_three_loses_nothing_and_stops_nothing(three_serv
 
 
 @pytest.mark.process
-async def test_kill_9_of_all_loses_nothing_acknowledged(three_servers: Processes) -> None:  # noqa: F811
+async def test_kill_9_of_all_loses_nothing_acknowledged(three_servers: Processes) -> None:
     # EVIDENCE-OF: P-1
     await init_store(url_of(three_servers))
     async with claimed(three_servers) as (_, claim):
@@ -73,7 +73,7 @@ async def test_kill_9_of_all_loses_nothing_acknowledged(three_servers: Processes
 
 
 @pytest.mark.process
-async def test_without_a_quorum_it_waits_and_continues_automatically(three_servers: Processes) -> None:  # noqa: F811
+async def test_without_a_quorum_it_waits_and_continues_automatically(three_servers: Processes) -> None:
     # EVIDENCE-OF: P-10
     await init_store(url_of(three_servers))
     async with claimed(three_servers) as (store, claim):
@@ -97,7 +97,7 @@ async def test_without_a_quorum_it_waits_and_continues_automatically(three_serve
 
 
 @pytest.mark.process
-async def test_a_stopped_member_costs_the_others_nothing(three_servers: Processes) -> None:  # noqa: F811
+async def test_a_stopped_member_costs_the_others_nothing(three_servers: Processes) -> None:
     # EVIDENCE-OF: P-10
     await init_store(url_of(three_servers))
     async with claimed(three_servers) as (store, claim):
@@ -120,7 +120,7 @@ async def test_a_stopped_member_costs_the_others_nothing(three_servers: Processe
 
 
 @pytest.mark.process
-async def test_a_stopped_member_holds_up_no_opening_looking_or_claiming(three_servers: Processes) -> None:  # noqa: F811
+async def test_a_stopped_member_holds_up_no_opening_looking_or_claiming(three_servers: Processes) -> None:
     # EVIDENCE-OF: P-10
     await init_store(url_of(three_servers))
     three_servers[0].pause()
@@ -137,7 +137,7 @@ async def test_a_stopped_member_holds_up_no_opening_looking_or_claiming(three_se
 
 
 @pytest.mark.process
-async def test_with_two_stopped_members_it_reports_that_it_waits(three_servers: Processes) -> None:  # noqa: F811
+async def test_with_two_stopped_members_it_reports_that_it_waits(three_servers: Processes) -> None:
     await init_store(url_of(three_servers))
     async with claimed(three_servers) as (_, claim):
         writer = claim.open_object("x")
@@ -158,7 +158,7 @@ async def test_with_two_stopped_members_it_reports_that_it_waits(three_servers: 
 
 @pytest.mark.process
 async def test_a_member_that_slept_through_a_take_over_does_not_help_the_older_writer(
-    three_servers: Processes,  # noqa: F811
+    three_servers: Processes,
 ) -> None:
     # EVIDENCE-OF: P-4
     await init_store(url_of(three_servers))

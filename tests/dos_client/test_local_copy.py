@@ -33,7 +33,7 @@ from tests.dos_client.support import (
     url_of,
 )
 from tests.support.proxy import Way
-from tests.support.servers import ServerProcess, three_servers  # noqa: F401
+from tests.support.servers import ServerProcess
 
 BLOCK = bytes(range(256)) * 256
 TOTAL = 2 * window_bytes_max + 5 * len(BLOCK) + 1_000
@@ -195,7 +195,7 @@ async def test_a_member_with_another_content_is_unmasked_by_the_local_copy_alone
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.process
 async def test_catching_up_takes_less_than_a_mib_of_memory_a_member(
-    three_servers: list[ServerProcess],  # noqa: F811
+    three_servers: list[ServerProcess],
     tmp_path: Path,
     local: bool,
 ) -> None:
