@@ -24,6 +24,8 @@ import pytest
 
 TOTALS: Final = "DOS_TEST_TOTALS"
 """The variable of `.ci/run` that names a file. Each run of pytest adds its figures to it."""
+LONG_S_MAX: Final = 900
+"""The time limit of a test that is marked `long` and has none of its own."""
 COUNTED: Final = ("failed", "passed", "skipped")
 _FILE: Final = pytest.StashKey[str]()
 _BEGUN_S: Final = time.monotonic()
@@ -54,7 +56,10 @@ def is_chosen(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what belongs to the other part, unless tests are named by their ids."""
+    """Leave out what belongs to the other part, unless tests are named by their ids. Give long ones time."""
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_S_MAX))
     if any("::" in argument for argument in config.args):
         return
     config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item)])
