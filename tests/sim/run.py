@@ -16,7 +16,7 @@ from dos_protocol.store_record import Member, StoreRecord, claims_needed
 from tests.sim import nemesis
 from tests.sim.conditions import acknowledged, topology_text
 from tests.sim.engine.disk import PowerCutError
-from tests.sim.engine.environment import Environment, Process
+from tests.sim.engine.environment import Environment, Process, sleeping_virtually
 from tests.sim.engine.network import Network
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.engine.trace import Trace
@@ -244,7 +244,7 @@ def run_seed(seed: int, *, keep: bool = False, faults: list[Fault] | None = None
     chosen = planned if faults is None else faults
     violation, oracle = "", ""
     try:
-        with cluster.log, watching(cluster.history.sometimes):
+        with cluster.log, watching(cluster.history.sometimes), sleeping_virtually():
             _run(cluster, chosen)
     except ViolationError as error:
         violation, oracle = str(error), error.oracle

@@ -4,9 +4,10 @@ from random import Random
 from typing import Any
 
 import pytest
+import trio
 
 from tests.sim.engine.disk import PowerCutError, SimDisk
-from tests.sim.engine.environment import LATER_S, Environment, Process, Signal, StuckError
+from tests.sim.engine.environment import LATER_S, Environment, Process, Signal, StuckError, sleeping_virtually
 from tests.sim.engine.network import Network, Wire
 from tests.sim.engine.trace import Trace
 
@@ -197,3 +198,18 @@ def test_inspecting_a_disk_makes_no_disk_call() -> None:
     assert disk.cut_in == 1
     with pytest.raises(PowerCutError):
         disk.names("d/a")
+
+
+def test_trio_sleeps_on_the_clock_of_the_process_that_runs() -> None:
+    env = Environment(Trace())
+    slept: list[float] = []
+
+    async def work() -> None:
+        await trio.sleep(5.0)
+        slept.append(env.now)
+
+    with sleeping_virtually():
+        Process(env, "one").start("work", work())
+        assert env.run(lambda: bool(slept), 10.0)
+        trio.run(trio.sleep, 0.0)
+    assert slept == [5.0]

@@ -4,16 +4,22 @@ This file does not depend on what runs. Time passes only from one event to the n
 run in the order in which they were scheduled. A paused process does nothing until it is resumed, and then
 handles everything that arrived. A killed process never runs again: its next incarnation is another process.
 
-Coroutines are driven by hand, not by a library: they wait with `Process.sleep` and `Process.wait`, and
-nothing else. A wait is a function that receives the callback of its end; the first call wakes the coroutine.
+Coroutines are driven by hand, not by a library: they wait with `Process.sleep` and `Process.wait`, or with
+`trio.sleep` within `sleeping_virtually`, and with nothing else.
+
+A wait is a function that receives the callback of its end; the first call wakes the coroutine.
 """
 
 import types
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+from unittest import mock
+
+import trio
 
 from tests.sim.engine.trace import Trace
 
@@ -102,7 +108,10 @@ class Signal:
 
 
 class Task:
-    """A coroutine of a process. `done`: it returned, raised or was stopped."""
+    """A coroutine of a process. `done`: it returned, raised or was stopped. `stepping`: the process whose
+    coroutine runs now."""
+
+    stepping: "ClassVar[Process | None]" = None
 
     def __init__(self, process: "Process", name: str, coroutine: Coroutine[Any, Any, None]) -> None:
         self.name = name
@@ -115,6 +124,7 @@ class Task:
         """Run to the next wait, unless another call has already woken it."""
         if self.done or turn != self._turn:
             return
+        Task.stepping, outer = self._process, Task.stepping
         try:
             register = self._coroutine.send(None)
         except StopIteration:
@@ -123,6 +133,8 @@ class Task:
         except BaseException:
             self.done = True
             raise
+        finally:
+            Task.stepping = outer
         self._turn += 1
         register(partial(self._wake, self._turn))
 
@@ -139,6 +151,18 @@ class Task:
                 self._coroutine.throw(StoppedError())
             except (StoppedError, StopIteration):
                 return
+
+
+@contextmanager
+def sleeping_virtually() -> Iterator[None]:
+    """Let `trio.sleep` sleep on the clock of the process whose coroutine runs. Trio's tasks sleep as ever."""
+    by_trio = trio.sleep
+
+    async def sleep(seconds: float) -> None:
+        await (by_trio if Task.stepping is None else Task.stepping.sleep)(seconds)
+
+    with mock.patch.object(trio, "sleep", sleep):
+        yield
 
 
 class Process:

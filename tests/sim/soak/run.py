@@ -26,7 +26,7 @@ from checkpoint.core.consumers import input_register, with_consumer
 from dos_protocol.store_record import Member, StoreRecord
 from dos_server.core.requests import stamps
 from dos_server.memory.disk import MemoryDisk
-from tests.sim.engine.environment import Environment, Process
+from tests.sim.engine.environment import Environment, Process, sleeping_virtually
 from tests.sim.engine.network import Network, Wire
 from tests.sim.engine.random_streams import RandomStreams
 from tests.sim.engine.trace import Trace
@@ -65,6 +65,7 @@ def soaking() -> Iterator[None]:
     by the garbage collector until the context ends.
     """
     with ExitStack() as stack:
+        stack.enter_context(sleeping_virtually())
         for module, name, value in SHORT_LIMITS:
             stack.enter_context(mock.patch.object(module, name, value))
         gc.collect()
