@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dos_client.blocking import BlockingClaim, BlockingStore, Portal
+from dos_client.blocking import Attribute, BlockingClaim, BlockingStore, Facade, Portal, calls, calls_plain
 from journal.core.chain import Position
 from journal.files import restoring
 from journal.files.damage import OnDamaged
@@ -31,55 +31,28 @@ from journal.limits import files_segment_bytes_max, recovery_bytes_max
 from journal.local_store import LocalClaim, LocalStore, journal_beside
 
 
-class BlockingDirectory:
+class BlockingDirectory(Facade[Directory]):
     """A `Directory` with blocking methods. Several threads may call them; changes are made one at a time."""
 
-    def __init__(self, portal: Portal, directory: Directory) -> None:
-        self._portal = portal
-        self._directory = directory
-
-    @property
-    def path(self) -> Path:
-        """The local directory of the files."""
-        return self._directory.path
-
-    @property
-    def damage(self) -> str:
-        return self._directory.damage
-
-    @property
-    def end(self) -> Position:
-        return self._portal.call_sync(lambda: self._directory.end)
-
-    def files(self) -> dict[str, int]:
-        return self._portal.call_sync(self._directory.files)
+    path = Attribute[Path]()
+    damage = Attribute[str]()
+    end = Attribute[Position](in_run=True)
+    files = calls_plain(Directory.files)
+    append = calls(Directory.append)
+    write_at = calls(Directory.write_at)
+    truncate = calls(Directory.truncate)
+    remove = calls(Directory.remove)
+    rename = calls(Directory.rename)
+    wait_synced = calls(Directory.wait_synced)
+    checkpoint = calls(Directory.checkpoint)
 
     def read(self, name: str, offset: int = 0, max_bytes: int | None = None) -> bytes:
-        return self._directory.read(name, offset, max_bytes)
-
-    def append(self, name: str, data: bytes) -> Position:
-        return self._portal.call(self._directory.append, name, data)
-
-    def write_at(self, name: str, offset: int, data: bytes) -> Position:
-        return self._portal.call(self._directory.write_at, name, offset, data)
-
-    def truncate(self, name: str, length: int = 0) -> Position:
-        return self._portal.call(self._directory.truncate, name, length)
-
-    def remove(self, name: str) -> Position:
-        return self._portal.call(self._directory.remove, name)
-
-    def rename(self, old: str, new: str) -> Position:
-        return self._portal.call(self._directory.rename, old, new)
-
-    def wait_synced(self, position: Position | None = None) -> None:
-        self._portal.call(self._directory.wait_synced, position)
-
-    def checkpoint(self, number: int, step: int = 0) -> Position:
-        return self._portal.call(self._directory.checkpoint, number, step)
+        """Read as `Directory.read` does, in this thread."""
+        return self.wrapped.read(name, offset, max_bytes)
 
     def trim(self, store: "BlockingStore | LocalStore", name: str, before: Moment) -> TrimPlan:
-        return self._portal.call(self._directory.trim, _plain(store), name, before)
+        """Trim as `Directory.trim` does."""
+        return self.portal.call(self.wrapped.trim, _plain(store), name, before)
 
 
 @contextmanager

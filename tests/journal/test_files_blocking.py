@@ -132,9 +132,12 @@ def test_a_blocking_directory_has_the_methods_and_parameters_of_a_directory() ->
         for name in dir(Directory)
         if not name.startswith("_") and inspect.isfunction(getattr(Directory, name)) and name != "aclose"
     }
-    assert public == {
-        name: inspect.signature(getattr(BlockingDirectory, name)).parameters.keys() for name in public
-    }
+    for name, parameters in public.items():
+        here = vars(BlockingDirectory)[name]
+        if inspect.isfunction(here):
+            assert inspect.signature(here).parameters.keys() == parameters
+        else:
+            assert here._method is getattr(Directory, name)
     opening, there = (
         inspect.signature(one).parameters.keys() for one in (dos.blocking.open_directory, Directory.open)
     )
