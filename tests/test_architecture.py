@@ -45,17 +45,19 @@ FILE_EXCEPTIONS = {
 }
 """(file, module or package): servers in memory register for the clients of their run; a site runs regions."""
 
-CLIENT_PARTS: dict[str, set[str]] = {
-    "core": set(),
-    "sessions": {"core"},
-    "reading": {"core", "sessions"},
-    "writing": {"core", "sessions", "reading"},
-    "repair": {"core", "sessions", "reading"},
-    "membership": {"core", "sessions", "reading", "writing", "repair"},
-    "cli": {"core", "sessions", "writing", "repair", "membership"},
+PARTS: dict[str, dict[str, set[str]]] = {
+    "dos_client": {
+        "core": set(),
+        "sessions": {"core"},
+        "reading": {"core", "sessions"},
+        "writing": {"core", "sessions", "reading"},
+        "repair": {"core", "sessions", "reading"},
+        "membership": {"core", "sessions", "reading", "writing", "repair"},
+        "cli": {"core", "sessions", "writing", "repair", "membership"},
+    },
+    "journal": {"core": set(), "files": {"core"}, "archive": {"core", "files"}},
 }
-"""sub-package of `dos_client` -> the sub-packages that it may import, in addition to itself and the files
-above."""
+"""package -> sub-package -> those that it may import, in addition to itself and the files above."""
 
 CORE_DEPENDENCIES_ONLY = (
     *("dos_protocol", "dos_tls", "dos_monitoring", "dos_server", "dos_client", "journal", "dos_chaos"),
@@ -198,14 +200,15 @@ def test_no_package_reaches_into_the_core_of_another() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_sub_packages_of_the_client_import_in_one_direction_only() -> None:
-    assert set(CLIENT_PARTS) == {path.parent.name for path in (ROOT / "dos_client").glob("*/__init__.py")}
-    wrong = []
-    for part, allowed in CLIENT_PARTS.items():
-        for path in sorted((ROOT / "dos_client" / part).glob("*.py")):
+@pytest.mark.parametrize("package", PARTS)
+def test_the_sub_packages_of_a_package_import_in_one_direction_only(package: str) -> None:
+    parts, wrong = PARTS[package], []
+    assert set(parts) == {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+    for part, allowed in parts.items():
+        for path in sorted((ROOT / package / part).glob("*.py")):
             for line, module in imports_of(path):
-                target = [*module.split("."), ""][1] if module.startswith("dos_client.") else ""
-                if target in CLIENT_PARTS.keys() - allowed - {part} and line not in typing_only(path):
+                target = [*module.split("."), ""][1] if module.startswith(f"{package}.") else ""
+                if target in parts.keys() - allowed - {part} and line not in typing_only(path):
                     wrong.append(
                         f"{path.relative_to(ROOT)}:{line} imports {module}; allowed: {sorted(allowed)}"
                     )

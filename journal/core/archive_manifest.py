@@ -1,15 +1,9 @@
 """The manifest of an archived chain: the segments in the bucket, with their digests. Pure: no I/O.
 
-Layout (big-endian):
+It is a sealed record (`dos_protocol/sealed.py`) whose rest is JSON. It is valid if and only if
 
-    magic 4 = "DOSA" | version u8 = 1 | reserved 3 = 0 | JSON bytes u64 | JSON of ArchiveManifest |
-    SHA-256 of everything before, 32
-
-A manifest is valid if and only if
-
-    (1) the lengths fit the bytes exactly
-    (2) the SHA-256 matches
-    (3) the JSON is an ArchiveManifest whose segments are of its chain, each with one digest per block, and
+    (1) it is a valid sealed record
+    (2) the JSON is an ArchiveManifest whose segments are of its chain, each with one digest per block, and
         whose `end` lies in one of them
 
 A segment is listed only after its object was read back with the right length and SHA-256. It stays listed if
@@ -19,23 +13,33 @@ A trim sets `floor` and drops the segments below it, for good: no later run list
 """
 
 import hashlib
-import struct
 from typing import Final
 
 import msgspec
 
-from dos_protocol.errors import MALFORMED_JSON, CorruptDataError
-from journal.core.chain import Floor, Position, SegmentName, SegmentSpan, base_of, parse_segment_name
+from dos_protocol.errors import MALFORMED_JSON
+from dos_protocol.sealed import SealedLayout
+from journal.core.chain import (
+    NO_FLOOR,
+    Floor,
+    Position,
+    SegmentName,
+    SegmentSpan,
+    base_of,
+    parse_segment_name,
+)
 from journal.core.errors import ArchiveDiffersError
 from journal.limits import archive_block_bytes, archive_manifest_bytes_max
 
-MAGIC: Final = b"DOSA"
-VERSION: Final = 1
-_HEADER: Final = struct.Struct(">4sB3xQ")
+LAYOUT: Final = SealedLayout(
+    "archive's manifest",
+    b"\xd0\x41",
+    rest="the JSON of ArchiveManifest",
+    remedy="archive to another prefix while servers have the data, or restore the object's older version",
+)
 _SHA256_BYTES: Final = hashlib.sha256().digest_size
 _LENGTH_DIGITS: Final = 16
 """Of the length that follows a segment's name in the name of its object."""
-assert _HEADER.size == 16
 
 
 class ArchivedSegment(msgspec.Struct, frozen=True):
@@ -65,8 +69,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
     """The content of the manifest of a chain.
 
     store_id: the store that the chain is from, 32 hex digits. end: the end of the newest sealed segment when
-    the chain was last archived. floor: what was trimmed, segments below this (epoch, base); not set in an
-    archive that was never trimmed.
+    the chain was last archived. floor: what was trimmed, segments below this (epoch, base).
     """
 
     directory: str
@@ -74,23 +77,16 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
     store_id: str
     end: Position
     segments: tuple[ArchivedSegment, ...] = ()
-    floor: Floor | msgspec.UnsetType = msgspec.UNSET
+    floor: Floor = NO_FLOOR
 
     def has_trimmed(self, name: str) -> bool:
         """Return whether a segment of this chain is below the floor."""
         parsed = parse_segment_name(name)
-        return (
-            self.floor is not msgspec.UNSET
-            and parsed is not None
-            and parsed.chain == self.chain
-            and parsed.order < self.floor
-        )
+        return parsed is not None and parsed.chain == self.chain and parsed.order < self.floor
 
     def trimmed_to(self, floor: Floor) -> "ArchiveManifest":
         """Return this manifest without what is below a floor; a floor below its own has no effect."""
-        if self.floor is not msgspec.UNSET:
-            floor = max(floor, self.floor)
-        raised = msgspec.structs.replace(self, floor=floor)
+        raised = msgspec.structs.replace(self, floor=max(floor, self.floor))
         kept = tuple(one for one in self.segments if not raised.has_trimmed(one.name))
         return msgspec.structs.replace(raised, segments=kept)
 
@@ -127,10 +123,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         merged = self
         for segment in other.segments:
             merged = merged.with_segment(segment)
-        for floor in (self.floor, other.floor):
-            if floor is not msgspec.UNSET:
-                merged = merged.trimmed_to(floor)
-        return merged
+        return merged.trimmed_to(other.floor)
 
     def line(self) -> dict[str, ArchivedSegment]:
         """Return the longest copy of each segment, by name, up to the segment that holds `end`."""
@@ -165,40 +158,20 @@ def parse_object_name(name: str) -> tuple[str, int] | None:
 
 def encode_manifest(manifest: ArchiveManifest) -> bytes:
     """Return the bytes of a manifest."""
-    body = msgspec.json.encode(manifest)
-    data = _HEADER.pack(MAGIC, VERSION, len(body)) + body
-    return data + hashlib.sha256(data).digest()
+    return LAYOUT.seal(rest=msgspec.json.encode(manifest))
 
 
 def decode_manifest(data: bytes, where: str) -> ArchiveManifest:
     """Decode a manifest. Raises CorruptDataError, which names the first broken rule."""
     if len(data) > archive_manifest_bytes_max:
-        raise CorruptDataError(
-            where, 0, f"an archive's manifest of at most {archive_manifest_bytes_max} bytes", f"{len(data)}"
-        )
-    if len(data) < _HEADER.size or data[:4] != MAGIC:
-        found = f"{data[:4]!r}" if len(data) >= _HEADER.size else f"{len(data)} bytes"
-        raise CorruptDataError(where, 0, f"an archive's manifest, {MAGIC!r} first", found)
-    _, version, length = _HEADER.unpack_from(data)
-    if version != VERSION:
-        hint = "read it with the release that wrote it, or a newer one"
-        raise CorruptDataError(where, 4, f"version {VERSION}", f"version {version}", hint)
-    body = data[_HEADER.size : -_SHA256_BYTES]
-    if len(data) != _HEADER.size + length + _SHA256_BYTES:
-        expected = f"{_HEADER.size + length + _SHA256_BYTES} bytes, as its header says"
-        raise CorruptDataError(where, 8, expected, f"{len(data)}", _HINT)
-    found = hashlib.sha256(data[:-_SHA256_BYTES]).hexdigest()
-    if found != data[-_SHA256_BYTES:].hex():
-        raise CorruptDataError(where, 0, f"SHA-256 {data[-_SHA256_BYTES:].hex()}", found, _HINT)
+        expected = f"an archive's manifest of at most {archive_manifest_bytes_max} bytes"
+        raise LAYOUT.damage(where, 0, expected, f"{len(data)}")
     try:
-        manifest = msgspec.json.decode(body, type=ArchiveManifest)
+        manifest = msgspec.json.decode(LAYOUT.open(data, where).rest, type=ArchiveManifest)
     except MALFORMED_JSON as error:
-        raise CorruptDataError(where, _HEADER.size, "the JSON of a manifest", f"{error}", _HINT) from error
+        raise LAYOUT.damage(where, LAYOUT.rest_at, "the JSON of a manifest", f"{error}") from error
     _check(manifest, where)
     return manifest
-
-
-_HINT: Final = "archive to another prefix while servers have the data, or restore the object's older version"
 
 
 def _check(manifest: ArchiveManifest, where: str) -> None:
@@ -206,14 +179,14 @@ def _check(manifest: ArchiveManifest, where: str) -> None:
         name = parse_segment_name(segment.name)
         if name is None or name.chain != manifest.chain or name.base != segment.base or segment.length < 1:
             expected = f"segments of chain {manifest.chain}"
-            raise CorruptDataError(where, _HEADER.size, expected, segment.name[:200], _HINT)
+            raise LAYOUT.damage(where, LAYOUT.rest_at, expected, segment.name[:200])
         blocks = -(-segment.length // archive_block_bytes)
         if len(segment.blocks) != blocks * _SHA256_BYTES or len(segment.sha256) != _SHA256_BYTES:
             expected = f"{blocks} block digests of {segment.name}"
-            raise CorruptDataError(where, _HEADER.size, expected, f"{len(segment.blocks)} bytes", _HINT)
+            raise LAYOUT.damage(where, LAYOUT.rest_at, expected, f"{len(segment.blocks)} bytes")
     line = manifest.line()
     longest = line[max(line)].length if line else 0
     if manifest.segments and not 0 < manifest.last_length <= longest:
-        raise CorruptDataError(
-            where, _HEADER.size, "an end within a segment that is listed", str(manifest.end), _HINT
+        raise LAYOUT.damage(
+            where, LAYOUT.rest_at, "an end within a segment that is listed", str(manifest.end)
         )

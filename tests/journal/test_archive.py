@@ -16,11 +16,18 @@ import pytest
 import trio
 
 from dos_protocol.errors import CorruptDataError
+from dos_protocol.sealed import SealedLayout
 from journal import Directory, restore
 from journal.archive.archiving import archive_chain, sealed_spans, trim_archive
 from journal.archive.bucket import Bucket, parse_s3_url
 from journal.archive.reading import ServersAndArchive, in_order, manifest_key, read_manifest
-from journal.core.archive_manifest import ArchivedSegment, ArchiveManifest, decode_manifest, encode_manifest
+from journal.core.archive_manifest import (
+    LAYOUT,
+    ArchivedSegment,
+    ArchiveManifest,
+    decode_manifest,
+    encode_manifest,
+)
 from journal.core.chain import Position, SegmentSpan, segment_name
 from journal.core.errors import (
     ArchiveDamagedError,
@@ -441,10 +448,9 @@ def test_a_manifest_that_contradicts_itself_is_refused(bad: ArchiveManifest, tex
 
 
 def test_a_newer_version_reports_it() -> None:
-    data = bytearray(encode_manifest(WHOLE))
-    data[4] = 2
-    with pytest.raises(CorruptDataError, match=r"version 2.*newer"):
-        decode_manifest(bytes(data), "here")
+    newer = SealedLayout("manifest", LAYOUT.magic, rest="JSON", version=2).seal(rest=b"{}")
+    with pytest.raises(CorruptDataError, match=r"version 1.*use a newer release"):
+        decode_manifest(newer, "here")
 
 
 def test_two_are_merged_and_another_stores_is_refused() -> None:
