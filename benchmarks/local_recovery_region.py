@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.recovery_region import Events, wait, write_lines  # noqa: E402
 from checkpoint.core.region import ResetReport  # noqa: E402
 from checkpoint.core.region_events import CheckpointCommitted, WorkerLost  # noqa: E402
-from dataflow import DirectorySource, FileSink, FileSource, Graph, RateSource  # noqa: E402
+from dataflow import FileSink, FileSource, Graph, RateSource  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import init_store  # noqa: E402
@@ -46,7 +46,7 @@ PASSES = 12
 
 def graph_of(folder: Path) -> Graph:
     graph = Graph("gap")
-    keys = graph.source("keys", DirectorySource(folder / "keys"))
+    keys = graph.source("keys", FileSource(folder / "keys", watch=True))
     keys.key_by("by_key", "line").count("counts").sink("counted", FileSink(folder / "counted"))
     rows = graph.source("rows", RateSource(1_000))
     rows.key_by("by_row", "value").sink("generated", FileSink(folder / "generated"))

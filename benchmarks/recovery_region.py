@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from checkpoint.core.progress import recovery_json  # noqa: E402
 from checkpoint.core.region import ResetReport  # noqa: E402
 from checkpoint.core.region_events import RegionEvent, WorkerLost  # noqa: E402
-from dataflow import DirectorySource, FileSink, Graph, RateSource  # noqa: E402
+from dataflow import FileSink, FileSource, Graph, RateSource  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import init_store  # noqa: E402
@@ -75,9 +75,9 @@ def write_lines(folder: Path, line: bytes, count: int) -> None:
 
 def graph_of(folder: Path) -> Graph:
     graph = Graph("recovery")
-    keys = graph.source("keys", DirectorySource(folder / "keys"))
+    keys = graph.source("keys", FileSource(folder / "keys", watch=True))
     keys.key_by("by_key", "line").count("counts").sink("counted", FileSink(folder / "counted"))
-    lines = graph.source("lines", DirectorySource(folder / "lines"))
+    lines = graph.source("lines", FileSource(folder / "lines", watch=True))
     lines.sink("copied", FileSink(folder / "copied"))
     graph.source("rows", RateSource(1_000)).sink("generated", FileSink(folder / "generated"))
     return graph

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.recovery_region import Events, bytes_in, wait, write_lines  # noqa: E402
 from checkpoint.blocking import delete_region, fork  # noqa: E402
 from checkpoint.core.region import ResetReport  # noqa: E402
-from dataflow import DirectorySource, FileSink, Graph, RateSource  # noqa: E402
+from dataflow import FileSink, FileSource, Graph, RateSource  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import init_store  # noqa: E402
@@ -40,7 +40,7 @@ NAME = "original"
 
 def graph_of(keys: Path, out: Path) -> Graph:
     graph = Graph("restored")
-    lines = graph.source("keys", DirectorySource(keys))
+    lines = graph.source("keys", FileSource(keys, watch=True))
     lines.key_by("by_key", "line").count("counts").sink("counted", FileSink(out / "counted"))
     graph.source("rows", RateSource(1_000)).sink("generated", FileSink(out / "generated"))
     return graph

@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from dataflow.sinks.s3 import S3Sink as S3Sink
     from dataflow.sinks.two_phase import TwoPhaseOutput as TwoPhaseOutput
     from dataflow.sinks.two_phase import TwoPhaseSink as TwoPhaseSink
-    from dataflow.sources.directory import DirectorySource as DirectorySource
-    from dataflow.sources.files import FileSource as FileSource
+    from dataflow.sources.file_source import FileSource as FileSource
     from dataflow.sources.iterator import IteratorSource as IteratorSource
     from dataflow.sources.rate import RateSource as RateSource
     from dataflow.sources.stored import InputSource as InputSource

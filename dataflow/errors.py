@@ -146,7 +146,7 @@ class InputGoneError(InputChangedError):
 
     remedy = (
         "restore it under its name; if files are removed after a checkpoint covers them, write"
-        ' DirectorySource(..., gone="forget")'
+        ' FileSource(..., watch=True, gone="forget")'
     )
 
     def __init__(self, path: str, position: int) -> None:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from dataflow import CallSink as CallSink
     from dataflow import Count as Count
     from dataflow import CountWindow as CountWindow
-    from dataflow import DirectorySource as DirectorySource
     from dataflow import EntryPoints as EntryPoints
     from dataflow import FileSink as FileSink
     from dataflow import FileSource as FileSource

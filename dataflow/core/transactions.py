@@ -67,17 +67,17 @@ class Transactions:
         self._pending: dict[TransactionName, int] = {}
         """Transaction -> the checkpoint that holds it; 0: the restored one."""
         self._unprepared: list[TransactionName] = []
-        self._newest: str | None = ""
-        """The newest transaction that the last checkpoint covers, "" if it covers none, None if unknown."""
+        self.newest = ""
+        """The newest transaction that the last checkpoint covers, "" if it covers none."""
 
-    def restore(self, pending: Iterable[str], newest: str | None = None) -> None:
-        """Restore a checkpoint with these names; newest: its `newest`, None if it does not store that.
+    def restore(self, pending: Iterable[str], newest: str) -> None:
+        """Restore a checkpoint with these names; newest: its `newest`.
 
         Raises ValueError for names of another owner or worker.
         """
         self._open, self._unprepared = None, []
         self._pending = {self._mine(text): 0 for text in pending}
-        self._newest = str(self._mine(newest)) if newest else newest
+        self.newest = str(self._mine(newest)) if newest else newest
 
     def _mine(self, text: str) -> TransactionName:
         name = parse_name(text)
@@ -85,20 +85,12 @@ class Transactions:
             raise ValueError(f"{text!r} is no transaction of the sink and worker of {self._next}")
         return name
 
-    @property
-    def newest(self) -> str | None:
-        """The newest transaction that the last checkpoint covers, "" if it covers none, None if unknown."""
-        return self._newest
-
     def to_take_back(self, published: Iterable[str]) -> list[str]:
         """Return those of `published` that were published after the restored checkpoint, newest first.
 
-        None if the checkpoint does not name its newest transaction: then it is unknown which came after it.
-        None of a later incarnation either, because this worker is then the one that is left over.
+        None of a later incarnation, because this worker is then the one that is left over.
         """
-        newest, current = self._newest, self._next
-        if newest is None:
-            return []
+        newest, current = self.newest, self._next
         names = sorted((name for name in map(parse_name, published) if name is not None), reverse=True)
         return [
             str(name)
@@ -133,7 +125,7 @@ class Transactions:
         if self._open is not None:
             self._pending[self._open] = checkpoint
             self._unprepared.append(self._open)
-            self._newest, self._open = str(self._open), None
+            self.newest, self._open = str(self._open), None
         return [str(name) for name in self._pending]
 
     def to_make_durable(self) -> list[str]:

@@ -648,7 +648,7 @@ class Graph:
 
         Example:
 
-            logs = graph.source("logs", DirectorySource("logs"))
+            logs = graph.source("logs", FileSource("logs", watch=True))
         """
         return self._add(name, source, ())
 

@@ -119,8 +119,8 @@ class GraphPlan:
         if self.triggers_checkpoints and not any(spec.can_trigger for spec in self.specs.values()):
             sources = [name for name, spec in self.specs.items() if isinstance(spec, SourceSpec)]
             problem = (
-                "trigger='operator' needs an operator that requests checkpoints, as FileSource and"
-                " DirectorySource do after each file, or one of your own with requests_checkpoints = True,"
+                "trigger='operator' needs an operator that requests checkpoints, as a FileSource"
+                " does after each file, or one of your own with requests_checkpoints = True,"
                 f" and {', '.join(map(repr, sources))} never does; use trigger='periodic'"
             )
             raise GraphError(self.name, (problem,))

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 
 from dataflow import limits
 from dataflow.core.delivery import Delivery
-from dataflow.core.file_digest import FileDigest, Verify, check_verify, resumed
+from dataflow.core.file_digest import BEGINNING, FileDigest, Verify, check_verify, resumed
 from dataflow.errors import (
     DeliveryError,
     OutputLostError,
@@ -84,7 +84,7 @@ class PartPort(Protocol):
         """Write at least one byte of `data`. Return the number of bytes written."""
         ...
 
-    def checkpoint(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         """Truncate the file to `size`, durably."""
         ...
 
@@ -161,14 +161,14 @@ class PartFile:
     def write(self, position: int, data: memoryview) -> int:
         return os.pwrite(self._fd, data, position)
 
-    def checkpoint(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
         os.fsync(self._fd)
 
     def set_aside(self, checkpoint: int) -> None:
         aside = self._directory / f"_{self._path.stem}.before-{checkpoint}"
         if aside.exists():
-            self.checkpoint(0)
+            self.truncate(0)
             return
         self._path.rename(aside)
         fresh = self._locked()
@@ -419,8 +419,8 @@ class _Prepared(msgspec.Struct, frozen=True):
     file: str
     size: int
     digest: int
-    resume: ResumePoint | msgspec.UnsetType = msgspec.UNSET
-    """Where the digest can be resumed. Checkpoints of older versions have none."""
+    resume: ResumePoint
+    """Where the digest can be resumed."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -562,7 +562,11 @@ class FileWriter(SinkWriter):
     def reset_to(self, prepared: Any | None) -> None:
         self._step = []
         part = self._part
-        to = _Prepared(part.name, 0, 0) if prepared is None else msgspec.convert(prepared, _Prepared)
+        to = (
+            _Prepared(part.name, 0, 0, BEGINNING)
+            if prepared is None
+            else msgspec.convert(prepared, _Prepared)
+        )
         if to.file != part.name:
             raise CorruptDataError(
                 part.full_path, 0, f"output of {to.file!r} in the checkpoint", f"{part.name!r}"
@@ -608,7 +612,7 @@ class FileWriter(SinkWriter):
         keep = to.size if self._truncate else self._end_of_rows(to.size, size)
         self._digest = self._verified(to)
         self._digest.read_to(keep, part.read)
-        part.checkpoint(keep)
+        part.truncate(keep)
 
     def _verified(self, to: _Prepared) -> FileDigest:
         """Return the digest of the part at the size in the checkpoint. Raises OutputLostError if the bytes

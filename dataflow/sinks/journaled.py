@@ -168,8 +168,7 @@ class JournaledFileWriter(SinkWriter):
         """Expect the files of the checkpoint in the directory that follows."""
         self._step = []
         self._expected = (self._first, 0) if prepared is None else (prepared["file"], int(prepared["bytes"]))
-        # checkpoints of versions with one file have no "written"
-        self._written = 0 if prepared is None else int(prepared.get("written", prepared["bytes"]))
+        self._written = 0 if prepared is None else int(prepared["written"])
 
     def close(self) -> None:
         if self._directory is not None:

@@ -24,8 +24,6 @@ from dataflow.operators.event_time import latest_times
 from dataflow.sinks.base import SinkSpec, SinkWriter
 from dos_protocol.digests import digest64
 
-_PUBLISH: Final = {"step": Publish.STEP, "checkpoint": Publish.CHECKPOINT}
-"""The values of the parameter `publish`. Stored records keep the name "checkpoint"."""
 _RETAIN: Final = ("all", "unread")
 
 
@@ -74,10 +72,10 @@ class LogSink(SinkSpec):
         time: str | Sequence[str] = (),
     ) -> None:
         object.__setattr__(self, "time", (time,) if isinstance(time, str) else tuple(time))
-        if publish not in _PUBLISH:
-            known = " or ".join(map(repr, _PUBLISH))
+        if publish not in list(Publish):
+            known = " or ".join(repr(one.value) for one in Publish)
             raise SchemaError(f"publish must be {known}, not {publish!r}")
-        object.__setattr__(self, "publish", _PUBLISH[publish])
+        object.__setattr__(self, "publish", Publish(publish))
         if retain not in _RETAIN:
             raise SchemaError(f"retain must be {' or '.join(map(repr, _RETAIN))}, not {retain!r}")
         for name, value in (("max_bytes", max_bytes), ("max_age", max_age)):

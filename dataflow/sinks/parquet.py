@@ -8,7 +8,7 @@ A file is written as `_OWNER-wNNNN.staging/NAME.parquet`, which data lake reader
 `part-NAME.parquet`. Readers therefore see only complete files, each exactly once. `_OWNER-wNNNN.shown` stores
 which file became visible last: a commit that is repeated after files were moved away or merged neither
 restores nor loses any. A reset lists only the directory of staged files, because the number of published
-files grows without limit. Earlier versions staged files as `_NAME.parquet` beside the published ones.
+files grows without limit.
 """
 
 import logging
@@ -123,14 +123,12 @@ _REMEDY = (
 
 
 def _unmarked(directory: Path, owner: OutputOwner) -> list[str]:
-    """Return the names of other owners' data files in a directory without an owner file. Older versions wrote
-    no owner file: there, a file with this owner's digest in its name proves ownership.
+    """Return the names of other owners' data files in a directory without an owner file. A file with this
+    owner's digest in its name proves ownership: it was shared before.
     """
     names = sorted(path.name for path in directory.glob("*") if path.suffix in (".parquet", ".shown"))
-    if any(f"{owner.digest:016x}-w" in name for name in names):
-        return []
-    data = [name for name in names if name.endswith(".parquet")]
-    return [name for name in data if not name.startswith("_") or parse_name(name[1:-8]) is not None]
+    own = any(f"{owner.digest:016x}-w" in name for name in names)
+    return [] if own else [name for name in names if name.endswith(".parquet") and name[0] != "_"]
 
 
 class ParquetOutput(TwoPhaseOutput):
@@ -163,10 +161,6 @@ class ParquetOutput(TwoPhaseOutput):
     def _staged_path(self, transaction: str) -> Path:
         return self._staging / f"{transaction}.parquet"
 
-    def _older_path(self, transaction: str) -> Path:
-        """Where earlier versions staged a transaction."""
-        return self._directory / f"_{transaction}.parquet"
-
     def _published_path(self, transaction: str) -> Path:
         return self._directory / f"part-{transaction}.parquet"
 
@@ -194,10 +188,9 @@ class ParquetOutput(TwoPhaseOutput):
         sync_folder(self._directory)  # a process that was killed may have made the staging directory
 
     def commit(self, transaction: str) -> None:
-        staged = [self._staged_path(transaction), self._older_path(transaction)]
-        published = self._published_path(transaction)
-        existing = next((path for path in staged if path.exists()), None)
-        if existing is None and not published.exists():
+        staged, published = self._staged_path(transaction), self._published_path(transaction)
+        is_staged = staged.exists()
+        if not is_staged and not published.exists():
             if transaction <= self._last():
                 return  # it was published, and readers have moved it
             self._lost(transaction)
@@ -205,8 +198,8 @@ class ParquetOutput(TwoPhaseOutput):
         # Recorded before the rename: then `published` has to list nothing unless something newer is recorded.
         if self._last() < transaction:
             replace_durably(self._last_path, transaction.encode(), mode=0o666)
-        if existing is not None:
-            existing.rename(published)
+        if is_staged:
+            staged.rename(published)
         sync_folder(self._directory)
 
     def _lost(self, transaction: str) -> None:
@@ -227,24 +220,15 @@ class ParquetOutput(TwoPhaseOutput):
         return self._last_path.read_text() if self._last_path.exists() else ""
 
     def staged(self) -> Iterable[str]:
-        """Return the names of this worker's staged transactions. Until it has a directory of staged files,
-        an earlier version may have staged some beside the published ones.
-        """
-        if self._staging.exists():
-            return [path.stem for path in self._staging.glob("*.parquet")]
-        return [path.stem[1:] for path in self._directory.glob("_*.parquet")]
-
-    def _is_staged(self, transaction: str) -> bool:
-        return self._staged_path(transaction).exists() or self._older_path(transaction).exists()
+        return [path.stem for path in self._staging.glob("*.parquet")]
 
     def abort(self, transaction: str) -> None:
         if file := self._files.pop(transaction, None):
             file.close()
         self._staged_path(transaction).unlink(missing_ok=True)
-        self._older_path(transaction).unlink(missing_ok=True)
 
     def published(self, newest: str) -> Iterable[str]:
-        if newest and self._last() < newest and not self._is_staged(newest):
+        if newest and self._last() < newest and not self._staged_path(newest).exists():
             self._lost(newest)
         if newest and self._last() <= newest:
             return []  # so a reset need not list the published files, of which there are ever more

@@ -289,7 +289,7 @@ def _check_owner(connection: sa.Connection, table: str, owner: OutputOwner) -> b
     """Return whether the table is recorded as the owner's.
 
     Raises SinkOwnedError if it belongs to another owner, or holds rows although this owner has not written
-    here. Versions before `dos_sink_owners` recorded their writers only in `dos_sink_writers`.
+    here.
     """
     inspector = sa.inspect(connection)
     text = msgspec.json.encode(owner).decode()
@@ -306,7 +306,7 @@ def _check_owner(connection: sa.Connection, table: str, owner: OutputOwner) -> b
                 remedy="choose another table, or shared=True to add rows to this one; if that region will not"
                 f" run again, empty the table, and {statement}",
             )
-    if inspector.has_table(writers.name):
+    if inspector.has_table(writers.name):  # also if the table was shared before
         wrote = writers.c.writer.startswith(f"{owner.digest:016x}-w", autoescape=True)
         if connection.scalar(sa.select(writers.c.writer).where(wrote).limit(1)) is not None:
             return False

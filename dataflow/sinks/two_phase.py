@@ -135,11 +135,11 @@ _OF_ROWS: Final = (
 
 
 class _Vote(msgspec.Struct, frozen=True):
-    """The transactions of one worker in a checkpoint. Earlier versions stored a list of the pending ones."""
+    """The transactions of one worker in a checkpoint."""
 
     pending: dict[str, Any]
     """Transaction -> its receipt, oldest first."""
-    newest: str | None
+    newest: str
 
 
 _BEGINNING: Final = _Vote({}, "")
@@ -234,9 +234,7 @@ class TwoPhaseWriter(SinkWriter):
 
     def reset_to(self, prepared: Any | None) -> None:
         try:
-            vote = _BEGINNING if prepared is None else msgspec.convert(prepared, list[str] | _Vote)
-            if isinstance(vote, list):
-                vote = _Vote(dict.fromkeys(vote), None)
+            vote = _BEGINNING if prepared is None else msgspec.convert(prepared, _Vote)
             self._transactions.restore(vote.pending, vote.newest)
         except (msgspec.ValidationError, ValueError) as error:
             raise CorruptDataError(
@@ -277,10 +275,8 @@ class TwoPhaseWriter(SinkWriter):
 
     def _take_back(self, output: TwoPhaseOutput) -> None:
         # After the aborts: from here on, no worker of an earlier incarnation can publish anything.
-        newest = self._transactions.newest
-        if newest is not None:
-            for name in self._transactions.to_take_back(output.published(newest)):
-                output.take_back(name)
+        for name in self._transactions.to_take_back(output.published(self._transactions.newest)):
+            output.take_back(name)
 
     def close(self) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ from dataflow.core.event_time import UNKNOWN, SourceTime, Watermark
 from dataflow.core.plan import OperatorKind
 from dataflow.errors import OperatorError, SchemaError
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec, ReplicaProblem
+from dos_protocol.digests import digest64
 
 Positions: TypeAlias = dict[str, SplitPosition]
 
@@ -30,6 +31,11 @@ files read.
 def own_positions(positions: "Sequence[Positions]", owns: Callable[[str], bool]) -> Positions:
     """Return the positions of the splits that a worker owns, from those of all workers."""
     return {split: at for of_worker in positions for split, at in of_worker.items() if owns(split)}
+
+
+def owner_by_name(split: str, workers: int) -> int:
+    """Return the owner of a split by the hash of its name."""
+    return digest64(split.encode()) % workers
 
 
 class SplitDivision(NamedTuple):

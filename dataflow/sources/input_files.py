@@ -389,14 +389,14 @@ class LocalFiles:
             return WatchedFiles(path, os.path.join(glob.escape(path), "*"))  # noqa: PTH118
         if not glob.has_magic(entry) and not os.path.exists(path):  # noqa: PTH110
             raise SchemaError(
-                f"{path!r} of a DirectorySource does not exist; create it first, or name files that come"
+                f"{path!r} that a FileSource watches does not exist; create it first, or name files that come"
                 f" later by a pattern such as '{path}*'"
             )
         root = os.path.dirname(path)  # noqa: PTH120
         while glob.has_magic(root):
             root = os.path.dirname(root)  # noqa: PTH120
         if not os.path.isdir(root):  # noqa: PTH112
-            raise SchemaError(f"directory {root!r} of a DirectorySource does not exist; create it first")
+            raise SchemaError(f"directory {root!r} that a FileSource watches does not exist; create it first")
         return WatchedFiles(root, path)
 
     def listing(self, patterns: Sequence[WatchedFiles]) -> dict[str, FileSeen]:

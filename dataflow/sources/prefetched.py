@@ -29,7 +29,6 @@ from dataflow.schema import schema_text
 from dataflow.sources import base
 from dataflow.sources.base import RoundRobin
 from dos_client import Store
-from dos_protocol.digests import digest64
 
 
 class PrefetchBuffer:
@@ -303,11 +302,6 @@ def check_begin(begin: str) -> str:
     if begin not in _BEGIN:
         raise SchemaError(f"begin must be {' or '.join(map(repr, _BEGIN))}, not {begin!r}")
     return begin
-
-
-def owner_by_name(split: str, workers: int) -> int:
-    """Return the owner of a split by the hash of its name."""
-    return digest64(split.encode()) % workers
 
 
 class PrefetchedReader(base.SourceReader):

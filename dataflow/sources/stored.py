@@ -22,12 +22,12 @@ from dataflow.merging.replica_stream import consumer_name
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.event_time import check_time_column
 from dataflow.schema import parse_schema
+from dataflow.sources.base import owner_by_name
 from dataflow.sources.prefetched import (
     PrefetchedReader,
     PrefetchedSource,
     Reading,
     check_begin,
-    owner_by_name,
 )
 from dos_client import Store, open_store, parse_url
 from dos_protocol.names import check_name

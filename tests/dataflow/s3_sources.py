@@ -8,11 +8,10 @@ import pytest
 from moto.s3.models import s3_backends
 
 from checkpoint import SplitPosition
-from dataflow import DirectorySource, FileSource, limits
+from dataflow import FileSource, limits
 from dataflow.sources import input_files
-from dataflow.sources.base import Positions, SourceBatch, SourceReader
-from dataflow.sources.directory import DirectoryReader
-from dataflow.sources.files import FileReader
+from dataflow.sources.base import Positions, SourceBatch
+from dataflow.sources.file_source import reader_of
 from tests.dataflow.s3_sinks import prefix, quick, service
 from tests.support.s3 import BUCKET, FakeS3
 
@@ -62,15 +61,9 @@ def lines_of(batches: list[SourceBatch]) -> list[str]:
 class Reading:
     """A reader of either source, as one that is started on any host: from a checkpoint alone."""
 
-    def __init__(
-        self, source: "FileSource | DirectorySource", positions: Positions | None = None, **options: Any
-    ) -> None:
+    def __init__(self, source: FileSource, positions: Positions | None = None, **options: Any) -> None:
         self.now = 0.0
-        self.reader: SourceReader
-        if isinstance(source, FileSource):
-            self.reader = FileReader(source, 0, 1, **options)
-        else:
-            self.reader = DirectoryReader(source, 0, 1, lambda: self.now, **options)
+        self.reader = reader_of(source, 0, 1, lambda: self.now, **options)
         self.reader.reset_to(positions or {})
 
     def lines(self, bytes_max: int = 1 << 20) -> list[str]:
@@ -92,7 +85,7 @@ def stored(positions: Positions) -> Positions:
     return msgspec.json.decode(msgspec.json.encode(positions), type=dict[str, SplitPosition])
 
 
-def half_read(source: "FileSource | DirectorySource", bytes_max: int = 10) -> Reading:
+def half_read(source: FileSource, bytes_max: int = 10) -> Reading:
     reading = Reading(source)
     assert reading.lines(bytes_max)
     return reading

@@ -13,8 +13,8 @@ from checkpoint.core.region import ScaleDecided
 from checkpoint.core.region_events import RegionEvent, ScaleSettled
 from dataflow import (
     CallSink,
-    DirectorySource,
     FileSink,
+    FileSource,
     Graph,
     InputSource,
     JournaledFileSink,
@@ -46,7 +46,7 @@ def test_a_region_adds_workers_for_a_load_and_they_leave_after_it(
     folder = tmp_path / "in"
     folder.mkdir()
     graph = Graph("autoscaled")
-    lines = graph.source("lines", DirectorySource(folder, until=folder / "END", poll_s=0.2))
+    lines = graph.source("lines", FileSource(folder, watch=True, until=folder / "END", poll_s=0.2))
     words = lines.flat_map("words", slowly, schema="word string", takes="batch")
     words.key_by("by_word", "word").count("counts").sink("out", FileSink(tmp_path / "out"))
     policy = AutoScale(1, 3, window=3, cool_down=3, catch_up=2)

@@ -8,11 +8,10 @@ import trio
 from trio.testing import MockClock
 
 from checkpoint.chains.input_log import InputLog
-from dataflow import DirectorySource, FileSource, InputSource, RateSource, limits
+from dataflow import FileSource, InputSource, RateSource, limits
 from dataflow.limits import MIB
 from dataflow.sources.base import SourceReader
-from dataflow.sources.directory import DirectoryReader
-from dataflow.sources.files import FileReader
+from dataflow.sources.file_source import reader_of
 from dataflow.sources.prefetched import Reading
 from dataflow.sources.rate import RateReader
 from dataflow.worker.prefetching import Prefetcher
@@ -43,11 +42,11 @@ def test_files_are_known_to_their_end_in_every_pass(tmp_path: Path) -> None:
     for index, path in enumerate(paths):
         path.write_text(LINES * (index + 1))
     source = FileSource([*paths], repeat=2)
-    assert [reads_all(FileReader(source, worker, 2)) for worker in range(2)] == [60, 60]
-    reader = FileReader(source, 0, 2)
+    assert [reads_all(reader_of(source, worker, 2)) for worker in range(2)] == [60, 60]
+    reader = reader_of(source, 0, 2)
     reader.read(20)
     reader.take_division()
-    again = FileReader(source, 0, 2)
+    again = reader_of(source, 0, 2)
     again.reset_to(reader.positions())
     assert again.backlog_bytes == reader.backlog_bytes == 30
 
@@ -56,11 +55,11 @@ def test_a_list_with_gzip_files_with_objects_or_too_long_is_not_known(tmp_path: 
     plain, packed = tmp_path / "a", tmp_path / "b.gz"
     plain.write_text(LINES)
     packed.write_bytes(gzip.compress(LINES.encode()))
-    assert FileReader(FileSource([plain, packed]), 0, 1).backlog_bytes is None
-    assert FileReader(FileSource(["s3://bucket/a"]), 0, 1).backlog_bytes is None
-    assert FileReader(FileSource([plain], repeat=20_000), 0, 1).backlog_bytes is None
-    assert FileReader(FileSource([plain], repeat=9_000), 0, 1).backlog_bytes == 90_000
-    missing = FileReader(FileSource([plain]), 0, 1)
+    assert reader_of(FileSource([plain, packed]), 0, 1).backlog_bytes is None
+    assert reader_of(FileSource(["s3://bucket/a"]), 0, 1).backlog_bytes is None
+    assert reader_of(FileSource([plain], repeat=20_000), 0, 1).backlog_bytes is None
+    assert reader_of(FileSource([plain], repeat=9_000), 0, 1).backlog_bytes == 90_000
+    missing = reader_of(FileSource([plain]), 0, 1)
     plain.unlink()
     assert missing.backlog_bytes is None, "reading reports it"
 
@@ -68,7 +67,7 @@ def test_a_list_with_gzip_files_with_objects_or_too_long_is_not_known(tmp_path: 
 def test_a_directory_is_known_from_its_first_listing_on(tmp_path: Path) -> None:
     now = 0.0
     (tmp_path / "a").write_text(LINES * 3)
-    reader = DirectoryReader(DirectorySource(tmp_path), 0, 1, lambda: now)
+    reader = reader_of(FileSource(tmp_path, watch=True), 0, 1, lambda: now)
     assert reader.backlog_bytes is None
     assert reader.has_input
     assert reads_all(reader) == 30

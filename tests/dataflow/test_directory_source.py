@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from checkpoint.core.region import ResetReport
-from dataflow import DirectorySource, FileSink, Graph, SchemaError, limits
+from dataflow import FileSink, FileSource, Graph, SchemaError, limits
 from dataflow.errors import (
     InputChangedError,
     InputEncodingError,
@@ -19,7 +19,7 @@ from dataflow.errors import (
     LineTooLongError,
 )
 from dataflow.sources.base import Positions, SourceDivision
-from dataflow.sources.directory import DirectoryReader
+from dataflow.sources.file_source import reader_of
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.support import rows_of
 from tests.dataflow.test_region_processes import finished, kill, running
@@ -28,9 +28,9 @@ from tests.dataflow.test_region_processes import finished, kill, running
 class Reading:
     """A reader on a clock that the test moves: each `lines` looks again."""
 
-    def __init__(self, source: DirectorySource, positions: Positions | None = None) -> None:
+    def __init__(self, source: FileSource, positions: Positions | None = None) -> None:
         self.now = 0.0
-        self.reader = DirectoryReader(source, 0, 1, lambda: self.now)
+        self.reader = reader_of(source, 0, 1, lambda: self.now)
         self.reader.reset_to(positions or {})
 
     def read(self, bytes_max: int) -> list[str]:
@@ -54,7 +54,7 @@ def append(path: Path, text: str) -> None:
 
 def test_new_files_and_appended_lines_are_read_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("b1\nb2\n")
-    reading = Reading(DirectorySource(tmp_path))
+    reading = Reading(FileSource(tmp_path, watch=True))
     assert reading.lines() == ["b1", "b2"]
     assert reading.lines() == []
     assert not reading.reader.has_input
@@ -69,7 +69,7 @@ def test_new_files_and_appended_lines_are_read_in_the_order_of_names(tmp_path: P
 def test_a_line_is_taken_when_its_end_has_come(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("whole\nha")
-    reading = Reading(DirectorySource(tmp_path))
+    reading = Reading(FileSource(tmp_path, watch=True))
     assert reading.lines() == ["whole"]
     reading.now += 10
     assert not reading.reader.has_input, "no step is made for half a line"
@@ -82,9 +82,9 @@ def test_patterns_say_which_files_and_some_names_are_of_files_being_written(tmp_
     for name in ("a.log", "a.txt", "_b.log", ".c.log", "deep/er/d.log"):
         (tmp_path / name).write_text(f"{name}\n")
     (tmp_path / "e.log").mkdir()
-    assert Reading(DirectorySource(tmp_path / "**/*.log")).lines() == ["a.log", "deep/er/d.log"]
-    assert Reading(DirectorySource([tmp_path / "a.txt", tmp_path / "*.txt"])).lines() == ["a.txt"]
-    reading = Reading(DirectorySource(tmp_path / "*.log"))
+    assert Reading(FileSource(tmp_path / "**/*.log", watch=True)).lines() == ["a.log", "deep/er/d.log"]
+    assert Reading(FileSource([tmp_path / "a.txt", tmp_path / "*.txt"], watch=True)).lines() == ["a.txt"]
+    reading = Reading(FileSource(tmp_path / "*.log", watch=True))
     assert reading.lines() == ["a.log"]
     (tmp_path / "_b.log").rename(tmp_path / "b.log")
     assert reading.lines() == ["_b.log"]
@@ -94,7 +94,7 @@ def test_a_gzip_file_is_taken_when_it_is_whole(tmp_path: Path) -> None:
     packed = gzip.compress(b"one\ntwo\nthree")
     path = tmp_path / "a.gz"
     path.write_bytes(packed[:20])
-    reading = Reading(DirectorySource(tmp_path))
+    reading = Reading(FileSource(tmp_path, watch=True))
     assert reading.lines() == []
     path.write_bytes(packed[:25])
     assert reading.lines() == reading.lines() == []
@@ -108,21 +108,21 @@ def test_a_gzip_file_is_taken_when_it_is_whole(tmp_path: Path) -> None:
         with pytest.raises(InputChangedError, match="another file, of"):
             reading.lines()
         with pytest.raises(InputChangedError, match="another file, of"):
-            Reading(DirectorySource(tmp_path), reading.reader.positions()).lines()
+            Reading(FileSource(tmp_path, watch=True), reading.reader.positions()).lines()
     path.write_bytes(packed)
-    assert Reading(DirectorySource(tmp_path), reading.reader.positions()).lines() == []
+    assert Reading(FileSource(tmp_path, watch=True), reading.reader.positions()).lines() == []
 
 
 def test_damaged_gzip_is_an_error_and_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(b"no gzip")
     with pytest.raises(InputReadError, match="is damaged gzip"):
-        Reading(DirectorySource(tmp_path)).lines()
+        Reading(FileSource(tmp_path, watch=True)).lines()
 
 
 def test_it_ends_when_its_end_exists_and_all_is_read(tmp_path: Path) -> None:
     end = tmp_path / "END"
     (tmp_path / "a").write_text("one\ntwo")
-    reading = Reading(DirectorySource(tmp_path, until=end))
+    reading = Reading(FileSource(tmp_path, watch=True, until=end))
     assert reading.lines() == ["one"]
     (tmp_path / "b").write_text("three\n")
     end.touch()
@@ -131,7 +131,7 @@ def test_it_ends_when_its_end_exists_and_all_is_read(tmp_path: Path) -> None:
     assert reading.reader.wakes_in is None
     (tmp_path / "c.gz").write_bytes(gzip.compress(b"four")[:-3])
     with pytest.raises(InputReadError, match="ends within its gzip stream"):
-        Reading(DirectorySource(tmp_path, until=end), reading.reader.positions()).lines()
+        Reading(FileSource(tmp_path, watch=True, until=end), reading.reader.positions()).lines()
 
 
 @pytest.mark.parametrize("restarted", [True, False])
@@ -139,8 +139,8 @@ def test_it_ends_when_its_end_exists_and_all_is_read(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (lambda path: path.write_text("li"), "expected at least 10 bytes, found 2"),
-        (lambda path: path.write_text("LINE\nline\nmore\n"), "expected 10 bytes with digest"),
-        (lambda path: replace(path, "LINE\nline\nmore\n"), "expected 10 bytes with digest"),
+        (lambda path: path.write_text("LINE\nline\nmore\n"), "expected content with digest"),
+        (lambda path: replace(path, "LINE\nline\nmore\n"), "expected content with digest"),
         (lambda path: path.unlink(), "read up to byte 10, does not exist any more"),
         (lambda path: path.rename(path.with_name("_old")), "does not exist any more"),
     ],
@@ -150,11 +150,11 @@ def test_a_file_that_is_not_what_was_read_is_refused_by_name(
 ) -> None:
     path = tmp_path / "log"
     path.write_text("line\nline\n")
-    reading = Reading(DirectorySource(tmp_path))
+    reading = Reading(FileSource(tmp_path, watch=True))
     assert reading.lines() == ["line", "line"]
     change(path)
     if restarted:
-        reading = Reading(DirectorySource(tmp_path), reading.reader.positions())
+        reading = Reading(FileSource(tmp_path, watch=True), reading.reader.positions())
     with pytest.raises(InputChangedError, match=said) as caught:
         reading.lines()
     assert caught.value.path == str(path)
@@ -168,7 +168,7 @@ def replace(path: Path, text: str) -> None:
 def test_the_same_content_under_the_same_name_is_the_same_file(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("line\n")
-    reading = Reading(DirectorySource(tmp_path))
+    reading = Reading(FileSource(tmp_path, watch=True))
     reading.lines()
     replace(path, "line\nmore\n")
     assert reading.lines() == ["more"]
@@ -177,7 +177,7 @@ def test_the_same_content_under_the_same_name_is_the_same_file(tmp_path: Path) -
 def test_read_files_may_be_taken_away_where_that_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("line\n")
-    source = DirectorySource(tmp_path, gone="forget")
+    source = FileSource(tmp_path, watch=True, gone="forget")
     reading = Reading(source)
     reading.lines()
     before, division = reading.reader.positions(), reading.division
@@ -202,11 +202,11 @@ def test_read_files_may_be_taken_away_where_that_is_reported(tmp_path: Path) -> 
 def test_a_replay_of_other_bytes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("line\n" * 2000)
-    reading = Reading(DirectorySource(tmp_path))
+    reading = Reading(FileSource(tmp_path, watch=True))
     reading.lines()
     path.write_text("LINE\n" + "line\n" * 1999)
-    with pytest.raises(InputChangedError, match="expected 10000 bytes with digest"):
-        Reading(DirectorySource(tmp_path)).reader.replay(reading.division)
+    with pytest.raises(InputChangedError, match="expected content with digest"):
+        Reading(FileSource(tmp_path, watch=True)).reader.replay(reading.division)
     with pytest.raises(InputChangedError, match="expected a step from 0, found 10000"):
         reading.reader.replay(reading.division)
 
@@ -214,10 +214,10 @@ def test_a_replay_of_other_bytes_is_refused(tmp_path: Path) -> None:
 def test_bad_lines_are_told_with_file_and_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "log").write_bytes(b"fine\nnot \xff fine\n")
     with pytest.raises(InputEncodingError, match=f"input '{tmp_path}/log' is not UTF-8 at byte 9"):
-        Reading(DirectorySource(tmp_path)).lines()
-    assert Reading(DirectorySource(tmp_path, errors="replace")).lines() == ["fine", "not \ufffd fine"]
+        Reading(FileSource(tmp_path, watch=True)).lines()
+    assert Reading(FileSource(tmp_path, watch=True, errors="replace")).lines() == ["fine", "not \ufffd fine"]
     monkeypatch.setattr(limits, "line_bytes_max", 8)
-    reading = Reading(DirectorySource(tmp_path))
+    reading = Reading(FileSource(tmp_path, watch=True))
     assert reading.lines(4) == ["fine"]
     with pytest.raises(LineTooLongError, match="of more than 8 bytes at byte 5"):
         reading.lines(4)
@@ -229,7 +229,7 @@ def test_steps_come_again_as_they_were_while_files_come_and_grow(tmp_path: Path)
         rng = random.Random(seed)
         folder = tmp_path / str(seed)
         folder.mkdir()
-        source = DirectorySource(folder)
+        source = FileSource(folder, watch=True)
         reading, wrote, steps, positions = Reading(source), Counter[str](), [], [Positions()]
         before: list[str] = []
         for number in range(40):
@@ -265,7 +265,7 @@ def test_steps_come_again_as_they_were_while_files_come_and_grow(tmp_path: Path)
         assert again.lines() == []
 
 
-def copied(source: DirectorySource, out: Path) -> Graph:
+def copied(source: FileSource, out: Path) -> Graph:
     graph = Graph("growing")
     graph.source("lines", source).sink("out", FileSink(out))
     return graph
@@ -277,7 +277,7 @@ def test_a_region_on_a_growing_directory_is_exact_however_often_it_is_reset(tmp_
         rng = random.Random(seed)
         folder, wrote = tmp_path / f"in{seed}", list[str]()
         folder.mkdir()
-        source = DirectorySource(folder, until=folder / "END", poll_s=1e-9)
+        source = FileSource(folder, watch=True, until=folder / "END", poll_s=1e-9)
         region = OneThreadRegion(copied(source, tmp_path / f"out{seed}"), 2, rng.randrange)
         region.restore()
         for number in range(40):
@@ -303,7 +303,7 @@ def shown_in(out: Path) -> int:
 def test_lines_written_while_workers_are_killed_exist_once(shared_store: str, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
-    source = DirectorySource(folder, until=folder / "END", poll_s=0.05)
+    source = FileSource(folder, watch=True, until=folder / "END", poll_s=0.05)
     wrote = 0
     with running(copied(source, tmp_path / "out"), shared_store, tmp_path) as (control, watch):
         for round_ in range(3):
@@ -326,22 +326,24 @@ def test_lines_written_while_workers_are_killed_exist_once(shared_store: str, tm
 
 def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        SchemaError, match="directory '/no/such' of a DirectorySource does not exist; create it first"
+        SchemaError, match="directory '/no/such' that a FileSource watches does not exist; create it first"
     ):
-        DirectorySource("/no/such/*/*.log")
-    with pytest.raises(SchemaError, match=r"'/.*/typo' of a DirectorySource does not exist; create it first"):
-        DirectorySource(tmp_path / "typo")
-    with pytest.raises(SchemaError, match="at least one directory or pattern"):
-        DirectorySource([])
+        FileSource("/no/such/*/*.log", watch=True)
+    with pytest.raises(
+        SchemaError, match=r"'/.*/typo' that a FileSource watches does not exist; create it first"
+    ):
+        FileSource(tmp_path / "typo", watch=True)
+    with pytest.raises(SchemaError, match="at least one file, directory or pattern"):
+        FileSource([], watch=True)
     with pytest.raises(SchemaError, match="poll_s must be a number of seconds above 0"):
-        DirectorySource(tmp_path, poll_s=0)
+        FileSource(tmp_path, watch=True, poll_s=0)
     with pytest.raises(SchemaError, match="gone must be 'stop' or 'forget', not 'away'"):
-        DirectorySource(tmp_path, gone="away")  # type: ignore[arg-type]
+        FileSource(tmp_path, watch=True, gone="away")  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="errors must be 'strict' or 'replace'"):
-        DirectorySource(tmp_path, errors="never")  # type: ignore[arg-type]
+        FileSource(tmp_path, watch=True, errors="never")  # type: ignore[arg-type]
     folder = tmp_path / "in"
     folder.mkdir()
-    reading = Reading(DirectorySource(folder))
+    reading = Reading(FileSource(folder, watch=True))
     folder.rmdir()
     with pytest.raises(InputReadError, match="no longer exists"):
         reading.lines()

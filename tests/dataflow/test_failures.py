@@ -305,7 +305,7 @@ def test_text_that_no_encoding_has_is_named_where_it_is_read(tmp_path: Path) -> 
 def test_a_file_whose_name_is_not_utf_8_is_named(tmp_path: Path) -> None:
     folder = made_folder(tmp_path / "a")
     (folder / "inputs" / os.fsdecode(b"caf\xe9.txt")).write_text("one\n")
-    (failure,) = OneWorker(graph_of("DirectorySource", folder), folder).live()
+    (failure,) = OneWorker(graph_of("FileSource(watch=True)", folder), folder).live()
     assert (failure.kind, failure.operator) == ("operator", "made")
     assert r"caf\udce9.txt' is not UTF-8" in failure.message
     with pytest.raises(SchemaError, match="is not UTF-8"):

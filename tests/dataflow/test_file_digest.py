@@ -18,8 +18,7 @@ from dataflow.core.file_digest import FileDigest, Verify, resumed
 from dataflow.errors import InputChangedError, SchemaError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.files import FileWriter, PartFile, part_name
-from dataflow.sources.base import DONE_SPLITS
-from dataflow.sources.files import FileReader
+from dataflow.sources.file_source import FileReader, reader_of
 from dataflow.sources.input_files import PlainBytes
 from dos_protocol.digests import ResumePoint, prefix_digest
 from dos_protocol.errors import CorruptDataError
@@ -92,7 +91,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
 
 def reader(path: Path, verify: Verify = "tail") -> FileReader:
-    return FileReader(FileSource(path, verify=verify), 0, 1)
+    return reader_of(FileSource(path, verify=verify), 0, 1)
 
 
 def writer(directory: Path, verify: Verify = "tail", incarnation: int = 1) -> FileWriter:
@@ -254,60 +253,6 @@ def test_a_change_far_before_the_end_is_found_by_the_whole_check_only(tmp_path: 
         reset_reader(path, positions, "whole")
     with pytest.raises(CorruptDataError, match="verified from byte 0"):
         part.reset(verify="whole")
-
-
-# --- checkpoints of earlier versions ------------------------------------------------------------------------
-
-OLD_SPLIT = b'{"position":327680,"digest":%d,"done":false}'
-OLD_PART = b'{"file":"part-w0000.tsv","size":327680,"digest":%d}'
-"""As version 1.1 and earlier ones wrote them."""
-
-
-def test_a_checkpoint_of_an_earlier_version_is_verified_whole_once(tmp_path: Path, reads: Reads) -> None:
-    content = lines(5 * BLOCK)
-    path = tmp_path / "input"
-    path.write_bytes(content)
-    name, digest = f"0:{path}", prefix_digest(content)
-    old = msgspec.json.decode(OLD_SPLIT % digest, type=SplitPosition)
-    part = Part(tmp_path / "out", content)
-    old_part = msgspec.json.decode(OLD_PART % digest)
-    reads.take()
-    new = reset_reader(path, {name: old})
-    assert reads.take() == len(content)
-    new_part = part.reset(old_part)
-    assert reads.take() == len(content)
-    assert reset_reader(path, {name: new}) == new
-    assert part.reset(new_part) == new_part
-    assert reads.take() < 4 * BLOCK, "now both can be resumed"
-    for file in (path, part.path):
-        with file.open("r+b") as opened:
-            opened.write(b"X")
-    with pytest.raises(InputChangedError):
-        reset_reader(path, {name: old})
-    with pytest.raises(CorruptDataError):
-        part.reset(old_part)
-
-
-class OldPosition(msgspec.Struct, frozen=True):
-    """`SplitPosition` as it was before."""
-
-    position: int
-    digest: int = 0
-    done: bool = False
-
-
-def test_earlier_versions_restore_the_checkpoints_of_this_one(tmp_path: Path) -> None:
-    content = lines(5 * BLOCK)
-    path = tmp_path / "input"
-    path.write_bytes(content)
-    one = reader(path)
-    while one.read(100_000) is not None and not one.exhausted:
-        stored = msgspec.json.encode(one.positions())
-        for name, at in msgspec.json.decode(stored, type=dict[str, OldPosition]).items():
-            assert name == DONE_SPLITS or at.digest == prefix_digest(content[: at.position])
-    one.close()
-    unread = msgspec.json.encode(SplitPosition(7, 8))
-    assert unread == b'{"position":7,"digest":8,"done":false}', "without a point, the bytes are the old ones"
 
 
 def test_verify_is_tail_or_whole(tmp_path: Path) -> None:

@@ -78,14 +78,18 @@ def test_each_rule_of_the_sink_is_needed(
 def test_a_directory_of_another_size_than_in_the_checkpoint_is_refused(tmp_path: Path) -> None:
     context = OperatorContext("r", "out", 0, 1, bytes(16), (SCHEMA,), None, 1)
     writer = JournaledFileSink().open(context)
-    writer.reset_to({"file": "part-w0000.tsv", "bytes": 8})
+    writer.reset_to({"file": "part-w0000.tsv", "bytes": 8, "written": 8})
     (tmp_path / "part-w0000.tsv").write_bytes(b"1\n2\n")
     with pytest.raises(CorruptDataError, match=r"part-w0000\.tsv.*8 bytes, as in the checkpoint"):
         writer.take_directory(OperatorDirectory(tmp_path, KeptChanges()))
 
 
 @pytest.mark.parametrize(
-    "prepared", [{"file": "part-w0000.tsv", "bytes": 4}, {"file": "part-w0000.000001.tsv", "bytes": 4}]
+    "prepared",
+    [
+        {"file": "part-w0000.tsv", "bytes": 4, "written": 4},
+        {"file": "part-w0000.000001.tsv", "bytes": 4, "written": 4},
+    ],
 )
 def test_another_newest_file_than_in_the_checkpoint_is_refused(
     tmp_path: Path, prepared: dict[str, Any]
@@ -138,7 +142,7 @@ def test_a_limit_can_be_added_to_a_file_that_exists(tmp_path: Path) -> None:
     context = OperatorContext("r", "out", 0, 1, bytes(16), (SCHEMA,), None, 1)
     (tmp_path / "part-w0000.tsv").write_bytes(b"1\n" * 100)
     writer = JournaledFileSink(max_bytes=80).open(context)
-    writer.reset_to({"file": "part-w0000.tsv", "bytes": 200})  # as versions with one file wrote it
+    writer.reset_to({"file": "part-w0000.tsv", "bytes": 200, "written": 200})
     writer.take_directory(OperatorDirectory(tmp_path, KeptChanges()))
     for _ in range(3):
         writer.process(pa.record_batch([[*range(10, 14)]], SCHEMA))

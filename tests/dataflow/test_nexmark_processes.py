@@ -16,7 +16,6 @@ import pytest
 
 from dataflow import (
     Count,
-    DirectorySource,
     FileSource,
     Graph,
     InputSource,
@@ -126,7 +125,7 @@ def source_of(kind: str, splits: list[list[Bid]], folder: Path, url: str) -> Sou
     if kind == "directory":
         paths = files(folder, splits)
         (folder / "END").touch()
-        return DirectorySource(paths, until=folder / "END", poll_s=0.05)
+        return FileSource(paths, watch=True, until=folder / "END", poll_s=0.05)
     with open_blocking(url) as client:
         for index, bids in enumerate(splits):
             with blocking.open_producer(client, folder.name, "bids", f"p{index}", COLUMNS) as writer:

@@ -17,7 +17,6 @@ from checkpoint.core.region import ResetReport
 from checkpoint.core.region_events import CheckpointCommitted
 from dataflow import (
     CallSink,
-    DirectorySource,
     FileSink,
     FileSource,
     Graph,
@@ -42,7 +41,7 @@ def by_file(paths: list[Path]) -> SourceSpec:
 
 
 def by_directory(paths: list[Path]) -> SourceSpec:
-    return DirectorySource(paths[0].parent / "in*.txt", until=paths[0].parent, poll_s=1e-9)
+    return FileSource(paths[0].parent / "in*.txt", watch=True, until=paths[0].parent, poll_s=1e-9)
 
 
 def per_file(source: SourceSpec, out: Path) -> Graph:

@@ -212,26 +212,6 @@ def test_a_reset_lists_staged_files_and_not_the_published_ones(
     assert sorted(ids_in(tmp_path)) == [1, 2]
 
 
-def test_what_an_earlier_version_staged_is_published_or_removed(tmp_path: Path) -> None:
-    writer = opened(tmp_path)
-    writer.reset_to(None)
-    for number in (1, 2):
-        writer.process(rows(number))
-        prepared = writer.prepare(number)
-        writer.sync()
-    writer.close()
-    for path in staging(tmp_path).iterdir():  # as an earlier version had them
-        path.rename(tmp_path / f"_{path.name}")
-    staging(tmp_path).rmdir()
-    later = opened(tmp_path, 2)
-    (first, _) = prepared["pending"]
-    later.reset_to([first])
-    assert [path.stem for path in tmp_path.glob("_*.parquet")] == [f"_{first}"]
-    later.publish(0)
-    assert ids_in(tmp_path) == [1]
-    later.close()
-
-
 def test_columns_and_compressions_that_parquet_does_not_know_are_refused_before_anything_runs() -> None:
     with pytest.raises(SchemaError, match="column 'odd' of type month_day_nano_interval has no Parquet type"):
         ParquetSink("x").check_input(pa.schema([("odd", pa.month_day_nano_interval())]))

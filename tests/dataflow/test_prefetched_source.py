@@ -9,8 +9,8 @@ from checkpoint.core.inputs import InputPiece
 from checkpoint.core.manifest import SplitPosition
 from dataflow import limits
 from dataflow.errors import InputChangedError, InputReadError
-from dataflow.sources.base import SourceDivision
-from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedReader, owner_by_name
+from dataflow.sources.base import SourceDivision, owner_by_name
+from dataflow.sources.prefetched import PrefetchBuffer, PrefetchedReader
 from dos_protocol.digests import digest64
 
 SCHEMA = pa.schema([("split", pa.string()), ("number", pa.int64())])

@@ -10,7 +10,6 @@ import pytest
 from dataflow import (
     CallSink,
     Count,
-    DirectorySource,
     FileSource,
     Graph,
     GraphError,
@@ -113,7 +112,7 @@ def reading(source: SourceSpec, sink: SinkSpec | None = None, **options: Any) ->
     "source",
     [
         FileSource("lines.txt"),
-        DirectorySource("*.lines"),
+        FileSource("*.lines", watch=True),
         IteratorSource(lambda split, position: iter([]), SCHEMA),
         RateSource(10),
         LogSource("out", SCHEMA, region="other"),

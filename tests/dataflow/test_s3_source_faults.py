@@ -10,8 +10,9 @@ from checkpoint import SplitPosition
 from dataflow import FileSource
 from dataflow.core.file_digest import FileDigest
 from dataflow.errors import InputGoneError
-from dataflow.sources import directory, files, input_files
+from dataflow.sources import file_source, input_files
 from dataflow.sources.base import SplitDivision
+from dataflow.sources.file_source import FileReader, WatchReader
 from dataflow.sources.input_files import FileSeen
 from journal.archive.bucket import Bucket, ObjectPart, S3Url
 from tests.dataflow import test_s3_source as tests
@@ -21,8 +22,8 @@ from tests.support.s3 import BUCKET, FakeS3
 
 __all__ = ["bucket", "prefix", "service"]
 Test = Callable[[FakeS3, str, pytest.MonkeyPatch], None]
-_part, _position_of = Bucket.part, files.FileReader._position_of
-_replayed = directory.DirectoryReader._replayed
+_part, _position_of = Bucket.part, FileReader._position_of
+_replayed = WatchReader._replayed
 
 
 def replaced(kind: Any, *, restarted: bool) -> Test:
@@ -43,9 +44,9 @@ def any_version(self: Bucket, key: str, offset: int, length: int, version: str =
     return _part(self, key, offset, length)
 
 
-def version_is_forgotten(self: files.FileReader, split: Any) -> SplitPosition:
+def version_is_forgotten(self: FileReader, split: Any, *, done: bool = False) -> SplitPosition:
     """A checkpoint that does not name the version."""
-    return msgspec.structs.replace(_position_of(self, split), version=msgspec.UNSET)
+    return msgspec.structs.replace(_position_of(self, split, done=done), version=msgspec.UNSET)
 
 
 def from_the_beginning(point: Any, *, whole: bool) -> FileDigest:
@@ -53,26 +54,27 @@ def from_the_beginning(point: Any, *, whole: bool) -> FileDigest:
     return FileDigest()
 
 
-def unread(path: str, seen: FileSeen, at: SplitPosition) -> bool:
+def unread(self: WatchReader, path: str, seen: FileSeen, version: str, at: SplitPosition) -> bool:
     """A list whose versions are not compared."""
     return not at.done and seen.size > 0
 
 
-def lists_again(self: directory.DirectoryReader, path: str, part: SplitDivision) -> bytes:
+def lists_again(self: WatchReader, path: str, part: SplitDivision) -> bytes:
     chunk = _replayed(self, path, part)
     self._list_at_s = 0.0
     return chunk
 
 
-def forgets(self: directory.DirectoryReader, path: str) -> None:
+def forgets(self: WatchReader, path: str) -> None:
     """Bytes that were not read are lost silently."""
     if self._spec.gone == "stop":
         raise InputGoneError(path, 0)
     self._forget(path)
 
 
-def unchecked(path: str, part: SplitDivision, chunk: bytes, *, more: bool) -> None:
+def unchecked(self: WatchReader, split: Any, *, done: bool) -> None:
     """A replay that marks a longer object as read."""
+    FileReader._note(self, split, done=done)
 
 
 def whatever_arrives(
@@ -91,33 +93,33 @@ def with_the_old_part(self: input_files.ObjectBytes, position: int) -> None:
     ("place", "name", "fault", "found_by"),
     [
         (Bucket, "part", any_version, replaced(FileSource, restarted=False)),
-        (files.FileReader, "_position_of", version_is_forgotten, replaced(FileSource, restarted=True)),
+        (FileReader, "_position_of", version_is_forgotten, replaced(FileSource, restarted=True)),
         (
-            files,
+            file_source,
             "resumed",
             from_the_beginning,
             without(tests.test_a_reset_requests_as_much_of_a_large_object_as_of_a_small_one),
         ),
         (
-            directory,
-            "object_is_ready",
+            WatchReader,
+            "_object_is_ready",
             unread,
             without(tests.test_an_object_that_was_read_and_then_replaced_is_refused_or_read_as_a_new_one),
         ),
         (
-            directory.DirectoryReader,
+            WatchReader,
             "_replayed",
             lists_again,
             without(tests.test_the_bucket_is_listed_once_per_interval_also_while_steps_are_replayed),
         ),
         (
-            directory,
-            "check_part",
+            WatchReader,
+            "_note",
             unchecked,
             without(tests.test_a_replay_of_other_bytes_is_refused_and_so_is_one_of_more_bytes),
         ),
         (
-            directory.DirectoryReader,
+            WatchReader,
             "_handle_missing",
             forgets,
             tests.test_objects_that_were_deleted_are_reported,

@@ -1,5 +1,6 @@
 """Sources in a bucket whose service fails, answers wrongly or denies access, and URLs that make no sense."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from dataflow.worker.circuit_loop import CircuitLoop, LoopState
 from dataflow.worker.identity import Identity
 
-from dataflow import CallSink, DirectorySource, FileSource, Graph, SchemaError
+from dataflow import CallSink, FileSource, Graph, SchemaError
 from dataflow.errors import (
     InputReadError,
     InputUnavailableError,
@@ -42,7 +43,7 @@ def test_a_bucket_that_cannot_be_read_is_refused_with_the_remedy(
     bucket: FakeS3, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(f"{prefix}/a", LONG)
-    for source in (FileSource("s3://no-such-bucket/x"), DirectorySource("s3://no-such-bucket/x")):
+    for source in (FileSource("s3://no-such-bucket/x"), FileSource("s3://no-such-bucket/x", watch=True)):
         with pytest.raises(InputReadError, match=r"NoSuchBucket.*create the bucket 'no-such-bucket'"):
             source.check_access()
     with pytest.raises(InputReadError, match="NoSuchBucket"):
@@ -50,7 +51,7 @@ def test_a_bucket_that_cannot_be_read_is_refused_with_the_remedy(
     there = FileSource(url(prefix, "/a"))
     there.check_access()
     nowhere = "http://127.0.0.1:9"
-    assert DirectorySource(url(prefix, f"?endpoint={nowhere}")).endpoint == nowhere
+    assert FileSource(url(prefix, f"?endpoint={nowhere}"), watch=True).endpoint == nowhere
     unreachable = FileSource(url(prefix, "/a"), endpoint=nowhere)
     with pytest.raises(ConnectionError, match="Could not connect to the endpoint"):
         unreachable.check_access()
@@ -104,7 +105,7 @@ class Waiting:
 
 def test_a_list_that_fails_between_two_steps_is_reported_as_any_failure() -> None:
     graph, posted = Graph("idle"), list[Any]()
-    graph.source("lines", DirectorySource("s3://bucket/logs")).sink("out", CallSink(print))
+    graph.source("lines", FileSource("s3://bucket/logs", watch=True)).sink("out", CallSink(print))
     loop = CircuitLoop(
         graph.plan(),
         Identity("idle", 0, 1),
@@ -138,7 +139,7 @@ def test_a_service_without_ranges_is_refused(bucket: FakeS3, prefix: str) -> Non
 
 
 def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path, bucket: FakeS3, prefix: str) -> None:
-    for kind in (FileSource, DirectorySource):
+    for kind in (FileSource, partial(FileSource, watch=True)):
         for wrong in (Path("s3://bucket/a"), "s3a://bucket/a", "https://host/a"):
             with pytest.raises(SchemaError, match=r"neither a path nor the URL of a bucket.*as text"):
                 kind(wrong)
@@ -156,6 +157,6 @@ def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path, bucket: FakeS3, 
     with pytest.raises(SchemaError, match="no file matches 's3://"):
         FileSource(url(prefix, "/*"))
     with pytest.raises(SchemaError, match="must both be paths, or both be URLs"):
-        DirectorySource("s3://bucket/a", until=tmp_path)
-    assert Reading(DirectorySource(f"s3://{BUCKET}", poll_s=7.0)).reader.has_input is not None
+        FileSource("s3://bucket/a", watch=True, until=tmp_path)
+    assert Reading(FileSource(f"s3://{BUCKET}", watch=True, poll_s=7.0)).reader.has_input is not None
     assert isinstance(input_files.BucketFiles(None).open("s3://bucket/a.gz"), GzipBytes)

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from checkpoint.core.region import RegionState
-from dataflow import DirectorySource, FileSource, Graph, ParquetSink
+from dataflow import FileSource, Graph, ParquetSink
 from dataflow.sinks.sql import SqlSink, make_tables, writers
 from tests.dataflow.support import true_counts
 from tests.dataflow.test_region_processes import (
@@ -78,7 +78,7 @@ def test_when_stop_has_returned_a_table_has_all_rows_of_the_last_checkpoint(
                 " FOR EACH ROW EXECUTE FUNCTION pause()"
             )
         graph = Graph("stopped")
-        lines = graph.source("lines", DirectorySource(tmp_path / "input"))
+        lines = graph.source("lines", FileSource(tmp_path / "input", watch=True))
         lines.sink("table", SqlSink(server.url, "stopped"))
         with running(graph, shared_store, tmp_path, checkpoint_interval=600.0) as (control, _):
             until(lambda: sum(one.rows_in for one in control.status.workers) == 100, "all is read", WAIT_S)

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from checkpoint.core.region import RegionState, ResetReport
-from dataflow import DirectorySource, FileSink, FileSource, Graph, JournaledFileSink, RateSource, S3Sink
+from dataflow import FileSink, FileSource, Graph, JournaledFileSink, RateSource, S3Sink
 from dataflow.limits import WorkerLimits
 from dataflow.sinks.files import parse_row
 from dos_cli.main import app
@@ -54,7 +54,7 @@ def test_a_region_whose_bucket_does_not_exist_fails_before_any_worker_starts(
 ) -> None:
     graph = Graph("nowhere")
     url = "s3://no-such-bucket/x"
-    source = RateSource(10) if end == "sink" else DirectorySource(url)
+    source = RateSource(10) if end == "sink" else FileSource(url, watch=True)
     graph.source("rows", source).sink("out", S3Sink(url) if end == "sink" else JournaledFileSink())
     with running(graph, shared_store, tmp_path) as (control, _):
         assert control.wait(WAIT_S)
@@ -96,7 +96,7 @@ def test_a_region_continues_on_hosts_that_have_nothing(
     graph = Graph("counted")
     given = graph.source("given", FileSource(f"s3://{BUCKET}/given/*.txt", repeat=4))
     prefix = f"s3://{BUCKET}/added"
-    added = graph.source("added", DirectorySource(prefix, until=f"{prefix}/END", poll_s=1.0))
+    added = graph.source("added", FileSource(prefix, watch=True, until=f"{prefix}/END", poll_s=1.0))
     slow = partial(unhurried, tmp_path / "out.hurry")
     words = given.union("lines", added).flat_map("words", slow, schema="word string", takes="batch")
     counts = words.key_by("by_word", "word").count("counts")
@@ -136,7 +136,7 @@ def test_a_region_resumes_when_the_service_of_its_input_is_available_again(
     prefix = f"s3://{BUCKET}/waited"
     put("waited/1.txt", "one\n")
     graph = Graph("waits")
-    source = DirectorySource(prefix, until=f"{prefix}/END", poll_s=0.2)
+    source = FileSource(prefix, watch=True, until=f"{prefix}/END", poll_s=0.2)
     graph.source("lines", source).sink("out", FileSink(tmp_path / "out"))
     with running(graph, shared_store, tmp_path) as (control, watch):
         watch.checkpoints(1)

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from dataflow import (
     CallSink,
     Count,
-    DirectorySource,
     FileSource,
     Graph,
     InputSource,
@@ -33,7 +32,7 @@ from dataflow.core.event_time import UNKNOWN
 from dataflow.errors import GraphError, InputListChangedError
 from dataflow.limits import WorkerLimits
 from dataflow.sources.base import SourceSpec
-from dataflow.sources.files import FileReader
+from dataflow.sources.file_source import reader_of
 from dataflow.testing import Trial
 from tests.dataflow.fed_circuit import SCHEMA, row
 from tests.dataflow.region_in_one_thread import OneThreadRegion
@@ -150,7 +149,7 @@ def test_a_directory_with_a_backlog_is_counted_whole(tmp_path: Path) -> None:
     files: list[Lines] = [[(second, "k") for second in range(0, 100, 3)] for _ in range(5)]
     paths = write_files(tmp_path, texts_of(files))
     (tmp_path / "END").touch()
-    source = DirectorySource([*paths], until=tmp_path / "END", poll_s=1e-9)
+    source = FileSource([*paths], watch=True, until=tmp_path / "END", poll_s=1e-9)
     for workers in (1, 2):
         region = OneThreadRegion(counted(source), workers, random.Random(workers).randrange)
         run_through(region, random.Random(workers), 5)
@@ -233,17 +232,17 @@ def test_files_that_end_before_an_earlier_one_are_few_bytes_in_a_checkpoint(tmp_
     paths = [tmp_path / f"f{index:03}" for index in range(len(texts))]
     for path, text in zip(paths, texts, strict=True):
         path.write_text(text)
-    reader = FileReader(FileSource(paths), 0, 1)
+    reader = reader_of(FileSource(paths), 0, 1)
     reader.reached = lambda split: UNKNOWN
     for _ in range(501):
         reader.read(1 << 20)
     at = reader.positions()
     assert set(at) == {"", ">1-500", f"0:{paths[0]}"}
-    again = FileReader(FileSource(paths), 0, 1)
+    again = reader_of(FileSource(paths), 0, 1)
     again.reached = reader.reached
     again.reset_to(at)
     assert again.positions() == at
     assert sum(batch.batch.num_rows for batch in iter(lambda: again.read(1 << 20), None)) == 5000 - 2048
     assert again.exhausted
     with pytest.raises(InputListChangedError, match="1-500"):
-        FileReader(FileSource([paths[0], *reversed(paths[1:-1]), tmp_path / "other"]), 0, 1).reset_to(at)
+        reader_of(FileSource([paths[0], *reversed(paths[1:-1]), tmp_path / "other"]), 0, 1).reset_to(at)

@@ -13,7 +13,7 @@ from dataflow.errors import SchemaError, UserFault
 from dataflow.operators.base import Operator, OperatorContext, OperatorSpec
 from dataflow.operators.functions import FilterSpec, FlatMapSpec, MapSpec
 from dataflow.schema import parse_schema
-from dataflow.sources.files import FileSource
+from dataflow.sources.file_source import FileSource
 from tests.dataflow.region_in_one_thread import OneThreadRegion
 from tests.dataflow.test_region_in_one_thread import rows_shown, write_files
 

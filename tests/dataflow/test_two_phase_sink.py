@@ -270,10 +270,10 @@ def test_transactions_of_others_in_the_same_place_are_left_alone() -> None:
     others = [TransactionName(9, 2, 1, 1), TransactionName(1, 0, 1, 1), TransactionName(1, 2, 9, 1)]
     old = TransactionName(1, 2, 7, 1)
     assert mine.left_over([str(name) for name in (*others, old)]) == [str(old)]
-    mine.restore([str(old)])
+    mine.restore([str(old)], "")
     assert mine.left_over([str(old)]) == []
     with pytest.raises(ValueError, match="is no transaction of"):
-        mine.restore([str(others[0])])
+        mine.restore([str(others[0])], "")
 
 
 def context(worker: int = 0) -> OperatorContext:

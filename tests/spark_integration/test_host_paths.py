@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dataflow import DirectorySource, FileSink, FileSource, Graph, JournaledFileSink, ParquetSink, S3Sink
+from dataflow import FileSink, FileSource, Graph, JournaledFileSink, ParquetSink, S3Sink
 from dataflow.sinks.sql import SqlSink
 from spark_integration.errors import HostPathError
 from spark_integration.runner import _refuse_host_paths
@@ -29,7 +29,7 @@ def sources(folder: Path, **local: bool) -> dict[str, Any]:
     (folder / "a.txt").touch()
     return {
         "files": FileSource([folder / "a.txt"], **local),
-        "directory": DirectorySource(folder, **local),
+        "directory": FileSource(folder, watch=True, **local),
     }
 
 
@@ -54,7 +54,10 @@ def test_a_source_on_the_disk_of_a_host_is_refused_too(kind: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     "source",
-    [FileSource("s3://sales/lines.txt"), DirectorySource("s3://sales/lines", endpoint="http://minio:9000")],
+    [
+        FileSource("s3://sales/lines.txt"),
+        FileSource("s3://sales/lines", watch=True, endpoint="http://minio:9000"),
+    ],
 )
 def test_a_source_in_a_bucket_needs_no_confirmation(source: Any) -> None:
     _refuse_host_paths(graph_of(source, JournaledFileSink()))

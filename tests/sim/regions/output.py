@@ -118,7 +118,7 @@ class Part:
         self._disk.write(self._handle, position, [bytes(data)])
         return len(data)
 
-    def checkpoint(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         self._disk.cut(self._handle, size)
         self._disk.sync(self._handle)
 

@@ -145,9 +145,9 @@ class TailFile:
             self._forget(self._tail.rfind(b"\n", 0, len(self._tail) - WINDOW_BYTES) + 1)
         return len(data)
 
-    def checkpoint(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         if size < self._begin:
-            raise ViolationError("O7", f"{self._label}: checkpoint to {size}, of {self.size}")
+            raise ViolationError("O7", f"{self._label}: truncated to {size}, of {self.size}")
         del self._tail[size - self._begin :]
 
     def _forget(self, count: int) -> None:
@@ -209,8 +209,8 @@ class TailPart:
         assert self._output.holders[self._worker] is self._process, "only the holder writes"
         return self._file.write(position, data)
 
-    def checkpoint(self, size: int) -> None:
-        self._file.checkpoint(size)
+    def truncate(self, size: int) -> None:
+        self._file.truncate(size)
 
     def sync(self) -> None:
         """Nothing: these machines do not lose their power."""

@@ -1,0 +1,934 @@
+"""Text files, and objects of a bucket, as a source: one row per line, column `line`.
+
+`FileReader` decides which bytes a step reads and verifies that a replay reads the same. Which splits there
+are, and
+in which order they are read, is decided by its two forms:
+
+- `ListReader`: a fixed list. A split is one file in one pass. File f of pass p belongs to worker (f + p) mod
+workers,
+  so that passes balance out files of unequal size. A worker reads one split after the other to its end.
+- `WatchReader`: files that are added and grow. A split is a file, named by its path, whose hash determines
+its worker.
+  Files are read in turns, each at most once per step, so the division determines the order of the rows, and a
+  busy file does not delay the others. Of a growing file only whole lines are read. Gzip files and objects of
+  a bucket are read when they are whole, and are finished then.
+
+If event time is taken from the lines, the split with the lowest watermark is next (`RoundRobin`). A position
+has the digest of everything before it, and a point from which that can be computed (`core/file_digest.py`): a
+file that shrank or differs is rejected by name. A position in an object has its version, and another version
+is rejected.
+"""
+
+import os
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import pyarrow as pa
+from msgspec import UNSET
+
+from checkpoint import SplitPosition
+from dataflow import limits
+from dataflow.core.event_time import SourceTime, Watermark
+from dataflow.core.file_digest import FileDigest, Verify, check_verify, resumed
+from dataflow.errors import (
+    InputChangedError,
+    InputGoneError,
+    InputListChangedError,
+    InputReadError,
+    SchemaError,
+)
+from dataflow.operators.base import OperatorContext, set_fields
+from dataflow.sources import base
+from dataflow.sources.input_files import (
+    GZIP_SUFFIX,
+    FileBytes,
+    FileSeen,
+    GzipBytes,
+    OpenInputs,
+    Paths,
+    PlainBytes,
+    WatchedFiles,
+    check_version,
+    end_path,
+    input_files,
+    input_paths,
+    is_url,
+    open_regular,
+)
+from dataflow.sources.lines import (
+    LINE_SCHEMA,
+    Errors,
+    LineChunks,
+    check_errors,
+    position_text,
+    replay_lines,
+    whole_lines,
+)
+from dos_protocol.digests import digest64
+
+Gone: TypeAlias = Literal["stop", "forget"]
+
+DONE_LATER: Final = ">"
+"""The first character of the key whose rest names the splits that are done, by their number in the list,
+although one before them is not.
+"""
+_BEGINNING: Final = SplitPosition(0)
+_read_bytes_min: Final = 4 * limits.KIB
+"""Minimum number of bytes per read, even if less room is left in the batch: avoids very small reads."""
+_mark_bytes: Final = 4 * limits.KIB
+_files_open_max: Final = 256
+_splits_started_max: Final = 10_000
+"""Maximum number of splits of a list read by time at once, because a checkpoint holds the position of each.
+Event time waits for splits that are not started.
+"""
+_splits_counted_max: Final = 10_000
+"""Splits of a worker's list that are visited to count what is unread: some milliseconds per second."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class FileSource(base.SourceSpec):
+    """Reads text files, one row per line (column `line`). Every worker must see them under the same paths.
+
+        FileSource(["a.txt", "b.txt.gz"], repeat=2)
+        FileSource("logs", watch=True, until="logs/END")
+
+    paths: one path, pattern (`logs/**/*.log`) or URL of objects in a bucket (`s3://bucket/logs/*.txt`), or a
+    list of them. Patterns are resolved when the source is created, in sorted order; each file is read
+    `repeat` times.
+
+    watch: also read files that are added later, and lines that are appended. A path may then be a directory
+    or the prefix of a bucket. Names that begin with . or _ are skipped: write a file as _name and rename it
+    when complete. The source ends when the path `until` exists and all files are read. poll_s: seconds
+    between two listings, by default 1, and 10 for a bucket. gone: what to do if a file no longer exists,
+    "stop" the region, or "forget" the file; with "forget", a file may be removed once a checkpoint covers it.
+
+    Files whose names end with .gz are decompressed, and positions refer to the decompressed content. local:
+    True confirms that a run on a cluster may use these paths, because all hosts have the same files. errors:
+    how to treat bytes that are not UTF-8, "strict" (stop) or "replace" (by U+FFFD). verify: how much of a
+    file that is being read a reset verifies, "tail" (the last 64 KiB before the position, in the same time
+    for any size) or "whole" (everything before it). endpoint: the URL of a bucket's service other than AWS.
+    With trigger="operator" it requests a checkpoint after it has read a file to its end.
+
+    Raises SchemaError, also for a watched directory that does not exist; BadUrlError; for a pattern of
+    objects InputReadError, InputUnavailableError.
+    """
+
+    paths: tuple[str, ...]
+    repeat: int
+    patterns: tuple[WatchedFiles, ...]
+    """What is watched; empty for a fixed list."""
+    until: str | None
+    poll_s: float
+    gone: Gone
+    errors: Errors
+    local: bool
+    verify: Verify
+    endpoint: str | None
+
+    def __init__(
+        self,
+        paths: Paths,
+        repeat: int = 1,
+        *,
+        watch: bool = False,
+        until: "str | os.PathLike[str] | None" = None,
+        poll_s: float | None = None,
+        gone: Gone = "stop",
+        errors: Errors = "strict",
+        local: bool = False,
+        verify: Verify = "tail",
+        endpoint: str | None = None,
+    ) -> None:
+        given, endpoint = input_paths(paths, endpoint)
+        if not given:
+            raise SchemaError("a FileSource needs at least one file, directory or pattern: none was given")
+        if not isinstance(repeat, int) or repeat < 1 or (watch and repeat > 1):
+            raise SchemaError(
+                f"repeat must be an integer of 1 or more, and 1 with watch=True, not {repeat!r}"
+            )
+        if not watch and (until is not None or poll_s is not None or gone != "stop"):
+            raise SchemaError("until, poll_s and gone are about files that come and go; pass watch=True too")
+        check_errors(errors)
+        check_verify(verify)
+        files = input_files(given[0], endpoint)
+        if poll_s is None:
+            poll_s = limits.object_poll_s if files.versioned else 1.0
+        if not poll_s > 0:
+            raise SchemaError(f"poll_s must be a number of seconds above 0, not {poll_s!r}")
+        if gone not in ("stop", "forget"):
+            raise SchemaError(f"gone must be 'stop' or 'forget', not {gone!r}")
+        expanded = () if watch else _expanded(files.expand(given), given)
+        patterns = tuple(map(files.watched, given)) if watch else ()
+        end = None if until is None else end_path(until, given[0])
+        set_fields(self, paths=expanded, repeat=repeat, patterns=patterns, until=end, poll_s=poll_s)
+        set_fields(self, gone=gone, errors=errors, local=local, verify=verify, endpoint=endpoint)
+
+    @property
+    def place(self) -> str:
+        """Its first path, or the directory or prefix that is watched first."""
+        return self.patterns[0].root if self.patterns else self.paths[0]
+
+    @property
+    def can_trigger(self) -> bool:
+        return True
+
+    def host_path(self) -> str:
+        return "" if self.local or is_url(self.place) else self.place
+
+    def check_access(self) -> None:
+        input_files(self.place, self.endpoint).check_access(self.place)
+
+    def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
+        del inputs
+        return LINE_SCHEMA
+
+    def open(self, context: OperatorContext) -> "FileReader":
+        return reader_of(self, context.worker, context.workers, stop_after_file=context.triggers_checkpoints)
+
+    def redeal(self, positions: Sequence[base.Positions], worker: int, workers: int) -> base.Positions:
+        if self.patterns:
+            return base.own_positions(positions, lambda path: base.owner_by_name(path, workers) == worker)
+        done: set[str] = set()
+        reading: base.Positions = {}
+        for place, at in enumerate(positions):
+            ended, begun = ListReader(self, place, len(positions)).begin_at(at)
+            done |= ended
+            reading |= begun
+        return ListReader(self, worker, workers).take_over(done, reading)
+
+    def splits_of(self, worker: int, workers: int) -> Iterator[tuple[str, str]]:
+        """Yield (split, path) of one worker, in the order in which it reads them. For a fixed list."""
+        for index in range(self.repeat):
+            for file in range((worker - index) % workers, len(self.paths), workers):
+                path = self.paths[file]
+                yield f"{index}:{path}", path
+
+
+def _expanded(found: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+    if not found:
+        raise SchemaError(
+            f"a FileSource needs at least one file: no file matches {', '.join(map(repr, given))}"
+        )
+    if len(set(found)) != len(found):
+        twice = sorted({path for path in found if found.count(path) > 1})
+        raise SchemaError(f"file {twice[0]!r} is given twice; use repeat= to read it again")
+    return tuple(found)
+
+
+def reader_of(
+    spec: FileSource,
+    worker: int,
+    workers: int,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    stop_after_file: bool = False,
+) -> "FileReader":
+    """Return a reader of one worker's splits. stop_after_file: request a checkpoint after each file."""
+    if spec.patterns:
+        return WatchReader(spec, worker, workers, clock, stop_after_file=stop_after_file)
+    return ListReader(spec, worker, workers, stop_after_file=stop_after_file)
+
+
+@dataclass(slots=True)
+class OpenSplit:
+    """A split that is being read. Invariant: `digest.size` is the position."""
+
+    name: str
+    path: str
+    digest: FileDigest
+    version: str
+    """The version of the object that was read first."""
+    begin: int
+    """Start of the step's range in the split."""
+    identity: tuple[int, int] | None = None
+    """Device and inode of the file that was opened first."""
+
+
+class FileReader(base.SourceReader):
+    """Reads a worker's splits. `_at` has the position of each, without those that need none any more."""
+
+    def __init__(self, spec: FileSource, worker: int, workers: int, *, stop_after_file: bool = False) -> None:
+        self._spec, self._stop_after_file = spec, stop_after_file
+        self._worker, self._workers = worker, workers
+        self._input = input_files(spec.place, spec.endpoint)
+        self._files = OpenInputs(self._input, _files_open_max)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.close()
+        self._at: base.Positions = {}
+        self._open: dict[str, OpenSplit] = {}
+        self._division: base.SourceDivision = {}
+        self._turns = base.RoundRobin()
+        self._wants_checkpoint = False
+
+    def close(self) -> None:
+        self._files.close_all()
+
+    def positions(self) -> base.Positions:
+        return dict(self._at)
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether a file was read to its present end, in a region whose operators trigger checkpoints."""
+        return self._wants_checkpoint
+
+    def checkpoint_taken(self) -> None:
+        self._wants_checkpoint = False
+
+    # --- which splits: the two forms ------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Find out which splits have input, if it is time for that."""
+
+    @abstractmethod
+    def _next(self) -> str | None:
+        """Return the split to read next in this step, None if there is none."""
+
+    @abstractmethod
+    def _by_time(self, reached: Callable[[str], Watermark]) -> str | None:
+        """As `_next`, for a graph that takes event time from the lines."""
+
+    @abstractmethod
+    def _find(self, name: str, part: base.SplitDivision) -> None:
+        """Verify that a replay can continue with this split, at the beginning of the part."""
+
+    @abstractmethod
+    def _finish(self, split: OpenSplit) -> None:
+        """Note that a split is at its end for good."""
+
+    @property
+    @abstractmethod
+    def _has_others(self) -> bool:
+        """Whether other splits wait to be read than the one that was chosen."""
+
+    def _path_of(self, name: str) -> str:
+        return name
+
+    def _grows(self, name: str) -> bool:
+        """Whether lines may be appended to a file that is read to its end."""
+        del name
+        return False
+
+    def _takes_rest(self, name: str) -> bool:
+        """Whether the last line is taken without its end."""
+        return not self._grows(name)
+
+    def _was_read(self, split: OpenSplit, *, at_end: bool, left: int) -> None:
+        """Note that the step read a split; `left` bytes up to its end are no whole line."""
+
+    # --- open splits ----------------------------------------------------------------------------------------
+
+    def _opened(self, name: str) -> OpenSplit:
+        """Return a split at its position, whose content before it is verified. Raises InputChangedError."""
+        split = self._open.get(name)
+        if split is None:
+            at, path = self._at.get(name, _BEGINNING), self._path_of(name)
+            whole = self._spec.verify == "whole" or path.endswith(GZIP_SUFFIX)
+            begin = self._division[name].begin if name in self._division else at.position
+            split = OpenSplit(name, path, resumed(at.resume, whole=whole), at.version or "", begin)
+            if at.position:
+                self._verify(split, at)
+            self._open[name] = split
+        return split
+
+    def _verify(self, split: OpenSplit, at: SplitPosition) -> None:
+        size = self._file(split).size()
+        if size is not None and size < at.position:
+            raise InputChangedError(split.path, at.position, f"at least {at.position} bytes", f"{size}")
+        digest = split.digest
+        verified_from = digest.size
+        digest.read_to(at.position, lambda _, count: self._read_exactly(split, count))
+        if digest.value != at.digest:
+            found = f"{digest.value:016x}; verified from byte {verified_from}"
+            raise InputChangedError(split.path, at.position, f"content with digest {at.digest:016x}", found)
+
+    def _file(self, split: OpenSplit) -> FileBytes:
+        """Return the open file. Raises InputReadError; InputChangedError if the file was replaced."""
+        file = self._files.opened(split.name, split.path, split.version)
+        if split.identity not in (None, file.identity):
+            at = split.digest.size
+            raise InputChangedError(split.path, at, "the file that was read before", "another one")
+        split.identity = file.identity
+        return file
+
+    def _read_exactly(self, split: OpenSplit, count: int) -> bytes:
+        at = split.digest.size
+        block = self._file(split).read(at, count)
+        if len(block) < count:
+            expected, found = f"at least {at + count} bytes", f"{at + len(block)}"
+            raise InputChangedError(split.path, at + count, expected, found)
+        return block
+
+    def _drop(self, name: str) -> None:
+        """Forget what is known of a split beside its position: it is verified again."""
+        self._open.pop(name, None)
+        self._files.close(name)
+
+    def _position_of(self, split: OpenSplit, *, done: bool = False) -> SplitPosition:
+        digest, split.version = split.digest, self._file(split).version
+        version = split.version or UNSET
+        return SplitPosition(digest.size, digest.value, done, resume=digest.resume, version=version)
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def read(self, bytes_max: int) -> base.SourceBatch | None:
+        self._look()
+        taken = LineChunks(self._spec.errors, self._path_of)
+        reached = self.reached
+        room = bytes_max if reached is None else 1  # by time, each batch has rows of one split
+        while taken.size < room and not self._wants_checkpoint:
+            name = self._next() if reached is None else self._by_time(reached)
+            if name is None:
+                break
+            split = self._opened(name)
+            begin = split.digest.size
+            want = max(bytes_max - taken.size, min(_read_bytes_min, bytes_max))
+            if reached is not None and not begin and self._has_others:
+                want = min(want, base.begin_bytes)
+            lines, rest, at_end = whole_lines(self._file(split), split.path, begin, want)
+            chunk = lines + rest if self._takes_rest(name) else lines
+            split.digest.update(chunk)
+            taken.add(name, begin, chunk)
+            done = at_end and not self._grows(name)
+            if chunk or done:
+                self._note(split, done=done)
+            self._wants_checkpoint = self._stop_after_file and at_end and bool(done or chunk or begin)
+            self._was_read(split, at_end=at_end, left=0 if chunk.endswith(rest) else len(rest))
+        return taken.take()
+
+    def _note(self, split: OpenSplit, *, done: bool) -> None:
+        """Record what the step read of this split."""
+        at = split.digest.size
+        self._division[split.name] = base.SplitDivision(split.begin, at, split.digest.value, int(done))
+        if done:
+            self._finish(split)
+            self._drop(split.name)
+        elif at:
+            self._at[split.name] = self._position_of(split)
+
+    def replay(self, division: base.SourceDivision) -> list[base.SourceBatch]:
+        chunks = LineChunks(self._spec.errors, self._path_of)
+        return replay_lines(chunks, division, self._replayed, split_by_split=self.reached is not None)
+
+    def _replayed(self, name: str, part: base.SplitDivision) -> bytes:
+        self._find(name, part)
+        split = self._opened(name)
+        chunk = self._read_exactly(split, part.end - part.begin)
+        split.digest.update(chunk)
+        if split.digest.value != part.digest:
+            expected, found = f"content with digest {part.digest:016x}", f"{split.digest.value:016x}"
+            raise InputChangedError(split.path, part.end, expected, found)
+        at_end = bool(part.done) or (self._grows(name) and part.end == self._file(split).size())
+        self._note(split, done=bool(part.done))
+        self._wants_checkpoint |= self._stop_after_file and at_end
+        return chunk
+
+    def take_division(self) -> base.SourceDivision:
+        division, self._division = self._division, {}
+        for name in division:
+            if name in self._open:
+                self._open[name].begin = self._open[name].digest.size
+        self._turns.step_over()
+        return division
+
+    def describe(self, source: base.SourceBatch, row: int | None) -> str:
+        return position_text(source, row, self._name_of)
+
+    def _name_of(self, piece: base.BatchPiece) -> str:
+        index = piece.split.partition(":")[0] if self._spec.repeat > 1 else ""
+        return f"file {self._path_of(piece.split)!r}" + (f" (pass {int(index) + 1})" if index else "")
+
+
+class ListReader(FileReader):
+    """Reads a fixed list. Invariant: in it, the first `_done_count` splits are done, those of `_later` and
+    `_begun` follow in any order, then those that are not begun, of which `_coming` is the first.
+
+    A checkpoint contains the number of splits done without a gap from the first on, with a digest of their
+    names; the ranges of those done after that gap, as ">RANGES", with a digest of their names; and the
+    position of each split in progress. So its size does not grow with the number of files read. A split that
+    was read to its end is done: what is appended to the file later is read in the next pass.
+    """
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._splits = self._spec.splits_of(self._worker, self._workers)
+        self._coming = next(self._splits, None)
+        self._begun_count = 0
+        self._begun: dict[str, int] = {}
+        """Split that is being read -> its number in the list."""
+        self._later: dict[int, str] = {}
+        self._later_key = ""
+        """The key of `_later` in a checkpoint; "": not computed."""
+        self._later_names = 0
+        """The digests of their names, combined by XOR so that the order does not matter."""
+        self._done_count = self._done_names = 0
+        self._sizes: dict[str, int | None] = {}
+
+    # --- position -------------------------------------------------------------------------------------------
+
+    def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
+        self.begin_at(positions)
+        for name in self._begun:
+            self._opened(name)
+
+    def begin_at(self, positions: Mapping[str, SplitPosition]) -> tuple[set[str], base.Positions]:
+        """Move to the positions of a checkpoint, without reading a file. Return the splits that are done, and
+        the positions of those in progress. Raises InputListChangedError if the list begins with other splits
+        now.
+        """
+        self._clear()
+        done: set[str] = set()
+        first = positions.get(base.DONE_SPLITS, SplitPosition(0, done=True))
+        key = next((key for key in positions if key.startswith(DONE_LATER)), "")
+        later = _ranges_of_text(key[1:])
+        reading = {name: at for name, at in positions.items() if name not in (base.DONE_SPLITS, key)}
+        while self._coming is not None and (self._begun_count < first.position or later or reading):
+            if self._begun_count < first.position or self._begun_count in later:
+                later.discard(self._begun_count)
+                name = self._begin()
+                done.add(name)
+                self._end(name)
+            elif self._coming[0] in reading:
+                name = self._begin()
+                self._at[name] = reading.pop(name)
+            else:
+                break
+        if (self._done_count, self._done_names) != (first.position, first.digest):
+            raise InputListChangedError(
+                f"the {first.position} inputs that worker {self._worker} has fully read are no longer the"
+                f" first of its list: expected names with digest {first.digest:016x}, found"
+                f" {self._done_count} with {self._done_names:016x}"
+            )
+        for name, at in reading.items():
+            raise InputListChangedError(
+                f"the input being read was {name!r} at byte {at.position}, now it is {self._coming_text}"
+            )
+        if later or (key and self._later_names != positions[key].digest):
+            raise InputListChangedError(
+                f"the inputs {key[1:]} of worker {self._worker}'s list, which it has fully read, have"
+                f" other names now: expected digest {positions[key].digest:016x}"
+            )
+        return done, dict(self._at)
+
+    def take_over(self, done: set[str], reading: base.Positions) -> base.Positions:
+        """Begin with what the workers of another layout have read. Return the positions.
+
+        Lists differ with the number of workers, so this list may have splits that nobody began before some
+        that are done: these count as being read, from byte 0.
+        """
+        number = {path: index for index, path in enumerate(self._spec.paths)}
+
+        def is_own(name: str) -> bool:
+            index, _, path = name.partition(":")
+            return (number[path] + int(index)) % self._workers == self._worker
+
+        left = {name for name in done | reading.keys() if is_own(name)}
+        while left:
+            name = self._begin()
+            left.discard(name)
+            if name in done:
+                self._end(name)
+            else:
+                self._at[name] = reading.get(name, _BEGINNING)
+        return self.positions()
+
+    def positions(self) -> base.Positions:
+        positions = {base.DONE_SPLITS: SplitPosition(self._done_count, self._done_names, done=True)}
+        if self._later:
+            self._later_key = self._later_key or DONE_LATER + _text_of_ranges(sorted(self._later))
+            positions[self._later_key] = SplitPosition(len(self._later), self._later_names, done=True)
+        return positions | self._at
+
+    @property
+    def exhausted(self) -> bool:
+        return self._coming is None and not self._begun
+
+    @property
+    def backlog_bytes(self) -> int | None:
+        """Sizes that only reading or a request can tell are not known: those of gzip files, and of
+        objects."""
+        total = 0
+        for index, (name, path) in enumerate(self._spec.splits_of(self._worker, self._workers)):
+            if index == _splits_counted_max:
+                return None
+            if index >= self._begun_count or name in self._begun:
+                if path not in self._sizes:
+                    self._sizes[path] = _size_of(path)
+                if (size := self._sizes[path]) is None:
+                    return None
+                total += max(0, size - self._at.get(name, _BEGINNING).position)
+        return total
+
+    def time_now(self) -> SourceTime:
+        return SourceTime(self.exhausted, unbegun=self._coming is not None, behind=self._begun)
+
+    def counters(self) -> dict[str, int]:
+        return {"splits_done": self._done_count + len(self._later)}
+
+    # --- splits ---------------------------------------------------------------------------------------------
+
+    def _path_of(self, name: str) -> str:
+        return name.partition(":")[2]
+
+    @property
+    def _coming_text(self) -> str:
+        return repr(self._coming[0]) if self._coming else "'the end of the list'"
+
+    @property
+    def _has_others(self) -> bool:
+        return self._coming is not None or len(self._begun) > 1
+
+    def _next(self) -> str | None:
+        if self._begun:
+            return next(iter(self._begun))
+        return self._begin() if self._coming is not None else None
+
+    def _by_time(self, reached: Callable[[str], Watermark]) -> str | None:
+        if self._coming is not None and len(self._begun) < _splits_started_max:
+            name = self._begin()
+            self._turns.begin(name)
+            return name
+        return self._turns.next(self._begun, reached)
+
+    def _find(self, name: str, part: base.SplitDivision) -> None:
+        if name not in self._begun:
+            if self._coming is None or self._coming[0] != name:
+                raise InputListChangedError(f"a step had read {name!r} next, now it is {self._coming_text}")
+            self._begin()
+        at = self._at.get(name, _BEGINNING).position
+        if at != part.begin:
+            raise InputListChangedError(f"a step had read {name!r} from byte {part.begin}, now it is at {at}")
+
+    def _begin(self) -> str:
+        """Begin the next split of the list, and return it."""
+        assert self._coming is not None
+        name, _ = self._coming
+        self._begun[name] = self._begun_count
+        self._begun_count += 1
+        self._coming = next(self._splits, None)
+        return name
+
+    def _finish(self, split: OpenSplit) -> None:
+        self._end(split.name)
+
+    def _end(self, name: str) -> None:
+        self._at.pop(name, None)
+        self._later[self._begun.pop(name)] = name
+        self._later_key = ""
+        self._later_names ^= digest64(name.encode())
+        while self._done_count in self._later:
+            name = self._later.pop(self._done_count)
+            self._done_count += 1
+            self._done_names = digest64(name.encode(), self._done_names)
+            self._later_names ^= digest64(name.encode())
+
+
+class WatchReader(FileReader):
+    """Reads files that are added and grow. `_at` has the position of every file that exists.
+
+    A file with lines to read holds event time back; one at its present end does not: it may never grow again.
+    """
+
+    def __init__(
+        self,
+        spec: FileSource,
+        worker: int,
+        workers: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        stop_after_file: bool = False,
+    ) -> None:
+        self._clock = clock
+        super().__init__(spec, worker, workers, stop_after_file=stop_after_file)
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._seen: dict[str, FileSeen] = {}
+        """This worker's files when they were listed last."""
+        self._whole_gzips: dict[str, tuple[int, bool]] = {}
+        """Gzip file -> its size when it was last checked, and whether it was whole."""
+        self._incomplete_sizes: dict[str, int] = {}
+        """File -> its size when there was no complete line after the position."""
+        self._ready: deque[str] = deque()
+        """Files with more to read, in the order of their turns."""
+        self._last = ""
+        """The file that was read last. `_more`: it has more to read."""
+        self._more = False
+        self._list_at_s = 0.0
+        self._listed = self._replayed_since_listing = False  # since this incarnation began
+        self._ending = self._at_end = False
+
+    def reset_to(self, positions: Mapping[str, SplitPosition]) -> None:
+        self._clear()
+        self._at = dict(positions)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._at
+
+    @property
+    def exhausted(self) -> bool:
+        return self._at_end
+
+    @property
+    def _waiting(self) -> list[str]:
+        """Files with more to read, the current one first."""
+        return [self._last, *self._ready] if self._more else [*self._ready]
+
+    def time_now(self) -> SourceTime:
+        behind = {*self._waiting}
+        quiet = [path for path, at in self._at.items() if path not in behind and not at.done]
+        return SourceTime(self._at_end, self._listed, behind=behind, caught_up=quiet, caught_up_holds=False)
+
+    @property
+    def has_input(self) -> bool:
+        self._look()
+        return not self._wants_checkpoint and (self._more or bool(self._ready))
+
+    @property
+    def wakes_in(self) -> float | None:
+        return None if self._at_end else max(0.0, self._list_at_s - self._clock())
+
+    @property
+    def backlog_bytes(self) -> int | None:
+        waiting = self._waiting
+        if not self._listed or any(path.endswith(GZIP_SUFFIX) for path in waiting):
+            return None
+        return sum(max(0, self._seen[one].size - self._at.get(one, _BEGINNING).position) for one in waiting)
+
+    def counters(self) -> dict[str, int]:
+        return {"files": len(self._at), "files_waiting": len(self._waiting)}
+
+    # --- listing --------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """List the files if it is time. Raises InputChangedError, InputGoneError, InputReadError."""
+        due = self._clock() >= self._list_at_s
+        if self._at_end or not (due or self._replayed_since_listing):
+            return
+        found, ending = self._list() if due else (self._seen, self._ending)
+        ready = [path for path, seen in found.items() if self._is_ready(path, seen, ending=ending)]
+        self._seen, self._ending = found, ending
+        self._more = self._more and self._last in ready
+        self._ready = deque(path for path in ready if path > self._last)
+        self._ready += [path for path in ready if path < self._last]
+        if self._last in ready and not self._more:
+            self._put_back(self._last)
+        self._at_end = ending and not ready
+        self._listed, self._replayed_since_listing = True, False
+
+    def _list(self) -> tuple[dict[str, FileSeen], bool]:
+        """Return this worker's files, and whether no more will follow."""
+        until = self._spec.until
+        ending = until is not None and self._input.exists(until)  # before listing: misses no file
+        listed = self._input.listing(self._spec.patterns)
+        found = {
+            path: seen
+            for path, seen in listed.items()
+            if path != until and base.owner_by_name(path, self._workers) == self._worker
+        }
+        if len(found) > limits.directory_files_max:
+            raise InputReadError(
+                f"{len(found)} input files exist for one worker, and a checkpoint holds the position of each:"
+                f" the maximum is {limits.directory_files_max}",
+                remedy='remove files that were read, with gone="forget"; or use more workers',
+            )
+        for path in [path for path in self._at if path not in found]:
+            self._handle_missing(path)
+        self._list_at_s = self._clock() + self._spec.poll_s
+        return found, ending
+
+    def _handle_missing(self, path: str) -> None:
+        unread = path in self._seen and path in self._waiting
+        unread = unread or (self._input.versioned and not self._at[path].done)
+        if self._spec.gone == "stop" or unread:
+            raise InputGoneError(path, self._at[path].position)
+        self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        """Forget a file; another file of this name is read from its beginning."""
+        self._at.pop(path, None)
+        self._whole_gzips.pop(path, None)
+        self._incomplete_sizes.pop(path, None)
+        self._drop(path)
+
+    def _is_ready(self, path: str, seen: FileSeen, *, ending: bool) -> bool:
+        """Return whether the file has more to read. Raises InputChangedError if it is a different file."""
+        at = self._at.get(path, _BEGINNING)
+        if isinstance(seen.identity, str):
+            return self._object_is_ready(path, seen, seen.identity, at)
+        last = self._seen.get(path)
+        if last is not None and last.identity != seen.identity:
+            self._drop(path)
+            if at.position and not at.done and seen.size >= at.position:
+                # verifies the digest: a file of this name with the same content counts as the same file
+                self._opened(path)
+                self._drop(path)
+        if path.endswith(GZIP_SUFFIX):
+            if at.done and last != seen:
+                _check_unchanged(path, seen, at)
+            return not at.done and (ending or self._is_whole_gzip(path, seen, last))
+        if seen.size < at.position:
+            raise InputChangedError(path, at.position, f"at least {at.position} bytes", f"{seen.size}")
+        return seen.size > (at.position if ending else max(at.position, self._incomplete_sizes.get(path, 0)))
+
+    def _object_is_ready(self, path: str, seen: FileSeen, version: str, at: SplitPosition) -> bool:
+        if at.done and at.version != version and self._spec.gone == "forget":
+            self._forget(path)
+            at = _BEGINNING
+        if at.position or at.done:  # it was replaced, also if by a longer one
+            check_version(path, at.position, at.version or "", version)
+        return not at.done and seen.size > 0
+
+    def _is_whole_gzip(self, path: str, seen: FileSeen, last: FileSeen | None) -> bool:
+        """Return whether the file ends at the end of a stream. A file that is being written is checked again
+        when its size has stopped changing.
+        """
+        size, whole = self._whole_gzips.get(path, (-1, False))
+        if size != seen.size and last in (None, seen):
+            file = GzipBytes(path, PlainBytes(path, open_regular(path)))
+            try:
+                whole = file.is_complete()
+            finally:
+                file.close()
+            self._whole_gzips[path] = (seen.size, whole)
+        return whole
+
+    # --- splits ---------------------------------------------------------------------------------------------
+
+    def _grows(self, name: str) -> bool:
+        return not self._input.versioned and not name.endswith(GZIP_SUFFIX)
+
+    def _takes_rest(self, name: str) -> bool:
+        return self._ending or not self._grows(name)
+
+    @property
+    def _has_others(self) -> bool:
+        return bool(self._ready)
+
+    def _next(self) -> str | None:
+        """Return the next file: a file continues while the step has room, and has one turn per step."""
+        if self._more:
+            return self._last
+        for _ in range(len(self._ready)):
+            path = self._ready.popleft()
+            if path not in self._division:
+                self._last, self._more = path, True
+                return path
+            self._ready.append(path)
+        return None
+
+    def _by_time(self, reached: Callable[[str], Watermark]) -> str | None:
+        waiting = self._waiting
+        path = self._turns.next(waiting, reached)
+        if path is not None:
+            self._ready = deque(other for other in waiting if other != path)
+            self._last, self._more = path, True
+        return path
+
+    def _put_back(self, path: str) -> None:
+        """Let the next step begin with the next file; or continue this one, if it does not grow, or if
+        checkpoints are to be between files.
+        """
+        if self._stop_after_file or self._input.versioned:
+            self._ready.appendleft(path)
+        else:
+            self._ready.append(path)
+
+    def _was_read(self, split: OpenSplit, *, at_end: bool, left: int) -> None:
+        self._more = not at_end
+        if left:
+            self._incomplete_sizes[split.path] = split.digest.size + left
+
+    def _finish(self, split: OpenSplit) -> None:
+        at = self._position_of(split, done=True)
+        # A finished gzip file is identified by its compressed bytes, which a listing need not decompress.
+        self._at[split.name] = (
+            at if at.version else SplitPosition(at.position, _mark_of(split.path), done=True)
+        )
+
+    def _find(self, name: str, part: base.SplitDivision) -> None:
+        if name not in self._seen and not self._input.exists(name):
+            raise InputGoneError(name, part.end)
+        at = self._at.get(name, _BEGINNING)
+        if part.begin == 0 and at.position and self._spec.gone == "forget":
+            self._forget(name)
+        elif at.position != part.begin or at.done:
+            raise InputChangedError(name, part.begin, f"a step from {part.begin}", f"{at.position}")
+
+    def _replayed(self, name: str, part: base.SplitDivision) -> bytes:
+        chunk = super()._replayed(name, part)
+        self._last, self._more = name, False
+        seen = self._seen.get(name)
+        if seen is None or self._at[name].version not in (UNSET, seen.identity):
+            self._list_at_s = 0.0
+        self._replayed_since_listing = True
+        return chunk
+
+    def _note(self, split: OpenSplit, *, done: bool) -> None:
+        if done and self._file(split).read(split.digest.size, 1):  # a replay of a file that was whole
+            at = split.digest.size
+            raise InputChangedError(split.path, at, "its end there, as when it was read", "more after it")
+        super()._note(split, done=done)
+
+    def take_division(self) -> base.SourceDivision:
+        division = super().take_division()
+        # Verified again in the next step that reads it, because it may have been rewritten in place.
+        for name in [name for name in self._open if self._grows(name)]:
+            self._drop(name)
+        if self._more:
+            self._put_back(self._last)
+            self._more = False
+        return division
+
+
+def _check_unchanged(path: str, seen: FileSeen, at: SplitPosition) -> None:
+    """Raise InputChangedError if a gzip file that was read is another one now."""
+    mark = _mark_of(path)
+    if mark != at.digest:
+        found = f"another file, of {seen.size} bytes ({mark:016x})"
+        raise InputChangedError(path, at.position, f"the file that was read ({at.digest:016x})", found)
+
+
+def _mark_of(path: str) -> int:
+    """Return a digest of a file's size and last bytes, which identifies it. Raises InputReadError."""
+    file = PlainBytes(path, open_regular(path))
+    try:
+        size = file.size()
+        return digest64(file.read(max(0, size - _mark_bytes), _mark_bytes), size)
+    finally:
+        file.close()
+
+
+def _size_of(path: str) -> int | None:
+    if path.endswith(GZIP_SUFFIX) or is_url(path):
+        return None
+    try:
+        return os.stat(path).st_size  # noqa: PTH116
+    except OSError:
+        return None  # reading reports it
+
+
+def _text_of_ranges(numbers: Sequence[int]) -> str:
+    """Return integers in increasing order as text: 3-7,9."""
+    parts: list[list[int]] = []
+    for index in numbers:
+        if parts and parts[-1][1] == index - 1:
+            parts[-1][1] = index
+        else:
+            parts.append([index, index])
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in parts)
+
+
+def _ranges_of_text(text: str) -> set[int]:
+    """Return the integers in such a text."""
+    numbers: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
