@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dataflow.worker.circuit_loop import CircuitLoop, LoopState
-from dataflow.worker.identity import Identity
 
 from dataflow import CallSink, FileSource, Graph, SchemaError
 from dataflow.errors import (
@@ -16,7 +14,9 @@ from dataflow.errors import (
 from dataflow.limits import WorkerLimits
 from dataflow.sources import input_files
 from dataflow.sources.input_files import GzipBytes
+from dataflow.worker.circuit_thread import CircuitLoop, LoopState
 from dataflow.worker.messages import Inbox, Shared
+from dataflow.worker.spec import Identity
 from dos_client.errors import BadUrlError
 from journal.archive.bucket import Bucket
 from tests.dataflow.s3_sources import (
