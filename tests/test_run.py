@@ -83,6 +83,7 @@ TOOLS = [
     "flock",
     "id",
     "mkdir",
+    "mktemp",
     "mv",
     "pwd",
     "readlink",
@@ -326,6 +327,22 @@ def test_what_lint_finds_ends_a_run_of_all_tests_before_the_tests(checkout: Chec
     assert done.returncode == 1, done.stderr
     assert done.stdout.splitlines()[-1] == "python -m mypy"
     assert "python -m pytest" not in done.stdout
+
+
+@pytest.mark.parametrize(("mypy_ends", "runs"), [("0", ["", "--rest"]), ("1", ["--rest"])])
+def test_the_continuous_integration_runs_the_rest_whatever_the_first_part_found(
+    checkout: Checkout, mypy_ends: str, runs: list[str]
+) -> None:
+    ci = checkout.root / ".ci" / "run"
+    ci.parent.mkdir()
+    shutil.copy(ROOT / ".ci" / "run", ci)
+    environment = {**checkout.environment, "FAKE_MYPY_ENDS": mypy_ends}
+    done = subprocess.run([ci], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    called = [line for line in done.stdout.splitlines() if line.startswith("python -m ")]
+    assert [line for line in called if "pytest" in line] == [
+        f"python -m pytest -q -n 6 {part}".rstrip() for part in runs
+    ]
+    assert called[-1] == f"python -m tests.support.parts {mypy_ends} 0", done.stderr
 
 
 def test_a_package_that_is_not_offered_keeps_no_other_away_and_the_tests_run(checkout: Checkout) -> None:
