@@ -96,7 +96,7 @@ async def commit(
     at = await state.commit(number, [("counts", data) for piece in pieces for data in blocks_of(piece, rng)])
     async with hold_manifest(StoreHost(store), REGION) as held:
         kept = held.opened.kept
-        last = kept[-1].checkpoint if kept else 0
+        last = kept[-1].number if kept else 0
         checkpoint = Checkpoint(
             checkpoint=last + 1,
             step=number,

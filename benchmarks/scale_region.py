@@ -156,7 +156,7 @@ async def checkpoint_of(url: str, number: int = 0) -> Checkpoint:
     async with open_store(url) as store:
         view = await read_manifest(store, REGION)
         assert view.last is not None
-        return view.restorable(number or view.last.checkpoint)
+        return view.restorable(number or view.last.number)
 
 
 async def moved(url: str, before: Checkpoint, after: Checkpoint) -> dict[str, int]:

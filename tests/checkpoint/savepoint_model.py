@@ -245,7 +245,7 @@ class SavepointModel:
         if crash:  # it dies between the claim and the record
             async with hold_manifest(host, REGION):
                 return
-        wanted = before[number % len(before)].checkpoint if before and number % 4 else 0
+        wanted = before[number % len(before)].number if before and number % 4 else 0
         held = before[-1].savepoints if before else {}
         try:
             note = note_of(name, wanted)
@@ -262,7 +262,7 @@ class SavepointModel:
             return
         self.records_without_driver += 1
         last = after[-1]
-        self.rows[last.checkpoint] = self.rows[last.parent]
+        self.rows[last.number] = self.rows[last.parent]
         assert after == (*before, last), "nothing was released"
         assert last.savepoints == (
             {**held, name: done} if on else {k: v for k, v in held.items() if k != name}

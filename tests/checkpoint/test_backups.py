@@ -70,7 +70,7 @@ def test_a_backup_has_each_chain_up_to_the_checkpoint_and_a_restore_reads_the_sa
             restored = await restore_backup(place, record, new)
             (first,) = await retained_checkpoints(new, REGION)
             assert first.number == restored.checkpoint == checkpoint.number + 1
-            assert (first.line, first.rewound, first.rolled_back_to) == (1, True, checkpoint.checkpoint)
+            assert (first.line, first.rewound, first.rolled_back_to) == (1, True, checkpoint.number)
             assert await records_at(new, first) == wanted
             assert all(len(records) >= 2 for records in wanted.values())
             last = await last_recorded(new, APPLICATION, HANDLE, PRODUCER)

@@ -234,7 +234,7 @@ def test_with_one_server_away_requests_work_and_without_a_quorum_the_command_rep
             async with open_store(url) as store:
                 return (await read_manifest(store, "toy")).last
 
-        assert trio.run(last).checkpoint == answer.result["lastCheckpoint"]
+        assert trio.run(last).number == answer.result["lastCheckpoint"]
 
 
 def test_a_request_that_cannot_be_written_is_told_with_the_members_that_are_unavailable(

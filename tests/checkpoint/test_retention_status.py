@@ -52,7 +52,7 @@ async def test_a_segment_that_goes_while_the_chain_is_read_is_no_error(
         assert may_end.wait(60)
         return remove(*args)
 
-    monkeypatch.setattr(storage.removal, "remove", slow_remove)
+    monkeypatch.setattr(storage, "remove_object", slow_remove)
     rule, place = RetentionRule(by_consumers=False, bytes_max=1), input_register("shop", "orders")
     try:
         with thread_servers(tmp_path, 1) as (server,):

@@ -128,7 +128,7 @@ async def test_exactly_the_objects_that_only_a_savepoint_keeps_are_deleted_when_
 
 def only_the_last(kept, number, retain, savepoint=()):
     del savepoint
-    return (*(checkpoint.checkpoint for checkpoint in kept), number)[-retain:]
+    return (*(checkpoint.number for checkpoint in kept), number)[-retain:]
 
 
 def above_the_oldest(kept, worker):

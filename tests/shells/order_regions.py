@@ -110,7 +110,7 @@ class _Process:
             await self.region.orders.point(f"{self.name} has synced")
             self.region.votes.setdefault((order.incarnation, order.checkpoint), {})[self.worker] = part
             await self._report(
-                control.prepared, checkpoint=order.checkpoint, step=part.state.size, positions=part
+                control.vote, checkpoint=order.checkpoint, step=part.state.size, positions=part
             )
 
     async def _report(self, report: Callable[..., Any], **fields: Any) -> None:

@@ -109,7 +109,8 @@ class Region(RegionBase):
         """The reader of each worker's newest incarnation."""
         plan = _plan()
         interval_s = rng.choice([0.5, 1.0, 1.0])
-        if self.rng.stream(f"{self._prefix}rare checkpoints").random() < 0.25:
+        # The name seeds the stream: with another one, every recorded seed of a region is another run.
+        if self.rng.stream(f"{self._prefix}rare cuts").random() < 0.25:
             interval_s = 3.0
         self.spec = region_spec(
             plan, workers, store_url="dos://here", job_key=KEY, checkpoint_interval_s=interval_s
