@@ -190,8 +190,8 @@ class RealDisk:
     def lock(self, name: str) -> int:
         """Lock the data directory. Raises BlockingIOError if another process holds the lock.
 
-        Locks the directory itself, which cannot be removed while it is locked, and the file of that name,
-        which is all that older servers lock. `close` of the handle releases both.
+        Locks the directory itself, which cannot be removed while it is locked, and the file of that name:
+        some file systems cannot lock a folder. `close` of the handle releases both.
         """
         return self._lock_both(lambda: self.open(name, create=True))
 

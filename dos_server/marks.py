@@ -110,6 +110,8 @@ class ObjectMarks:
             if slot is None:
                 return
             self._disk.write(self._open(), slot * mark_bytes, [bytes(mark_bytes)])
+        # Before the slot and the name are free: if a power cut brought back a mark that says removed, the
+        # next start would remove a new object of this name.
         self.make_durable()
         with self._guard:
             del self._slots[name]
@@ -296,6 +298,7 @@ def remove_object(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark)
         begun = held is not None and held.removed  # a postponed removal: its file may be gone
         marks.write(mark._replace(removed=True), durable=False)
         written = True
+        # Before the file goes: a file that vanished without this mark would be a lost object.
         marks.make_durable()
         with contextlib.suppress(FileNotFoundError):
             disk.remove(f"{folder}/{mark.name}")
@@ -306,6 +309,7 @@ def remove_object(disk: Disk, marks: ObjectMarks, folder: str, mark: ObjectMark)
         as_it_was = Removal.INTACT if failure_of(error) is DiskFailure.FAILED else Removal.NOT_NOW
         return _restore_mark(marks, folder, mark, as_it_was, held, written=written)
     try:
+        # The entry before the mark: a file that comes back without its mark may have lost its end unnoticed.
         disk.sync_folder(folder)
         marks.erase(mark.name)
     except OSError as error:

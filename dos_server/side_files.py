@@ -44,7 +44,8 @@ def remove_leftovers(disk: Disk, path: str, names: Iterable[str]) -> None:
 
 
 def cut_tail(disk: Disk, directory: str, name: str, handle: int, found: RecoveredObject, size: int) -> None:
-    """Cut what does not belong to the object according to `core.recovery`; copy it aside first if required.
+    """Cut what does not belong to the object according to `core.files.recovery`; copy it aside first if
+    required.
 
     The cut is not on stable storage yet.
     """

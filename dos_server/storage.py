@@ -484,7 +484,7 @@ class DirectoryLoader(StoredReads):
     def _judge(
         self, directory: str, name: str, handle: int, mark: ObjectMark | None
     ) -> tuple[RecoveredObject, int]:
-        """Return the finding of `core.recovery`, and the size of the file."""
+        """Return the finding of `core.files.recovery`, and the size of the file."""
         seed = object_seed(directory, name)
         size = self._disk.size(handle)
         found = judge(self.reader(handle), size, seed, mark)
@@ -501,7 +501,7 @@ class DirectoryLoader(StoredReads):
         size: int,
         mark: ObjectMark | None,
     ) -> RecoveredObject:
-        """Carry out the decision of `core.recovery`. What is kept is on stable storage afterwards."""
+        """Carry out the decision of `core.files.recovery`. What is kept is on stable storage afterwards."""
         disk = self._disk
         try:
             side_files.cut_tail(disk, directory, name, handle, found, size)
@@ -733,6 +733,8 @@ class Storage(DirectoryLoader):
         slot, offset, record, seen_bytes, objects = effect
         with self.timing():
             self._log.append(RecordPlace(slot, offset), record)
+        # Before anything is answered: a later start takes a record that `seen` names and that is missing for
+        # damage. Without it, the loss of the newest records would look like a torn end of the log.
         self._log.see(memoryview(record)[:seen_bytes])
         return v.LogSynced(frozenset(one for one in objects if not self._is_named(*one)))
 
@@ -753,6 +755,8 @@ class Storage(DirectoryLoader):
             self._make_folder(directory)
             replace_file(self._disk, f"{OBJECTS}/{directory}", ".claim", records.encode_claim(claim))
             self._folder_durable(directory)
+            # Before the claim is answered: a folder that is lost later must not look like a directory that
+            # nobody has claimed yet, in which an old writer could continue.
             self.register.add(directory, claim.epoch)
         except OSError as error:
             logger.error("claim of %s: %s", directory, error)
@@ -929,6 +933,7 @@ class Storage(DirectoryLoader):
                 self._files.forget(f"{OBJECTS}/{directory}/{name}")
             self._folder_durable(directory)
             self._folders[directory].marks.write(new, durable=True)
+            # The object is judged as a start would judge it: only what is really there counts.
             found = self._load_object(directory, name, new)
         except OSError as error:
             logger.error("cannot install the new copy of %s/%s: %s", directory, name, error)

@@ -135,7 +135,7 @@ class Tokens:
         right.
         """
         presented, found = hashlib.sha256(token).digest(), None
-        for digest, access in self._valid.items():
+        for digest, access in self._valid.items():  # all of them: when one matches must not be measurable
             if hmac.compare_digest(presented, digest):
                 found = access
         return found

@@ -392,6 +392,8 @@ class GroupLog:
         """
         done, self._in_flight = self._in_flight, None
         assert done is not None, "a record was synced that was not written"
+        # Only now may released slots be overwritten: if this record were lost, the one before it would still
+        # count their segments as live, and a start would miss them.
         self._segments.synced(self._first_segment)
         for entry, _, state, then in done:
             if then is not None:

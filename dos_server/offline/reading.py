@@ -72,8 +72,8 @@ class ReadOnlyDisk(RealDisk):
         """Exclude servers as `lock` does, but without creating a lock file. Raises BlockingIOError if one
         runs.
 
-        Without a lock file, a server of a release before 0.1 can start meanwhile: check for the file again at
-        the end.
+        On a file system that cannot lock a folder, a server can start meanwhile if there is no lock file:
+        check for the file again at the end.
         """
         return self._lock_both(lambda: self.open(name, create=False))
 

@@ -1,7 +1,7 @@
 """The texts of what an offline check of a data directory finds: expected, found, meaning, and what to do.
 
-The table of `recovery` and `verify` decide what a file is; only the texts are added here. The letter of a
-finding is that of the row that a start would log. `dos_server.offline.fsck` collects the facts.
+The table of `recovery` and `scan.verify_part` decide what a file is; only the texts are added here. The
+letter of a finding is that of the row that a start would log. `dos_server.offline.fsck` collects the facts.
 """
 
 from dataclasses import asdict, dataclass

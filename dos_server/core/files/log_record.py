@@ -36,7 +36,7 @@ Entry:
 
 A record is valid if and only if its three digests match, magic, version and reserved bytes have the values
 above, its table decodes to these numbers of entries, their contents have the content bytes, and, if the
-record before it is present, it names that one's header digest. `survey` checks the last condition.
+record before it is present, it names that one's header digest. `log_replay` checks the last condition.
 
 The table repeats the entries of the record before, so that after damage to one record the next one tells
 which objects had bytes in it.

@@ -36,7 +36,7 @@ Entries of one object are carried out in the order of the log:
        the object is damaged, and nothing is written.
     5  Every entry that is left is written, never compared: after a failed sync the cache shows what the disk
        lacks. Lost entries cannot be written; whether the file has their bytes shows the size that the mark
-       requires, by the table of `recovery`.
+       requires, by the table of `files.recovery`.
 
 Afterwards the mark requires the end of the last entry. Nothing is ever cut here.
 

@@ -34,9 +34,9 @@ result:
     R       the mark says that the object was found damaged before: QUARANTINE, whatever the table says.
             Otherwise a second fault could make the first one look like a crash.
     N       a tail is to be copied aside and cut, but there is no space for the copy: QUARANTINE until
-            there is space; then the object is judged again (`tails`)
+            there is space; then the object is judged again (`requests.repairs`)
 
-Only the table is here. `recovery_scan` collects the facts, the shell carries out the decision. A test
+`decide` is the table, `recover` collects the facts, the shell carries out the decision. A test
 enumerates every combination of facts and requires exactly one row.
 """
 

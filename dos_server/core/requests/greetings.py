@@ -245,6 +245,7 @@ class Greetings:
             return
         offered = decode_store_record(event.record)
         if tables.record is None or offered.generation > tables.record.generation:
+            # After the record is stored: a server that forgot a generation would count in an old quorum.
             tables.record, tables.record_bytes = offered, event.record
             self._end_older_generations(offered)
         if session is not None:

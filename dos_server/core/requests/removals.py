@@ -101,6 +101,7 @@ class Removals:
             else:
                 order()
 
+        # Entries that are replayed after the file is gone would bring back an object that was removed.
         if log is None or not log.holds((state.directory, state.name)):
             order_when_filed()
             return None

@@ -2,7 +2,7 @@
 
     what  every directory in order, starting at a random one; in it every sound object, from its beginning
           to the size that was synced when its verification began
-    how   one part of one object at a time, read from the disk and verified (`verify`)
+    how   one part of one object at a time, read from the disk and verified (`files.scan`)
     when  at most at the configured rate and at most a tenth of the time; a read is delayed while the disk
           works for clients, but not without limit; a round begins no earlier than `round_seconds_min`
           after the begin of the previous one
