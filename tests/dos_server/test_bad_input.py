@@ -22,7 +22,7 @@ from dos_protocol.errors import CLOSING, BusyError, ErrorCode
 from dos_protocol.frames import Frame, encode_frame
 from dos_server import embedded
 from dos_server.connection import report_busy
-from tests.dos_protocol.test_names_errors_states import HOSTILE
+from tests.dos_protocol.test_rules import HOSTILE
 from tests.support.wire import Wire
 
 CONTENT = b"what was there before"

@@ -22,7 +22,7 @@ from dos_server import embedded
 from dos_server.disk import RealDisk
 from dos_server.embedded import OpenServer
 from dos_server.storage import Storage
-from tests.dos_protocol.test_names_errors_states import HOSTILE
+from tests.dos_protocol.test_rules import HOSTILE
 from tests.support.data_tree import tree
 from tests.support.wire import Wire
 

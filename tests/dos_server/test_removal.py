@@ -12,9 +12,11 @@ import pytest
 
 from dos_protocol import messages as m
 from dos_protocol.errors import ErrorCode
+from dos_protocol.store_record import Member, StoreRecord, encode_store_record
 from dos_server.core import vocabulary as v
 from dos_server.limits import mark_bytes
-from tests.support.core_harness import Harness
+from tests.dos_server.core_requests import W1, W2, append, code_of
+from tests.support.core_harness import SERVER_ID, Harness
 from tests.support.fake_disk import ENDLESS, FakeDisk
 
 CONTENT = bytes(range(200)) * 30
@@ -350,3 +352,377 @@ def test_the_event_names_the_session_and_request_it_answers() -> None:
     server.request(session, "df")
     (effect, _) = server.pending[0]
     assert effect == v.RemoveObject(session, 0, "dir", "f", len(CONTENT), damaged=False)
+
+
+# --- DELETE: by the directory's writer alone, checked when it is carried out, answered when it is ... ------
+
+
+DELETED = bytes(range(250)) * 20
+
+
+def claim(epoch: int = 1, writer: bytes = W1, directory: str = "dir") -> m.ChangeDirectory:
+    return m.ChangeDirectory(directory, claim=True, epoch=epoch, writer_id=writer)
+
+
+def with_object(disk: FakeDisk | None = None) -> tuple[Harness, int]:
+    """A server with an object, and the session that holds its directory."""
+    server = Harness(disk)
+    session = server.connect()
+    server.ask(session, claim())
+    server.ask(session, append(b"", DELETED))
+    return server, session
+
+
+def content(server: Harness, name: str = "o") -> object:
+    """What a reader gets: the bytes, or the code."""
+    reader = server.connect()
+    server.ask(reader, m.ChangeDirectory("dir"))
+    answer = server.ask(reader, m.Get(name, 0, 1 << 20))
+    return bytes(answer.payload) if isinstance(answer, m.Data) else code_of(answer)
+
+
+def test_the_writer_deletes_and_is_notified_of_it_when_it_is_durable() -> None:
+    # EVIDENCE-OF: P-1
+    server, session = with_object()
+    request = server.send(session, m.Delete("o"))
+    assert server.answer(session, request) is None
+    server.settle()
+    assert server.answer(session, request) == m.Deleted("o")
+    assert server.ask(session, m.List()).entries == ()
+    assert code_of(server.ask(session, m.Delete("o"))) == ErrorCode.NOT_FOUND
+    for seed in range(10):
+        server.disk.power_cut(random.Random(seed))
+        server.start()
+        assert content(server) == ErrorCode.NOT_FOUND
+
+
+def test_the_name_is_free_and_a_new_object_there_begins_at_nothing() -> None:
+    # EVIDENCE-OF: P-3
+    server, session = with_object()
+    server.ask(session, m.Delete("o"))
+    behind = server.ask(session, append(DELETED, b"more"))
+    assert (code_of(behind), behind.actual) == (ErrorCode.SIZE_MISMATCH, 0)
+    server.ask(session, append(b"", b"another"))
+    assert content(server) == b"another"
+    server.disk.kill()
+    server.start()
+    assert content(server) == b"another"
+
+
+def test_what_is_missing_is_not_found_and_bad_names_and_no_directory_are_reported() -> None:
+    server, session = with_object()
+    assert code_of(server.ask(session, m.Delete("p"))) == ErrorCode.NOT_FOUND
+    assert code_of(server.ask(session, m.Delete("../o"))) == ErrorCode.BAD_NAME
+    assert code_of(server.ask(server.connect(), m.Delete("o"))) == ErrorCode.NOT_READY
+    assert content(server) == DELETED
+
+
+def test_only_who_holds_the_claim_deletes() -> None:
+    # EVIDENCE-OF: P-4, P-8
+    server, old = with_object()
+    reader = server.connect()
+    server.ask(reader, m.ChangeDirectory("dir"))
+    answer = server.ask(reader, m.Delete("o"))
+    assert (code_of(answer), answer.actual) == (ErrorCode.NOT_CLAIMED, 1)
+    new = server.connect()
+    server.ask(new, claim(2, W2))
+    answer = server.ask(old, m.Delete("o"))
+    assert (code_of(answer), answer.actual) == (ErrorCode.FENCED, 2)
+    assert content(server) == DELETED
+    assert server.ask(new, m.Delete("o")) == m.Deleted("o")
+
+
+def test_a_delete_is_checked_when_it_is_carried_out() -> None:
+    # EVIDENCE-OF: P-4, P-8
+    server, old = with_object()
+    new = server.connect()
+    claiming = server.send(new, claim(2, W2))  # held, and not answered yet
+    assert code_of(server.answer(old, server.send(old, m.Delete("o")))) == ErrorCode.FENCED
+    server.settle()
+    assert [one.name for one in server.answer(new, claiming).entries] == ["o"]
+    behind = server.connect()
+    server.send(behind, claim(1, W1))  # refused; then the session is in no directory
+    late = server.send(behind, m.Delete("o"))
+    server.settle()
+    assert code_of(server.answer(behind, late)) == ErrorCode.NOT_READY
+    assert content(server) == DELETED
+
+
+def test_in_a_directory_that_nobody_ever_claimed_any_session_deletes() -> None:
+    server = Harness()
+    one, other = server.connect(), server.connect()
+    for session in (one, other):
+        server.ask(session, m.ChangeDirectory("dir"))
+    server.ask(one, append(b"", DELETED))
+    assert server.ask(other, m.Delete("o")) == m.Deleted("o")
+    server.ask(one, append(b"", b"new"))
+    assert content(server) == b"new"
+    writer = server.connect()
+    server.ask(writer, claim())
+    assert code_of(server.ask(other, m.Delete("o"))) == ErrorCode.NOT_CLAIMED
+    assert code_of(server.ask(one, m.Delete("o"))) == ErrorCode.FENCED
+    assert content(server) == b"new"
+
+
+def test_an_object_that_is_being_appended_is_not_deleted() -> None:
+    # EVIDENCE-OF: P-1, P-8
+    server, session = with_object()
+    server.send(session, append(DELETED, b"more"), ends_batch=False)
+    early = server.send(session, m.Delete("o"), ends_batch=False)
+    assert code_of(server.answer(session, early)) == ErrorCode.BEING_APPENDED
+    server.event(v.BatchEnded())
+    late = server.send(session, m.Delete("o"))
+    assert code_of(server.answer(session, late)) == ErrorCode.BEING_APPENDED
+    new = server.send(session, append(b"", b"x", "new"), ends_batch=False)
+    assert code_of(server.answer(session, server.send(session, m.Delete("new")))) == ErrorCode.BEING_APPENDED
+    assert server.answer(session, new) is None
+    server.settle()
+    assert content(server) == DELETED + b"more"
+    assert content(server, "new") == b"x"
+    assert server.ask(session, m.Delete("o")) == m.Deleted("o")
+
+
+def test_what_another_session_or_a_stream_appends_to_is_not_deleted() -> None:
+    server = Harness()
+    one, other = server.connect(), server.connect()
+    for session in (one, other):
+        server.ask(session, m.ChangeDirectory("dir"))
+    server.send(one, append(b"", DELETED))
+    assert code_of(server.answer(other, server.send(other, m.Delete("o")))) == ErrorCode.BEING_APPENDED
+    server.settle()
+    stream = server.connect0("dir")
+    assert server.ask0(stream, f"ao\t{len(DELETED)}") == b"ok"
+    assert code_of(server.ask(other, m.Delete("o"))) == ErrorCode.BEING_APPENDED
+    server.end(stream)
+    assert server.ask(other, m.Delete("o")) == m.Deleted("o")
+
+
+def test_while_it_goes_nobody_uses_it_and_who_waited_for_more_is_notified_that_it_is_gone() -> None:
+    # EVIDENCE-OF: P-2
+    server, session = with_object()
+    reader = server.connect()
+    server.ask(reader, m.ChangeDirectory("dir"))
+    reading = server.send(reader, m.Get("o", 0, 10))
+    following = server.send(reader, m.Get("o", len(DELETED), 10, 60_000))
+    removal = server.send(session, m.Delete("o"))
+    again = server.send(session, m.Delete("o"))
+    more = server.send(session, append(DELETED, b"more"))
+    get = server.send(reader, m.Get("o", 0, 10))
+    digest = server.send(reader, m.Stat("o", 10))
+    assert code_of(server.answer(session, again)) == ErrorCode.BUSY
+    assert code_of(server.answer(session, more)) == ErrorCode.BEING_APPENDED
+    assert code_of(server.answer(reader, get)) == ErrorCode.BUSY
+    assert code_of(server.answer(reader, digest)) == ErrorCode.BUSY
+    assert server.answer(reader, following) is None
+    server.finish(1)  # the removal ends before the bytes asked for earlier are read
+    assert server.answer(session, removal) == m.Deleted("o")
+    server.settle()
+    assert code_of(server.answer(reader, following)) == ErrorCode.NOT_FOUND
+    assert server.answer(reader, following).actual == 0
+    assert code_of(server.answer(reader, reading)) == ErrorCode.NOT_FOUND
+    assert not server.core.wants_tick()
+
+
+def test_what_was_asked_of_the_old_object_is_not_answered_from_a_new_one() -> None:
+    # EVIDENCE-OF: P-2
+    server, session = with_object()
+    reading = server.send(session, m.Get("o", 0, 10))
+    folding = server.send(session, m.Stat("o", 10))
+    server.send(session, m.Delete("o"))
+    server.finish(2)
+    server.ask(session, append(b"", b"another thing"))
+    assert code_of(server.answer(session, reading)) == ErrorCode.BUSY
+    assert code_of(server.answer(session, folding)) == ErrorCode.BUSY
+
+
+def test_a_claim_waits_for_a_delete_that_began_before_it() -> None:
+    # EVIDENCE-OF: P-4
+    server, old = with_object()
+    removal = server.send(old, m.Delete("o"))
+    new = server.connect()
+    claiming = server.send(new, claim(2, W2))
+    server.finish(1)  # the claim is stored; the removal still goes on
+    assert server.answer(new, claiming) is None
+    server.settle()
+    assert server.answer(old, removal) == m.Deleted("o")
+    assert server.answer(new, claiming).entries == ()
+
+
+def test_poisoned_objects_stay_and_damaged_ones_may_go() -> None:
+    disk = FakeDisk()
+    server, session = with_object(disk)
+    disk.fail("sync", errno.EIO)
+    server.ask(session, append(DELETED, b"lost"))
+    assert code_of(server.ask(session, m.Delete("o"))) == ErrorCode.POISONED
+    disk.kill()
+    disk.write(disk.open("d/dir/o", create=False), 3000, [b"\xff\xfe"])
+    server.start()
+    assert content(server) == ErrorCode.CORRUPT
+    writer = server.connect()
+    server.ask(writer, claim())
+    assert server.ask(writer, m.Delete("o")) == m.Deleted("o")
+
+
+@pytest.mark.parametrize("step", ["write", "sync", "sync_folder", "remove"])
+def test_a_delete_that_fails_is_reported_and_leaves_the_object_as_it_was(step: str) -> None:
+    # EVIDENCE-OF: P-8
+    disk = FakeDisk()
+    server, session = with_object(disk)
+    following = server.send(session, m.Get("o", len(DELETED), 10, 60_000))
+    disk.fail(step, errno.EIO)
+    answer = server.ask(session, m.Delete("o"))
+    assert code_of(answer) == ErrorCode.POISONED
+    assert "is unchanged" in answer.message
+    server.ask(session, append(DELETED, b"more"))
+    assert bytes(server.answer(session, following).payload) == b"more"
+    assert content(server) == DELETED + b"more"
+
+
+def test_a_delete_of_which_only_a_restart_can_say_poisons_the_object() -> None:
+    disk = FakeDisk()
+    server, session = with_object(disk)
+    following = server.send(session, m.Get("o", len(DELETED), 10, 60_000))
+    disk.fail("sync_folder", errno.EIO, nth=2)
+    assert code_of(server.ask(session, m.Delete("o"))) == ErrorCode.POISONED
+    assert code_of(server.answer(session, following)) == ErrorCode.POISONED
+    assert code_of(server.ask(session, append(b"", b"x"))) == ErrorCode.POISONED
+    disk.kill()
+    server.start()
+    assert content(server) == ErrorCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("step", "nth"), CRASHES)
+def test_a_crash_leaves_the_whole_object_or_none_and_who_may_write_as_it_was(
+    step: str, nth: int, after: bool
+) -> None:
+    # EVIDENCE-OF: P-1, P-4
+    for seed in range(6):
+        disk = FakeDisk()
+        server, session = with_object(disk)
+        crash_in(disk, step, nth, after=after)
+        with pytest.raises(_Crash):
+            server.ask(session, m.Delete("o"))
+        delattr(disk, step)
+        disk.power_cut(random.Random(seed)) if seed else disk.kill()
+        server.start()
+        found = content(server)
+        assert found in (DELETED, ErrorCode.NOT_FOUND), seed
+        if (step, nth) not in BEFORE_THE_MARK_COUNTS:
+            assert found == ErrorCode.NOT_FOUND, "begun is as good as done"
+        older = server.connect()
+        assert code_of(server.ask(older, claim(1, W2))) == ErrorCode.FENCED
+        server.ask(older, claim(2, W2))
+        assert isinstance(server.ask(older, m.Delete("o")), m.Deleted | m.Error)
+        assert content(server) == ErrorCode.NOT_FOUND
+
+
+def test_bye_comes_when_the_delete_before_it_is_answered() -> None:
+    server, session = with_object()
+    removal = server.send(session, m.Delete("o"))
+    quit_ = server.send(session, m.Quit())
+    assert server.answer(session, quit_) is None
+    server.settle()
+    assert server.heard[session][-2:] == [(removal, m.Deleted("o")), (quit_, m.Bye())]
+    assert session in server.closed
+
+
+def test_a_delete_whose_session_is_gone_is_carried_out_all_the_same() -> None:
+    server, session = with_object()
+    server.send(session, m.Delete("o"))
+    server.end(session)
+    server.settle()
+    assert content(server) == ErrorCode.NOT_FOUND
+
+
+RECORD = StoreRecord(b"s" * 16, 1, 1, (Member(SERVER_ID, "h:1"),))
+OF_STORE = m.Hello(store_id=b"s" * 16, generation=1)
+
+
+def in_store(hello: m.Hello, *, claimed: bool) -> tuple[Harness, int]:
+    """A member of a store with object `o`, and the session that wrote it."""
+    server = Harness()
+    assert server.ask(server.connect(), m.Configure(encode_store_record(RECORD))) == m.Configured(1)
+    session = server.connect(hello)
+    server.ask(session, claim() if claimed else m.ChangeDirectory("dir"))
+    server.ask(session, append(b"", DELETED))
+    return server, session
+
+
+@pytest.mark.parametrize("hello", [m.Hello(), OF_STORE])
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_member_of_a_store_deletes_for_the_writer_who_claimed_and_for_nobody_else(
+    claimed: bool, hello: m.Hello
+) -> None:
+    # EVIDENCE-OF: P-5, P-8
+    server, session = in_store(hello, claimed=claimed)
+    words = server.ask0(server.connect0("dir"), "do") or b""
+    assert words.startswith(
+        b"ERROR: directory dir is claimed" if claimed else b"ERROR: this server is in store"
+    )
+    for stranger in (server.connect(), server.connect(OF_STORE)):
+        server.ask(stranger, m.ChangeDirectory("dir"))
+        assert code_of(server.ask(stranger, m.Delete("o"))) in (
+            ErrorCode.UNSUPPORTED,
+            ErrorCode.NOT_CLAIMED,
+        )
+    assert content(server) == DELETED
+    answer = server.ask(session, m.Delete("o"))
+    if claimed and hello is OF_STORE:
+        assert answer == m.Deleted("o")
+        assert content(server) == ErrorCode.NOT_FOUND
+        return
+    assert code_of(answer) == (ErrorCode.UNSUPPORTED if hello is not OF_STORE else ErrorCode.NOT_CLAIMED)
+    assert "is in store 73737373" in answer.message
+    assert content(server) == DELETED
+
+
+def test_a_writer_of_a_store_that_was_superseded_deletes_nothing_any_more() -> None:
+    # EVIDENCE-OF: P-4, P-8
+    server, old = in_store(OF_STORE, claimed=True)
+    new = server.connect(OF_STORE)
+    server.ask(new, m.ChangeDirectory("dir", claim=True, epoch=9, writer_id=b"n" * 16))
+    assert code_of(server.ask(old, m.Delete("o"))) == ErrorCode.FENCED
+    assert content(server) == DELETED
+    assert server.ask(new, m.Delete("o")) == m.Deleted("o")
+
+
+def test_a_writer_of_an_older_generation_deletes_nothing() -> None:
+    # EVIDENCE-OF: P-8
+    server, old = in_store(OF_STORE, claimed=True)
+    newer = encode_store_record(StoreRecord(b"s" * 16, 2, 1, (Member(SERVER_ID, "h:2"),)))
+    assert server.ask(server.connect(), m.Configure(newer)) == m.Configured(2)
+    server.send(old, m.Delete("o"))
+    server.settle()
+    assert old in server.closed
+    assert content(server) == DELETED
+
+
+def test_a_directory_takes_so_many_objects_and_a_deleted_one_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # EVIDENCE-OF: P-8, P-9
+    monkeypatch.setattr("dos_protocol.limits.entries_max", 3)
+    server, session = with_object()
+    for name in "pq":
+        server.ask(session, append(b"", b"x", name))
+    answer = server.ask(session, append(b"", b"x", "r"))
+    assert (code_of(answer), answer.actual) == (ErrorCode.NO_SPACE, 3)
+    server.ask(session, append(b"x", b"more", "p"))
+    assert content(server, "p") == b"xmore", "those that are there go on"
+    server.ask(session, m.Delete("q"))
+    server.ask(session, append(b"", b"x", "r"))
+    assert content(server, "r") == b"x"
+
+
+def test_an_object_takes_so_many_bytes_and_is_refused_the_next_one_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # EVIDENCE-OF: P-8, P-9
+    monkeypatch.setattr("dos_server.core.object_state.object_bytes_max", len(DELETED) + 4)
+    server, session = with_object()
+    answer = server.ask(session, append(DELETED, b"12345"))
+    assert (code_of(answer), answer.actual) == (ErrorCode.NO_SPACE, len(DELETED) + 4)
+    server.ask(session, append(DELETED, b"1234"))
+    assert content(server) == DELETED + b"1234"
+    assert code_of(server.ask(session, append(DELETED + b"1234", b"5"))) == ErrorCode.NO_SPACE

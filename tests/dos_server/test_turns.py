@@ -1,25 +1,60 @@
 """Turns: who is served next when there is more to do than a round should take, and pages of names."""
 
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dos_protocol import messages as m
-from dos_protocol.frames import Frame
+from dos_protocol.digests import prefix_digest
+from dos_protocol.errors import ErrorCode
+from dos_protocol.frames import Frame, encode_frame, frame_head
+from dos_protocol.limits import MIB
+from dos_server.buffers import BufferAccount, OutgoingAccount
 from dos_server.core import vocabulary as v
 from dos_server.core.directory_state import NameTable, ObjectTable
+from dos_server.core.files.scan import ExtentStart
 from dos_server.core.object_state import ObjectState
+from dos_server.core.tables import InFlight
 from dos_server.limits import (
+    buffers_large_bytes_max,
+    buffers_needed_bytes_max,
+    buffers_optional_bytes_max,
+    buffers_total_bytes_max,
+    connection_buffer_bytes,
+    connection_buffer_fair_bytes,
     entries_few,
+    hello_bytes_max,
+    in_flight_bytes_max,
+    in_flight_share_bytes_min,
+    in_flight_shared_bytes_max,
     many_waiting,
+    read_bytes_in_flight_max,
     round_bytes_max,
     round_seconds,
     turn_memory_seconds,
     turn_seconds,
 )
+from dos_server.ports import DiskThreads, Readiness
+from dos_server.server import ObjectServer, PacedReads
+from dos_server.storage import Storage
 from dos_server.turns import ConnectionCost, Turns
+from tests.dos_server.test_shell import with_server
 from tests.support.core_harness import Harness
+from tests.support.fake_disk import FakeDisk
+from tests.support.wire import Wire
 
 
 class Clock:
@@ -252,3 +287,485 @@ def test_only_what_may_have_many_entries_waits_for_a_peer_that_reads_late() -> N
     assert {one for one, long in asked.items() if long} == {("many", b"l"), ("many", b"ll")}, "version 0"
     server.start()
     assert waits(server.connect(), m.ChangeDirectory("many")), "it is not loaded: nobody knows"
+
+
+# --- Connections that share rounds, sync threads and the memory they read into -----------------------------
+
+
+FIRST_BYTES = 16 * 1024
+
+
+def take_all(take: Callable[[int, int], int], size: int) -> int:
+    """How many connections get a buffer of that size before one gets none."""
+    count = 0
+    while take(FIRST_BYTES, size) == size:
+        count += 1
+    return count
+
+
+def test_wishes_end_first_then_needs_and_what_is_given_back_wakes_those_who_wait() -> None:
+    # EVIDENCE-OF: P-9
+    account = BufferAccount()
+    take_all(account.take_optional, connection_buffer_bytes)
+    assert buffers_large_bytes_max - connection_buffer_bytes < account.held <= buffers_large_bytes_max
+    take_all(account.take_optional, connection_buffer_fair_bytes)
+    assert account.held <= buffers_optional_bytes_max
+    assert take_all(partial(account.need, delivered=False), MIB) >= 1, (
+        "a frame has room, an optional buffer has none"
+    )
+    assert account.held <= buffers_needed_bytes_max
+    assert account.need(FIRST_BYTES, MIB, delivered=True) == MIB, "some is kept for who delivered before"
+    assert account.held <= buffers_total_bytes_max
+    account.held = buffers_needed_bytes_max
+    woken: list[str] = []
+    waiters = [Waits(woken, *one) for one in (("large", MIB), ("small", MIB // 4), ("known", MIB, True))]
+    for one in waiters:
+        account.wait(one)
+    assert account.wanted
+    account.release(MIB)
+    assert woken == ["known"], "who delivered before, and no more than fit"
+    account.release(MIB)
+    assert woken == ["known", "small", "large"], "then who needs least"
+    assert not account.wanted
+    account.wait(waiters[0])
+    account.leave(waiters[0])
+    assert not account.wanted
+    assert account.need(FIRST_BYTES, MIB, delivered=False) == MIB
+
+
+@dataclass(eq=False)
+class Waits:
+    woken: list[str]
+    name: str
+    lacks_bytes: int
+    delivered: bool = False
+
+    def on_room(self) -> None:
+        self.woken.append(self.name)
+
+
+@pytest.mark.trio
+async def test_large_frames_without_room_wait_unread_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    # EVIDENCE-OF: P-9
+    monkeypatch.setattr("dos_server.buffers.buffers_large_bytes_max", 0)
+    monkeypatch.setattr("dos_server.buffers.buffers_optional_bytes_max", 0)
+    monkeypatch.setattr("dos_server.buffers.buffers_needed_bytes_max", MIB + 1024)
+    monkeypatch.setattr("dos_server.buffers.buffers_total_bytes_max", MIB + 1024)
+    monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.slow_frame_seconds_max", 60)
+
+    def story(address: tuple[str, int]) -> None:
+        content = os.urandom(MIB)
+        with Wire(address) as first, Wire(address) as second, Wire(address) as small:
+            for wire in (first, second, small):
+                wire.ask(m.ChangeDirectory("dir"))
+            frames = [
+                encode_frame(m.encode(m.Append(name, 0, 0, content), 900)) for name in ("first", "second")
+            ]
+            first.sock.sendall(frames[0][:-1])
+            second.sock.sendall(frames[1])
+            small.append("small", b"", b"abc")
+            small.wait_synced("small", 3)
+            second.sock.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                second.receive()
+            second.sock.settimeout(30)
+            first.sock.sendall(frames[0][-1:])
+            first.wait_synced("first", MIB)
+            second.wait_synced("second", MIB)
+
+    await with_server(FakeDisk(), story)
+
+
+def room_for_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("large", "optional"):
+        monkeypatch.setattr(f"dos_server.buffers.buffers_{name}_bytes_max", 0)
+    for name in ("needed", "total"):
+        monkeypatch.setattr(f"dos_server.buffers.buffers_{name}_bytes_max", MIB + 1024)
+
+
+def half_a_frame(address: tuple[str, int]) -> Wire:
+    """A session with a frame of 1 MiB begun, of which half is there, and nothing more comes."""
+    wire = Wire(address)
+    wire.ask(m.ChangeDirectory("dir"))
+    wire.sock.sendall(encode_frame(m.encode(m.Append("o", 0, 0, bytes(MIB)), 900))[: MIB // 2])
+    return wire
+
+
+@pytest.mark.trio
+async def test_who_holds_room_and_sends_nothing_is_closed_once_others_wait_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # EVIDENCE-OF: P-9, P-10
+    room_for_one_frame(monkeypatch)
+    monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 0.3)
+
+    def story(address: tuple[str, int]) -> None:
+        with half_a_frame(address) as stalled, Wire(address) as honest:
+            honest.ask(m.ChangeDirectory("dir"))
+            stalled.sock.settimeout(1.0)
+            with pytest.raises(TimeoutError):
+                stalled.receive()
+            honest.append("honest", b"", bytes(MIB))
+            honest.wait_synced("honest", MIB)
+            stalled.sock.settimeout(30)
+            assert stalled.ends()
+
+    await with_server(FakeDisk(), story)
+
+
+@pytest.mark.trio
+async def test_a_frame_that_drips_is_closed_when_others_wait_for_its_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # EVIDENCE-OF: P-9, P-10
+    room_for_one_frame(monkeypatch)
+    monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.slow_frame_seconds_max", 0.5)
+
+    def story(address: tuple[str, int]) -> None:
+        with half_a_frame(address) as slow, Wire(address) as honest:
+            honest.ask(m.ChangeDirectory("dir"))
+            honest.append("honest", b"", bytes(MIB))
+            honest.wait_synced("honest", MIB)
+            assert slow.ends()
+
+    await with_server(FakeDisk(), story)
+
+
+@pytest.mark.trio
+async def test_the_clock_of_a_frame_runs_while_it_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    # EVIDENCE-OF: P-9
+    room_for_one_frame(monkeypatch)
+    monkeypatch.setattr("dos_server.connection.stalled_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.slow_frame_seconds_max", 60)
+    monkeypatch.setattr("dos_server.connection.frame_seconds_max", 1.0)
+
+    def story(address: tuple[str, int]) -> None:
+        with contextlib.ExitStack() as stack:
+            for one in [stack.enter_context(half_a_frame(address)) for _ in range(5)]:
+                assert one.ends()
+
+    await with_server(FakeDisk(), story)
+
+
+@pytest.mark.trio
+async def test_before_hello_no_frame_needs_more_than_the_small_buffer() -> None:
+    # EVIDENCE-OF: P-9
+    def story(address: tuple[str, int]) -> None:
+        with Wire(address, greet=False) as stranger:
+            stranger.sock.sendall(frame_head(Frame(3, 7, bytes(20), bytes(hello_bytes_max + 1)))[:32])
+            assert stranger.receive().code == ErrorCode.TOO_LARGE
+            assert stranger.ends()
+        with Wire(address, greet=False) as hasty:  # what follows a HELLO need not wait for its answer
+            hasty.sock.sendall(
+                encode_frame(m.encode(m.Hello(client="x" * 1000), 1))
+                + encode_frame(m.encode(m.ChangeDirectory("dir"), 2))
+                + encode_frame(m.encode(m.Append("o", 0, 0, bytes(MIB)), 3))
+            )
+            hasty.answer(2)
+            hasty.wait_synced("o", MIB)
+
+    await with_server(FakeDisk(), story)
+
+
+@pytest.mark.trio
+async def test_what_is_written_while_a_sync_runs_waits_for_the_next() -> None:
+    # EVIDENCE-OF: P-1
+    disk = FakeDisk()
+    begun, go_on = threading.Event(), threading.Event()
+    sync = disk.sync
+
+    def held_sync(handle: int) -> None:
+        if disk._handles[handle][1].endswith("/o"):
+            begun.set()
+            assert go_on.wait(60)
+        sync(handle)
+
+    disk.sync = held_sync  # type: ignore[method-assign]
+
+    def story(address: tuple[str, int]) -> None:
+        with Wire(address) as wire:
+            wire.claim("dir")
+            wire.append("o", b"", b"abc")
+            assert begun.wait(60)
+            wire.append("o", b"abc", b"def")
+            while wire.receive() != m.DurabilityAck("o", 6, 0):
+                pass  # both are in the file now, and the one sync that began did so before the second
+            go_on.set()
+            answers = [wire.receive()]
+            while answers[-1] != m.DurabilityAck("o", 6, 6):
+                answers.append(wire.receive())
+            assert m.DurabilityAck("o", 6, 3) in answers
+
+    await with_server(disk, story)
+
+
+@pytest.mark.trio
+async def test_many_objects_are_synced_at_once_and_each_is_notified() -> None:
+    def story(address: tuple[str, int]) -> None:
+        wires = [Wire(address) for _ in range(40)]
+        for number, wire in enumerate(wires):
+            wire.ask(m.ChangeDirectory("dir"))
+            wire.append(f"o{number}", b"", b"abc")
+        for number, wire in enumerate(wires):
+            wire.wait_synced(f"o{number}", 3)
+            wire.sock.close()
+
+    await with_server(FakeDisk(), story)
+
+
+@pytest.mark.trio
+async def test_what_threads_have_done_is_called_in_the_loop_in_order_and_all_of_it() -> None:
+    readiness = Readiness()
+    called: list[int] = []
+    ended = trio.Event()
+
+    def work() -> None:
+        for number in range(5_000):
+            readiness.done(lambda number=number: called.append(number))
+
+    def round_ended() -> None:
+        if len(called) == 5_000:
+            ended.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(readiness.run, round_ended)
+        await trio.to_thread.run_sync(work)
+        with trio.fail_after(60):
+            await ended.wait()
+        nursery.cancel_scope.cancel()
+    readiness.close()
+    assert called == list(range(5_000))
+
+
+@pytest.mark.trio
+async def test_a_descriptor_not_watched_any_more_is_not_called_in_the_same_round() -> None:
+    readiness = Readiness()
+    pairs = [socket.socketpair() for _ in range(2)]
+    called: list[int] = []
+    ended = trio.Event()
+
+    def call(number: int, *, readable: bool) -> None:
+        assert readable
+        called.append(number)
+        for one, _ in pairs:
+            readiness.watch(one, partial(call, 9), reading=False, writing=False)
+
+    for number, (one, _) in enumerate(pairs):
+        readiness.watch(one, partial(call, number), reading=True, writing=False)
+    for _, other in pairs:
+        other.send(b"x")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(readiness.run, ended.set)
+        with trio.fail_after(60):
+            await ended.wait()
+        nursery.cancel_scope.cancel()
+    readiness.close()
+    assert len(called) == 1
+    for pair in pairs:
+        for one in pair:
+            one.close()
+
+
+@pytest.mark.trio
+async def test_jobs_beyond_the_threads_wait_and_all_are_done() -> None:
+    readiness = Readiness()
+    reported: list[int] = []
+    at_work, most, guard = 0, 0, threading.Lock()
+    ended = trio.Event()
+
+    def work(job: int) -> int:
+        nonlocal at_work, most
+        with guard:
+            at_work += 1
+            most = max(most, at_work)
+        with guard:
+            at_work -= 1
+        return job
+
+    threads = DiskThreads(work, reported.append, readiness, 3)
+    for job in range(200):
+        threads.start(job)
+    assert threads.busy
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(readiness.run, lambda: ended.set() if len(reported) == 200 else None)
+        with trio.fail_after(60):
+            await ended.wait()
+        nursery.cancel_scope.cancel()
+    assert not threads.busy
+    assert sorted(reported) == list(range(200))
+    assert most <= 3
+    threads.close()
+    readiness.close()
+
+
+@pytest.mark.trio
+async def test_what_no_thread_should_raise_is_raised_in_the_loop() -> None:
+    readiness = Readiness()
+
+    def work(job: str) -> None:
+        raise KeyError(job)
+
+    threads = DiskThreads(work, print, readiness, 1)
+    threads.start("unheard of")
+    with pytest.raises(KeyError, match="unheard of"), trio.fail_after(60):
+        await readiness.run(lambda: None)
+    threads.close()
+    readiness.close()
+
+
+# --- What greedy sessions share: unsynced bytes, and reads at the disk -------------------------------------
+
+
+def test_a_session_that_appends_alone_may_have_more_unsynced_than_its_share_beside_others() -> None:
+    # EVIDENCE-OF: P-10
+    shares = InFlight()
+    assert shares.bytes_max == in_flight_bytes_max
+    shares.appended(1, 0.0)
+    assert shares.bytes_max == in_flight_bytes_max
+    shares.appended(2, 0.1)
+    shares.appended(1, 0.5)
+    assert shares.bytes_max == in_flight_shared_bytes_max // 2
+    shares.appended(1, 1.2)
+    assert shares.bytes_max == in_flight_bytes_max, "the other one has been silent for a second"
+    for number in range(1_000):
+        shares.appended(number, 1.3)
+    assert shares.bytes_max == in_flight_share_bytes_min
+
+
+class Connection:
+    outgoing_bytes = reserved_bytes = 0
+
+
+class Pool:
+    """The threads that read: it notes what begins."""
+
+    busy = False
+
+    def __init__(self) -> None:
+        self.begun: list[v.ReadData] = []
+
+    def start(self, effect: v.ReadData) -> None:
+        self.begun.append(effect)
+
+
+def read(session: int, start: int) -> v.ReadData:
+    return v.ReadData(session, 0, "d", "o", ExtentStart(0, 0, 0), start, start + MIB)
+
+
+def test_sessions_take_turns_at_the_disk_within_a_budget_of_bytes() -> None:
+    # EVIDENCE-OF: P-10
+    pool, results = Pool(), list[v.GotData]()
+    connections: Any = {number: Connection() for number in range(3)}
+    storage: Any = SimpleNamespace(read=None)
+    ports: Any = SimpleNamespace(workers=lambda *_: pool)
+    rounds: Any = SimpleNamespace(soon=lambda _: None)
+    reads = PacedReads(storage, connections, OutgoingAccount(), rounds, results.append, ports)
+    for start in range(4):
+        reads.submit(read(0, start * MIB))
+    for session in (1, 2):
+        reads.submit(read(session, 0))
+    assert len(pool.begun) == read_bytes_in_flight_max // MIB
+    order = []
+    while pool.begun:
+        done = pool.begun.pop(0)
+        order.append(done.session)
+        reads._ended(v.GotData(done, b""))
+        reads.inspect()
+    assert order == [0, 0, 0, 1, 2, 0], "the first two were alone; then each has its turn"
+    assert not reads.waiting
+
+
+# --- Work in threads that computes for long: the event loop goes first, and nothing is done for a ... ------
+
+
+class SlowDisk(FakeDisk):
+    """Counts reads, each of which waits while `held`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free, self.reads = threading.Event(), 0
+        self.free.set()
+
+    def read(self, handle: int, position: int, count: int) -> bytes:
+        self.reads += 1
+        self.free.wait()
+        return super().read(handle, position, count)
+
+
+@pytest.mark.trio
+async def test_digests_that_nobody_waits_for_any_more_are_not_read() -> None:
+    # EVIDENCE-OF: P-9
+    disk = SlowDisk()
+
+    def story(address: tuple[str, int]) -> None:
+        with Wire(address) as honest:
+            honest.claim("dir")
+            honest.append("o", b"", bytes(100))
+            honest.wait_synced("o", 100)
+            disk.free.clear()
+            disk.reads = 0
+            greedy = [Wire(address) for _ in range(3)]
+            for one in greedy:
+                one.ask(m.ChangeDirectory("dir"))
+                for _ in range(15):
+                    one.send(m.Stat("o", 50))
+                one.ask(m.Ping(b"?"))  # all of them are at the disk, or wait for it
+            for one in greedy:
+                one.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                one.close()
+            last = honest.send(m.Stat("o", 50))
+            while len(server._connections) > 1:
+                honest.ask(m.Ping(b"?"))
+            disk.free.set()
+            assert honest.answer(last).digest == prefix_digest(bytes(50))
+            assert disk.reads <= 2 * 3, "three reads a digest: of the one that had begun, and of the last one"
+
+    server = ObjectServer(Storage(disk))
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve, listener)
+        await trio.to_thread.run_sync(story, listener.getsockname())
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_thread_that_computes_gives_way_to_a_round_and_is_not_kept_waiting_for_ever() -> None:
+    # EVIDENCE-OF: P-9
+    calls, seconds = 30, {}
+    readiness = Readiness()
+    for gives_way in (True, False, True, False):
+        stop, ended = threading.Event(), trio.Event()
+        computed = 0
+
+        def compute(gives_way: bool, stop: threading.Event) -> None:
+            nonlocal computed
+            while not stop.is_set():
+                sum(range(2_000))
+                computed += 1
+                if gives_way:
+                    readiness.yield_to_loop()
+
+        def a_round(gives_way: bool, ended: trio.Event) -> None:
+            began = time.monotonic()
+            for _ in range(calls):
+                os.getppid()
+                time.sleep(0)  # any call that lets go of the interpreter
+            seconds.setdefault(gives_way, []).append(time.monotonic() - began)
+            ended.set()
+
+        thread = threading.Thread(target=compute, args=(gives_way, stop))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(readiness.run, lambda: None)
+            thread.start()
+            readiness.soon(partial(a_round, gives_way, ended))
+            with trio.fail_after(60):
+                await ended.wait()
+            nursery.cancel_scope.cancel()
+        stop.set()
+        thread.join()
+        assert computed > 0
+    readiness.close()
+    # on a busy machine the computing thread may not run at all for a while: then the round is fast anyway
+    assert 3 * min(seconds[True]) < max(seconds[False]), seconds

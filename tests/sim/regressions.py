@@ -106,7 +106,7 @@ REGRESSIONS: Final = (
         "2026-11-22",
         "991928c",
         "the end of a sync that had begun before an object was poisoned counted for its new copy",
-        "tests/dos_server/test_repairs_interrupted.py",
+        "tests/dos_server/test_repairs.py",
     ),
     Regression(
         3083,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dos_server import embedded
-from tests.dos_protocol.test_names_errors_states import HOSTILE
+from tests.dos_protocol.test_rules import HOSTILE
 from tests.dos_server.version0.filled_server import CONTENT, PATIENT, connect, fill
 from tests.dos_server.version0.frames import framed
 from tests.support.data_tree import tree
