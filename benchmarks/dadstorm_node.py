@@ -29,7 +29,7 @@ import trio
 from dadstorm_steps import StepWorker, label_of_frame
 from dadstorm_tuples import NodeName, TupleDecoder, TupleReplica, encode_tuple, label_of_tuple
 
-from checkpoint.core.channel_frames import ChannelFrame, ChannelFrameDecoder, encode
+from checkpoint.core.links.frames import ChannelFrame, ChannelFrameDecoder, encode
 from dataflow.core.delivery import Delivery
 
 HOST = "127.0.0.1"

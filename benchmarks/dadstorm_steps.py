@@ -21,7 +21,7 @@ from typing import Final
 
 from dadstorm_tuples import NodeName
 
-from checkpoint.core.channel_frames import ChannelFrame, FrameType
+from checkpoint.core.links.frames import ChannelFrame, FrameType
 from dataflow.core.delivery import Delivery
 
 AHEAD: Final = 2

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import trio
 
-from checkpoint.core.outputs import decode_output, output_chain
+from checkpoint.core.records.outputs import decode_output, output_chain
 from checkpoint.core.region import RegionState, ResetReport, worker_directory
 from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, WorkerLost
 from dataflow import Graph, InputSource, LogSink, Producer, open_producer

@@ -42,7 +42,7 @@ from recovery_region import (  # noqa: E402
 from checkpoint.chains.manifest_log import read_manifest  # noqa: E402
 from checkpoint.chains.state_blocks import HASH_COLUMN, StateFold, encode_block  # noqa: E402
 from checkpoint.chains.state_store import blocks_at  # noqa: E402
-from checkpoint.core.manifest import Checkpoint  # noqa: E402
+from checkpoint.core.records.manifest import Checkpoint  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402
 from dos_client import init_store, open_store  # noqa: E402

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from checkpoint.chains.output_log import OutputLog  # noqa: E402
-from checkpoint.core.outputs import Publish  # noqa: E402
+from checkpoint.core.records.outputs import Publish  # noqa: E402
 from checkpoint.core.region import worker_directory  # noqa: E402
 from dos_client import init_store, open_store  # noqa: E402
 from journal import ChainWriter, Op, Record, take_over  # noqa: E402

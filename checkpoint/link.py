@@ -25,8 +25,8 @@ from typing import Any, Final
 import trio
 
 from checkpoint import limits
-from checkpoint.core.channel_frames import ChannelFrame, ChannelFrameDecoder, encode, encode_header
-from checkpoint.core.handshake import (
+from checkpoint.core.links.frames import ChannelFrame, ChannelFrameDecoder, encode, encode_header
+from checkpoint.core.links.handshake import (
     NONCE_BYTES,
     Acceptor,
     Dialler,

@@ -40,7 +40,7 @@
         await control.failed("fenced", epoch_held=error.epoch_held, message=...)  # the claim is lost
 
 An order of an older incarnation than the newest Restore is never returned, and a vote or report of an older
-incarnation is never sent: `next_order` and the reports check it (core/participant.py). A report raises
+incarnation is never sent: `next_order` and the reports check it (core/links/participation.py). A report raises
 `StaleIncarnationError` if a newer Restore has arrived in the meantime, or this worker has ended: abandon the
 current work and take the next order.
 
@@ -59,11 +59,10 @@ from typing import Final
 import trio
 
 from checkpoint import limits
-from checkpoint.core.channel_frames import ChannelFrame
 from checkpoint.core.control_frames import control_frame, decode_from_coordinator
-from checkpoint.core.handshake import LinkHello
-from checkpoint.core.manifest import WorkerCheckpoint
-from checkpoint.core.messages import (
+from checkpoint.core.links.frames import ChannelFrame
+from checkpoint.core.links.handshake import LinkHello
+from checkpoint.core.links.messages import (
     CopiedAhead,
     CopyAhead,
     Counters,
@@ -78,7 +77,7 @@ from checkpoint.core.messages import (
     Vote,
     WantsCheckpoint,
 )
-from checkpoint.core.participant import (
+from checkpoint.core.links.participation import (
     LinkGone,
     MessageIn,
     Order,
@@ -89,7 +88,8 @@ from checkpoint.core.participant import (
     ReportWanted,
     SendReport,
 )
-from checkpoint.core.participant import ParticipantCore as Core
+from checkpoint.core.links.participation import ParticipantCore as Core
+from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.versions import VERSIONS
 from checkpoint.errors import LinkClosedError
 from checkpoint.link import Link, connect_link

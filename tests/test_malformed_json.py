@@ -9,13 +9,16 @@ from typing import Any, Final
 
 import pytest
 
-from checkpoint.core import backup_record, channel_frames, handshake, manifest
-from checkpoint.core.consumers import decode_register
+from checkpoint.core import backup_record
 from checkpoint.core.control_frames import decode_from_worker
-from checkpoint.core.divisions import decode_division
-from checkpoint.core.inputs import decode_ends
-from checkpoint.core.outputs import decode_output
-from checkpoint.core.staged import decode_mark
+from checkpoint.core.links import frames as channel_frames
+from checkpoint.core.links import handshake
+from checkpoint.core.records import manifest
+from checkpoint.core.records.consumers import decode_register
+from checkpoint.core.records.divisions import decode_division
+from checkpoint.core.records.inputs import decode_ends
+from checkpoint.core.records.outputs import decode_output
+from checkpoint.core.records.staged import decode_mark
 from checkpoint.errors import ControlMessageError, HandshakeError, ManifestError
 from dataflow.core.entry_messages import decode_message
 from dos_protocol.errors import CorruptDataError, DosError, LocalProtocolError

@@ -1,5 +1,5 @@
 """The register of the consumers of an input or an output, in the store beside the data, and the trimming of
-the rows that no consumer needs. `core/consumers.py` decides; this file reads, performs, and waits for the
+the rows that no consumer needs. `core/records/consumers.py` decides; this file reads, performs, and waits for the
 quorum.
 
 A region registers before it reads, so a change is acknowledged by the quorum when it returns, and everyone
@@ -22,7 +22,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.manifest_log import ManifestHost, StoreHost, retained_checkpoints
-from checkpoint.core.consumers import (
+from checkpoint.core.records.consumers import (
     QUERY_PREFIX,
     ChainNow,
     OutputOf,

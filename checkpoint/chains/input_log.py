@@ -1,6 +1,6 @@
 """An input handle: a producer's chain, which `InputLog` appends to, and `InputFollower` reads as it grows.
 
-`dataflow.producing` builds the batches, `core/inputs.py` decides what counts, and the caller of a follower
+`dataflow.producing` builds the batches, `core/records/inputs.py` decides what counts, and the caller of a follower
 decides who reads which producer. Followers claim nothing, and return only committed bytes.
 
 Opening a producer, in this order:
@@ -32,8 +32,8 @@ from checkpoint.chains.consumer_register import (
     settled_register,
     why_trimmed,
 )
-from checkpoint.core.consumers import input_register
-from checkpoint.core.inputs import (
+from checkpoint.core.records.consumers import input_register
+from checkpoint.core.records.inputs import (
     CLOSED_CHAIN,
     INPUT_CHAIN,
     BatchDecision,
@@ -56,7 +56,7 @@ from checkpoint.core.inputs import (
     producer_directory,
     producers_among,
 )
-from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.records.manifest import SplitPosition
 from checkpoint.errors import EntryRefusedError, InputClosedError, InputTrimmedError
 from checkpoint.runtime import wall_time_ms
 from dos_client import Claim, QuorumUnavailableError, Store, backoff_s, randomness

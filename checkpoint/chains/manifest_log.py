@@ -1,7 +1,7 @@
 """The manifest of a region on its store: taken over and appended to by its driver, read by anybody.
 
 One `ManifestLog` holds at most one claim. It performs OpenManifest and AppendCheckpoint, and reports by
-events of `core/coordinator_vocabulary.py`; the coordinator core decides what follows from them. A
+events of `core/coordination/vocabulary.py`; the coordinator core decides what follows from them. A
 `ManifestHost` provides the store, time and randomness; the simulator has its own, so that openings are
 tested on virtual time.
 
@@ -20,7 +20,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.chain_store import TakenChain
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     Event,
@@ -32,8 +32,8 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
     StoreWaiting,
 )
-from checkpoint.core.manifest import Checkpoint, decode_checkpoint, encode_checkpoint
 from checkpoint.core.manifest_checks import check_checkpoint
+from checkpoint.core.records.manifest import Checkpoint, decode_checkpoint, encode_checkpoint
 from checkpoint.core.region import coordinator_directory
 from checkpoint.core.retention import Rolling, keep
 from checkpoint.errors import CheckpointReleasedError, ManifestError, NoRegionError

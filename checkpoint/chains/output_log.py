@@ -1,6 +1,6 @@
 """An output log: the output of one sink on one worker, step by step, in its own chain.
 
-This file performs what `core/outputs.py` decides. A log with publish="step" is taken over at its head; a log
+This file performs what `core/records/outputs.py` decides. A log with publish="step" is taken over at its head; a log
 with publish="checkpoint" goes back to its position in the restored checkpoint, as state does. Where a line of
 history begins, every log goes back.
 """
@@ -15,7 +15,7 @@ import trio
 from checkpoint import limits
 from checkpoint.chains.chain_store import ChainStore, TakenChain
 from checkpoint.chains.consumer_register import KeptSegments, RowsChain, Trimmer, TrimPlanner
-from checkpoint.core.outputs import (
+from checkpoint.core.records.outputs import (
     Output,
     OutputDecision,
     OutputHead,

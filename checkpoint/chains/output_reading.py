@@ -6,7 +6,7 @@ of a log with publish="checkpoint" what the last committed checkpoint covers.
 A position in a worker's log is the size of its chain just after a step; its digest is the number of the step,
 so that a reader that continues from there can verify that the next step follows. A log with publish="step"
 never goes back, a log with publish="checkpoint" never to before a committed checkpoint. Only a restore to an
-older checkpoint takes visible output back. Then a line of history begins (`core/lines.py`), which a position
+older checkpoint takes visible output back. Then a line of history begins (`core/records/lines.py`), which a position
 states too, and a reader fails or follows, as it chose.
 """
 
@@ -21,11 +21,11 @@ import trio
 from checkpoint import limits
 from checkpoint.chains.consumer_register import register_consumer, why_trimmed
 from checkpoint.chains.manifest_log import CHAIN as MANIFEST_CHAIN
-from checkpoint.core.consumers import output_register
-from checkpoint.core.inputs import InputPiece
-from checkpoint.core.lines import parting, taken_back
-from checkpoint.core.manifest import Checkpoint, SplitPosition, decode_checkpoint
-from checkpoint.core.outputs import Output, Publish, decode_output, output_chain
+from checkpoint.core.records.consumers import output_register
+from checkpoint.core.records.inputs import InputPiece
+from checkpoint.core.records.lines import parting, taken_back
+from checkpoint.core.records.manifest import Checkpoint, SplitPosition, decode_checkpoint
+from checkpoint.core.records.outputs import Output, Publish, decode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.errors import InputTrimmedError, OutputRewoundError
 from dos_client import Store

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from checkpoint.chains.chain_store import ChainStore, TakenChain
 from checkpoint.chains.state_blocks import StateFold, decode_block
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import Rolling
 from checkpoint.errors import StateNotRecordedError

@@ -5,14 +5,14 @@ The chain is only rolled forward (taken over at its head): output that became vi
 checkpoint needs its division after a reset. The exception is a checkpoint with which a line of history
 begins: steps that were recorded after it do not count, so they need not be readable either. So only the
 divisions of steps after the last checkpoint are kept.
-`core/divisions.py` has the format of the records.
+`core/records/divisions.py` has the format of the records.
 """
 
 from contextlib import aclosing
 from typing import Final
 
 from checkpoint.chains.chain_store import ChainStore, TakenChain
-from checkpoint.core.divisions import (
+from checkpoint.core.records.divisions import (
     NO_MARK,
     Division,
     DivisionFold,

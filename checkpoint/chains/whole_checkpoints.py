@@ -18,9 +18,9 @@ import msgspec
 
 from checkpoint.chains.steps_log import STEPS_CHAIN
 from checkpoint.core.damaged import ChainDamage, CheckpointDamage, Examination
-from checkpoint.core.lines import taken_back
-from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
-from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
+from checkpoint.core.records.lines import taken_back
+from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
+from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import CheckpointDamagedError
 from dos_client import Bookmark, DirectoryView, Quorums, Store

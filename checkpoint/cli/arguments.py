@@ -4,7 +4,7 @@ request.
 Exit codes are those of `dos_client.cli.kit`. An error of `NEGATIVE_ANSWERS` is an answer, with exit code 1.
 
 To add a command that only sends a request, add a row to `REQUESTS`; the name of the command is the name of
-the request. What a request does is decided by the region's driver (`core/request_handling.py`); which answer
+the request. What a request does is decided by the region's driver (`core/requests.py`); which answer
 counts, by `requests/client.py`.
 """
 
@@ -20,8 +20,8 @@ import typer
 
 from checkpoint import limits
 from checkpoint.chains.manifest_log import ManifestView, read_manifest, regions_of
-from checkpoint.core.inputs import check_input_name
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.inputs import check_input_name
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.request_records import Answer
 from checkpoint.errors import (
     CheckpointReleasedError,

@@ -14,8 +14,8 @@ import typer
 
 from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.cli.arguments import RegionName, checkpoint_of, complete_checkpoint, in_store
-from checkpoint.core.checkpoint_views import checkpoint_diff, checkpoint_full, checkpoint_row
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.views import checkpoint_diff, checkpoint_full, checkpoint_row
 from dos_client import Store
 from dos_client.cli.kit import (
     NEGATIVE,

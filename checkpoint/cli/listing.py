@@ -6,9 +6,9 @@ from typing import Any
 from checkpoint.chains.consumer_register import read_register
 from checkpoint.chains.manifest_log import ManifestView, read_manifest, regions_of
 from checkpoint.cli.arguments import in_store
-from checkpoint.core.consumers import input_register
-from checkpoint.core.inputs import handles_among, producers_among
-from checkpoint.core.lines import log_sizes
+from checkpoint.core.records.consumers import input_register
+from checkpoint.core.records.inputs import handles_among, producers_among
+from checkpoint.core.records.lines import log_sizes
 from checkpoint.errors import ManifestError, NoRegionError, RegisterUnsettledError
 from checkpoint.runtime import wall_time_ms
 from dos_client import MissingDataError, Store

@@ -10,8 +10,8 @@ import typer
 
 from checkpoint import limits
 from checkpoint.cli.arguments import Application, DeletionWait, Handle, Timeout, check_input_names, in_store
-from checkpoint.core.consumers import QUERY_PREFIX, RetentionRule
-from checkpoint.core.staged import StagedState, parse_staged
+from checkpoint.core.records.consumers import QUERY_PREFIX, RetentionRule
+from checkpoint.core.records.staged import StagedState, parse_staged
 from checkpoint.maintenance.garbage import StagedObject, Sweep, UnneededObject
 from checkpoint.maintenance.retention import (
     ConsumerStatus,

@@ -1,7 +1,7 @@
 """`dos region savepoint`, `savepoints`, `restore` and `fork`: checkpoints with names, and what begins again
 at one.
 
-The rules are in `core/savepoints.py`, `core/lines.py` and `core/forking.py`.
+The rules are in `core/savepoints.py`, `core/records/lines.py` and `core/forking.py`.
 """
 
 from typing import Annotated, Any, Final
@@ -25,14 +25,14 @@ from checkpoint.cli.arguments import (
     in_store,
     send_to_running,
 )
-from checkpoint.core.checkpoint_views import savepoint_row
-from checkpoint.core.lines import find_target
-from checkpoint.core.manifest import (
+from checkpoint.core.records.lines import find_target
+from checkpoint.core.records.manifest import (
     NO_NOTE,
     SavepointNote,
     savepoint_name_problem,
     savepoint_why_problem,
 )
+from checkpoint.core.records.views import savepoint_row
 from checkpoint.core.rewind_report import damaged_text, report_text, rewind_report, trimmed_text
 from checkpoint.errors import ForkRefusedError, RegionFencedError, RestoreRefusedError
 from checkpoint.maintenance.forking import Forked, Forking, fork_needs, fork_region, plan_fork

@@ -12,7 +12,7 @@ import trio
 
 from checkpoint.chains.manifest_log import ManifestView, read_manifest, regions_of
 from checkpoint.core.continuing import belongs_to, check_begins, check_continues
-from checkpoint.core.manifest import Checkpoint, OutputIdentity
+from checkpoint.core.records.manifest import Checkpoint, OutputIdentity
 from checkpoint.core.region import RegionSpec
 from checkpoint.errors import NoRegionError
 from checkpoint.maintenance.stopped_region import find_restored

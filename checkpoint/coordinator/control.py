@@ -16,8 +16,8 @@ import trio
 from checkpoint.coordinator.listeners import Listeners, RegionListener
 from checkpoint.coordinator.outcomes import Outcomes, Settled
 from checkpoint.coordinator.shell import Observer, RegionShell, listening, run_region
-from checkpoint.core.coordinator import Coordinator
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.coordinator import Coordinator
+from checkpoint.core.coordination.vocabulary import (
     CheckpointWanted,
     Event,
     PauseWanted,
@@ -27,8 +27,8 @@ from checkpoint.core.coordinator_vocabulary import (
     StopWanted,
     WorkerEnded,
 )
-from checkpoint.core.manifest import OutputIdentity, SavepointNote
 from checkpoint.core.progress import reset_line
+from checkpoint.core.records.manifest import OutputIdentity, SavepointNote
 from checkpoint.core.region import Launcher, RegionSpec, RegionState, RegionStatus, ResetReport
 from checkpoint.core.region_events import (
     CheckpointCommitted,
@@ -37,7 +37,7 @@ from checkpoint.core.region_events import (
     RestoreSettled,
     ScaleSettled,
 )
-from checkpoint.core.request_handling import NO_CHECKPOINTS
+from checkpoint.core.requests import NO_CHECKPOINTS
 from checkpoint.errors import RegionFailedError
 from checkpoint.limits import listeners_end_s
 from checkpoint.link import StandbyLinks

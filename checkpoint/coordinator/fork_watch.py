@@ -10,9 +10,9 @@ from collections.abc import Callable
 import trio
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import SavepointWanted
+from checkpoint.core.coordination.vocabulary import SavepointWanted
 from checkpoint.core.forking import made_for_forks
-from checkpoint.core.manifest import Checkpoint, SavepointNote
+from checkpoint.core.records.manifest import Checkpoint, SavepointNote
 from checkpoint.maintenance.forking import fork_needs
 from dos_client import Store
 from dos_protocol.errors import DosError

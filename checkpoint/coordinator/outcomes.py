@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-from checkpoint.core.coordinator_vocabulary import ReplaceWanted, RestoreWanted, SavepointWanted, ScaleWanted
-from checkpoint.core.layout import workers_text
-from checkpoint.core.manifest import savepoint_name_problem
+from checkpoint.core.coordination.vocabulary import ReplaceWanted, RestoreWanted, SavepointWanted, ScaleWanted
+from checkpoint.core.records.even_layout import workers_text
+from checkpoint.core.records.manifest import savepoint_name_problem
 from checkpoint.core.region_events import (
     ReplaceSettled,
     RestoreSettled,

@@ -1,5 +1,5 @@
 """The coordinator's shell: listens for workers, keeps the manifest, performs the decisions of
-`core/coordinator.py`.
+`core/coordination/coordinator.py`.
 
 This file passes events in and performs effects, in order; it decides nothing. Events come from links, the
 manifest, the clock and other threads; one task passes them to the core, one at a time. An effect that takes
@@ -23,8 +23,8 @@ from checkpoint.coordinator.before_claim import before_claim, check_places
 from checkpoint.coordinator.drop_log import DropLog
 from checkpoint.coordinator.fork_watch import watch_forks
 from checkpoint.core.control_frames import control_frame, decode_from_worker
-from checkpoint.core.coordinator import Coordinator
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.coordinator import Coordinator
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     Begin,
     CancelWorker,
@@ -46,9 +46,9 @@ from checkpoint.core.coordinator_vocabulary import (
     WorkerHosted,
 )
 from checkpoint.core.damaged import Examination
-from checkpoint.core.manifest import Checkpoint, OutputIdentity
-from checkpoint.core.messages import CompanionReport, Host, ToWorker
+from checkpoint.core.links.messages import CompanionReport, Host, ToWorker
 from checkpoint.core.progress import ProgressMeter
+from checkpoint.core.records.manifest import Checkpoint, OutputIdentity
 from checkpoint.core.region import Launcher, RegionSpec, RegionStatus
 from checkpoint.core.region_events import CheckpointCommitted, FellBack, RegionEvent
 from checkpoint.link import Link, StandbyLinks, serve_links

@@ -8,13 +8,13 @@ reason instead: the region does not run, is paused, waits for its store, or is b
 
 from dataclasses import replace
 
-from checkpoint.core.autoscale_policy import AutoscalePolicy, WorkerLoad
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import ScaleWanted
-from checkpoint.core.layout import workers_text
+from checkpoint.core.coordination.autoscaling import AutoscalePolicy, WorkerLoad
+from checkpoint.core.coordination.changes import Rescaling
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import ScaleWanted
+from checkpoint.core.records.even_layout import workers_text
 from checkpoint.core.region import AutoScaleStatus, ScaleDecided
 from checkpoint.core.region_states import CoordinatorPhase
-from checkpoint.core.rescaling import Rescaling
 from checkpoint.core.status_reports import StatusReporter
 
 

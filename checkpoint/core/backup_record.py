@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.consumers import Register
-from checkpoint.core.manifest import Checkpoint, decode_checkpoint, encode_checkpoint
+from checkpoint.core.records.consumers import Register
+from checkpoint.core.records.manifest import Checkpoint, decode_checkpoint, encode_checkpoint
 from checkpoint.errors import BackupDamagedError
 from dos_protocol.digests import ResumePoint
 from dos_protocol.errors import MALFORMED_JSON

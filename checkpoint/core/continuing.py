@@ -8,9 +8,9 @@ record.
 from collections.abc import Mapping
 
 from checkpoint.core.forking import check_graph, check_places
-from checkpoint.core.layout import workers_text
-from checkpoint.core.manifest import Checkpoint
 from checkpoint.core.manifest_checks import check_checkpoint
+from checkpoint.core.records.even_layout import workers_text
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import RegionSpec
 from checkpoint.errors import FingerprintMismatchError, ManifestError
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.channel_frames import COORDINATOR, ChannelFrame, FrameType
-from checkpoint.core.messages import FromWorker, ToCoordinator, ToWorker
+from checkpoint.core.links.frames import COORDINATOR, ChannelFrame, FrameType
+from checkpoint.core.links.messages import FromWorker, ToCoordinator, ToWorker
 from checkpoint.errors import ControlMessageError, RecordTooLargeError
 from dos_protocol.digests import digest64
 from dos_protocol.errors import MALFORMED_JSON

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from checkpoint.core.layout import Layout
-from checkpoint.core.lines import find_target, restored
-from checkpoint.core.manifest import (
+from checkpoint.core.records.even_layout import Layout
+from checkpoint.core.records.lines import find_target, restored
+from checkpoint.core.records.manifest import (
     Checkpoint,
     Edit,
     SavepointNote,

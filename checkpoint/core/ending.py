@@ -1,12 +1,12 @@
 """How a region ends: its outcome is fixed, its workers end, it is over. A part of the coordinator. Pure."""
 
 from checkpoint import limits
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, End
-from checkpoint.core.messages import Stop, StopKind
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import CancelWorker, CloseLink, End
+from checkpoint.core.coordination.workers import Worker
+from checkpoint.core.links.messages import Stop, StopKind
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerState
-from checkpoint.core.roster import Worker
 from checkpoint.core.status_reports import StatusReporter
 from dos_protocol.errors import DosError
 

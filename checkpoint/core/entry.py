@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.inputs import OriginMark, check_input_name
+from checkpoint.core.records.inputs import OriginMark, check_input_name
 from checkpoint.errors import EntryRefusedError
 
 

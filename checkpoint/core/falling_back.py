@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from checkpoint.core.continuing import check_continues
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import (
     CheckpointsExamined,
     ExaminationWaits,
     ExamineCheckpoints,
@@ -26,8 +26,8 @@ from checkpoint.core.coordinator_vocabulary import (
 from checkpoint.core.damaged import Examination
 from checkpoint.core.ending import Ending
 from checkpoint.core.gathering import Gathering
-from checkpoint.core.lines import refuse_republishing
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.lines import refuse_republishing
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import FellBack
 from checkpoint.core.region_states import CoordinatorPhase

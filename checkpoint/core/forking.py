@@ -21,8 +21,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from checkpoint.core.fingerprint import check_fingerprint
-from checkpoint.core.manifest import Checkpoint, ForkOrigin, SavepointNote, in_its_version
+from checkpoint.core.records.graphs import check_fingerprint
+from checkpoint.core.records.manifest import Checkpoint, ForkOrigin, SavepointNote, in_its_version
 from checkpoint.errors import ForkRefusedError, ManifestError
 
 

@@ -7,11 +7,13 @@ Invariants kept here:
 """
 
 from checkpoint import limits
-from checkpoint.core.checkpointing import Checkpointing
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import CloseLink, LaunchWorker
+from checkpoint.core.coordination.checkpoints import Checkpointing
+from checkpoint.core.coordination.rounds import TakeOvers
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import CloseLink, LaunchWorker
+from checkpoint.core.coordination.workers import Worker
 from checkpoint.core.ending import Ending
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     Join,
     Refusal,
     Restored,
@@ -24,8 +26,6 @@ from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import WorkerJoined
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerEvent, WorkerState
-from checkpoint.core.roster import Worker
-from checkpoint.core.take_overs import TakeOvers
 from checkpoint.core.versions import LOCAL_RECOVERY, overlap, versions_text
 from checkpoint.core.voting import PendingCheckpoint
 from checkpoint.errors import RegionFailedError

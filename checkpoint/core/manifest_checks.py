@@ -1,8 +1,8 @@
 """Whether a region can be restored to a checkpoint, and whether one can follow another. Pure."""
 
 from checkpoint import limits
-from checkpoint.core.layout import check_layout
-from checkpoint.core.manifest import (
+from checkpoint.core.records.even_layout import check_layout
+from checkpoint.core.records.manifest import (
     DIRECTORIES_VERSION,
     LAYOUTS_VERSION,
     LINES_VERSION,

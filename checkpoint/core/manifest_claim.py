@@ -4,10 +4,11 @@ Invariant kept here: an incarnation begins with ManifestOpened; no order is sent
 """
 
 from checkpoint import limits
-from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.continuing import check_continues
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.changes import Rescaling
+from checkpoint.core.coordination.checkpoints import Checkpointing
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import (
     ManifestLost,
     ManifestOpened,
     ManifestSuperseded,
@@ -17,11 +18,10 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.ending import Ending
 from checkpoint.core.falling_back import FallingBack
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_states import CoordinatorPhase, PhaseEvent, WorkerState
-from checkpoint.core.rescaling import Rescaling
 from checkpoint.core.rewinding import Rewinding
 from checkpoint.core.savepoints import Savepoints
 from checkpoint.errors import FingerprintMismatchError, ManifestError, RegionFencedError

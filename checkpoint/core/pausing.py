@@ -15,12 +15,12 @@ A pause stays in force across resets: the workers are ordered again. Every order
 an older order is recognized and does not count.
 """
 
-from checkpoint.core.checkpointing import Checkpointing
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import PauseWanted
-from checkpoint.core.messages import Pause, Paused, Refusal
+from checkpoint.core.coordination.checkpoints import Checkpointing
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import PauseWanted
+from checkpoint.core.coordination.workers import Worker
+from checkpoint.core.links.messages import Pause, Paused, Refusal
 from checkpoint.core.region_states import CoordinatorPhase, WorkerState
-from checkpoint.core.roster import Worker
 
 
 class Pausing:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from math import inf
 
 from checkpoint import limits
-from checkpoint.core.roster import Worker
+from checkpoint.core.coordination.workers import Worker
 from dos_protocol.arguments import is_loopback
 
 

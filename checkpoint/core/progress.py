@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
+from checkpoint.core.coordination.recovery_estimate import RecoveryEstimate
 from checkpoint.core.dropped import BUSY, merge_counters
-from checkpoint.core.messages import EventTime
-from checkpoint.core.recovery_estimate import RecoveryEstimate
+from checkpoint.core.links.messages import EventTime
 from checkpoint.core.region import (
     AutoScaleStatus,
     RegionSpec,

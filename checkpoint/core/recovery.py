@@ -7,12 +7,12 @@ order them to the last checkpoint, start them. `manifest_claim.py` and `gatherin
 from math import inf
 
 from checkpoint import limits
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import CancelWorker, OpenManifest
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import CancelWorker, OpenManifest
+from checkpoint.core.coordination.workers import Worker, launch_delay_s
 from checkpoint.core.ending import Ending
 from checkpoint.core.region import RegionState, ResetReport
 from checkpoint.core.region_states import PhaseEvent, WorkerState
-from checkpoint.core.roster import Worker, launch_delay_s
 from checkpoint.errors import RegionFailedError
 
 

@@ -9,12 +9,12 @@ from enum import Enum
 from typing import Literal, Protocol, TypeAlias
 
 from checkpoint import limits
-from checkpoint.core.autoscale_policy import AutoScale
+from checkpoint.core.coordination.autoscaling import AutoScale
+from checkpoint.core.coordination.recovery_estimate import RecoveryEstimate
 from checkpoint.core.damaged import OnDamaged
-from checkpoint.core.fingerprint import fingerprint
-from checkpoint.core.layout import workers_text
-from checkpoint.core.messages import Counters
-from checkpoint.core.recovery_estimate import RecoveryEstimate
+from checkpoint.core.links.messages import Counters
+from checkpoint.core.records.even_layout import workers_text
+from checkpoint.core.records.graphs import fingerprint
 from dos_protocol.names import check_name
 
 Recovery: TypeAlias = Literal["global", "local"]
@@ -86,7 +86,7 @@ class RegionSpec:
     """At least 16 random bytes, made by the driver for this run; never in a log, URL or configuration."""
     token: bytes = field(default=b"", repr=False)
     operators: dict[str, str] = field(default_factory=dict)
-    """Operator name -> canonical description (`core/fingerprint.py`)."""
+    """Operator name -> canonical description (`core/records/graphs.py`)."""
     graph_fingerprint: str = ""
     """Empty: computed from `operators`."""
     older_operators: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ Theory:
    then replay only what follows. It publishes rarely, so the register is older than the checkpoint and asks
    for more, never for less.
 3. What it needs is the lowest of its retained positions, each on its line of history
-   (`core/consumers.py:query_need`). A position is dropped only once a later one is older
+   (`core/records/consumers.py:query_need`). A position is dropped only once a later one is older
    than `retain_s`. Within this time the engine's checkpoint can lose its newest batches, or be restored from
    a backup, and the query still finds every row.
 4. If the engine continues below what is registered (an older backup), the need is lowered before anything is

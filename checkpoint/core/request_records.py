@@ -1,6 +1,6 @@
 """The codec of requests to a region and of the answers, stored in objects of the store. Pure.
 
-`core/request_handling.py` decides which request is carried out; `checkpoint/requests/queue.py` reads and
+`core/requests.py` decides which request is carried out; `checkpoint/requests/queue.py` reads and
 writes the objects.
 
 A record, integers big-endian:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from checkpoint import limits
-from checkpoint.core.manifest import Checkpoint
-from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
+from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
 from journal import ORIGIN, Floor, Gap, below_or_within, gaps_between, lowest
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from checkpoint.core.checkpoint_views import checkpoint_diff
 from checkpoint.core.damaged import ChainDamage
-from checkpoint.core.lines import republished
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.lines import republished
+from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.views import checkpoint_diff
 
 
 def rewind_report(

@@ -7,10 +7,10 @@ manifest is lost before that, the reopened manifest decides whether the region w
 """
 
 from checkpoint.core.continuing import check_continues
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import AppendCheckpoint, CheckpointAppended, RestoreWanted
-from checkpoint.core.lines import find_target, refuse_republishing, restored
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import AppendCheckpoint, CheckpointAppended, RestoreWanted
+from checkpoint.core.records.lines import find_target, refuse_republishing, restored
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region_events import FellBack, RestoreSettled
 from checkpoint.core.region_states import CoordinatorPhase

@@ -23,10 +23,10 @@ from types import MappingProxyType
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.checkpointing import Checkpointing
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import SavepointWanted
-from checkpoint.core.manifest import (
+from checkpoint.core.coordination.checkpoints import Checkpointing
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import SavepointWanted
+from checkpoint.core.records.manifest import (
     Checkpoint,
     SavepointNote,
     in_its_version,

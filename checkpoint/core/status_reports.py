@@ -6,12 +6,12 @@ A part of the coordinator. It changes no field of the shared state.
 from collections.abc import Iterator
 
 from checkpoint import limits
-from checkpoint.core.coordinator_state import CoordinatorState, Scaling
-from checkpoint.core.recovery_estimate import RecoveryEstimate, estimate
+from checkpoint.core.coordination.recovery_estimate import RecoveryEstimate, estimate
+from checkpoint.core.coordination.run import CoordinatorState, Scaling
+from checkpoint.core.coordination.workers import Worker
 from checkpoint.core.region import RegionState, RegionStatus, ScalingPhase, ScalingStatus, UnderWayStatus
 from checkpoint.core.region_events import StateChanged
 from checkpoint.core.region_states import LINKED, VISIBLE_STATES, CoordinatorPhase
-from checkpoint.core.roster import Worker
 
 
 class StatusReporter:

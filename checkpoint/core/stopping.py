@@ -5,8 +5,8 @@ with its rows, and any program that runs next begins after all steps that were s
 """
 
 from checkpoint import limits
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import StopWanted
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import StopWanted
 from checkpoint.core.ending import Ending
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.region import RegionState

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from checkpoint.core.layout import Layout
-from checkpoint.core.manifest import Checkpoint, RetiredWorker, SavepointNote, in_its_version
-from checkpoint.core.messages import Refusal, Vote
-from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
+from checkpoint.core.links.messages import Refusal, Vote
+from checkpoint.core.records.even_layout import Layout
+from checkpoint.core.records.manifest import Checkpoint, RetiredWorker, SavepointNote, in_its_version
+from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
 
 
 @dataclass(slots=True)

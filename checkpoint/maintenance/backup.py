@@ -1,4 +1,4 @@
-"""Copy a region to a target: one run after the other, each a complete backup. `core/backups.py` has the
+"""Copy a region to a target: one run after the other, each a complete backup. `core/records/backups.py` has the
 rules.
 
 The order makes an interrupted run harmless:
@@ -46,7 +46,7 @@ from checkpoint.core.backup_record import (
     record_name,
     stored_checkpoint,
 )
-from checkpoint.core.backups import (
+from checkpoint.core.records.backups import (
     Known,
     NeededChain,
     continued,
@@ -57,9 +57,9 @@ from checkpoint.core.backups import (
     retained_after,
     unneeded_pieces,
 )
-from checkpoint.core.consumers import names_of, need_of
-from checkpoint.core.inputs import CLOSED_CHAIN, input_directory
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.consumers import names_of, need_of
+from checkpoint.core.records.inputs import CLOSED_CHAIN, input_directory
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.errors import (
     BackupDamagedError,
     BackupRefusedError,

@@ -23,14 +23,14 @@ from checkpoint.chains.chain_store import TakenChain
 from checkpoint.chains.consumer_register import change_register
 from checkpoint.chains.manifest_log import CHAIN, StoreHost
 from checkpoint.core.backup_record import BackupRecord, SavedChain, SavedRegister, SavedSegment
-from checkpoint.core.backups import (
+from checkpoint.core.records.backups import (
     first_incarnation,
     foreign_directories,
     outside_sinks,
     restored_from,
 )
-from checkpoint.core.consumers import Register, RegisterPlace
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.consumers import Register, RegisterPlace
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import coordinator_directory
 from checkpoint.errors import BackupDamagedError, BackupRefusedError, DeletionRefusedError, NoRegionError
 from checkpoint.maintenance.backup import back_up, backups_of

@@ -23,10 +23,10 @@ from checkpoint.chains.manifest_log import ManifestClaimPort, ManifestHost
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
 from checkpoint.core.editing import edit_target, edited, first_record
-from checkpoint.core.layout import Layout
-from checkpoint.core.lines import refuse_republishing
-from checkpoint.core.manifest import Checkpoint, Edit, SplitPosition, WorkerCheckpoint
 from checkpoint.core.manifest_checks import check_checkpoint
+from checkpoint.core.records.even_layout import Layout
+from checkpoint.core.records.lines import refuse_republishing
+from checkpoint.core.records.manifest import Checkpoint, Edit, SplitPosition, WorkerCheckpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import EditRefusedError, RegionFencedError
 from checkpoint.maintenance.stopped_region import append_record, hold_manifest

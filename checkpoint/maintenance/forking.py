@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from checkpoint import limits
 from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_checkpoints
 from checkpoint.core.forking import forked, needs_original
-from checkpoint.core.lines import find_target
-from checkpoint.core.manifest import Checkpoint, ForkOrigin, SavepointNote
 from checkpoint.core.manifest_checks import check_checkpoint
+from checkpoint.core.records.lines import find_target
+from checkpoint.core.records.manifest import Checkpoint, ForkOrigin, SavepointNote
 from checkpoint.core.region import coordinator_directory, region_of_worker, worker_directory
 from checkpoint.errors import (
     ForkRefusedError,

@@ -6,7 +6,7 @@ what is garbage (`core/retention.py`, R14). `collect_stopped` acts as the driver
 manifest over, which fences a driver that is running after all and proves the last checkpoint, and then
 claims the directory of each worker in that incarnation.
 
-Of staged rows (`Sweep`, `core/staged.py`), without an age only those are garbage that are recorded, or can
+Of staged rows (`Sweep`, `core/records/staged.py`), without an age only those are garbage that are recorded, or can
 never be, and active writers are not affected. With an age, the producer is fenced first, so that what is
 recorded is final; then each directory is read again, judged again, and claimed above the epoch of that read.
 
@@ -20,10 +20,8 @@ from dataclasses import dataclass
 from checkpoint import limits
 from checkpoint.chains.input_log import InputHandle, InputLog, last_recorded
 from checkpoint.chains.manifest_log import CHAIN, ManifestHost, ManifestView
-from checkpoint.core.inputs import producer_directory
-from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.core.retention import unneeded_of
-from checkpoint.core.staged import (
+from checkpoint.core.records.inputs import producer_directory
+from checkpoint.core.records.staged import (
     GARBAGE,
     ProducerFacts,
     StagedState,
@@ -33,6 +31,8 @@ from checkpoint.core.staged import (
     producers_with_staged,
     staged_state_of,
 )
+from checkpoint.core.region import coordinator_directory, worker_directory
+from checkpoint.core.retention import unneeded_of
 from checkpoint.errors import InputClosedError, NoInputError
 from checkpoint.maintenance.stopped_region import hold_manifest
 from checkpoint.runtime import wall_time_ms

@@ -1,5 +1,5 @@
 """The retention of an input or an output, for people: who reads it and how far, what nobody needs, and the
-changes that a person makes. `core/consumers.py` decides; while a writer runs, it deletes automatically.
+changes that a person makes. `core/records/consumers.py` decides; while a writer runs, it deletes automatically.
 
 `InputRows` and `OutputRows` know where the chains of the two kinds are, and who deletes them if nobody runs.
 """
@@ -22,7 +22,7 @@ from checkpoint.chains.consumer_register import (
 from checkpoint.chains.input_log import InputHandle, InputLog, last_recorded
 from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_checkpoints
 from checkpoint.chains.output_reading import PublishedOutput, split_of
-from checkpoint.core.consumers import (
+from checkpoint.core.records.consumers import (
     INPUT_REGISTERS,
     OUTPUT_REGISTERS,
     QUERY_PREFIX,
@@ -38,10 +38,10 @@ from checkpoint.core.consumers import (
     with_rule,
     without_consumer,
 )
-from checkpoint.core.inputs import INPUT_CHAIN, producer_directory
-from checkpoint.core.lines import log_sizes
-from checkpoint.core.manifest import Checkpoint
-from checkpoint.core.outputs import output_chain
+from checkpoint.core.records.inputs import INPUT_CHAIN, producer_directory
+from checkpoint.core.records.lines import log_sizes
+from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.outputs import output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.core.registered_queries import RegisteredQuery
 from checkpoint.core.retention import floors_of

@@ -2,7 +2,7 @@
 older checkpoint, to create a savepoint. `maker_of` makes savepoints of any region: it asks the driver of one
 that runs.
 
-`core/savepoints.py`, `core/lines.py` and `garbage.py` decide what is done. The manifest is taken over as by
+`core/savepoints.py`, `core/records/lines.py` and `garbage.py` decide what is done. The manifest is taken over as by
 a driver: this fences a driver that is running after all, which then ends, and proves the last checkpoint. A
 driver that starts meanwhile claims with a higher epoch, and this one ends. If it is stopped at any point,
 nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.
@@ -16,7 +16,7 @@ import msgspec
 
 from checkpoint import limits
 from checkpoint.chains.manifest_log import ManifestHost, ManifestLog, StoreHost
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     Event,
@@ -26,9 +26,9 @@ from checkpoint.core.coordinator_vocabulary import (
     ManifestUnreadable,
     OpenManifest,
 )
-from checkpoint.core.lines import find_target, refuse_republishing, restored
-from checkpoint.core.manifest import NO_NOTE, Checkpoint, SavepointNote, savepoint_why_problem
 from checkpoint.core.manifest_checks import check_checkpoint
+from checkpoint.core.records.lines import find_target, refuse_republishing, restored
+from checkpoint.core.records.manifest import NO_NOTE, Checkpoint, SavepointNote, savepoint_why_problem
 from checkpoint.core.savepoints import recorded_again, savepoint_problem
 from checkpoint.errors import NoAnswerError, RegionFencedError, SavepointRefusedError
 from checkpoint.requests.client import RequestClient, requester

@@ -19,7 +19,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.manifest_log import ManifestView, manifest_epoch, read_manifest
-from checkpoint.core.checkpoint_views import checkpoint_row
+from checkpoint.core.records.views import checkpoint_row
 from checkpoint.core.region import RegionState, answers_directory, requests_directory
 from checkpoint.core.request_records import Answer, Request, encode_record
 from checkpoint.errors import NoAnswerError

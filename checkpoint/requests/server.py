@@ -1,7 +1,7 @@
 """The driver's side of requests through the store: reads requests, lets the core decide, writes
 answers.
 
-This file performs what `core/request_handling.py` decides.
+This file performs what `core/requests.py` decides.
 
 1. It reads and answers only while this driver holds the manifest. A driver that lost the manifest, or does
    not hold it yet, is silent. Its pending answers wait until it holds the manifest again (with the new
@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import Event
+from checkpoint.core.coordination.vocabulary import Event
 from checkpoint.core.progress import driver_report
 from checkpoint.core.region import (
     RegionSpec,
@@ -30,7 +30,8 @@ from checkpoint.core.region import (
     requests_directory,
 )
 from checkpoint.core.region_events import RegionEvent
-from checkpoint.core.request_handling import (
+from checkpoint.core.request_records import Answer, Request, Skipped, encode_record
+from checkpoint.core.requests import (
     CommandRegion,
     QueueRead,
     RegionEnded,
@@ -40,7 +41,6 @@ from checkpoint.core.request_handling import (
     RequestHandler,
     WriteAnswer,
 )
-from checkpoint.core.request_records import Answer, Request, Skipped, encode_record
 from checkpoint.requests.queue import QueueReader, QueueRepair, write_records
 from checkpoint.runtime import this_driver, wall_time_ms
 from dos_client import Store

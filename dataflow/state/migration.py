@@ -1,7 +1,7 @@
 """The declared state of an operator through its versions: columns, and migrations from version to version.
 
 It handles schemas and the value of one key. `key_states.py` handles blocks;
-`checkpoint/core/fingerprint.py` decides which checkpoints fit a graph.
+`checkpoint/core/records/graphs.py` decides which checkpoints fit a graph.
 
 A state starts as version 1. To change its columns or their meaning, increment `state_version` and give a
 migration for each older version that may still be in a checkpoint. Pickled objects are refused as state,

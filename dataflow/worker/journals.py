@@ -8,7 +8,7 @@
 4. Output of a sink with publish="step" is appended once the input division of its step is durable on all
    workers. Each worker announces that with DURABLE(n): its divisions up to step n are synced on the quorum.
    In an at-most-once region, and with local recovery, the circuit waits for this, and so do all sinks.
-   `checkpoint.core.outputs` decides whether output is appended or discarded.
+   `checkpoint.core.records.outputs` decides whether output is appended or discarded.
 5. Chains of state are deleted as soon as their release is known. An output log is also read by others, so its
    trimmer (`Trimmer` of `checkpoint`) permits the deletion after it has read the register again.
 """

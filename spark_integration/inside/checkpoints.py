@@ -1,7 +1,7 @@
 """`dos-checkpoints`: the committed checkpoints of a region, one row each, as in `dos checkpoint ls` and `dos
 checkpoint show`.
 
-This file has the columns; `checkpoint.core.checkpoint_views` defines their values.
+This file has the columns; `checkpoint.core.records.views` defines their values.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ from dadstorm_tuples import NodeName
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.channel_frames import ChannelFrame
+from checkpoint.core.links.frames import ChannelFrame
 from dataflow.core.delivery import DELIVERIES, Delivery
 
 

@@ -1,7 +1,7 @@
 """One coordinator core, with the test in the role of its workers, its manifest and its launcher."""
 
-from checkpoint.core.coordinator import Coordinator
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.coordinator import Coordinator
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     Begin,
     CancelWorker,
@@ -14,14 +14,14 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
     WorkerEnded,
 )
-from checkpoint.core.manifest import WorkerCheckpoint
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     Counters,
     Join,
     Progress,
     Restored,
     Vote,
 )
+from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.region import RegionState
 from journal.core.chain import Position
 from tests.checkpoint.region_model_state import spec

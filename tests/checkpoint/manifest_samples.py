@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import (
+from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.manifest import (
     Checkpoint,
     WorkerCheckpoint,
 )

@@ -9,8 +9,8 @@ journal's tests show that the real quorum behaves so (decision 0003, R1-R10).
 
 from collections.abc import Callable
 
-from checkpoint.core.coordinator import Coordinator
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.coordinator import Coordinator
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     Begin,
     CancelWorker,
@@ -31,8 +31,7 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
     WorkerEnded,
 )
-from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     Committed,
     Counters,
     Failed,
@@ -43,7 +42,7 @@ from checkpoint.core.messages import (
     Restored,
     Vote,
 )
-from checkpoint.core.participant import (
+from checkpoint.core.links.participation import (
     LinkGone,
     MessageIn,
     OrderRefused,
@@ -54,6 +53,7 @@ from checkpoint.core.participant import (
     ReportWanted,
     SendReport,
 )
+from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
 from checkpoint.core.retention import keep
 from checkpoint.core.versions import VERSIONS
 from journal.core.chain import Position

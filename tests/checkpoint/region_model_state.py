@@ -3,14 +3,14 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from checkpoint.core.coordinator import Coordinator
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.coordinator import Coordinator
+from checkpoint.core.coordination.vocabulary import (
     End,
 )
-from checkpoint.core.manifest import Checkpoint
-from checkpoint.core.participant import (
+from checkpoint.core.links.participation import (
     ParticipantCore,
 )
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import RegionSpec
 
 KEY = b"k" * 32

@@ -11,9 +11,9 @@
 
 from typing import TYPE_CHECKING
 
-from checkpoint.core.coordinator_vocabulary import AppendCheckpoint, SendControl
-from checkpoint.core.manifest import Checkpoint
-from checkpoint.core.messages import Committed, RequestCheckpoint, Restore, Start
+from checkpoint.core.coordination.vocabulary import AppendCheckpoint, SendControl
+from checkpoint.core.links.messages import Committed, RequestCheckpoint, Restore, Start
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import RegionState
 from tests.checkpoint.region_model_state import Driver, Manifest
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from checkpoint.core.region import RegionState, RegionStatus
-from checkpoint.core.request_handling import (
+from checkpoint.core.request_records import Request
+from checkpoint.core.requests import (
     CommandRegion,
     RequestArrived,
     RequestHandler,
     WriteAnswer,
 )
-from checkpoint.core.request_records import Request
 
 RUNNING = RegionStatus(RegionState.RUNNING, "", 3, 5, 7, 5, 0, (), ())
 

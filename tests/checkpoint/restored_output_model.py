@@ -11,15 +11,15 @@ import pyarrow as pa
 
 from checkpoint.chains.manifest_log import ManifestLog
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     ManifestOpened,
     OpenManifest,
 )
-from checkpoint.core.lines import restored
-from checkpoint.core.manifest import Checkpoint, in_its_version
-from checkpoint.core.outputs import OutputDecision, Publish, output_chain
+from checkpoint.core.records.lines import restored
+from checkpoint.core.records.manifest import Checkpoint, in_its_version
+from checkpoint.core.records.outputs import OutputDecision, Publish, output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import retained_with
 from dos_protocol.errors import FencedError

@@ -9,8 +9,8 @@ from checkpoint.chains.manifest_log import CHAIN, ManifestLog, ManifestView, che
 from checkpoint.chains.state_blocks import StateFold, decode_block
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.core import retention
-from checkpoint.core.coordinator import Coordinator
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.coordinator import Coordinator
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     Begin,
     CheckpointWanted,
@@ -20,8 +20,8 @@ from checkpoint.core.coordinator_vocabulary import (
     SavepointWanted,
     SendControl,
 )
-from checkpoint.core.manifest import SavepointNote, WorkerCheckpoint
-from checkpoint.core.messages import Committed, Join, RequestCheckpoint, Restore, Restored, Vote
+from checkpoint.core.links.messages import Committed, Join, RequestCheckpoint, Restore, Restored, Vote
+from checkpoint.core.records.manifest import SavepointNote, WorkerCheckpoint
 from checkpoint.core.region import coordinator_directory, worker_directory
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.retention import Rolling, keep

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     CheckpointWanted,
@@ -21,7 +21,7 @@ from checkpoint.core.coordinator_vocabulary import (
     ScaleWanted,
     WorkerEnded,
 )
-from checkpoint.core.messages import CopiedAhead, CopyAhead, Counters, Paused, Restored
+from checkpoint.core.links.messages import CopiedAhead, CopyAhead, Counters, Paused, Restored
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import ReplaceSettled, RestoreSettled, SavepointSettled, ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness

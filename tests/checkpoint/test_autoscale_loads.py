@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from checkpoint.core.autoscale_policy import AutoScale, AutoscalePolicy, WorkerLoad
+from checkpoint.core.coordination.autoscaling import AutoScale, AutoscalePolicy, WorkerLoad
 from tests.support.autoscale_plant import MB, Plant, Run, recorded, simulate
 
 PLANT = Plant()

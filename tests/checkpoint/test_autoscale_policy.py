@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.autoscale_policy import AutoScale, AutoscalePolicy, WorkerLoad
+from checkpoint.core.coordination.autoscaling import AutoScale, AutoscalePolicy, WorkerLoad
 
 MB = 1_000_000
 SPEC = AutoScale(2, 8)

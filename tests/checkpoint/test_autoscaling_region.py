@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.autoscale_policy import AutoScale
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.autoscaling import AutoScale
+from checkpoint.core.coordination.vocabulary import (
     CoordinatorTick,
     LaunchWorker,
     NotifyObservers,
@@ -15,7 +15,7 @@ from checkpoint.core.coordinator_vocabulary import (
     StoreWaiting,
     WorkerEnded,
 )
-from checkpoint.core.messages import Counters, Progress, Restored
+from checkpoint.core.links.messages import Counters, Progress, Restored
 from checkpoint.core.region import AutoScaleStatus, ScaleDecided
 from checkpoint.core.region_events import ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness

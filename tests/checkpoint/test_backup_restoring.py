@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from checkpoint import limits
 from checkpoint.chains.input_log import InputLog, last_recorded
 from checkpoint.chains.manifest_log import read_manifest, retained_checkpoints
-from checkpoint.core.manifest import OutputIdentity
+from checkpoint.core.records.manifest import OutputIdentity
 from checkpoint.errors import BackupDamagedError, BackupRefusedError, NoRegionError
 from checkpoint.maintenance.backup import newest_backup
 from checkpoint.maintenance.backup_restoring import restore_backup

@@ -20,7 +20,7 @@ from checkpoint.core.backup_record import (
     piece_name,
     record_name,
 )
-from checkpoint.core.backups import retained_after
+from checkpoint.core.records.backups import retained_after
 from checkpoint.errors import BackupDamagedError, BackupRefusedError
 from checkpoint.maintenance.backup import BackupDone, keep_backing_up, newest_backup
 from checkpoint.maintenance.backup_target import content, open_target

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.barrier import Alignment, checkpoint_of_step
+from checkpoint.core.links.barrier import Alignment, checkpoint_of_step
 from checkpoint.errors import StepOrderError
 
 

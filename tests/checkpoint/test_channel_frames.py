@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.channel_frames import (
+from checkpoint.core.links.frames import (
     HEADER_BYTES,
     ChannelFrame,
     ChannelFrameDecoder,

@@ -1,12 +1,12 @@
 """Checkpoints as JSON values: one row, one in full, the difference of two."""
 
-from checkpoint.core.checkpoint_views import (
+from checkpoint.core.records.manifest import NO_NOTE, SavepointNote, SplitPosition
+from checkpoint.core.records.views import (
     checkpoint_diff,
     checkpoint_full,
     checkpoint_row,
     savepoint_row,
 )
-from checkpoint.core.manifest import NO_NOTE, SavepointNote, SplitPosition
 from tests.checkpoint.manifest_samples import numbered_checkpoint, part
 
 

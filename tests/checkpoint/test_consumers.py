@@ -17,7 +17,7 @@ from checkpoint.chains.consumer_register import (
     read_register,
 )
 from checkpoint.chains.manifest_log import CHAIN, checkpoint_record
-from checkpoint.core.consumers import (
+from checkpoint.core.records.consumers import (
     ChainNow,
     Consumer,
     Register,
@@ -31,8 +31,14 @@ from checkpoint.core.consumers import (
     with_consumer,
     without_consumer,
 )
-from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Checkpoint, Rewind, SplitPosition, WorkerCheckpoint, in_its_version
+from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.manifest import (
+    Checkpoint,
+    Rewind,
+    SplitPosition,
+    WorkerCheckpoint,
+    in_its_version,
+)
 from checkpoint.core.region import coordinator_directory
 from checkpoint.core.registered_queries import continued_query, published
 from checkpoint.errors import ConsumerRefusedError, ConsumerTakenError, RegisterUnsettledError

@@ -2,15 +2,14 @@
 
 import pytest
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     CheckpointWanted,
     NotifyObservers,
     SendControl,
 )
-from checkpoint.core.manifest import WorkerCheckpoint
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     Committed,
     RequestCheckpoint,
     Restore,
@@ -19,6 +18,7 @@ from checkpoint.core.messages import (
     WantsCheckpoint,
 )
 from checkpoint.core.progress import status_json, under_way_text
+from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.region_events import CheckpointCommitted
 from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness

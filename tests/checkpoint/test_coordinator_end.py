@@ -2,7 +2,7 @@
 
 import pytest
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CancelWorker,
     CheckpointAppended,
@@ -16,7 +16,7 @@ from checkpoint.core.coordinator_vocabulary import (
     StopWanted,
     WorkerEnded,
 )
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     Committed,
     Counters,
     Finished,

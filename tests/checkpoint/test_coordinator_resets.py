@@ -1,6 +1,6 @@
 """The coordinator resets the region after failures of workers, and counts the attempts."""
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     CancelWorker,
     CheckpointWanted,
     CoordinatorTick,
@@ -14,7 +14,7 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
     WorkerEnded,
 )
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     CompanionReport,
     Counters,
     Failed,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     CloseLink,
     ControlReceived,
     CoordinatorTick,
@@ -13,7 +13,7 @@ from checkpoint.core.coordinator_vocabulary import (
     SendControl,
     WorkerEnded,
 )
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     Committed,
     Counters,
     Heartbeat,

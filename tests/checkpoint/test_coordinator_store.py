@@ -1,6 +1,6 @@
 """The coordinator waits for its store, is fenced by a newer driver, or cannot restore what it finds there."""
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CancelWorker,
     CheckpointWanted,
@@ -15,7 +15,7 @@ from checkpoint.core.coordinator_vocabulary import (
     StoreWaiting,
     WorkerEnded,
 )
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     Counters,
     Failed,
     Progress,

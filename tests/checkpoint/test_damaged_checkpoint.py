@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     CheckpointsExamined,
@@ -16,8 +16,8 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
 )
 from checkpoint.core.damaged import ChainDamage, CheckpointDamage, Examination
-from checkpoint.core.manifest import Checkpoint
-from checkpoint.core.messages import Failed, Restore, Restored
+from checkpoint.core.links.messages import Failed, Restore, Restored
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import FellBack
 from checkpoint.errors import CheckpointDamagedError

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.divisions import (
+from checkpoint.core.records.divisions import (
     NO_MARK,
     Division,
     DivisionFold,

@@ -9,11 +9,17 @@ from trio.testing import wait_all_tasks_blocked
 
 from checkpoint import limits
 from checkpoint.core.editing import edit_target, edited, first_record
-from checkpoint.core.layout import even_layout
-from checkpoint.core.lines import restored
-from checkpoint.core.manifest import Edit, ForkOrigin, WorkerCheckpoint, decode_checkpoint, encode_checkpoint
+from checkpoint.core.links.messages import RequestCheckpoint
 from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.messages import RequestCheckpoint
+from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.lines import restored
+from checkpoint.core.records.manifest import (
+    Edit,
+    ForkOrigin,
+    WorkerCheckpoint,
+    decode_checkpoint,
+    encode_checkpoint,
+)
 from checkpoint.core.region import coordinator_directory
 from checkpoint.errors import EditRefusedError, RegionFencedError, RestoreRefusedError, SavepointRefusedError
 from checkpoint.maintenance.editing import FirstPart, begin_region, edit_stopped

@@ -3,7 +3,7 @@
 import pytest
 
 from checkpoint.chains.input_log import InputFollower, InputLog, last_recorded
-from checkpoint.core.inputs import (
+from checkpoint.core.records.inputs import (
     InputPart,
     InputPiece,
     InputSequence,

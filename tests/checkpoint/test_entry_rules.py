@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.consumers import Register, decode_register, encode_register, with_entry
 from checkpoint.core.entry import (
     AttendedOrigins,
     ClockCheck,
@@ -16,7 +15,8 @@ from checkpoint.core.entry import (
     checked_settings,
     may_stamp,
 )
-from checkpoint.core.inputs import OriginMark
+from checkpoint.core.records.consumers import Register, decode_register, encode_register, with_entry
+from checkpoint.core.records.inputs import OriginMark
 from checkpoint.errors import EntryRefusedError
 from dos_protocol.errors import BadNameError
 

@@ -8,7 +8,7 @@ import pytest
 
 from checkpoint import limits
 from checkpoint.chains.manifest_log import ManifestLog
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     Event,
     ManifestOpened,
     ManifestSuperseded,

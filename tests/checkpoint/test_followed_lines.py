@@ -14,8 +14,8 @@ from trio.testing import MockClock
 from checkpoint import limits
 from checkpoint.chains import output_reading
 from checkpoint.chains.output_reading import OnRewind, OutputFollower, PublishedOutput
-from checkpoint.core.manifest import SplitPosition
-from checkpoint.core.outputs import Publish
+from checkpoint.core.records.manifest import SplitPosition
+from checkpoint.core.records.outputs import Publish
 from checkpoint.errors import OutputRewoundError
 from dos_protocol.errors import DosError
 from tests.checkpoint.restored_output_model import REGION, SINK, WORKERS, RestoredOutputModel

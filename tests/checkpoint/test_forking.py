@@ -5,10 +5,10 @@ import pytest
 
 from checkpoint.core.continuing import belongs_to, check_begins
 from checkpoint.core.forking import check_graph, check_log, check_places, forked, needs_original
-from checkpoint.core.lines import restored
-from checkpoint.core.manifest import ORIGINS_VERSION, ForkOrigin, decode_checkpoint, encode_checkpoint
+from checkpoint.core.links.messages import Restored
 from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.messages import Restored
+from checkpoint.core.records.lines import restored
+from checkpoint.core.records.manifest import ORIGINS_VERSION, ForkOrigin, decode_checkpoint, encode_checkpoint
 from checkpoint.core.region import RegionState
 from checkpoint.core.retention import floors_of
 from checkpoint.errors import FingerprintMismatchError, ForkRefusedError, ManifestError

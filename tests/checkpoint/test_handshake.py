@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from checkpoint.core.channel_frames import ChannelFrame, FrameType
-from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello, Party
+from checkpoint.core.links.frames import ChannelFrame, FrameType
+from checkpoint.core.links.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello, Party
 from checkpoint.errors import HandshakeError
 
 KEY = b"k" * 32

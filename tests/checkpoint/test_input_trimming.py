@@ -7,11 +7,11 @@ import trio
 
 from checkpoint import limits
 from checkpoint.chains.consumer_register import change_register
-from checkpoint.core.consumers import (
+from checkpoint.core.records.consumers import (
     Register,
     RetentionRule,
 )
-from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.records.manifest import SplitPosition
 from checkpoint.errors import InputTrimmedError
 from tests.checkpoint.trim_model import DIRECTORY, REGISTER, PatientHost, TrimModel
 from tests.support.parts import with_long

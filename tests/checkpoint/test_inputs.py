@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from checkpoint import limits
 from checkpoint.chains.input_log import InputFollower, InputHandle, InputLog, close_input
-from checkpoint.core.inputs import (
+from checkpoint.core.records.inputs import (
     BatchDecision,
     BatchNotKept,
     InputPart,

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.lines import parting, restored, taken_back
-from checkpoint.core.manifest import Checkpoint, in_its_version
 from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.outputs import Publish
+from checkpoint.core.records.lines import parting, restored, taken_back
+from checkpoint.core.records.manifest import Checkpoint, in_its_version
+from checkpoint.core.records.outputs import Publish
 from checkpoint.errors import OutputRewoundError
 from dataflow import outputs
 from dataflow.outputs import StepRows, read_output

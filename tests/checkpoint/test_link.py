@@ -11,15 +11,15 @@ import pytest
 import trio
 
 from checkpoint import limits
-from checkpoint.core.channel_frames import ChannelFrame, FrameType, encode
 from checkpoint.core.control_frames import (
     control_frame,
     decode_from_coordinator,
     decode_from_worker,
     job_digest,
 )
-from checkpoint.core.handshake import Acceptor, Challenge, Dialler, LinkHello, Proof
-from checkpoint.core.messages import Heartbeat, Join, Stop, Vote, check_address
+from checkpoint.core.links.frames import ChannelFrame, FrameType, encode
+from checkpoint.core.links.handshake import Acceptor, Challenge, Dialler, LinkHello, Proof
+from checkpoint.core.links.messages import Heartbeat, Join, Stop, Vote, check_address
 from checkpoint.errors import ChannelFrameError, ControlMessageError, HandshakeError, LinkClosedError
 from checkpoint.link import accept_link, connect_link, serve_links
 from dos_protocol.errors import BrokenConnectionError, ClosedError

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from checkpoint.core.channel_frames import ChannelFrame, FrameType
-from checkpoint.core.handshake import LinkHello
+from checkpoint.core.links.frames import ChannelFrame, FrameType
+from checkpoint.core.links.handshake import LinkHello
 from checkpoint.errors import HandshakeError
 from checkpoint.link import Link, connect_link, serve_links
 from dos_protocol.errors import DosError

@@ -4,7 +4,7 @@ import json
 
 import trio
 
-from checkpoint.core.inputs import handles_among
+from checkpoint.core.records.inputs import handles_among
 from checkpoint.core.region import coordinator_directory
 from dos_client import open_store
 from dos_server.testing import threaded_store

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.layout import Layout, ShardRange, even_layout
-from checkpoint.core.manifest import (
+from checkpoint.core.manifest_checks import check_checkpoint
+from checkpoint.core.records.even_layout import Layout, ShardRange, even_layout
+from checkpoint.core.records.manifest import (
     CheckpointFlag,
     ForkOrigin,
     OutputIdentity,
@@ -20,7 +21,6 @@ from checkpoint.core.manifest import (
     encode_checkpoint,
     in_its_version,
 )
-from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.retention import floors_of, keep
 from checkpoint.errors import ManifestError
 from dos_protocol.digests import ResumePoint

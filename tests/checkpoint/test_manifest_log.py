@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from checkpoint.chains.manifest_log import ManifestLog, StoreHost, checkpoint_record
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     ManifestLost,
@@ -19,8 +19,8 @@ from checkpoint.core.coordinator_vocabulary import (
     OpenManifest,
     StoreWaiting,
 )
-from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
+from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
 from dos_client import init_store, open_store
 from journal import ChainWriter, Op, Position, Record, inspect_chain, read_records, take_over
 from tests.support.servers import url_of

@@ -16,15 +16,15 @@ from checkpoint.chains.consumer_register import TrimPlanner, read_register
 from checkpoint.chains.manifest_log import ManifestLog, retained_checkpoints
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.output_reading import PublishedOutput
-from checkpoint.core.consumers import RetentionRule, output_register
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     ManifestOpened,
     OpenManifest,
 )
-from checkpoint.core.manifest import SplitPosition
-from checkpoint.core.outputs import OutputDecision, Publish, output_chain
+from checkpoint.core.records.consumers import RetentionRule, output_register
+from checkpoint.core.records.manifest import SplitPosition
+from checkpoint.core.records.outputs import OutputDecision, Publish, output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import floors_of, gaps_of, retained_with
 from checkpoint.errors import InputTrimmedError

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.core.outputs import (
+from checkpoint.core.records.outputs import (
     Output,
     OutputDecision,
     OutputHead,

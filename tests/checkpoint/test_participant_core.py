@@ -3,9 +3,7 @@
 import msgspec
 import pytest
 
-from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import WorkerCheckpoint
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     Committed,
     Counters,
     Failed,
@@ -23,7 +21,7 @@ from checkpoint.core.messages import (
     Vote,
     WantsCheckpoint,
 )
-from checkpoint.core.participant import (
+from checkpoint.core.links.participation import (
     PARTICIPANT,
     LinkGone,
     MessageIn,
@@ -35,6 +33,8 @@ from checkpoint.core.participant import (
     ReportWanted,
     SendReport,
 )
+from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from dos_protocol.errors import LocalProtocolError
 from journal.core.chain import Position

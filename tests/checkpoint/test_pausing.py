@@ -2,7 +2,7 @@
 
 import pytest
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     CheckpointWanted,
@@ -11,9 +11,9 @@ from checkpoint.core.coordinator_vocabulary import (
     ResetWanted,
     StopWanted,
 )
-from checkpoint.core.messages import Counters, Pause, Paused, RequestCheckpoint, Restored
+from checkpoint.core.links.messages import Counters, Pause, Paused, RequestCheckpoint, Restored
 from checkpoint.core.region import RegionState
-from checkpoint.core.request_handling import CommandRegion, QueueRead
+from checkpoint.core.requests import CommandRegion, QueueRead
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.request_harness import HandlerHarness, in_state
 

@@ -3,10 +3,10 @@
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import CancelWorker, LaunchWorker, MessageRefused, SendControl
-from checkpoint.core.manifest import Checkpoint
-from checkpoint.core.messages import Failed, Restore, Restored, Stop
+from checkpoint.core.coordination.vocabulary import CancelWorker, LaunchWorker, MessageRefused, SendControl
+from checkpoint.core.links.messages import Failed, Restore, Restored, Stop
 from checkpoint.core.placement import Placement
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import RegionState
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 

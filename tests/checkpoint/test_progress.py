@@ -12,9 +12,8 @@ import pytest
 
 from checkpoint.cli.region import event_time_text
 from checkpoint.coordinator.figures import RegionFigures
-from checkpoint.core.checkpoint_views import savepoint_row
-from checkpoint.core.manifest import NO_NOTE
-from checkpoint.core.messages import Counters, EventTime
+from checkpoint.core.coordination.recovery_estimate import RecoveryEstimate
+from checkpoint.core.links.messages import Counters, EventTime
 from checkpoint.core.progress import (
     RECENT_PROGRESS_MAX,
     ProgressMeter,
@@ -23,7 +22,8 @@ from checkpoint.core.progress import (
     reset_line,
     status_json,
 )
-from checkpoint.core.recovery_estimate import RecoveryEstimate
+from checkpoint.core.records.manifest import NO_NOTE
+from checkpoint.core.records.views import savepoint_row
 from checkpoint.core.region import RegionState, RegionStatus, ResetReport, WorkerStatus
 from checkpoint.core.region_events import CheckpointCommitted
 from checkpoint.core.region_spans import span_of

@@ -12,8 +12,15 @@ import trio
 from checkpoint import limits
 from checkpoint.chains import consumer_register
 from checkpoint.chains.consumer_register import read_register
-from checkpoint.core import consumers, registered_queries
-from checkpoint.core.consumers import Register, decode_register, encode_register, with_query, without_consumer
+from checkpoint.core import registered_queries
+from checkpoint.core.records import consumers
+from checkpoint.core.records.consumers import (
+    Register,
+    decode_register,
+    encode_register,
+    with_query,
+    without_consumer,
+)
 from checkpoint.core.registered_queries import (
     QueryPosition,
     RegisteredQuery,

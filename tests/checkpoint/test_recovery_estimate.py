@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.coordinator_vocabulary import WorkerEnded
-from checkpoint.core.manifest import WorkerCheckpoint
-from checkpoint.core.messages import Counters, Progress, Restored
-from checkpoint.core.progress import recovery_json, recovery_text
-from checkpoint.core.recovery_estimate import (
+from checkpoint.core.coordination.recovery_estimate import (
     RecoveryInputs,
     RestoreSample,
     StepMeter,
@@ -17,6 +13,10 @@ from checkpoint.core.recovery_estimate import (
     restore_bytes_per_s,
     restore_seconds,
 )
+from checkpoint.core.coordination.vocabulary import WorkerEnded
+from checkpoint.core.links.messages import Counters, Progress, Restored
+from checkpoint.core.progress import recovery_json, recovery_text
+from checkpoint.core.records.manifest import WorkerCheckpoint
 from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import a_checkpoint, worker_checkpoint

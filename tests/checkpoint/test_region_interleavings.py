@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from checkpoint.core.coordination.rounds import TakeOvers
 from checkpoint.core.region import RegionState
-from checkpoint.core.take_overs import TakeOvers
 from checkpoint.core.voting import PendingCheckpoint
 from tests.checkpoint.region_model import RegionModel
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from checkpoint.core.divisions import DivisionFold
-from checkpoint.core.manifest import SplitPosition
-from checkpoint.core.messages import Counters
+from checkpoint.core.links.messages import Counters
+from checkpoint.core.records.divisions import DivisionFold
+from checkpoint.core.records.manifest import SplitPosition
 from checkpoint.core.region import WorkerStatus, region_of_worker, worker_directory
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     CancelWorker,
     LaunchWorker,
     LinkDown,
@@ -17,8 +17,8 @@ from checkpoint.core.coordinator_vocabulary import (
     ScaleWanted,
     WorkerEnded,
 )
-from checkpoint.core.lines import restored
-from checkpoint.core.messages import CopyAhead, Counters, Pause, Paused, Restore, Restored, Start, Stop
+from checkpoint.core.links.messages import CopyAhead, Counters, Pause, Paused, Restore, Restored, Start, Stop
+from checkpoint.core.records.lines import restored
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import ReplaceSettled, ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness

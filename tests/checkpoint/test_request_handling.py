@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     CheckpointWanted,
     ReplaceWanted,
     ResetWanted,
@@ -16,7 +16,7 @@ from checkpoint.core.coordinator_vocabulary import (
 )
 from checkpoint.core.region import RegionState, ResetReport
 from checkpoint.core.region_events import CheckpointCommitted, ReplaceSettled, ScaleSettled
-from checkpoint.core.request_handling import (
+from checkpoint.core.requests import (
     QueueRead,
     RegionEnded,
     RegionNotified,

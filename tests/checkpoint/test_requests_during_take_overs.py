@@ -2,7 +2,7 @@
 
 import pytest
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     CheckpointWanted,
     LaunchWorker,
     NotifyObservers,
@@ -14,7 +14,7 @@ from checkpoint.core.coordinator_vocabulary import (
     StopWanted,
     WorkerEnded,
 )
-from checkpoint.core.messages import Counters, Pause, Paused, Restore, Start, Stop
+from checkpoint.core.links.messages import Counters, Pause, Paused, Restore, Start, Stop
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import ReplaceSettled, ScaleSettled
 from tests.checkpoint.test_taking_over import (

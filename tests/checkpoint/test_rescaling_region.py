@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CancelWorker,
     CheckpointAppended,
@@ -23,8 +23,7 @@ from checkpoint.core.coordinator_vocabulary import (
     StopWanted,
     WorkerEnded,
 )
-from checkpoint.core.manifest import Checkpoint, in_its_version
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     Committed,
     CopiedAhead,
     CopyAhead,
@@ -38,6 +37,7 @@ from checkpoint.core.messages import (
     Start,
     Stop,
 )
+from checkpoint.core.records.manifest import Checkpoint, in_its_version
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness

@@ -11,8 +11,8 @@ from checkpoint import limits
 from checkpoint.chains.consumer_register import change_register
 from checkpoint.chains.input_log import InputLog
 from checkpoint.chains.manifest_log import StoreHost
-from checkpoint.core.consumers import RetentionRule, input_register, with_rule
-from checkpoint.core.inputs import producer_directory
+from checkpoint.core.records.consumers import RetentionRule, input_register, with_rule
+from checkpoint.core.records.inputs import producer_directory
 from checkpoint.maintenance.retention import InputRows, Retention
 from dos_client import Store, init_store, open_store
 from dos_server import storage

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     CheckpointWanted,
@@ -15,16 +15,16 @@ from checkpoint.core.coordinator_vocabulary import (
     RestoreWanted,
     ScaleWanted,
 )
-from checkpoint.core.lines import find_target, republished, restored, taken_back
-from checkpoint.core.manifest import (
+from checkpoint.core.links.messages import RequestCheckpoint, Restore, Restored, Start
+from checkpoint.core.manifest_checks import check_checkpoint
+from checkpoint.core.records.lines import find_target, republished, restored, taken_back
+from checkpoint.core.records.manifest import (
     LINES_VERSION,
     Checkpoint,
     RetiredWorker,
     decode_checkpoint,
     encode_checkpoint,
 )
-from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.messages import RequestCheckpoint, Restore, Restored, Start
 from checkpoint.core.region import RegionState, ResetReport
 from checkpoint.core.region_events import RestoreSettled
 from checkpoint.errors import ManifestError, RestoreRefusedError

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.chains.manifest_log import ManifestView
-from checkpoint.core import checkpointing, retention
+from checkpoint.core import retention
+from checkpoint.core.coordination import checkpoints as checkpointing
 from checkpoint.core.savepoints import recorded_again
 from checkpoint.maintenance.garbage import collect_stopped, garbage_of, held_by_savepoints
 from dos_protocol.errors import DosError
@@ -170,10 +171,10 @@ async def test_a_savepoint_holds_nothing_of_what_is_written_after_it() -> None:
         (checkpointing, "retained_with", only_the_last),
         (checkpointing, "floors_of", above_the_oldest),
         ("checkpoint.core.retention", "floors_of", above_the_oldest),
-        ("checkpoint.core.coordinator_state", "floors_of", above_the_oldest),
+        ("checkpoint.core.coordination.run", "floors_of", above_the_oldest),
         (checkpointing, "gaps_of", of_the_last_alone),
         ("checkpoint.core.retention", "gaps_of", of_the_last_alone),
-        ("checkpoint.core.coordinator_state", "gaps_of", of_the_last_alone),
+        ("checkpoint.core.coordination.run", "gaps_of", of_the_last_alone),
         ("checkpoint.core.retention", "gaps_between", with_the_last_segment),
     ],
 )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     CheckpointWanted,
@@ -14,9 +14,9 @@ from checkpoint.core.coordinator_vocabulary import (
     NotifyObservers,
     SavepointWanted,
 )
-from checkpoint.core.lines import restored
-from checkpoint.core.manifest import NO_NOTE, SavepointNote, decode_checkpoint, encode_checkpoint
-from checkpoint.core.messages import Restored
+from checkpoint.core.links.messages import Restored
+from checkpoint.core.records.lines import restored
+from checkpoint.core.records.manifest import NO_NOTE, SavepointNote, decode_checkpoint, encode_checkpoint
 from checkpoint.core.request_records import encode_record
 from checkpoint.core.retention import keep
 from checkpoint.core.savepoints import recorded_again

@@ -7,7 +7,7 @@ import pytest
 
 from checkpoint import limits
 from checkpoint.chains.manifest_log import checkpoint_record, checkpoints_in
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     CheckpointWanted,
@@ -16,17 +16,17 @@ from checkpoint.core.coordinator_vocabulary import (
     NotifyObservers,
     SavepointWanted,
 )
-from checkpoint.core.manifest import (
+from checkpoint.core.links.messages import RequestCheckpoint, Restored
+from checkpoint.core.manifest_checks import check_checkpoint
+from checkpoint.core.records.manifest import (
     SavepointNote,
     decode_checkpoint,
     encode_checkpoint,
     savepoint_name_problem,
 )
-from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.messages import RequestCheckpoint, Restored
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import SavepointSettled
-from checkpoint.core.request_handling import RegionNotified
+from checkpoint.core.requests import RegionNotified
 from checkpoint.core.savepoints import savepoint_problem
 from checkpoint.errors import ManifestError
 from journal import Op, Position, Record

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from checkpoint.core.inputs import BatchDecision, judge_batch
-from checkpoint.core.staged import (
+from checkpoint.core.records.inputs import BatchDecision, judge_batch
+from checkpoint.core.records.staged import (
     GARBAGE,
     CommitUnit,
     ProducerFacts,

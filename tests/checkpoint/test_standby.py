@@ -10,8 +10,8 @@ import trio
 from checkpoint import limits
 from checkpoint import link as links
 from checkpoint.core.control_frames import control_frame
-from checkpoint.core.handshake import LinkAssigned, LinkHello, assignment, read_assignment
-from checkpoint.core.messages import Heartbeat
+from checkpoint.core.links.handshake import LinkAssigned, LinkHello, assignment, read_assignment
+from checkpoint.core.links.messages import Heartbeat
 from checkpoint.errors import HandshakeError, LinkClosedError
 from checkpoint.link import StandbyLinks, connect_link, serve_links, wait_for_assignment
 from dos_protocol.errors import BrokenConnectionError

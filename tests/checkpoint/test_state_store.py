@@ -12,7 +12,7 @@ from checkpoint import limits
 from checkpoint.chains.state_blocks import block_schema, encode_block, make_block
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
-from checkpoint.core.divisions import Division
+from checkpoint.core.records.divisions import Division
 from checkpoint.core.retention import Rolling
 from checkpoint.key_hash import hash_keys
 from dos_protocol.errors import ClosedError, CorruptDataError, FencedError, LocalProtocolError

@@ -4,15 +4,15 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointWanted,
     ManifestLost,
     ManifestTaken,
     OpenManifest,
 )
-from checkpoint.core.manifest import SavepointNote, decode_checkpoint, encode_checkpoint
-from checkpoint.core.messages import RequestCheckpoint
+from checkpoint.core.links.messages import RequestCheckpoint
+from checkpoint.core.records.manifest import SavepointNote, decode_checkpoint, encode_checkpoint
 from checkpoint.core.savepoints import recorded_again
 from checkpoint.errors import RegionFencedError, SavepointRefusedError
 from checkpoint.maintenance.stopped_region import savepoint_stopped

@@ -5,8 +5,13 @@ from typing import Any
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import CancelWorker, LaunchWorker, MessageRefused, NotifyObservers
-from checkpoint.core.messages import CompanionReport, Suspects
+from checkpoint.core.coordination.vocabulary import (
+    CancelWorker,
+    LaunchWorker,
+    MessageRefused,
+    NotifyObservers,
+)
+from checkpoint.core.links.messages import CompanionReport, Suspects
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import WorkerLost
 from tests.checkpoint.coordinator_harness import CoordinatorHarness

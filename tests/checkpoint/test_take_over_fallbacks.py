@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     CheckpointWanted,
@@ -15,7 +15,7 @@ from checkpoint.core.coordinator_vocabulary import (
     WorkerEnded,
     WorkerHosted,
 )
-from checkpoint.core.messages import Failed, Restore, Restored, View
+from checkpoint.core.links.messages import Failed, Restore, Restored, View
 from checkpoint.core.region_states import WorkerState
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.test_taking_over import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CancelWorker,
     CheckpointAppended,
@@ -25,8 +25,7 @@ from checkpoint.core.coordinator_vocabulary import (
     WorkerEnded,
     WorkerHosted,
 )
-from checkpoint.core.manifest import TERMS_VERSION, Checkpoint, WorkerCheckpoint
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     Committed,
     Finished,
     Peer,
@@ -38,6 +37,7 @@ from checkpoint.core.messages import (
     View,
     Vote,
 )
+from checkpoint.core.records.manifest import TERMS_VERSION, Checkpoint, WorkerCheckpoint
 from checkpoint.core.region import RegionState, ResetReport
 from checkpoint.core.region_events import ScaleSettled
 from checkpoint.core.region_states import WorkerState

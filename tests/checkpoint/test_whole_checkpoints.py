@@ -17,8 +17,8 @@ from checkpoint.chains.whole_checkpoints import (
     examine,
     read_part,
 )
-from checkpoint.core.lines import restored
-from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
+from checkpoint.core.records.lines import restored
+from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
 from checkpoint.core.region import worker_directory
 from dos_client import Store
 from dos_client.errors import QuorumUnavailableError

@@ -5,8 +5,8 @@ ends.
 import pytest
 
 from checkpoint.coordinator.control import RegionControl
-from checkpoint.core.coordinator_vocabulary import CheckpointWanted, StopWanted
-from checkpoint.core.messages import RequestCheckpoint, Restored
+from checkpoint.core.coordination.vocabulary import CheckpointWanted, StopWanted
+from checkpoint.core.links.messages import RequestCheckpoint, Restored
 from checkpoint.core.region import RegionState
 from checkpoint.limits import reset_forgiven_s
 from dos_protocol.errors import LocalProtocolError

@@ -21,12 +21,12 @@ import trio
 from checkpoint.chains.state_blocks import block_schema, encode_block, make_block
 from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import StepsLog
-from checkpoint.core.barrier import Alignment
-from checkpoint.core.channel_frames import ChannelFrame, FrameFlag, FrameType
 from checkpoint.core.control_frames import job_digest
-from checkpoint.core.handshake import LinkHello
-from checkpoint.core.manifest import SplitPosition, WorkerCheckpoint
-from checkpoint.core.messages import Committed, Counters, Pause, RequestCheckpoint, Restore, Start
+from checkpoint.core.links.barrier import Alignment
+from checkpoint.core.links.frames import ChannelFrame, FrameFlag, FrameType
+from checkpoint.core.links.handshake import LinkHello
+from checkpoint.core.links.messages import Committed, Counters, Pause, RequestCheckpoint, Restore, Start
+from checkpoint.core.records.manifest import SplitPosition, WorkerCheckpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import LinkClosedError, OrphanedError, StaleIncarnationError, StoppedError
 from checkpoint.key_hash import hash_keys

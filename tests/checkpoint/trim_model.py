@@ -12,15 +12,15 @@ from trio.testing import wait_all_tasks_blocked
 from checkpoint.chains.consumer_register import change_register, read_register
 from checkpoint.chains.input_log import InputFollower, InputLog, last_recorded
 from checkpoint.chains.manifest_log import ManifestLog, retained_checkpoints
-from checkpoint.core.consumers import input_register, with_consumer
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     ManifestOpened,
     OpenManifest,
 )
-from checkpoint.core.inputs import INPUT_CHAIN, producer_directory
-from checkpoint.core.manifest import SAVEPOINTS_VERSION, SplitPosition
+from checkpoint.core.records.consumers import input_register, with_consumer
+from checkpoint.core.records.inputs import INPUT_CHAIN, producer_directory
+from checkpoint.core.records.manifest import SAVEPOINTS_VERSION, SplitPosition
 from checkpoint.core.retention import retained_with
 from checkpoint.errors import InputTrimmedError
 from journal import inspect_chain, parse_segment_name

@@ -9,8 +9,8 @@ import trio
 
 from checkpoint.chains.input_log import InputHandle
 from checkpoint.core.entry import EntrySettings
-from checkpoint.core.inputs import InputPiece
-from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.records.inputs import InputPiece
+from checkpoint.core.records.manifest import SplitPosition
 from dataflow.core.entry_messages import EntryStatus
 from dataflow.core.event_time import InputMarks, SourceTime, is_time
 from dataflow.entry.asking import EntryLink

@@ -6,10 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoint.core.divisions import Division
-from checkpoint.core.inputs import InputPiece
-from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.records.divisions import Division
+from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.inputs import InputPiece
+from checkpoint.core.records.manifest import SplitPosition
 from dataflow import CallSink, Count, Graph, InputSource, Tumbling
 from dataflow.core.event_time import is_time
 from dataflow.limits import WorkerLimits

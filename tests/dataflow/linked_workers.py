@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from checkpoint import ChannelFrame, FrameType, LinkHello, job_digest
-from checkpoint.core.barrier import Alignment
+from checkpoint.core.links.barrier import Alignment
 from dataflow.core.peer_links import Admission, Held, PeerLinks, RowsRecord, Sent
 from dataflow.limits import steps_ahead
 

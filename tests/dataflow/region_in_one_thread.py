@@ -13,11 +13,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from checkpoint.core.channel_frames import ChannelFrame
-from checkpoint.core.divisions import Division
-from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import WorkerCheckpoint
-from checkpoint.core.outputs import OutputDecision, OutputSequence
+from checkpoint.core.links.frames import ChannelFrame
+from checkpoint.core.records.divisions import Division
+from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.manifest import WorkerCheckpoint
+from checkpoint.core.records.outputs import OutputDecision, OutputSequence
 from dataflow.graph.builder import Graph
 from dataflow.limits import WorkerLimits
 from dataflow.state.directory_handover import Handover

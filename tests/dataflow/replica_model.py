@@ -14,17 +14,17 @@ import trio
 from checkpoint.chains.consumer_register import Trimmer, TrimPlanner
 from checkpoint.chains.manifest_log import ManifestLog
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.core.consumers import RetentionRule, output_register
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     ManifestOpened,
     OpenManifest,
 )
-from checkpoint.core.layout import even_layout
-from checkpoint.core.lines import restored
-from checkpoint.core.manifest import Checkpoint, RetiredWorker, in_its_version
-from checkpoint.core.outputs import BEFORE_ALL, OutputDecision, OutputTime, Publish, output_chain
+from checkpoint.core.records.consumers import RetentionRule, output_register
+from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.lines import restored
+from checkpoint.core.records.manifest import Checkpoint, RetiredWorker, in_its_version
+from checkpoint.core.records.outputs import BEFORE_ALL, OutputDecision, OutputTime, Publish, output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.core.retention import floors_of, gaps_of, retained_with
 from dataflow.worker.journals import FloorCollector, log_part

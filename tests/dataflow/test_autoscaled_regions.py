@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.autoscale_policy import AutoScale
+from checkpoint.core.coordination.autoscaling import AutoScale
 from checkpoint.core.region import ScaleDecided
 from checkpoint.core.region_events import RegionEvent, ScaleSettled
 from dataflow import (

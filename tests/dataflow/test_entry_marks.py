@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from checkpoint.core.divisions import Division
-from checkpoint.core.inputs import InputPiece, OriginMark
+from checkpoint.core.records.divisions import Division
+from checkpoint.core.records.inputs import InputPiece, OriginMark
 from checkpoint.errors import EntryRefusedError
 from dataflow import CallSink, Graph, GraphError, InputSource, MergedLogSource, SchemaError
 from dataflow.core.event_time import END, IDLE, UNKNOWN, InputMarks, SourceTime

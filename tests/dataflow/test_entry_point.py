@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from checkpoint.chains.input_log import InputHandle
-from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.records.manifest import SplitPosition
 from dataflow import SchemaError, limits
 from dataflow.entry_point import ENTRY_SCHEMA, serve_lines
 from dataflow.producing import Producer

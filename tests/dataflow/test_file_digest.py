@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.records.manifest import SplitPosition
 from dataflow import FileSink, FileSource
 from dataflow.core.file_digest import FileDigest, Verify, resumed
 from dataflow.errors import InputChangedError, SchemaError

@@ -19,8 +19,8 @@ from trio.testing import MockClock
 from checkpoint import RetentionRule, input_register, limits
 from checkpoint.chains.consumer_register import QueryRegistration, change_register
 from checkpoint.chains.input_log import InputFollower
-from checkpoint.core.consumers import with_rule
-from checkpoint.core.outputs import Publish
+from checkpoint.core.records.consumers import with_rule
+from checkpoint.core.records.outputs import Publish
 from dataflow import merged
 from dataflow.merged import open_merged
 from dataflow.merging import merge as merge_module

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import LinkHello
-from checkpoint.core.barrier import Alignment
+from checkpoint.core.links.barrier import Alignment
 from checkpoint.errors import ChannelFrameError, StepOrderError
 from dataflow.core.peer_links import Admission, PeerLinks, Records, Sent
 from dataflow.errors import StepsMissingError

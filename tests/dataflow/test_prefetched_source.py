@@ -5,8 +5,8 @@ import random
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.inputs import InputPiece
-from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.records.inputs import InputPiece
+from checkpoint.core.records.manifest import SplitPosition
 from dataflow import limits
 from dataflow.errors import InputChangedError, InputReadError
 from dataflow.sources.base import SourceDivision, owner_by_name

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from checkpoint.core.divisions import Division
+from checkpoint.core.records.divisions import Division
 from dataflow.core.event_time import UNKNOWN
 from tests.dataflow.fed_circuit import FedCircuit, a_piece, row
 

@@ -13,7 +13,7 @@ import trio
 from checkpoint import limits as checkpoint_limits
 from checkpoint.chains.manifest_log import ManifestView, read_manifest
 from checkpoint.coordinator.control import RegionControl
-from checkpoint.core.manifest import OutputIdentity
+from checkpoint.core.records.manifest import OutputIdentity
 from checkpoint.core.region import RegionSpec, RegionState, ResetReport, worker_directory
 from dataflow import Graph
 from dataflow.limits import WorkerLimits

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from checkpoint.core.messages import CopyAhead
-from checkpoint.core.rebalancing import rebalanced
+from checkpoint.core.links.messages import CopyAhead
+from checkpoint.core.records.layout import rebalanced
 from dataflow import CallSink, Graph, GraphError, InputSource, RuntimeContext, UserOperator
 from dataflow.errors import OperatorError
 from dataflow.testing import Trial

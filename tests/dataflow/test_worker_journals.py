@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from checkpoint import NO_MARK, Mark, Restore
-from checkpoint.core.layout import even_layout
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.manifest import Checkpoint
 from dataflow.core.schedule import NO_CHECKPOINT, Barrier
 from dataflow.worker.journals import Journals
 from dataflow.worker.messages import CheckpointTaken, StageEnded

@@ -4,15 +4,15 @@ import pytest
 from rich.console import Console
 
 import dos
-from checkpoint.core.consumers import input_register, output_register
-from checkpoint.core.inputs import input_directory, producer_directory
+from checkpoint.core.records.consumers import input_register, output_register
+from checkpoint.core.records.inputs import input_directory, producer_directory
+from checkpoint.core.records.staged import staging_directory
 from checkpoint.core.region import (
     answers_directory,
     coordinator_directory,
     requests_directory,
     worker_directory,
 )
-from checkpoint.core.staged import staging_directory
 from dos_ui.core.rates import HISTORY_MAX, RegionRates
 from dos_ui.core.shown import directory_row, graph_of, pressure, shown_state, slow
 from dos_ui.top import Screen, TopView

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.messages import Counters
+from checkpoint.core.links.messages import Counters
 from checkpoint.core.region import RegionState, RegionStatus, WorkerStatus
 from examples.demo.corpus import library_files, make_corpus
 from examples.demo.engine import Speedometer

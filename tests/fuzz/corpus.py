@@ -4,7 +4,7 @@ writes them to tests/fuzz/corpus, and a test keeps the two equal.
 
 from pathlib import Path
 
-from checkpoint.core import channel_frames as channel
+from checkpoint.core.links import frames as channel
 from dos_protocol import messages as m
 from dos_protocol.frames import encode_frame
 from dos_protocol.store_record import Member, StoreRecord, encode_store_record

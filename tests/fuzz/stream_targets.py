@@ -4,7 +4,7 @@ from typing import Any
 
 import xxhash
 
-from checkpoint.core import channel_frames as channel
+from checkpoint.core.links import frames as channel
 from checkpoint.errors import ChannelFrameError
 from dos_protocol.errors import CorruptDataError
 from journal.core import record as journal_record

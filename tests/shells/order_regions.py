@@ -15,11 +15,11 @@ from checkpoint.chains.consumer_register import read_register
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.coordinator.before_claim import before_claim
 from checkpoint.coordinator.shell import RegionShell, listening, run_region
-from checkpoint.core.consumers import output_register, query_need
-from checkpoint.core.coordinator_vocabulary import CheckpointWanted, WorkerEnded
-from checkpoint.core.manifest import WorkerCheckpoint
-from checkpoint.core.messages import Committed, Counters, RequestCheckpoint, Restore
-from checkpoint.core.outputs import OutputTime, Publish
+from checkpoint.core.coordination.vocabulary import CheckpointWanted, WorkerEnded
+from checkpoint.core.links.messages import Committed, Counters, RequestCheckpoint, Restore
+from checkpoint.core.records.consumers import output_register, query_need
+from checkpoint.core.records.manifest import WorkerCheckpoint
+from checkpoint.core.records.outputs import OutputTime, Publish
 from checkpoint.core.region import RegionSpec, worker_directory
 from checkpoint.core.region_events import CheckpointCommitted, RegionEvent
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError

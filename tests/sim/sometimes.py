@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 from unittest import mock
 
-from checkpoint.core.participant import PARTICIPANT
+from checkpoint.core.links.participation import PARTICIPANT
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_states import PHASES
 from dos_client.core.claim import ClaimState

@@ -7,9 +7,9 @@ from unittest import mock
 import pytest
 from msgspec.structs import replace as replaced
 
-from checkpoint.core import backups as rules
 from checkpoint.core.backup_record import BackupRecord
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records import backups as rules
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.maintenance import backup
 from journal import ChainState
 from tests.sim.region_runs import SEEDS, Planted, assert_found, seen_in

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 from msgspec.structs import replace as replaced
 
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.maintenance import editing
 from tests.sim.region_runs import SEEDS, Planted, assert_found, seen_in
 from tests.sim.regions.region import Region

@@ -9,9 +9,9 @@ from msgspec.structs import replace as replaced
 
 from checkpoint.chains.manifest_log import retained_checkpoints
 from checkpoint.core import rewinding
-from checkpoint.core.coordinator_vocabulary import SavepointWanted
+from checkpoint.core.coordination.vocabulary import SavepointWanted
 from checkpoint.core.forking import forked, needs_original
-from checkpoint.core.manifest import Checkpoint, ForkOrigin
+from checkpoint.core.records.manifest import Checkpoint, ForkOrigin
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.core.savepoints import Savepoints
 from dataflow.worker.journals import Journals

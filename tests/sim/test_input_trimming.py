@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from checkpoint.core.consumers import need_of
+from checkpoint.core.records.consumers import need_of
 from tests.sim.regions import region as region_module
 from tests.sim.regions import trimmer
 from tests.sim.regions.region import Region

@@ -6,10 +6,10 @@ from unittest import mock
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.barrier import Alignment
-from checkpoint.core.channel_frames import FrameType
-from checkpoint.core.divisions import NO_MARK, Division
-from checkpoint.core.take_overs import TakeOvers
+from checkpoint.core.coordination.rounds import TakeOvers
+from checkpoint.core.links.barrier import Alignment
+from checkpoint.core.links.frames import FrameType
+from checkpoint.core.records.divisions import NO_MARK, Division
 from checkpoint.core.voting import PendingCheckpoint
 from dataflow.core.peer_links import Held, PeerLinks, Records, Sent
 from dataflow.worker.circuit_thread import CircuitIncarnation, StepInput

@@ -7,10 +7,10 @@ from unittest import mock
 
 import pytest
 
-from checkpoint.core.coordinator_vocabulary import ManifestOpened
+from checkpoint.core.coordination.vocabulary import ManifestOpened
+from checkpoint.core.coordination.workers import Roster, Worker
 from checkpoint.core.manifest_claim import ManifestClaim
 from checkpoint.core.pausing import Pausing
-from checkpoint.core.roster import Roster, Worker
 from tests.sim.region_runs import SEEDS, Planted, seen_in
 from tests.sim.regions.region import Region
 from tests.sim.run import run_seed

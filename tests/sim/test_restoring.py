@@ -8,10 +8,12 @@ from unittest import mock
 import pytest
 from msgspec.structs import replace as replaced
 
-from checkpoint.core import checkpointing, coordinator_state, rewinding
-from checkpoint.core.checkpointing import Checkpointing
-from checkpoint.core.coordinator_vocabulary import CheckpointAppended
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core import rewinding
+from checkpoint.core.coordination import checkpoints as checkpointing
+from checkpoint.core.coordination import run as coordinator_state
+from checkpoint.core.coordination.checkpoints import Checkpointing
+from checkpoint.core.coordination.vocabulary import CheckpointAppended
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.retention import floors_of
 from checkpoint.core.rewinding import Rewinding

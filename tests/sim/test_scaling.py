@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as replaced
 
-from checkpoint.core import checkpointing, coordinator_state, voting
-from checkpoint.core.consumers import need_of
-from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core import voting
+from checkpoint.core.coordination import checkpoints as checkpointing
+from checkpoint.core.coordination import run as coordinator_state
+from checkpoint.core.coordination.run import CoordinatorState
 from checkpoint.core.gathering import Gathering
-from checkpoint.core.manifest import Checkpoint
-from checkpoint.core.rebalancing import TakenPart
+from checkpoint.core.records.consumers import need_of
+from checkpoint.core.records.layout import TakenPart
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region_states import CoordinatorPhase
 from checkpoint.core.retention import floors_of
 from checkpoint.core.voting import PendingCheckpoint

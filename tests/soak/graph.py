@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from checkpoint import limits
-from checkpoint.core import coordinator_state
+from checkpoint.core.coordination import run as coordinator_state
 from checkpoint.requests.queue import write_records
 from dataflow import Graph, InputSource, LogSink
 from tests.support.census import census_of_process

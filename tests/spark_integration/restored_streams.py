@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.outputs import Publish
+from checkpoint.core.records.outputs import Publish
 from checkpoint.errors import OutputRewoundError
 from spark_integration.core.admission import BatchLimits
 from spark_integration.core.source_offsets import SplitPoint, offset_of, points_of

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 import pyarrow as pa
 
 from checkpoint.chains.input_log import InputLog
-from checkpoint.core.staged import CommitUnit
+from checkpoint.core.records.staged import CommitUnit
 from dos_client.blocking import BlockingObjectWriter
 from spark_integration.core.sink_options import SinkOptions
 from spark_integration.writing import committing, staged_reading, staging

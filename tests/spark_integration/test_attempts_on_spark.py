@@ -29,7 +29,7 @@ import json, os, signal, sys, threading, time
 from pathlib import Path
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
-from checkpoint.core.staged import staging_directory
+from checkpoint.core.records.staged import staging_directory
 from dos_client.blocking import open_store
 from spark_integration import register
 

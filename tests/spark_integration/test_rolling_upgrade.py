@@ -35,7 +35,7 @@ Edits = dict[str, list[tuple[str, str]]]
 VERSIONS = "checkpoint/core/versions.py"
 LATER: Edits = {
     VERSIONS: [(r"= \(1, 2\)", "= (1, 3)")],
-    "checkpoint/core/messages.py": [
+    "checkpoint/core/links/messages.py": [
         (
             "    counters: Counters\n\n\nclass Vote",
             '    counters: Counters\n    mood: str = "calm"\n\n\nclass Vote',

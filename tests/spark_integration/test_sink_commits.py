@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from checkpoint.core.staged import (
+from checkpoint.core.records.staged import (
     BatchContent,
     CommitUnit,
     WriteKind,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.core.staged import CommitUnit
+from checkpoint.core.records.staged import CommitUnit
 from dos_client.blocking import open_store
 from spark_integration.core.sink_options import SinkOptions
 from spark_integration.writing.committing import commit

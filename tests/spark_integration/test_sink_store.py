@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.staged import BatchContent, CommitUnit, WriteKind, staging_prefix
+from checkpoint.core.records.staged import BatchContent, CommitUnit, WriteKind, staging_prefix
 from checkpoint.errors import InputClosedError
 from dataflow.blocking import close_input, open_producer
 from dos_client import QuorumUnavailableError

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from checkpoint.core.staged import CommitUnit, WriteKind, staged_name
+from checkpoint.core.records.staged import CommitUnit, WriteKind, staged_name
 from dataflow.blocking import close_input
 from dataflow.input_cli import app
 from dos_client.blocking import BlockingStore, open_store

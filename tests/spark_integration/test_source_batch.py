@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.outputs import Publish
+from checkpoint.core.records.outputs import Publish
 from checkpoint.errors import NoRegionError
 from dataflow.errors import NoOutputError
 from dos_client.blocking import BlockingStore, open_store

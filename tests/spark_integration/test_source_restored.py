@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 import dos
 from checkpoint import limits
 from checkpoint.chains.manifest_log import StoreHost
-from checkpoint.core.lines import restored
-from checkpoint.core.outputs import Publish
+from checkpoint.core.records.lines import restored
+from checkpoint.core.records.outputs import Publish
 from checkpoint.errors import OutputRewoundError
 from checkpoint.maintenance.stopped_region import restore_stopped
 from dos_client.blocking import BlockingStore

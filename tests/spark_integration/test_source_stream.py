@@ -5,7 +5,7 @@ reader is called as Spark calls it.
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.outputs import Publish
+from checkpoint.core.records.outputs import Publish
 from dos_client.blocking import BlockingStore
 from dos_server.testing import Servers, ThreadedServer
 from spark_integration.errors import MalformedOffsetError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.outputs import Publish
+from checkpoint.core.records.outputs import Publish
 from spark_integration.core.source_offsets import BEGINNING, SplitPoint
 from spark_integration.core.source_options import ReadGuarantee, RewindPolicy
 from spark_integration.errors import DataLossError

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from checkpoint import limits as checkpoint_limits
-from checkpoint.core.take_overs import TakeOvers
+from checkpoint.core.coordination.rounds import TakeOvers
 from checkpoint.core.voting import PendingCheckpoint
 from checkpoint.errors import StepOrderError
 from dataflow.core.peer_links import PeerLinks

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from checkpoint.core.autoscale_policy import AutoscalePolicy, WorkerLoad
+from checkpoint.core.coordination.autoscaling import AutoscalePolicy, WorkerLoad
 
 LOADS = Path(__file__).parent.parent / "checkpoint" / "loads"
 MB = 1_000_000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.core.request_handling import RequestHandler
+from checkpoint.core.requests import RequestHandler
 from checkpoint.core.retention import Rolling
 from tests.support.census import census, census_of_process
 from tests.support.growth import SAMPLES_MIN, Samples

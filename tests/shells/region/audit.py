@@ -12,7 +12,7 @@ import trio
 from checkpoint.chains.directory_store import DirectoryStore
 from checkpoint.chains.manifest_log import CHAIN, checkpoints_in
 from checkpoint.chains.state_store import StateStore
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import coordinator_directory, worker_directory
 from dataflow.outputs import StepRows, read_output
 from dos_client import Claim, QuorumUnavailableError, Store, StoreNotReadyError, open_store

@@ -14,9 +14,9 @@ from checkpoint.chains import chain_store
 from checkpoint.chains.directory_store import DirectoryStore
 from checkpoint.chains.state_store import StateStore
 from checkpoint.coordinator import shell
-from checkpoint.core.coordinator import Coordinator
-from checkpoint.core.manifest import DIRECTORY_CHAIN_PREFIX
-from checkpoint.core.participant import ParticipantEnded, ParticipantTick, SendReport
+from checkpoint.core.coordination.coordinator import Coordinator
+from checkpoint.core.links.participation import ParticipantEnded, ParticipantTick, SendReport
+from checkpoint.core.records.manifest import DIRECTORY_CHAIN_PREFIX
 from checkpoint.participant import Participant
 from checkpoint.runtime import runtime
 from dataflow.worker.exchange import Exchange

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from checkpoint.coordinator.shell import RegionShell, listening, run_region
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CheckpointAppended,
     Effect,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint
 from dataflow import RuntimeContext, UserOperator
 from dataflow.state.operator_directory import OperatorDirectory
 from tests.sim.history import ViolationError

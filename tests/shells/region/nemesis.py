@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from checkpoint.core.coordinator_vocabulary import CheckpointWanted, ResetWanted, StopWanted
+from checkpoint.core.coordination.vocabulary import CheckpointWanted, ResetWanted, StopWanted
 from tests.shells import nemesis as store
 from tests.shells.region.process import RegionProcess
 from tests.sim.engine.random_streams import RandomStreams

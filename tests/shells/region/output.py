@@ -3,7 +3,7 @@
 The files are those of the simulator, written by real writers; logs are read with the code that users use.
 """
 
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint
 from dataflow.outputs import StepRows
 from tests.sim.regions.output import Output
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import trio
 
-from checkpoint.core.messages import Restored, ToCoordinator, Vote
+from checkpoint.core.links.messages import Restored, ToCoordinator, Vote
 from checkpoint.core.region import answers_directory, requests_directory
 from checkpoint.participant import Participant
 from dos_client import ObjectWriter

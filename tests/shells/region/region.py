@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from checkpoint.core.coordinator_vocabulary import End
+from checkpoint.core.coordination.vocabulary import End
 from checkpoint.core.region import RegionState
 from checkpoint.runtime import replace_runtime
 from dataflow import Graph, LogSink

@@ -9,12 +9,15 @@ from checkpoint.chains import chain_store, manifest_log
 from checkpoint.chains.manifest_log import ManifestLog, checkpoint_record
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore, _records
 from checkpoint.chains.steps_log import StepsLog
-from checkpoint.core import barrier, checkpointing, continuing, coordinator_state
-from checkpoint.core.barrier import Alignment
-from checkpoint.core.checkpointing import Checkpointing
-from checkpoint.core.coordinator_vocabulary import CheckpointAppended, ManifestLost, ManifestOpened
+from checkpoint.core import continuing
+from checkpoint.core.coordination import checkpoints as checkpointing
+from checkpoint.core.coordination import run as coordinator_state
+from checkpoint.core.coordination.checkpoints import Checkpointing
+from checkpoint.core.coordination.vocabulary import CheckpointAppended, ManifestLost, ManifestOpened
+from checkpoint.core.links import barrier
+from checkpoint.core.links.barrier import Alignment
+from checkpoint.core.links.messages import Vote
 from checkpoint.core.manifest_claim import ManifestClaim
-from checkpoint.core.messages import Vote
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.retention import floors_of, keep
 from checkpoint.core.voting import PendingCheckpoint

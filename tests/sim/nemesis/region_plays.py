@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpoint.core.coordinator_vocabulary import ResetWanted, StopWanted
+from checkpoint.core.coordination.vocabulary import ResetWanted, StopWanted
 from tests.sim.nemesis.fault import Fault, Kind
 from tests.sim.regions.driver import Driver
 from tests.sim.regions.region import STEP_ROWS, Region

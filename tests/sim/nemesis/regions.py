@@ -6,7 +6,7 @@ As in `clients`. A kind has no effect in a run without a region, or without a li
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from checkpoint.core.coordinator_vocabulary import CheckpointWanted, PauseWanted, ResetWanted, StopWanted
+from checkpoint.core.coordination.vocabulary import CheckpointWanted, PauseWanted, ResetWanted, StopWanted
 from tests.sim.engine.environment import Process
 from tests.sim.history import ViolationError
 from tests.sim.nemesis.fault import Fault, by_name

@@ -10,8 +10,8 @@ from contextlib import aclosing
 from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.chains.state_store import STATE_CHAIN
 from checkpoint.core.backup_record import PIECE_PREFIX, BackupRecord
-from checkpoint.core.backups import needed_chains
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.backups import needed_chains
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupDamagedError, BackupRefusedError
 from checkpoint.maintenance.backup import backups_of

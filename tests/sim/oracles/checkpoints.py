@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from checkpoint.core.consumers import need_of
-from checkpoint.core.lines import taken_back
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.consumers import need_of
+from checkpoint.core.records.lines import taken_back
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.key_hash import hash_keys
 from tests.sim.history import ViolationError
 from tests.sim.regions.audit import Auditor, retained_of

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import aclosing
 
 from checkpoint.chains.state_blocks import StateFold, decode_block
-from checkpoint.core.manifest import Checkpoint, decode_checkpoint
+from checkpoint.core.records.manifest import Checkpoint, decode_checkpoint
 from checkpoint.core.region import coordinator_directory, worker_directory
 from dos_client.errors import QuorumUnavailableError
 from journal import Op, Record, read_records, take_over

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from checkpoint.core.coordinator_vocabulary import SavepointWanted
-from checkpoint.core.manifest import SavepointNote
+from checkpoint.core.coordination.vocabulary import SavepointWanted
+from checkpoint.core.records.manifest import SavepointNote
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.errors import NoAnswerError, SavepointRefusedError
 from checkpoint.maintenance.backup import back_up

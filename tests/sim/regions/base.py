@@ -5,8 +5,8 @@ from collections.abc import Callable
 from random import Random
 from typing import ClassVar, Final
 
-from checkpoint.core.coordinator_vocabulary import End
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.coordination.vocabulary import End
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import RegionSpec, RegionState
 from dataflow.graph.plan import GraphPlan
 from dataflow.worker.messages import CircuitFailed

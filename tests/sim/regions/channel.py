@@ -9,8 +9,8 @@ from random import Random
 from typing import Final
 
 from checkpoint import limits
-from checkpoint.core.channel_frames import ChannelFrame, ChannelFrameDecoder, encode
-from checkpoint.core.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello
+from checkpoint.core.links.frames import ChannelFrame, ChannelFrameDecoder, encode
+from checkpoint.core.links.handshake import NONCE_BYTES, Acceptor, Dialler, LinkHello
 from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
 from dos_protocol.errors import BrokenConnectionError
 from tests.sim.engine.environment import Process, Signal

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from checkpoint.chains import whole_checkpoints
 from checkpoint.chains.manifest_log import ManifestLog
 from checkpoint.core.control_frames import control_frame, decode_from_worker
-from checkpoint.core.coordinator import Coordinator
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.coordinator import Coordinator
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     Begin,
     CancelWorker,

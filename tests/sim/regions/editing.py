@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from checkpoint import Edit
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.maintenance.editing import EncodedRows, edit_stopped
 from dataflow.editing.calls import NO_STATE, as_table, planned, rules_for
 from dos_protocol.errors import DosError

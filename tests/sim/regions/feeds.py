@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from checkpoint import WorkerCheckpoint
-from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.records.manifest import SplitPosition
 from dataflow.sources.prefetched import PrefetchBuffer, Reading
 from dataflow.sources.stored import InputSource
 from dataflow.worker.messages import Woken

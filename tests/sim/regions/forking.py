@@ -6,9 +6,9 @@ savepoint stays. The driver of the original drops the savepoint of the fork when
 
 from typing import TYPE_CHECKING, Final
 
-from checkpoint.core.coordinator_vocabulary import SavepointWanted
+from checkpoint.core.coordination.vocabulary import SavepointWanted
 from checkpoint.core.forking import forked, made_for_forks
-from checkpoint.core.manifest import Checkpoint, ForkOrigin, SavepointNote
+from checkpoint.core.records.manifest import Checkpoint, ForkOrigin, SavepointNote
 from checkpoint.core.region_events import SavepointSettled
 from checkpoint.maintenance.forking import fork_needs
 from checkpoint.maintenance.stopped_region import append_record, hold_manifest

@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.records.manifest import SplitPosition
 from dataflow.errors import InputChangedError, InputReadError
 from dataflow.operators.base import OperatorContext
 from dataflow.sources import base

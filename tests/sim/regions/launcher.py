@@ -7,7 +7,7 @@ reports nothing to it.
 
 from typing import TYPE_CHECKING
 
-from checkpoint.core.coordinator_vocabulary import WorkerEnded
+from checkpoint.core.coordination.vocabulary import WorkerEnded
 
 if TYPE_CHECKING:
     from tests.sim.regions.driver import Driver

@@ -15,10 +15,10 @@ import msgspec
 from checkpoint.chains.consumer_register import Trimmer, TrimPlanner
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.output_reading import split_of
-from checkpoint.core.consumers import output_register
-from checkpoint.core.manifest import WorkerCheckpoint
-from checkpoint.core.messages import Restore
-from checkpoint.core.outputs import OutputDecision, output_chain
+from checkpoint.core.links.messages import Restore
+from checkpoint.core.records.consumers import output_register
+from checkpoint.core.records.manifest import WorkerCheckpoint
+from checkpoint.core.records.outputs import OutputDecision, output_chain
 from checkpoint.core.region import worker_directory
 from dataflow.sinks.log import LogSink
 from dataflow.worker.journals import FloorCollector, log_part

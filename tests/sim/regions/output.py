@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint
 from dataflow.errors import SinkWriteError
 from dataflow.operators.base import OperatorContext
 from dataflow.sinks.base import SinkSpec

@@ -6,9 +6,9 @@ It does what `dataflow.worker.exchange` does with trio; the real `PeerLinks` dec
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from checkpoint.core.channel_frames import FrameType
-from checkpoint.core.handshake import LinkHello
-from checkpoint.core.messages import Restore
+from checkpoint.core.links.frames import FrameType
+from checkpoint.core.links.handshake import LinkHello
+from checkpoint.core.links.messages import Restore
 from dataflow import limits
 from dataflow.core.peer_links import Admission, PeerLinks, Sent
 from dataflow.errors import PeerLostError

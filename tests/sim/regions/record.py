@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from checkpoint.chains.directory_store import directory_chain
-from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint, decode_checkpoint
-from checkpoint.core.messages import Committed, RequestCheckpoint, Restore, Start, ToWorker, Vote
-from checkpoint.core.outputs import output_chain
+from checkpoint.core.links.messages import Committed, RequestCheckpoint, Restore, Start, ToWorker, Vote
+from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint, decode_checkpoint
+from checkpoint.core.records.outputs import output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory
 from journal import Op
 from journal.core.chain import Position, parse_segment_name

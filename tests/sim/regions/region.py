@@ -8,7 +8,7 @@ from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     End,
     PauseWanted,
     ReplaceWanted,
@@ -16,7 +16,7 @@ from checkpoint.core.coordinator_vocabulary import (
     RestoreWanted,
     ScaleWanted,
 )
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import RegionState
 from checkpoint.core.retention import Rolling
 from dataflow import Graph

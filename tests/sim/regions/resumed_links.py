@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from checkpoint.core.channel_frames import FrameType
-from checkpoint.core.handshake import LinkHello
-from checkpoint.core.messages import Restore, Suspects, View
+from checkpoint.core.links.frames import FrameType
+from checkpoint.core.links.handshake import LinkHello
+from checkpoint.core.links.messages import Restore, Suspects, View
 from dataflow import limits
 from dataflow.core.durable_steps import DurableSteps
 from dataflow.core.peer_links import Admission, Held, PeerLinks, Sent

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from checkpoint.core.coordinator_vocabulary import SavepointWanted
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.coordination.vocabulary import SavepointWanted
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region_events import SavepointSettled
 from tests.sim.history import ViolationError
 

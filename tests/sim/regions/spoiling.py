@@ -7,8 +7,8 @@ spoiled copy ends where the damage begins, as on a server, and a view without da
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from checkpoint.core.lines import taken_back
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.lines import taken_back
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.core.region_states import CoordinatorPhase
 from journal.core.chain import SegmentName, parse_segment_name

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from checkpoint.chains.manifest_log import retained_checkpoints
-from checkpoint.core.consumers import need_of
-from checkpoint.core.manifest import Checkpoint
+from checkpoint.core.records.consumers import need_of
+from checkpoint.core.records.manifest import Checkpoint
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process
 from tests.sim.regions.forking import FORK

@@ -7,8 +7,8 @@ the order in which they arrive, and ends one incarnation before it begins the ne
 from typing import TYPE_CHECKING, Any
 
 from checkpoint.core.control_frames import control_frame, decode_from_coordinator
-from checkpoint.core.handshake import LinkHello
-from checkpoint.core.messages import (
+from checkpoint.core.links.handshake import LinkHello
+from checkpoint.core.links.messages import (
     Committed,
     CopiedAhead,
     CopyAhead,
@@ -23,7 +23,7 @@ from checkpoint.core.messages import (
     View,
     Vote,
 )
-from checkpoint.core.participant import (
+from checkpoint.core.links.participation import (
     LinkGone,
     MessageIn,
     OrderRefused,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from checkpoint.core.channel_frames import FrameType
-from checkpoint.core.handshake import LinkHello
-from checkpoint.core.messages import (
+from checkpoint.core.links.frames import FrameType
+from checkpoint.core.links.handshake import LinkHello
+from checkpoint.core.links.messages import (
     Committed,
     Failed,
     Finished,

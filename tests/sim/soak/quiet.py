@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from checkpoint.core.manifest import Checkpoint
-from checkpoint.core.messages import ToWorker, Vote
+from checkpoint.core.links.messages import ToWorker, Vote
+from checkpoint.core.records.manifest import Checkpoint
 from dataflow.sinks.files import part_name
 from tests.sim.engine.disk import SimDisk
 from tests.sim.engine.trace import Trace

@@ -8,10 +8,11 @@ from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Final, cast
 
-from checkpoint.core.coordinator_vocabulary import Effect, End, NotifyObservers
+from checkpoint.core.coordination.vocabulary import Effect, End, NotifyObservers
 from checkpoint.core.progress import status_json
 from checkpoint.core.region import RegionState, answers_directory, requests_directory
-from checkpoint.core.request_handling import (
+from checkpoint.core.request_records import Answer, Request, encode_record
+from checkpoint.core.requests import (
     CommandRegion,
     QueueRead,
     RegionNotified,
@@ -20,7 +21,6 @@ from checkpoint.core.request_handling import (
     RequestHandler,
     WriteAnswer,
 )
-from checkpoint.core.request_records import Answer, Request, encode_record
 from checkpoint.core.retention import Rolling
 from checkpoint.requests.queue import QueueReader, write_records
 from dataflow import Graph, InputSource, LogSink

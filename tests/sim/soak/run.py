@@ -21,8 +21,8 @@ from unittest import mock
 
 from checkpoint import limits as checkpoint_limits
 from checkpoint.chains.consumer_register import change_register
-from checkpoint.core import coordinator_state
-from checkpoint.core.consumers import input_register, with_consumer
+from checkpoint.core.coordination import run as coordinator_state
+from checkpoint.core.records.consumers import input_register, with_consumer
 from dos_protocol.store_record import Member, StoreRecord
 from dos_server.core.requests import stamps
 from dos_server.memory.disk import MemoryDisk

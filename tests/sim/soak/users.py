@@ -9,8 +9,8 @@ import pyarrow as pa
 from checkpoint.chains.consumer_register import change_register
 from checkpoint.chains.input_log import InputLog
 from checkpoint.chains.output_reading import PublishedOutput, split_of
-from checkpoint.core.consumers import input_register, with_consumer, without_consumer
-from checkpoint.core.manifest import Checkpoint, SplitPosition, decode_checkpoint
+from checkpoint.core.records.consumers import input_register, with_consumer, without_consumer
+from checkpoint.core.records.manifest import Checkpoint, SplitPosition, decode_checkpoint
 from checkpoint.core.region import answers_directory, requests_directory
 from checkpoint.core.request_records import Answer, Request, encode_record
 from checkpoint.requests.queue import QueueReader, write_records

@@ -7,7 +7,7 @@ a step contains: who ends it and what it sends, who has received it from all, an
 from collections import defaultdict, deque
 from collections.abc import Callable
 
-from checkpoint.core.channel_frames import ChannelFrame, FrameType
+from checkpoint.core.links.frames import ChannelFrame, FrameType
 from checkpoint.errors import ChannelFrameError
 from dataflow.core.peer_links import PeerLinks
 from dataflow.limits import WorkerLimits

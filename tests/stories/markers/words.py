@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from checkpoint.core.channel_frames import ChannelFrame, FrameType
-from checkpoint.core.manifest import SplitPosition
+from checkpoint.core.links.frames import ChannelFrame, FrameType
+from checkpoint.core.records.manifest import SplitPosition
 from dataflow import Graph, LogSink
 from dataflow.operators.base import OperatorContext
 from dataflow.sources import base

@@ -5,10 +5,10 @@ The circuits are a model: a step that arrives is used at once. Each step has one
 
 from collections.abc import Callable
 
-from checkpoint.core.channel_frames import ChannelFrame, FrameType
 from checkpoint.core.control_frames import job_digest
-from checkpoint.core.handshake import LinkHello
-from checkpoint.core.messages import Committed, Restore, Suspects, View
+from checkpoint.core.links.frames import ChannelFrame, FrameType
+from checkpoint.core.links.handshake import LinkHello
+from checkpoint.core.links.messages import Committed, Restore, Suspects, View
 from dataflow.core.peer_links import Admission, Held, PeerLinks, Sent
 from tests.stories.store.copies import in_words
 

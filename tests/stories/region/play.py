@@ -6,7 +6,7 @@ and the steps of workers, which the story controls.
 
 from typing import Any
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     CheckpointAppended,
     CoordinatorTick,
     Effect,
@@ -15,8 +15,8 @@ from checkpoint.core.coordinator_vocabulary import (
     MessageRefused,
     SendControl,
 )
-from checkpoint.core.messages import Counters
-from checkpoint.core.participant import ParticipantState, ParticipantTick
+from checkpoint.core.links.messages import Counters
+from checkpoint.core.links.participation import ParticipantState, ParticipantTick
 from tests.checkpoint.region_model import RegionModel
 from tests.checkpoint.region_model_state import Driver, Process
 from tests.stories.region.links import StoryLinks

@@ -3,7 +3,7 @@
 `{}` stands for the worker. Heartbeats are left out.
 """
 
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     CancelWorker,
     Effect,
@@ -12,9 +12,8 @@ from checkpoint.core.coordinator_vocabulary import (
     NotifyObservers,
     SendControl,
 )
-from checkpoint.core.coordinator_vocabulary import MessageRefused as CoordinatorRefused
-from checkpoint.core.manifest import Checkpoint
-from checkpoint.core.messages import (
+from checkpoint.core.coordination.vocabulary import MessageRefused as CoordinatorRefused
+from checkpoint.core.links.messages import (
     Committed,
     ControlMessage,
     Failed,
@@ -28,6 +27,7 @@ from checkpoint.core.messages import (
     View,
     Vote,
 )
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import ResetReport
 from checkpoint.core.region_events import RegionEvent, RestoreSettled, SavepointSettled, WorkerLost
 from tests.stories.store.copies import in_words

@@ -20,11 +20,11 @@ import msgspec
 
 from checkpoint import limits
 from checkpoint.core.backup_record import BackupRecord, SavedSegment, number_of, parse_piece_name
-from checkpoint.core.consumers import INPUT_REGISTERS, OUTPUT_REGISTERS, Register
-from checkpoint.core.inputs import input_directory
-from checkpoint.core.lines import log_sizes
-from checkpoint.core.manifest import Checkpoint, OutputIdentity, Rewind, in_its_version
-from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX, output_chain
+from checkpoint.core.records.consumers import INPUT_REGISTERS, OUTPUT_REGISTERS, Register
+from checkpoint.core.records.inputs import input_directory
+from checkpoint.core.records.lines import log_sizes
+from checkpoint.core.records.manifest import Checkpoint, OutputIdentity, Rewind, in_its_version
+from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX, output_chain
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupRefusedError
 from journal import ORIGIN, Floor, Position

@@ -78,7 +78,7 @@ class OutputHead(msgspec.Struct, frozen=True, kw_only=True):
     since the log's last one, if there are any, were made by other workers.
     """
     line: int | msgspec.UnsetType = msgspec.UNSET
-    """The line of history to which the step belongs (`core/lines.py`); not set for line 0."""
+    """The line of history to which the step belongs (`core/records/lines.py`); not set for line 0."""
     time: OutputTime | msgspec.UnsetType = msgspec.UNSET
     """Set if the sink names the time of its rows. Every record has it, so trimming loses none."""
     workers: int

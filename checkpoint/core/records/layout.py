@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from checkpoint import limits
-from checkpoint.core.layout import SHARD_BITS, Layout, ShardRange
+from checkpoint.core.records.even_layout import SHARD_BITS, Layout, ShardRange
 
 _UNITS: Final = 1 << SHARD_BITS
 _FREE: Final = -1

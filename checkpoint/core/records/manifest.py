@@ -26,10 +26,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.layout import Layout
 from checkpoint.core.manifest_notes import NO_NOTE as NO_NOTE
 from checkpoint.core.manifest_notes import Edit as Edit
 from checkpoint.core.manifest_notes import SavepointNote as SavepointNote
+from checkpoint.core.records.even_layout import Layout
 from checkpoint.errors import ManifestError
 from dos_protocol.digests import ResumePoint
 from dos_protocol.errors import MALFORMED_JSON

@@ -1,6 +1,6 @@
 """The control messages between a region's coordinator and its workers. Each is one CONTROL frame of JSON.
 
-Pure: structs, encoding, decoding and the address check. `core/coordinator.py` and `core/participant.py`
+Pure: structs, encoding, decoding and the address check. `core/coordination/coordinator.py` and `core/links/participation.py`
 decide which message may be sent when.
 
 Every message carries its address:
@@ -20,8 +20,8 @@ from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from checkpoint.core.layout import Layout
-from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
+from checkpoint.core.records.even_layout import Layout
+from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
 from checkpoint.core.versions import Versions
 from journal import Floor, Gap
 

@@ -26,7 +26,7 @@ from math import ceil, inf, isfinite
 from typing import Final, NamedTuple
 
 from checkpoint import limits
-from checkpoint.core.layout import workers_text
+from checkpoint.core.records.even_layout import workers_text
 
 _SAMPLES: Final = 30
 """Samples of a window, unless it is shorter than as many seconds."""

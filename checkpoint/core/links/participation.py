@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     Committed,
     CopyAhead,
     Counters,

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from checkpoint import limits
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import WorkerHosted
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import WorkerHosted
+from checkpoint.core.coordination.workers import Worker
 from checkpoint.core.ending import Ending
-from checkpoint.core.messages import Pause, RequestCheckpoint, Restored, Start, View
+from checkpoint.core.links.messages import Pause, RequestCheckpoint, Restored, Start, View
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import ResetReport
 from checkpoint.core.region_states import CoordinatorPhase, WorkerEvent, WorkerState
-from checkpoint.core.roster import Worker
 
 
 @dataclass(slots=True)

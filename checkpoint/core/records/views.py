@@ -7,7 +7,7 @@ caller.
 from collections.abc import Container, Mapping
 from typing import Any
 
-from checkpoint.core.manifest import Checkpoint, Edit, SavepointNote, SplitPosition, WorkerCheckpoint
+from checkpoint.core.records.manifest import Checkpoint, Edit, SavepointNote, SplitPosition, WorkerCheckpoint
 from checkpoint.core.voting import slowest
 from journal import Position
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.manifest import Checkpoint, RetiredWorker, Rewind, in_its_version
-from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX
+from checkpoint.core.records.manifest import Checkpoint, RetiredWorker, Rewind, in_its_version
+from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.errors import RestoreRefusedError
 from journal import ORIGIN
 

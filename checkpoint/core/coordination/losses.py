@@ -5,18 +5,18 @@ in which it may vote.
 """
 
 from checkpoint import limits
-from checkpoint.core.checkpointing import Checkpointing
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import CancelWorker, CloseLink, LinkDown, WorkerEnded
+from checkpoint.core.coordination.checkpoints import Checkpointing
+from checkpoint.core.coordination.rounds import TakeOvers
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import CancelWorker, CloseLink, LinkDown, WorkerEnded
+from checkpoint.core.coordination.workers import Worker
 from checkpoint.core.ending import Ending
-from checkpoint.core.messages import CompanionReport, Failed, Heartbeat, Refusal, Suspects
+from checkpoint.core.links.messages import CompanionReport, Failed, Heartbeat, Refusal, Suspects
 from checkpoint.core.placement import host_of
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import WorkerLost
 from checkpoint.core.region_states import CoordinatorPhase, WorkerState
-from checkpoint.core.roster import Worker
-from checkpoint.core.take_overs import TakeOvers
 from checkpoint.errors import RegionFailedError
 
 _LINK_GONE = "its control link is gone"

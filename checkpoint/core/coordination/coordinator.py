@@ -48,27 +48,27 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from checkpoint import limits
-from checkpoint.core import coordinator_vocabulary as v
-from checkpoint.core import messages as m
 from checkpoint.core.autoscaling import Autoscaling
-from checkpoint.core.checkpointing import Checkpointing
-from checkpoint.core.coordinator_state import CoordinatorState
+from checkpoint.core.coordination import vocabulary as v
+from checkpoint.core.coordination.changes import Rescaling
+from checkpoint.core.coordination.checkpoints import Checkpointing
+from checkpoint.core.coordination.losses import Losses
+from checkpoint.core.coordination.rounds import TakeOvers
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.workers import Worker
 from checkpoint.core.ending import Ending
 from checkpoint.core.falling_back import FallingBack
 from checkpoint.core.gathering import Gathering
-from checkpoint.core.losses import Losses
+from checkpoint.core.links import messages as m
 from checkpoint.core.manifest_claim import ManifestClaim
 from checkpoint.core.pausing import Pausing
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region import RegionSpec, RegionStatus
 from checkpoint.core.region_states import CoordinatorPhase
-from checkpoint.core.rescaling import Rescaling
 from checkpoint.core.rewinding import Rewinding
-from checkpoint.core.roster import Worker
 from checkpoint.core.savepoints import Savepoints
 from checkpoint.core.status_reports import StatusReporter
 from checkpoint.core.stopping import Stopping
-from checkpoint.core.take_overs import TakeOvers
 
 PATIENCE: Final = ("gather", "restore", "drain", "scale", "take over")
 """Timers that wait for others: they do not advance while the store has no quorum."""

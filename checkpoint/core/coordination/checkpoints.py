@@ -7,12 +7,12 @@ Invariants kept here:
 - Committed is sent only after CheckpointAppended.
 """
 
-from checkpoint.core.coordinator_state import CoordinatorState
-from checkpoint.core.coordinator_vocabulary import AppendCheckpoint, CheckpointAppended, CheckpointWanted
+from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.vocabulary import AppendCheckpoint, CheckpointAppended, CheckpointWanted
+from checkpoint.core.coordination.workers import Worker
 from checkpoint.core.dropped import end_text
 from checkpoint.core.ending import Ending
-from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.messages import (
+from checkpoint.core.links.messages import (
     Committed,
     Finished,
     Progress,
@@ -21,11 +21,11 @@ from checkpoint.core.messages import (
     Vote,
     WantsCheckpoint,
 )
+from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import CheckpointCommitted
 from checkpoint.core.region_states import STARTED, CoordinatorPhase, WorkerEvent, WorkerState
 from checkpoint.core.retention import floors_of, gaps_of, keep, retained_with, steps_kept_after
-from checkpoint.core.roster import Worker
 from checkpoint.core.voting import PendingCheckpoint
 from checkpoint.errors import ManifestError, RegionFailedError
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from checkpoint.core.damaged import Examination
-from checkpoint.core.manifest import NO_NOTE, Checkpoint, SavepointNote
-from checkpoint.core.messages import Refusal, ToCoordinator, ToWorker
+from checkpoint.core.links.messages import Refusal, ToCoordinator, ToWorker
+from checkpoint.core.records.manifest import NO_NOTE, Checkpoint, SavepointNote
 from checkpoint.core.region import RegionState
 from checkpoint.core.region_events import RegionEvent
 from dos_protocol.errors import DosError

@@ -29,8 +29,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from checkpoint.core.channel_frames import ChannelFrame, FrameType
 from checkpoint.core.control_frames import job_digest
+from checkpoint.core.links.frames import ChannelFrame, FrameType
 from checkpoint.core.versions import VERSIONS, Versions, overlap, versions_text
 from checkpoint.errors import HandshakeError
 from dos_protocol.errors import MALFORMED_JSON

@@ -74,9 +74,9 @@ class FrameType(IntEnum):
     RESET = 6
     """The sender begins a new incarnation on this link; earlier frames do not count."""
     CONTROL = 7
-    """A control message (`core/messages.py`) as JSON."""
+    """A control message (`core/links/messages.py`) as JSON."""
     HANDSHAKE = 8
-    """Mutual proof of the job key, before anything else (`core/handshake.py`)."""
+    """Mutual proof of the job key, before anything else (`core/links/handshake.py`)."""
     HAVE = 9
     """Local recovery: what the acceptor of an exchange link has used of the dialler, as JSON. It comes before
     anything that the dialler sends.

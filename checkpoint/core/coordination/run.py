@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from checkpoint.core.coordinator_vocabulary import Effect, End, NotifyObservers, SendControl
+from checkpoint.core.coordination.recovery_estimate import RecoveryHistory
+from checkpoint.core.coordination.vocabulary import Effect, End, NotifyObservers, SendControl
+from checkpoint.core.coordination.workers import Roster, Worker
 from checkpoint.core.dropped import dropped_rows
-from checkpoint.core.layout import Layout, even_layout
-from checkpoint.core.manifest import Checkpoint, SavepointNote
-from checkpoint.core.messages import CopiedAhead, Restore, ToWorker
+from checkpoint.core.links.messages import CopiedAhead, Restore, ToWorker
 from checkpoint.core.placement import Placement
-from checkpoint.core.recovery_estimate import RecoveryHistory
+from checkpoint.core.records.even_layout import Layout, even_layout
+from checkpoint.core.records.manifest import Checkpoint, SavepointNote
 from checkpoint.core.region import AutoScaleStatus, RegionSpec, ResetReport
 from checkpoint.core.region_events import RegionEvent
 from checkpoint.core.region_states import PHASES, STARTED, CoordinatorPhase, PhaseEvent, follow
 from checkpoint.core.retention import floors_of, gaps_of, steps_kept_after
-from checkpoint.core.roster import Roster, Worker
 from checkpoint.core.timers import Timers
 from checkpoint.core.voting import PendingCheckpoint
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from checkpoint import limits
-from checkpoint.core.coordinator_vocabulary import (
+from checkpoint.core.coordination.vocabulary import (
     CheckpointWanted,
     PauseWanted,
     ReplaceWanted,
@@ -40,8 +40,8 @@ from checkpoint.core.coordinator_vocabulary import (
     StopWanted,
     Wanted,
 )
-from checkpoint.core.manifest import SavepointNote
 from checkpoint.core.progress import reset_json
+from checkpoint.core.records.manifest import SavepointNote
 from checkpoint.core.region import RegionState, RegionStatus, ResetReport
 from checkpoint.core.region_events import (
     CheckpointCommitted,

@@ -17,7 +17,7 @@ Theory:
    is acknowledged, *the register is read again*, and only what no consumer needs then is deleted. So a
    consumer that registers in between either sees the floor before it reads, or is seen before the deletion.
 4. The segment with the last complete batch is never trimmed: the producer's next batch continues it.
-5. A position in an output log is of the line of history on which it was read (`core/lines.py`). If the region
+5. A position in an output log is of the line of history on which it was read (`core/records/lines.py`). If the region
    has left that line, the consumer continues at the latest where its line and the present one part, however
    far it had read: what follows is on the present line, and it has not read it (`on_line`).
 
@@ -34,10 +34,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from checkpoint.core.entry import EntryOrigins
-from checkpoint.core.inputs import check_input_name
-from checkpoint.core.lines import parting
-from checkpoint.core.manifest import Checkpoint
-from checkpoint.core.outputs import OUTPUT_CHAIN_PREFIX, output_chain
+from checkpoint.core.records.inputs import check_input_name
+from checkpoint.core.records.lines import parting
+from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX, output_chain
 from checkpoint.core.registered_queries import RegisteredQuery
 from checkpoint.errors import ConsumerRefusedError
 from dos_protocol.errors import MALFORMED_JSON, CorruptDataError

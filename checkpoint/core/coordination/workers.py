@@ -11,8 +11,8 @@ from math import inf
 from msgspec import structs
 
 from checkpoint import limits
-from checkpoint.core.messages import CompanionReport, Counters, Join, Peer
-from checkpoint.core.recovery_estimate import StepMeter
+from checkpoint.core.coordination.recovery_estimate import StepMeter
+from checkpoint.core.links.messages import CompanionReport, Counters, Join, Peer
 from checkpoint.core.region import WorkerStatus
 from checkpoint.core.region_states import LINKED, WORKERS, WorkerEvent, WorkerState, follow
 

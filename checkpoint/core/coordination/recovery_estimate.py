@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, NamedTuple
 
-from checkpoint.core.manifest import Checkpoint, WorkerCheckpoint
+from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
 
 ROUNDS_KEPT: Final = 5
 """Older rounds say little: the state has changed since, and perhaps the machine."""

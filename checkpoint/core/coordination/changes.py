@@ -34,20 +34,20 @@ join changes nothing.
 from dataclasses import dataclass, field
 
 from checkpoint import limits
-from checkpoint.core.checkpointing import Checkpointing
 from checkpoint.core.continuing import workers_wanted
-from checkpoint.core.coordinator_state import CoordinatorState, Scaling
-from checkpoint.core.coordinator_vocabulary import ReplaceWanted, ScaleWanted
+from checkpoint.core.coordination.checkpoints import Checkpointing
+from checkpoint.core.coordination.run import CoordinatorState, Scaling
+from checkpoint.core.coordination.vocabulary import ReplaceWanted, ScaleWanted
+from checkpoint.core.coordination.workers import Worker
 from checkpoint.core.ending import Ending
-from checkpoint.core.layout import even_layout, workers_text
-from checkpoint.core.manifest import Checkpoint
-from checkpoint.core.messages import CopiedAhead, CopyAhead, Refusal
+from checkpoint.core.links.messages import CopiedAhead, CopyAhead, Refusal
 from checkpoint.core.pausing import Pausing
-from checkpoint.core.rebalancing import rebalanced
+from checkpoint.core.records.even_layout import even_layout, workers_text
+from checkpoint.core.records.layout import rebalanced
+from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.recovery import Recovery
 from checkpoint.core.region_events import ReplaceSettled, ScaleSettled
 from checkpoint.core.region_states import STARTED, CoordinatorPhase, WorkerState
-from checkpoint.core.roster import Worker
 
 
 @dataclass(slots=True)

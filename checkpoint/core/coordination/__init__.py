@@ -1,0 +1,1 @@
+"""The coordinator of a region: one machine, whose parts own their fields (`coordinator.py`)."""
