@@ -11,7 +11,8 @@ from typing import Final
 from page_section import DOCS, Section
 from rows import Effort, Row, table_lines
 
-from checkpoint.core.coordination.autoscaling import AutoScale, AutoscalePolicy
+from checkpoint.core.coordination.autoscaling import AutoscalePolicy
+from checkpoint.core.region import AutoScale
 from journal.pictures import HEAD_PX, INK, drawn, points
 from tests.support.autoscale_plant import MB, Plant, Run, recorded, simulate
 

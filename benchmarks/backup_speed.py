@@ -45,7 +45,7 @@ from checkpoint.chains.manifest_log import StoreHost  # noqa: E402
 from checkpoint.chains.state_blocks import block_schema, encode_block, make_block  # noqa: E402
 from checkpoint.chains.state_store import StateStore  # noqa: E402
 from checkpoint.core.coordination.vocabulary import AppendCheckpoint  # noqa: E402
-from checkpoint.core.records.even_layout import even_layout  # noqa: E402
+from checkpoint.core.records.layout import even_layout  # noqa: E402
 from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint, in_its_version  # noqa: E402
 from checkpoint.core.region import worker_directory  # noqa: E402
 from checkpoint.key_hash import hash_keys  # noqa: E402

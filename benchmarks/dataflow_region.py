@@ -34,8 +34,7 @@ sys.path.insert(0, str(ROOT))
 from dataflow_meter import Meter  # noqa: E402
 from dataflow_program import FILE_ROWS, input_files, run  # noqa: E402
 
-from checkpoint.core.region import RegionState, RegionStatus  # noqa: E402
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent  # noqa: E402
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, RegionState, RegionStatus  # noqa: E402  # noqa: E402
 from dataflow import CallSink, Count, FileSource, Graph, Max, Sum, UserOperator  # noqa: E402
 from dataflow.graph.builder import Stream  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402

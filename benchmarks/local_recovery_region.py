@@ -29,8 +29,11 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.recovery_region import Events, wait, write_lines  # noqa: E402
-from checkpoint.core.region import ResetReport  # noqa: E402
-from checkpoint.core.region_events import CheckpointCommitted, WorkerLost  # noqa: E402
+from checkpoint.core.region import (  # noqa: E402
+    CheckpointCommitted,
+    ResetReport,
+    WorkerLost,
+)
 from dataflow import FileSink, FileSource, Graph, RateSource  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402

@@ -18,8 +18,14 @@ import pyarrow as pa
 import trio
 
 from checkpoint.core.records.outputs import decode_output, output_chain
-from checkpoint.core.region import RegionState, ResetReport, worker_directory
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, WorkerLost
+from checkpoint.core.region import (
+    CheckpointCommitted,
+    RegionEvent,
+    RegionState,
+    ResetReport,
+    WorkerLost,
+    worker_directory,
+)
 from dataflow import Graph, InputSource, LogSink, Producer, open_producer
 from dataflow.handle import RegionHandle
 from dataflow.local import run_local

@@ -30,8 +30,11 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from checkpoint.core.progress import recovery_json  # noqa: E402
-from checkpoint.core.region import ResetReport  # noqa: E402
-from checkpoint.core.region_events import RegionEvent, WorkerLost  # noqa: E402
+from checkpoint.core.region import (  # noqa: E402
+    RegionEvent,
+    ResetReport,
+    WorkerLost,
+)
 from dataflow import FileSink, FileSource, Graph, RateSource  # noqa: E402
 from dataflow.handle import RegionHandle  # noqa: E402
 from dataflow.local import run_local  # noqa: E402

@@ -11,8 +11,14 @@ from page_section import DOCS, Section
 from rows import Effort, Row, table_lines
 from scale_rows import PauseRow, region_rows
 
-from checkpoint.core.records.even_layout import SHARD_BITS, Layout, even_layout
-from checkpoint.core.records.layout import least_moved, moved_units, rebalanced
+from checkpoint.core.records.layout import (
+    SHARD_BITS,
+    Layout,
+    even_layout,
+    least_moved,
+    moved_units,
+    rebalanced,
+)
 
 PLACE = Section("scale")
 SECTION = """\

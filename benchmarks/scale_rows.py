@@ -13,8 +13,7 @@ from typing import Any, Final
 from checkpoint_rows import flink_figures, spark_figures
 from rows import Effort, Row, run_json, say
 
-from checkpoint.core.records.even_layout import SHARD_BITS, even_layout
-from checkpoint.core.records.layout import least_moved
+from checkpoint.core.records.layout import SHARD_BITS, even_layout, least_moved
 
 KEYS: Final = 1_000_000
 CHANGES_S_MAX: Final = 900.0

@@ -23,8 +23,12 @@ import trio
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from checkpoint.core.region import RegionState  # noqa: E402
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, StateChanged  # noqa: E402
+from checkpoint.core.region import (  # noqa: E402
+    CheckpointCommitted,
+    RegionEvent,
+    RegionState,
+    StateChanged,
+)
 from dataflow import FileSink, FileSource, Graph  # noqa: E402
 from dataflow.limits import MIB, WorkerLimits, step_bytes_max  # noqa: E402
 from dataflow.local import run_local  # noqa: E402

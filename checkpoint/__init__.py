@@ -12,27 +12,13 @@ from typing import TYPE_CHECKING
 from dos_protocol.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from checkpoint.core.control_frames import control_frame as control_frame
-    from checkpoint.core.control_frames import job_digest as job_digest
-    from checkpoint.core.coordination.autoscaling import AutoScale as AutoScale
-    from checkpoint.core.damaged import OnDamaged as OnDamaged
-    from checkpoint.core.dropped import BUSY as BUSY
-    from checkpoint.core.dropped import merge_counters as merge_counters
-    from checkpoint.core.editing import edit_target as edit_target
-    from checkpoint.core.entry import AttendedOrigins as AttendedOrigins
-    from checkpoint.core.entry import ClockCheck as ClockCheck
-    from checkpoint.core.entry import EntryOrigins as EntryOrigins
-    from checkpoint.core.entry import EntrySettings as EntrySettings
-    from checkpoint.core.entry import OriginTime as OriginTime
-    from checkpoint.core.entry import checked_settings as checked_settings
-    from checkpoint.core.entry import floor_of_new_origin as floor_of_new_origin
-    from checkpoint.core.entry import may_stamp as may_stamp
-    from checkpoint.core.forking import check_log as check_log
     from checkpoint.core.links.barrier import Alignment as Alignment
     from checkpoint.core.links.barrier import CompleteStep as CompleteStep
     from checkpoint.core.links.frames import ChannelFrame as ChannelFrame
     from checkpoint.core.links.frames import FrameFlag as FrameFlag
     from checkpoint.core.links.frames import FrameType as FrameType
+    from checkpoint.core.links.frames import control_frame as control_frame
+    from checkpoint.core.links.frames import job_digest as job_digest
     from checkpoint.core.links.handshake import LinkHello as LinkHello
     from checkpoint.core.links.messages import Committed as Committed
     from checkpoint.core.links.messages import CompanionReport as CompanionReport
@@ -47,7 +33,10 @@ if TYPE_CHECKING:
     from checkpoint.core.links.messages import Restore as Restore
     from checkpoint.core.links.messages import Start as Start
     from checkpoint.core.links.messages import View as View
+    from checkpoint.core.progress import BUSY as BUSY
     from checkpoint.core.progress import driver_report as driver_report
+    from checkpoint.core.progress import merge_counters as merge_counters
+    from checkpoint.core.progress import span_of as span_of
     from checkpoint.core.progress import under_way_text as under_way_text
     from checkpoint.core.records.consumers import Register as Register
     from checkpoint.core.records.consumers import RegisterPlace as RegisterPlace
@@ -60,31 +49,43 @@ if TYPE_CHECKING:
     from checkpoint.core.records.divisions import Division as Division
     from checkpoint.core.records.divisions import Mark as Mark
     from checkpoint.core.records.divisions import Sources as Sources
-    from checkpoint.core.records.even_layout import Layout as Layout
-    from checkpoint.core.records.even_layout import even_layout as even_layout
     from checkpoint.core.records.graphs import check_fingerprint as check_fingerprint
+    from checkpoint.core.records.graphs import check_log as check_log
     from checkpoint.core.records.graphs import declared_state as declared_state
     from checkpoint.core.records.graphs import fingerprint as fingerprint
     from checkpoint.core.records.inputs import INPUT_CHAIN as INPUT_CHAIN
+    from checkpoint.core.records.inputs import AttendedOrigins as AttendedOrigins
     from checkpoint.core.records.inputs import BatchDecision as BatchDecision
+    from checkpoint.core.records.inputs import ClockCheck as ClockCheck
+    from checkpoint.core.records.inputs import EntryOrigins as EntryOrigins
+    from checkpoint.core.records.inputs import EntrySettings as EntrySettings
     from checkpoint.core.records.inputs import InputEnds as InputEnds
     from checkpoint.core.records.inputs import InputPiece as InputPiece
     from checkpoint.core.records.inputs import InputSequence as InputSequence
     from checkpoint.core.records.inputs import OriginMark as OriginMark
+    from checkpoint.core.records.inputs import OriginTime as OriginTime
     from checkpoint.core.records.inputs import check_input_name as check_input_name
+    from checkpoint.core.records.inputs import checked_settings as checked_settings
     from checkpoint.core.records.inputs import decode_part as decode_part
+    from checkpoint.core.records.inputs import floor_of_new_origin as floor_of_new_origin
     from checkpoint.core.records.inputs import judge_batch as judge_batch
+    from checkpoint.core.records.inputs import may_stamp as may_stamp
     from checkpoint.core.records.inputs import producer_directory as producer_directory
+    from checkpoint.core.records.layout import Layout as Layout
     from checkpoint.core.records.layout import TakenPart as TakenPart
+    from checkpoint.core.records.layout import even_layout as even_layout
     from checkpoint.core.records.layout import rebalanced as rebalanced
     from checkpoint.core.records.layout import state_parts as state_parts
+    from checkpoint.core.records.lines import edit_target as edit_target
     from checkpoint.core.records.lines import parting as parting
     from checkpoint.core.records.lines import taken_back as taken_back
     from checkpoint.core.records.manifest import Checkpoint as Checkpoint
     from checkpoint.core.records.manifest import Edit as Edit
+    from checkpoint.core.records.manifest import OnDamaged as OnDamaged
     from checkpoint.core.records.manifest import OutputIdentity as OutputIdentity
     from checkpoint.core.records.manifest import RetiredWorker as RetiredWorker
     from checkpoint.core.records.manifest import Rewind as Rewind
+    from checkpoint.core.records.manifest import Rolling as Rolling
     from checkpoint.core.records.manifest import SplitPosition as SplitPosition
     from checkpoint.core.records.manifest import WorkerCheckpoint as WorkerCheckpoint
     from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX as OUTPUT_CHAIN_PREFIX
@@ -107,20 +108,19 @@ if TYPE_CHECKING:
     from checkpoint.core.records.staged import staging_prefix as staging_prefix
     from checkpoint.core.records.views import checkpoint_full as checkpoint_full
     from checkpoint.core.records.views import checkpoint_row as checkpoint_row
+    from checkpoint.core.region import AutoScale as AutoScale
+    from checkpoint.core.region import FellBack as FellBack
     from checkpoint.core.region import Launcher as Launcher
     from checkpoint.core.region import Recovery as Recovery
+    from checkpoint.core.region import RegionEvent as RegionEvent
     from checkpoint.core.region import RegionSpec as RegionSpec
     from checkpoint.core.region import RegionState as RegionState
     from checkpoint.core.region import RegionStatus as RegionStatus
+    from checkpoint.core.region import ReplaceSettled as ReplaceSettled
+    from checkpoint.core.region import ScaleSettled as ScaleSettled
+    from checkpoint.core.region import StateChanged as StateChanged
     from checkpoint.core.region import coordinator_directory as coordinator_directory
     from checkpoint.core.region import region_of_worker as region_of_worker
     from checkpoint.core.region import worker_directory as worker_directory
-    from checkpoint.core.region_events import FellBack as FellBack
-    from checkpoint.core.region_events import RegionEvent as RegionEvent
-    from checkpoint.core.region_events import ReplaceSettled as ReplaceSettled
-    from checkpoint.core.region_events import ScaleSettled as ScaleSettled
-    from checkpoint.core.region_events import StateChanged as StateChanged
-    from checkpoint.core.region_spans import span_of as span_of
-    from checkpoint.core.retention import Rolling as Rolling
 else:
     __getattr__, __dir__, __all__ = lazy_names(globals())

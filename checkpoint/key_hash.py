@@ -1,4 +1,4 @@
-"""`_hash` of key columns, vectorized over Arrow arrays. `core/keys.py` defines it; this is the fast
+"""`_hash` of key columns, vectorized over Arrow arrays. `core/records/layout.py` defines it; this is the fast
 implementation.
 
 It creates no Python object per key: strings are hashed in their Arrow buffers, numbers as numpy words.
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from checkpoint.core.keys import NULL_LENGTH, Kind
+from checkpoint.core.records.layout import NULL_LENGTH, Kind
 from checkpoint.errors import UnsupportedKeyTypeError
 
 U64: TypeAlias = npt.NDArray[np.uint64]

@@ -36,7 +36,7 @@ from checkpoint.core.links.handshake import (
     assignment,
     read_assignment,
 )
-from checkpoint.core.versions import VERSIONS
+from checkpoint.core.links.messages import VERSIONS
 from checkpoint.errors import ChannelFrameError, HandshakeError, LinkClosedError
 from checkpoint.runtime import DISTRIBUTION, LinkStream, package_version, runtime
 from dos_client import runtime as client_runtime

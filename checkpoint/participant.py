@@ -40,9 +40,9 @@
         await control.failed("fenced", epoch_held=error.epoch_held, message=...)  # the claim is lost
 
 An order of an older incarnation than the newest Restore is never returned, and a vote or report of an older
-incarnation is never sent: `next_order` and the reports check it (core/links/participation.py). A report raises
-`StaleIncarnationError` if a newer Restore has arrived in the meantime, or this worker has ended: abandon the
-current work and take the next order.
+incarnation is never sent: `next_order` and the reports check it (core/links/participation.py). A report
+raises `StaleIncarnationError` if a newer Restore has arrived in the meantime, or this worker has ended:
+abandon the current work and take the next order.
 
 The control link is not reconnected: when it breaks, the coordinator counts this attempt as lost, and
 `next_order` raises OrphanedError. A task of this package on the same trio loop sends and expects heartbeats;
@@ -59,10 +59,10 @@ from typing import Final
 import trio
 
 from checkpoint import limits
-from checkpoint.core.control_frames import control_frame, decode_from_coordinator
-from checkpoint.core.links.frames import ChannelFrame
+from checkpoint.core.links.frames import ChannelFrame, control_frame, decode_from_coordinator
 from checkpoint.core.links.handshake import LinkHello
 from checkpoint.core.links.messages import (
+    VERSIONS,
     CopiedAhead,
     CopyAhead,
     Counters,
@@ -90,7 +90,6 @@ from checkpoint.core.links.participation import (
 )
 from checkpoint.core.links.participation import ParticipantCore as Core
 from checkpoint.core.records.manifest import WorkerCheckpoint
-from checkpoint.core.versions import VERSIONS
 from checkpoint.errors import LinkClosedError
 from checkpoint.link import Link, connect_link
 from checkpoint.runtime import package_version, runtime

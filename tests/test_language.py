@@ -12,8 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from checkpoint.core.region import RegionStatus, ResetReport
-from checkpoint.core.region_events import CheckpointCommitted, SavepointSettled
+from checkpoint.core.region import CheckpointCommitted, RegionStatus, ResetReport, SavepointSettled
 from dataflow.handle import RegionHandle
 from dataflow.sinks.base import SinkWriter
 from tests.test_architecture import ROOT, name_of, source_files, tree_of

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import pytest
 
-from checkpoint.core import backup_record
-from checkpoint.core.control_frames import decode_from_worker
 from checkpoint.core.links import frames as channel_frames
 from checkpoint.core.links import handshake
+from checkpoint.core.links.frames import decode_from_worker
+from checkpoint.core.records import backups as backup_record
 from checkpoint.core.records import manifest
 from checkpoint.core.records.consumers import decode_register
 from checkpoint.core.records.divisions import decode_division

@@ -9,7 +9,7 @@
 | 5 | `_due`, `roll` of the writer | a new segment with a snapshot, which bounds what a restore reads |
 
 What the records mean, when a snapshot is written and what it contains is up to the store. Segments are
-deleted by the holder of the claim, after a commit has released them (`core/retention.py`).
+deleted by the holder of the claim, after a commit has released them (`core/records/manifest.py`).
 """
 
 from collections.abc import AsyncGenerator, Iterable
@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.retention import Rolling
+from checkpoint.core.records.manifest import Rolling
 from journal import (
     NO_FLOOR,
     ChainState,

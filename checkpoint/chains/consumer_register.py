@@ -1,6 +1,6 @@
 """The register of the consumers of an input or an output, in the store beside the data, and the trimming of
-the rows that no consumer needs. `core/records/consumers.py` decides; this file reads, performs, and waits for the
-quorum.
+the rows that no consumer needs. `core/records/consumers.py` decides; this file reads, performs, and waits
+for the quorum.
 
 A region registers before it reads, so a change is acknowledged by the quorum when it returns, and everyone
 who reads the register afterwards sees it. The writer of a chain of rows trims it, under its claim. Each
@@ -23,34 +23,32 @@ import trio
 from checkpoint import limits
 from checkpoint.chains.manifest_log import ManifestHost, StoreHost, retained_checkpoints
 from checkpoint.core.records.consumers import (
+    POSITIONS_PER_RETENTION,
     QUERY_PREFIX,
     ChainNow,
     OutputOf,
     Reason,
     Register,
+    RegisteredQuery,
     RegisterPlace,
     RetentionRule,
+    check_session,
+    continued_later,
+    continued_query,
     decode_register,
     encode_register,
     may_trim,
     names_of,
     need_of,
+    new_query,
     next_step,
     output_of,
+    published,
     query_need,
     trim_floor,
     trimmed_because,
     with_consumer,
     with_query,
-)
-from checkpoint.core.registered_queries import (
-    POSITIONS_PER_RETENTION,
-    RegisteredQuery,
-    check_session,
-    continued_later,
-    continued_query,
-    new_query,
-    published,
 )
 from checkpoint.errors import RegisterUnsettledError
 from checkpoint.runtime import wall_time_ms

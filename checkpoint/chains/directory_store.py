@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from checkpoint.chains.chain_store import ChainStore, TakenChain
-from checkpoint.core.records.manifest import DIRECTORY_CHAIN_PREFIX
+from checkpoint.core.records.manifest import DIRECTORY_CHAIN_PREFIX, Rolling
 from checkpoint.core.region import worker_directory
-from checkpoint.core.retention import Rolling
 from checkpoint.runtime import runtime, wall_time_ms
 from journal import (
     ORIGIN,

@@ -1,7 +1,7 @@
 """An input handle: a producer's chain, which `InputLog` appends to, and `InputFollower` reads as it grows.
 
-`dataflow.producing` builds the batches, `core/records/inputs.py` decides what counts, and the caller of a follower
-decides who reads which producer. Followers claim nothing, and return only committed bytes.
+`dataflow.producing` builds the batches, `core/records/inputs.py` decides what counts, and the caller of a
+follower decides who reads which producer. Followers claim nothing, and return only committed bytes.
 
 Opening a producer, in this order:
 

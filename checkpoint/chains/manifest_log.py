@@ -32,10 +32,15 @@ from checkpoint.core.coordination.vocabulary import (
     OpenManifest,
     StoreWaiting,
 )
-from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.records.manifest import Checkpoint, decode_checkpoint, encode_checkpoint
+from checkpoint.core.records.manifest import (
+    Checkpoint,
+    Rolling,
+    check_checkpoint,
+    decode_checkpoint,
+    encode_checkpoint,
+    keep,
+)
 from checkpoint.core.region import coordinator_directory
-from checkpoint.core.retention import Rolling, keep
 from checkpoint.errors import CheckpointReleasedError, ManifestError, NoRegionError
 from checkpoint.runtime import wall_time_ms
 from dos_client import Store

@@ -1,8 +1,8 @@
 """An output log: the output of one sink on one worker, step by step, in its own chain.
 
-This file performs what `core/records/outputs.py` decides. A log with publish="step" is taken over at its head; a log
-with publish="checkpoint" goes back to its position in the restored checkpoint, as state does. Where a line of
-history begins, every log goes back.
+This file performs what `core/records/outputs.py` decides. A log with publish="step" is taken over at its
+head; a log with publish="checkpoint" goes back to its position in the restored checkpoint, as state does.
+Where a line of history begins, every log goes back.
 """
 
 from collections.abc import Callable

@@ -6,8 +6,8 @@ of a log with publish="checkpoint" what the last committed checkpoint covers.
 A position in a worker's log is the size of its chain just after a step; its digest is the number of the step,
 so that a reader that continues from there can verify that the next step follows. A log with publish="step"
 never goes back, a log with publish="checkpoint" never to before a committed checkpoint. Only a restore to an
-older checkpoint takes visible output back. Then a line of history begins (`core/records/lines.py`), which a position
-states too, and a reader fails or follows, as it chose.
+older checkpoint takes visible output back. Then a line of history begins (`core/records/lines.py`), which a
+position states too, and a reader fails or follows, as it chose.
 """
 
 import logging

@@ -8,7 +8,7 @@ batch]. Its columns, in this order:
 | column | content |
 |---|---|
 | key columns | |
-| `_hash` uint64 | xxh3-64 of the key's canonical bytes (`core/keys.py`) |
+| `_hash` uint64 | xxh3-64 of the key's canonical bytes (`core/records/layout.py`) |
 | value columns | null if deleted |
 | `_deleted` bool | whether the key was deleted |
 

@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 
 from checkpoint.chains.chain_store import ChainStore, TakenChain
 from checkpoint.chains.state_blocks import StateFold, decode_block
-from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint, Rolling
 from checkpoint.core.region import worker_directory
-from checkpoint.core.retention import Rolling
 from checkpoint.errors import StateNotRecordedError
 from checkpoint.key_hash import HASH_COLUMN
 from checkpoint.runtime import runtime

@@ -21,7 +21,7 @@ from checkpoint.core.records.divisions import (
     decode_division,
     encode_division,
 )
-from checkpoint.core.retention import Rolling
+from checkpoint.core.records.manifest import Rolling
 from dos_protocol.errors import LocalProtocolError
 from journal import ChainWriter, Op, Position, Record, Scratch
 from journal.ports import ClaimPort

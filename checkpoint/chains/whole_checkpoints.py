@@ -17,9 +17,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 from checkpoint.chains.steps_log import STEPS_CHAIN
-from checkpoint.core.damaged import ChainDamage, CheckpointDamage, Examination
 from checkpoint.core.records.lines import taken_back
-from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
+from checkpoint.core.records.manifest import (
+    ChainDamage,
+    Checkpoint,
+    CheckpointDamage,
+    Examination,
+    WorkerCheckpoint,
+)
 from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import CheckpointDamagedError

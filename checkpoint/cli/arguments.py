@@ -22,7 +22,7 @@ from checkpoint import limits
 from checkpoint.chains.manifest_log import ManifestView, read_manifest, regions_of
 from checkpoint.core.records.inputs import check_input_name
 from checkpoint.core.records.manifest import Checkpoint
-from checkpoint.core.request_records import Answer
+from checkpoint.core.requests import Answer
 from checkpoint.errors import (
     CheckpointReleasedError,
     ConsumerRefusedError,

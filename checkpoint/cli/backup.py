@@ -12,8 +12,7 @@ import typer
 
 from checkpoint import limits
 from checkpoint.cli.arguments import NEGATIVE_ANSWERS, RegionName, Stopped, Timeout
-from checkpoint.core.backup_record import BackupRecord
-from checkpoint.core.records.backups import left_out_text
+from checkpoint.core.records.backups import BackupRecord, left_out_text
 from checkpoint.errors import (
     BackupDamagedError,
     BackupRefusedError,

@@ -30,9 +30,8 @@ from checkpoint.cli.arguments import (
     send_request,
     send_to_running,
 )
-from checkpoint.core.dropped import dropped_text
-from checkpoint.core.progress import prometheus_targets, recovery_text, under_way_text
-from checkpoint.core.request_records import Answer
+from checkpoint.core.progress import dropped_text, prometheus_targets, recovery_text, under_way_text
+from checkpoint.core.requests import Answer
 from checkpoint.errors import DeletionRefusedError, ForkRefusedError, RegionFencedError
 from checkpoint.maintenance.deleting import Deletion, delete_region, plan_deletion
 from checkpoint.maintenance.garbage import UnneededObject, collect_stopped, garbage_of

@@ -1,7 +1,7 @@
 """`dos region savepoint`, `savepoints`, `restore` and `fork`: checkpoints with names, and what begins again
 at one.
 
-The rules are in `core/savepoints.py`, `core/records/lines.py` and `core/forking.py`.
+The rules are in `core/savepoints.py`, `core/records/lines.py` and `core/records/lines.py`.
 """
 
 from typing import Annotated, Any, Final
@@ -32,8 +32,13 @@ from checkpoint.core.records.manifest import (
     savepoint_name_problem,
     savepoint_why_problem,
 )
-from checkpoint.core.records.views import savepoint_row
-from checkpoint.core.rewind_report import damaged_text, report_text, rewind_report, trimmed_text
+from checkpoint.core.records.views import (
+    damaged_text,
+    report_text,
+    rewind_report,
+    savepoint_row,
+    trimmed_text,
+)
 from checkpoint.errors import ForkRefusedError, RegionFencedError, RestoreRefusedError
 from checkpoint.maintenance.forking import Forked, Forking, fork_needs, fork_region, plan_fork
 from checkpoint.maintenance.garbage import held_by_savepoints

@@ -1,7 +1,7 @@
 """What a driver decides before it claims the manifest: a program that does not fit disturbs no other driver.
 
 What is read here can be out of date when the claim is granted, so the coordinator decides again by the
-manifest that it holds (`core/manifest_claim.py`).
+manifest that it holds (`ManifestClaim` in `core/coordination/coordinator.py`).
 """
 
 import logging
@@ -11,9 +11,8 @@ from typing import Final
 import trio
 
 from checkpoint.chains.manifest_log import ManifestView, read_manifest, regions_of
-from checkpoint.core.continuing import belongs_to, check_begins, check_continues
 from checkpoint.core.records.manifest import Checkpoint, OutputIdentity
-from checkpoint.core.region import RegionSpec
+from checkpoint.core.region import RegionSpec, belongs_to, check_begins, check_continues
 from checkpoint.errors import NoRegionError
 from checkpoint.maintenance.stopped_region import find_restored
 from checkpoint.runtime import checkpoint_named

@@ -29,11 +29,15 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.progress import reset_line
 from checkpoint.core.records.manifest import OutputIdentity, SavepointNote
-from checkpoint.core.region import Launcher, RegionSpec, RegionState, RegionStatus, ResetReport
-from checkpoint.core.region_events import (
+from checkpoint.core.region import (
     CheckpointCommitted,
+    Launcher,
     RegionEvent,
+    RegionSpec,
+    RegionState,
+    RegionStatus,
     ReplaceSettled,
+    ResetReport,
     RestoreSettled,
     ScaleSettled,
 )

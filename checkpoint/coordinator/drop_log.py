@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from checkpoint import limits
-from checkpoint.core.dropped import dropped_rows, dropped_text, late_by_text, merge_counters
+from checkpoint.core.progress import dropped_rows, dropped_text, late_by_text, merge_counters
 
 logger: Final = logging.getLogger("dos.checkpoint")
 

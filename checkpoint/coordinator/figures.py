@@ -12,11 +12,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from checkpoint.core.progress import slowest_event_times
-from checkpoint.core.region import RegionState, RegionStatus, ResetReport
-from checkpoint.core.region_events import (
+from checkpoint.core.region import (
     CheckpointCommitted,
     FellBack,
     RegionEvent,
+    RegionState,
+    RegionStatus,
+    ResetReport,
     RestoreSettled,
     ScaleSettled,
     WorkerLost,

@@ -11,7 +11,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint.core.coordination.vocabulary import SavepointWanted
-from checkpoint.core.forking import made_for_forks
+from checkpoint.core.records.lines import made_for_forks
 from checkpoint.core.records.manifest import Checkpoint, SavepointNote
 from checkpoint.maintenance.forking import fork_needs
 from dos_client import Store

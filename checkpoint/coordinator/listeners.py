@@ -12,8 +12,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from checkpoint.core.progress import reset_json
-from checkpoint.core.region import RegionState, RegionStatus, ResetReport
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, StateChanged
+from checkpoint.core.region import (
+    CheckpointCommitted,
+    RegionEvent,
+    RegionState,
+    RegionStatus,
+    ResetReport,
+    StateChanged,
+)
 from checkpoint.runtime import this_driver, timestamp
 
 logger: Final = logging.getLogger("dos.checkpoint")

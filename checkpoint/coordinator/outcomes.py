@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from checkpoint.core.coordination.vocabulary import ReplaceWanted, RestoreWanted, SavepointWanted, ScaleWanted
-from checkpoint.core.records.even_layout import workers_text
+from checkpoint.core.records.layout import workers_text
 from checkpoint.core.records.manifest import savepoint_name_problem
-from checkpoint.core.region_events import (
+from checkpoint.core.region import (
     ReplaceSettled,
     RestoreSettled,
     SavepointSettled,

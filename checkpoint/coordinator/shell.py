@@ -22,7 +22,6 @@ from checkpoint.chains.whole_checkpoints import examine
 from checkpoint.coordinator.before_claim import before_claim, check_places
 from checkpoint.coordinator.drop_log import DropLog
 from checkpoint.coordinator.fork_watch import watch_forks
-from checkpoint.core.control_frames import control_frame, decode_from_worker
 from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
@@ -45,12 +44,18 @@ from checkpoint.core.coordination.vocabulary import (
     SendControl,
     WorkerHosted,
 )
-from checkpoint.core.damaged import Examination
+from checkpoint.core.links.frames import control_frame, decode_from_worker
 from checkpoint.core.links.messages import CompanionReport, Host, ToWorker
 from checkpoint.core.progress import ProgressMeter
-from checkpoint.core.records.manifest import Checkpoint, OutputIdentity
-from checkpoint.core.region import Launcher, RegionSpec, RegionStatus
-from checkpoint.core.region_events import CheckpointCommitted, FellBack, RegionEvent
+from checkpoint.core.records.manifest import Checkpoint, Examination, OutputIdentity
+from checkpoint.core.region import (
+    CheckpointCommitted,
+    FellBack,
+    Launcher,
+    RegionEvent,
+    RegionSpec,
+    RegionStatus,
+)
 from checkpoint.link import Link, StandbyLinks, serve_links
 from checkpoint.maintenance.stopped_region import restore_stopped
 from checkpoint.requests.server import answering
@@ -142,7 +147,7 @@ class RegionShell:
     def _handle(self, event: Event) -> None:
         for effect in self.core.handle(event, trio.current_time()):
             self._perform(effect)
-        self._drops.inspect((one.counters.operators for one in self.core.state.roster), trio.current_time())
+        self._drops.inspect((one.counters.operators for one in self.core.run.roster), trio.current_time())
         self.handled(self.status())
 
     def _perform(self, effect: Effect) -> None:
@@ -174,7 +179,7 @@ class RegionShell:
         assert self._launcher is not None
         logger.info("worker %d of region %s: attempt %d", effect.worker, self.spec.name, effect.attempt)
         if effect.host is not None and not self._launcher.standbys:
-            number = self.core.state.incarnation
+            number = self.core.run.incarnation
             name, hosted, attempt = self.spec.name, effect.worker, effect.attempt
             order = Host(job=name, incarnation=number, epoch=number, hosted=hosted, attempt=attempt)
             self._send(effect.host_link, order)
@@ -204,7 +209,7 @@ class RegionShell:
 
     def last_checkpoint(self) -> Checkpoint | None:
         """Return the last committed checkpoint."""
-        return self.core.state.last_checkpoint
+        return self.core.run.last_checkpoint
 
     def last_progress(self) -> dict[str, Any] | None:
         """Return the report of the last checkpoint."""

@@ -1,21 +1,34 @@
-"""A region's reports as JSON values with stable names: status, progress, resets. Pure: no I/O.
+"""A region's reports: status, progress and resets as JSON with stable names, dropped rows, spans. Pure: no
+I/O.
 
 There is one progress report for each committed checkpoint, as Spark has one for each micro-batch. Where
-Spark's `StreamingQuery.lastProgress` has the same field, the name is Spark's; all names are spelled as there.
-docs/operating-regions.md explains each name, and a test compares. `dos region status --json` prints the same
-objects.
+Spark's `StreamingQuery.lastProgress` has the same field, the name is Spark's; all names are spelled as
+there. docs/operating-regions.md explains each name, and a test compares. `dos region status --json` prints
+the same objects.
+
+The suffix of a counter of an operator has a meaning:
+
+| suffix | meaning |
+|---|---|
+| `RULE_rows_dropped` | rows dropped by RULE since the region began; part of the operator's state |
+| `_max` | a maximum: merged by `max`, not by addition |
+
+Spans come from the events that the region reports. A worker's phases are durations in its vote. When the
+vote arrived is known here, so its last phase is shown to end there: the time that the vote needed on the
+network is part of the phases' beginning.
 """
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from checkpoint.core.coordination.recovery_estimate import RecoveryEstimate
-from checkpoint.core.dropped import BUSY, merge_counters
 from checkpoint.core.links.messages import EventTime
 from checkpoint.core.region import (
     AutoScaleStatus,
+    CheckpointCommitted,
+    RecoveryEstimate,
+    RegionEvent,
     RegionSpec,
     RegionStatus,
     ResetReport,
@@ -23,7 +36,7 @@ from checkpoint.core.region import (
     UnderWayStatus,
     WorkerStatus,
 )
-from checkpoint.core.region_events import CheckpointCommitted
+from dos_monitoring import SpanRecord, in_sequence
 
 RECENT_PROGRESS_MAX: Final = 100
 _DIGITS: Final = 6
@@ -349,3 +362,127 @@ def _camel_case(counters: Mapping[str, int]) -> dict[str, float]:
         for name, (first, *rest) in parts.items()
     }
     return found | ({"busySeconds": round(counters[BUSY] / 1e6, 3)} if BUSY in counters else {})
+
+
+DROPPED_SUFFIX: Final = "_rows_dropped"
+MAX_SUFFIX: Final = "_max"
+LATE_BY: Final = "late_by_us_max"
+BUSY: Final = "busy_us"
+"""The time of an operator's calls."""
+
+REMEDIES: Final = {
+    "ahead": "their event time is too far ahead of the clock; to keep them, set a larger max_ahead, or"
+    " on_ahead='side' and read side output 'ahead'",
+    "late": "give event_time a larger lateness, or read the side output 'late' of the operator",
+    "null": "their key or event time is null; to keep them, set on_null='side' and read side output 'null'",
+}
+"""Rule -> how to avoid that rows are dropped by it."""
+_US: Final = 1e6
+
+
+def merge_counters(into: dict[str, int], other: Mapping[str, int]) -> None:
+    """Add the counters of another worker or output of the same operator to `into`."""
+    for name, value in other.items():
+        before = into.get(name, 0)
+        into[name] = max(before, value) if name.endswith(MAX_SUFFIX) else before + value
+
+
+def dropped_rows(workers: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    """Return rule ("late", "null", "ahead") -> operator -> rows dropped since the region began.
+
+    `workers` has the operators' counters of each worker.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for operators in workers:
+        for operator, counters in operators.items():
+            for name, value in counters.items():
+                if value and name.endswith(DROPPED_SUFFIX):
+                    by_operator = found.setdefault(name.removesuffix(DROPPED_SUFFIX), {})
+                    by_operator[operator] = by_operator.get(operator, 0) + value
+    return found
+
+
+def dropped_text(dropped: Mapping[str, Mapping[str, int]]) -> str:
+    """Return in words how many rows which operators dropped, and the remedy; empty if none was dropped."""
+    texts = []
+    for rule, operators in sorted(dropped.items()):
+        listed = ", ".join(f"{name!r} {count:,}" for name, count in sorted(operators.items()))
+        rows = sum(operators.values())
+        what = f"{rows:,} {rule} row{'s were' if rows != 1 else ' was'} dropped by {listed}"
+        texts.append(f"{what}: {REMEDIES[rule]}" if rule in REMEDIES else what)
+    return "; ".join(texts)
+
+
+def end_text(dropped: Mapping[str, Mapping[str, int]]) -> str:
+    """Return the reason of a region that ended because its input did."""
+    lost = dropped_text(dropped)
+    return f"all input is read, but {lost}" if lost else "all input is processed"
+
+
+def late_by_text(counters: Mapping[str, int]) -> str:
+    """Return how far behind the watermark late rows were; empty if none was late."""
+    behind_us = counters.get(LATE_BY, 0)
+    return f", up to {behind_us / _US:g} s behind the watermark" if behind_us else ""
+
+
+__all__ = [
+    "BUSY",
+    "DROPPED_SUFFIX",
+    "dropped_rows",
+    "dropped_text",
+    "end_text",
+    "late_by_text",
+    "merge_counters",
+]
+
+
+def span_of(region: str, event: RegionEvent) -> SpanRecord | None:
+    """Return the trace of a checkpoint or a recovery that has just ended; None for any other event."""
+    if isinstance(event, CheckpointCommitted):
+        return _checkpoint(region, event)
+    if isinstance(event, ResetReport):
+        return _recovery(region, event)
+    return None
+
+
+def _checkpoint(region: str, event: CheckpointCommitted) -> SpanRecord:
+    workers = tuple(
+        _vote(worker, event.votes_s.get(worker, event.seconds), phases_s)
+        for worker, phases_s in event.worker_phases_s.items()
+    )
+    voted_s = max((one.end_s for one in workers), default=0.0)
+    return SpanRecord(
+        "dos.checkpoint",
+        0.0,
+        event.seconds,
+        {
+            "dos.region": region,
+            "dos.checkpoint": event.checkpoint,
+            "dos.step": event.step,
+            "dos.final": event.final,
+        },
+        (*workers, SpanRecord("dos.checkpoint.commit", voted_s, event.seconds)),
+    )
+
+
+def _vote(worker: int, voted_s: float, phases_s: dict[str, float]) -> SpanRecord:
+    begin_s = max(voted_s - sum(phases_s.values()), 0.0)
+    phases = in_sequence("dos.checkpoint", phases_s, begin_s=begin_s, end_s=voted_s)
+    return SpanRecord("dos.checkpoint.vote", 0.0, voted_s, {"dos.worker": worker}, phases)
+
+
+def _recovery(region: str, event: ResetReport) -> SpanRecord:
+    return SpanRecord(
+        "dos.take_over" if event.term else "dos.recovery",
+        0.0,
+        event.seconds,
+        {
+            "dos.region": region,
+            "dos.worker": event.worker,
+            "dos.reason": event.reason,
+            "dos.incarnation": event.incarnation,
+            "dos.checkpoint": event.checkpoint,
+            "dos.replayed_bytes": event.bytes,
+        },
+        in_sequence("dos.recovery", event.phases_s, begin_s=0.0, end_s=event.seconds),
+    )

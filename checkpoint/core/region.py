@@ -1,27 +1,27 @@
-"""A region's specification (`RegionSpec`), its status (`RegionStatus`) and its directories.
-
-Plain values, shared by the core, the shell and the user interfaces. Nothing here decides anything.
+"""A region's specification (`RegionSpec`), its status (`RegionStatus`), the events that its observers
+receive, and its directories. Plain values, shared by the core, the shell and the user interfaces. Nothing
+here decides anything.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol, TypeAlias
+from math import isfinite
+from typing import Final, Literal, Protocol, TypeAlias
 
 from checkpoint import limits
-from checkpoint.core.coordination.autoscaling import AutoScale
-from checkpoint.core.coordination.recovery_estimate import RecoveryEstimate
-from checkpoint.core.damaged import OnDamaged
 from checkpoint.core.links.messages import Counters
-from checkpoint.core.records.even_layout import workers_text
-from checkpoint.core.records.graphs import fingerprint
+from checkpoint.core.records.graphs import check_graph, check_places, fingerprint
+from checkpoint.core.records.layout import workers_text
+from checkpoint.core.records.manifest import Checkpoint, Examination, OnDamaged, check_checkpoint
+from checkpoint.errors import FingerprintMismatchError, ManifestError
 from dos_protocol.names import check_name
 
 Recovery: TypeAlias = Literal["global", "local"]
 
 
 class RegionState(Enum):
-    """The states that users see. Transitions: `core/region_states.py`."""
+    """The states that users see. Transitions: PHASES in `coordination/run.py`."""
 
     STARTING = "STARTING"
     """The manifest is taken over for the first time; workers are launched."""
@@ -67,6 +67,73 @@ class Launcher(Protocol):
     @property
     def standbys(self) -> int:
         """How many processes wait to become a worker."""
+
+
+_SAMPLES: Final = 30
+"""Samples of a window, unless it is shorter than as many seconds."""
+_WINDOW_S_MIN: Final = 3.0
+_WINDOW_S_MAX: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class AutoScale:
+    """The number of workers follows the load, between `minimum` and `maximum`. All times are seconds.
+
+        dos.run(spark, graph, store="dos://h1,h2,h3", autoscale=dos.AutoScale(2, 8))
+
+    busy: the share of time, above 0 and below 1, in which the busiest worker should be busy. catch_up: in
+    which time a backlog should be read. window: over which the load is measured. cool_down: the shortest time
+    between two changes, and for how long the load must be lower before workers leave.
+
+    Raises ValueError for a setting out of range.
+    """
+
+    minimum: int
+    maximum: int
+    busy: float = 0.7
+    catch_up: float = 120.0
+    window: float = 30.0
+    cool_down: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minimum <= self.maximum <= limits.workers_max:
+            raise ValueError(
+                f"autoscale needs 1 <= minimum <= maximum <= {limits.workers_max} workers, got"
+                f" {self.minimum} and {self.maximum}"
+            )
+        if not 0 < self.busy < 1:
+            raise ValueError(f"busy must be a share above 0 and below 1, got {self.busy}")
+        if not _WINDOW_S_MIN <= self.window <= _WINDOW_S_MAX:
+            raise ValueError(
+                f"window must be {_WINDOW_S_MIN:g} to {_WINDOW_S_MAX:g} seconds, got {self.window}"
+            )
+        for name in ("catch_up", "cool_down"):
+            if not (isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} must be a time above 0 in seconds, got {getattr(self, name)}")
+
+    def limited(self, workers: int) -> int:
+        """Return the number of workers within the limits that is nearest to this one."""
+        return max(self.minimum, min(self.maximum, workers))
+
+    def check(self, workers: int | None, keeps_workers: str, *, without_checkpoints: bool) -> None:
+        """Raise ValueError if a region cannot be scaled. The arguments: those fields of its `RegionSpec`."""
+        if workers is not None and workers != self.limited(workers):
+            raise ValueError(
+                f"workers={workers} is outside of autoscale, {self.minimum} to {self.maximum} workers; pass a"
+                " number between them, or leave it out"
+            )
+        if without_checkpoints:
+            raise ValueError(
+                "autoscale needs checkpoints, and operators outside of any consistent region have none;"
+                " annotate them as consistent(...), or leave autoscale out"
+            )
+        if keeps_workers:
+            raise ValueError(f"autoscale needs a graph whose number of workers can change: {keeps_workers}")
+
+    @property
+    def sample_s(self) -> float:
+        """The time between two samples; at least one second, because heartbeats are not more frequent."""
+        return max(limits.heartbeat_s, self.window / _SAMPLES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +193,7 @@ class RegionSpec:
     allow_republish: bool = False
     """Restore it although rows come again that were shown."""
     on_damaged: OnDamaged = "fail"
-    """What follows if the last checkpoint is damaged (`falling_back.py`)."""
+    """What follows if the last checkpoint is damaged (`FallingBack`)."""
     hand_over: bool = False
     """Whether the driver that runs the region continues until all workers of this one have joined."""
     metrics: str = ""
@@ -212,7 +279,7 @@ def answers_directory(region: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """The status of one worker. `state` is the name of a WorkerState (`core/region_states.py`)."""
+    """The status of one worker. `state` is the name of a WorkerState (`coordination/workers.py`)."""
 
     index: int
     state: str
@@ -342,6 +409,26 @@ class AutoScaleStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RecoveryEstimate:
+    """The estimate of a recovery. Times are in seconds; `seconds` is their sum."""
+
+    launch_s: float
+    claim_s: float
+    state_s: float
+    replay_s: float
+    state_bytes: int
+    """Bytes that the worker with the largest state has to read."""
+    steps: int
+    """Steps that are replayed."""
+    rounds: int
+    """How many measured rounds, of the last five, the estimate is based on."""
+
+    @property
+    def seconds(self) -> float:
+        return self.launch_s + self.claim_s + self.state_s + self.replay_s
+
+
+@dataclass(frozen=True, slots=True)
 class RegionStatus:
     """A consistent snapshot of the region's status. `str` is one short line of it, `repr` has all."""
 
@@ -398,3 +485,208 @@ class RegionStatus:
     @property
     def rows_in(self) -> int:
         return sum(worker.rows_in for worker in self.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged:
+    """The visible state of the region, or its reason, changed."""
+
+    state: RegionState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCommitted:
+    """A checkpoint is in the manifest on the quorum. `seconds`: from the request to the acknowledgement."""
+
+    checkpoint: int
+    step: int
+    final: bool
+    seconds: float
+    phases_s: dict[str, float]
+    """Seconds of the slowest worker by phase (align, drain, write, sync), and `commit`."""
+    worker_phases_s: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Worker -> seconds by phase."""
+    votes_s: dict[int, float] = field(default_factory=dict)
+    """Worker -> seconds from the request until its vote arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker was lost. A reset follows unless the region ends."""
+
+    worker: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker's process joined on an authenticated link."""
+
+    worker: int
+    attempt: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointSettled:
+    """A request to make or drop a savepoint is settled: a committed checkpoint carries it, or it failed."""
+
+    name: str
+    checkpoint: int
+    """The checkpoint that the savepoint holds, or held; 0 after an error."""
+    error: str = ""
+    """Why it failed, empty on success. After an error nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSettled:
+    """A request to restore an older checkpoint is settled: its record is committed, or it failed."""
+
+    to: str
+    """As it was requested."""
+    checkpoint: int = 0
+    """The checkpoint that was restored; 0 after an error."""
+    step: int = 0
+    error: str = ""
+    """Why it failed, empty on success. After an error nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FellBack:
+    """The last checkpoint was damaged, and the region goes back to the newest older one that reads whole."""
+
+    last: int
+    checkpoint: int
+    last_step: int
+    step: int
+    """The step of `checkpoint`: everything after it, up to `last_step`, no longer counts."""
+    found: Examination
+    """What is damaged: chain, worker and position."""
+    lost: tuple[str, ...] = ()
+    """What was taken back, what stays visible, and the input that is read again, in words."""
+
+    def __str__(self) -> str:
+        back = f"fell back from checkpoint {self.last} to checkpoint {self.checkpoint}"
+        steps = f"{self.last_step - self.step} steps no longer count (up to step {self.last_step})"
+        return f"{back}: {self.found.text}; {steps}; {'; '.join(self.lost)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleSettled:
+    """A request for another number of workers is settled: the checkpoint with the new layout is committed, or
+    it failed.
+    """
+
+    wanted: int | None
+    """The number that was requested, None for a request to give a change up."""
+    workers: int
+    """The number of workers that the region has now."""
+    error: str = ""
+    """Why it failed, empty on success. After an error the region has the workers that it had before."""
+    given_up: bool = False
+    """The change was begun and given up."""
+    seconds: float = 0.0
+    """From the request until it was settled."""
+    pause_s: float = 0.0
+    """For how long of that no input was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceSettled:
+    """A request to replace workers by other processes is settled: all of them are replaced, or it failed."""
+
+    workers: tuple[int, ...]
+    """Those to replace, in this order."""
+    replaced: tuple[int, ...] = ()
+    """Those that are replaced."""
+    error: str = ""
+    """Why it failed, empty on success. The workers that are not replaced have the process that they had."""
+    seconds: float = 0.0
+    """From the request until it was settled."""
+    pause_s: float = 0.0
+    """The longest time in which no input was taken, for one of them."""
+    by: str = ""
+    """Who asked (`ReplaceWanted`)."""
+
+
+def replaced_text(event: ReplaceSettled) -> str:
+    """Return in words which workers are replaced, and why the others are not."""
+    left = [str(worker) for worker in event.workers if worker not in event.replaced]
+    done = f"replaced: {', '.join(map(str, event.replaced))}" if event.replaced else "no worker was replaced"
+    return f"{done}; kept: {', '.join(left)}: {event.error}" if event.error else done
+
+
+RegionEvent: TypeAlias = (
+    StateChanged
+    | CheckpointCommitted
+    | WorkerLost
+    | WorkerJoined
+    | ResetReport
+    | SavepointSettled
+    | RestoreSettled
+    | FellBack
+    | ScaleDecided
+    | ScaleSettled
+    | ReplaceSettled
+)
+
+
+# --- whether a region can continue ----------------------------------------------------------------------
+#
+# It is decided before anything is claimed, so that a program that does not fit fences no driver, and again
+# under the claim, by the checkpoint that is the last one then. A restore decides it for its target before its
+# record.
+
+
+def workers_wanted(spec: RegionSpec, checkpoint: Checkpoint) -> int:
+    """Return the number of workers after a checkpoint: its own, unless the program asks for another one.
+
+    A program that asks for the same number as before does not undo that the region was scaled since.
+    """
+    asked = spec.workers
+    return len(checkpoint.workers) if asked is None or asked == checkpoint.workers_declared else asked
+
+
+def check_continues(spec: RegionSpec, checkpoint: Checkpoint) -> None:
+    """Raise ManifestError or FingerprintMismatchError unless this region can continue from a checkpoint: with
+    its graph, its sinks and its number of workers.
+    """
+    check_checkpoint(checkpoint)
+    if spec.keeps_workers and (wanted := workers_wanted(spec, checkpoint)) != len(checkpoint.workers):
+        raise ManifestError(
+            f"it was made by {workers_text(len(checkpoint.workers))}, the region has {workers_text(wanted)}:"
+            f" {spec.keeps_workers}",
+            checkpoint=checkpoint.number,
+            remedy="run the region with as many workers as made the checkpoint",
+        )
+    check_places(checkpoint, spec.unchecked_places)
+    check_graph(checkpoint, spec.operators, region=spec.name, older=spec.older_operators)
+
+
+def belongs_to(application: str, region: str) -> bool:
+    """Return whether an application of that name may have given a region its name."""
+    return bool(application) and (region == application or region.startswith(f"{application}."))
+
+
+def check_begins(spec: RegionSpec, regions: Mapping[str, Checkpoint]) -> None:
+    """Raise FingerprintMismatchError if a region of an application would begin empty, although another region
+    has its operators: a part of several is named by its first operator, so another name is another region.
+
+    regions: the last checkpoint of each other region of the store that `belongs_to` the application.
+    """
+    for name, last in sorted(regions.items()):
+        shared = sorted(last.operators.keys() & spec.operators.keys())
+        first = name.removeprefix(f"{spec.application}.")
+        is_part = name == spec.application or first in last.operators
+        if name in spec.parts or last.origin is not None or not is_part or not shared:
+            continue
+        raise FingerprintMismatchError(
+            f"region {spec.name!r} would begin without state, although region {name!r} has its operators"
+            f" {', '.join(map(repr, shared))}, and this program has no region {name!r}",
+            operators=tuple(shared),
+            remedy=f"give the first operator of the region, which names it, the name that it had in {name!r};"
+            f" or, if that state may go, dos region delete URL {name}",
+        )

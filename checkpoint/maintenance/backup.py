@@ -1,5 +1,5 @@
-"""Copy a region to a target: one run after the other, each a complete backup. `core/records/backups.py` has the
-rules.
+"""Copy a region to a target: one run after the other, each a complete backup. `core/records/backups.py` has
+the rules.
 
 The order makes an interrupted run harmless:
 
@@ -30,31 +30,29 @@ from checkpoint import limits
 from checkpoint.chains.consumer_register import settled_register
 from checkpoint.chains.input_log import last_recorded
 from checkpoint.chains.manifest_log import read_manifest
-from checkpoint.core.backup_record import (
+from checkpoint.core.records.backups import (
     PIECE_PREFIX,
     RECORD_PREFIX,
     BackupRecord,
+    Known,
+    NeededChain,
     Piece,
     RunBegan,
     SavedChain,
     SavedRegister,
     SavedSegment,
+    continued,
     decode_record,
     encode_record,
-    number_of,
-    piece_name,
-    record_name,
-    stored_checkpoint,
-)
-from checkpoint.core.records.backups import (
-    Known,
-    NeededChain,
-    continued,
     known_objects,
     needed_chains,
+    number_of,
     only_region,
+    piece_name,
+    record_name,
     released_records,
     retained_after,
+    stored_checkpoint,
     unneeded_pieces,
 )
 from checkpoint.core.records.consumers import names_of, need_of

@@ -22,8 +22,11 @@ from checkpoint import limits
 from checkpoint.chains.chain_store import TakenChain
 from checkpoint.chains.consumer_register import change_register
 from checkpoint.chains.manifest_log import CHAIN, StoreHost
-from checkpoint.core.backup_record import BackupRecord, SavedChain, SavedRegister, SavedSegment
 from checkpoint.core.records.backups import (
+    BackupRecord,
+    SavedChain,
+    SavedRegister,
+    SavedSegment,
     first_incarnation,
     foreign_directories,
     outside_sinks,

@@ -1,7 +1,8 @@
 """Where backups are stored: a bucket (s3://BUCKET/PREFIX), or another store (dos://HOSTS/DIRECTORY).
 
-Both hold the same objects, `core/backup_record.py` has their names: a record or a piece is one object that is
-written once and never changed. `BackupTarget` finds the regions, `BackupPlace` has the objects of one region.
+Both hold the same objects, `core/records/backups.py` has their names: a record or a piece is one
+object that is written once and never changed. `BackupTarget` finds the regions, `BackupPlace` has the
+objects of one region.
 
 | | a bucket | a store |
 |---|---|---|
@@ -19,7 +20,7 @@ from typing import Final, Protocol
 import trio
 
 from checkpoint import limits
-from checkpoint.core.backup_record import PIECE_PREFIX, RECORD_PREFIX
+from checkpoint.core.records.backups import PIECE_PREFIX, RECORD_PREFIX
 from checkpoint.errors import BackupDamagedError, BackupRefusedError
 from dos_client import Claim, Store, open_store, randomness
 from dos_client.urls import parse_url

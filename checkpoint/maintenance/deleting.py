@@ -19,8 +19,8 @@ from typing import NamedTuple
 from checkpoint import limits
 from checkpoint.chains.consumer_register import change_register, settled_register
 from checkpoint.chains.manifest_log import StoreHost, read_manifest
-from checkpoint.core.forking import made_for_forks
 from checkpoint.core.records.consumers import OUTPUT_REGISTERS, names_of, without_consumer
+from checkpoint.core.records.lines import made_for_forks
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import (
     answers_directory,

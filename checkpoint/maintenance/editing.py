@@ -1,6 +1,7 @@
 """Writes rows into the state of a region that no driver runs, and begins a region with a given state.
 
-`core/editing.py` has the records; the caller has the rows, and has validated them. The steps of an edit:
+`core/records/lines.py` has the records; the caller has the rows, and has validated them. The steps of an
+edit:
 
 1. Take the manifest over. A crash after it leaves a higher epoch, as that of a driver does.
 2. Claim the directory of each worker that gets rows, in that incarnation.
@@ -22,11 +23,15 @@ from checkpoint import limits
 from checkpoint.chains.manifest_log import ManifestClaimPort, ManifestHost
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
-from checkpoint.core.editing import edit_target, edited, first_record
-from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.records.even_layout import Layout
-from checkpoint.core.records.lines import refuse_republishing
-from checkpoint.core.records.manifest import Checkpoint, Edit, SplitPosition, WorkerCheckpoint
+from checkpoint.core.records.layout import Layout
+from checkpoint.core.records.lines import edit_target, edited, first_record, refuse_republishing
+from checkpoint.core.records.manifest import (
+    Checkpoint,
+    Edit,
+    SplitPosition,
+    WorkerCheckpoint,
+    check_checkpoint,
+)
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import EditRefusedError, RegionFencedError
 from checkpoint.maintenance.stopped_region import append_record, hold_manifest

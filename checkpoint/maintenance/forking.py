@@ -1,7 +1,7 @@
 """Forks a region: a new region that begins with a checkpoint of it, copies nothing, and runs independently.
 
-`core/forking.py` has the records and their order. This file reads, asks the driver of the original for the
-savepoint, and writes the first record of the new region.
+`core/records/lines.py` has the records and their order. This file reads, asks the driver of the original
+for the savepoint, and writes the first record of the new region.
 
 If it is stopped between the two records, the savepoint stays and names a region that does not exist.
 `dos region savepoints` shows it, and a person drops it. So nothing that a fork needs can be deleted because
@@ -15,10 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from checkpoint import limits
 from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_checkpoints
-from checkpoint.core.forking import forked, needs_original
-from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.records.lines import find_target
-from checkpoint.core.records.manifest import Checkpoint, ForkOrigin, SavepointNote
+from checkpoint.core.records.lines import find_target, forked, needs_original
+from checkpoint.core.records.manifest import Checkpoint, ForkOrigin, SavepointNote, check_checkpoint
 from checkpoint.core.region import coordinator_directory, region_of_worker, worker_directory
 from checkpoint.errors import (
     ForkRefusedError,

@@ -2,13 +2,14 @@
 no driver runs, and rows that writers staged for an input and never recorded.
 
 While a region runs, its workers and its driver delete garbage, with their claims. The manifest alone decides
-what is garbage (`core/retention.py`, R14). `collect_stopped` acts as the driver for a moment: it takes the
-manifest over, which fences a driver that is running after all and proves the last checkpoint, and then
-claims the directory of each worker in that incarnation.
+what is garbage (`core/records/manifest.py`, R14). `collect_stopped` acts as the driver for a moment: it
+takes the manifest over, which fences a driver that is running after all and proves the last checkpoint, and
+then claims the directory of each worker in that incarnation.
 
-Of staged rows (`Sweep`, `core/records/staged.py`), without an age only those are garbage that are recorded, or can
-never be, and active writers are not affected. With an age, the producer is fenced first, so that what is
-recorded is final; then each directory is read again, judged again, and claimed above the epoch of that read.
+Of staged rows (`Sweep`, `core/records/staged.py`), without an age only those are garbage that are recorded,
+or can never be, and active writers are not affected. With an age, the producer is fenced first, so that what
+is recorded is final; then each directory is read again, judged again, and claimed above the epoch of that
+read.
 
 If any of this is stopped at any point, nothing is lost, and the next run starts over.
 """
@@ -21,6 +22,7 @@ from checkpoint import limits
 from checkpoint.chains.input_log import InputHandle, InputLog, last_recorded
 from checkpoint.chains.manifest_log import CHAIN, ManifestHost, ManifestView
 from checkpoint.core.records.inputs import producer_directory
+from checkpoint.core.records.manifest import unneeded_of
 from checkpoint.core.records.staged import (
     GARBAGE,
     ProducerFacts,
@@ -32,7 +34,6 @@ from checkpoint.core.records.staged import (
     staged_state_of,
 )
 from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.core.retention import unneeded_of
 from checkpoint.errors import InputClosedError, NoInputError
 from checkpoint.maintenance.stopped_region import hold_manifest
 from checkpoint.runtime import wall_time_ms

@@ -1,5 +1,6 @@
 """The retention of an input or an output, for people: who reads it and how far, what nobody needs, and the
-changes that a person makes. `core/records/consumers.py` decides; while a writer runs, it deletes automatically.
+changes that a person makes. `core/records/consumers.py` decides; while a writer runs, it deletes
+automatically.
 
 `InputRows` and `OutputRows` know where the chains of the two kinds are, and who deletes them if nobody runs.
 """
@@ -29,6 +30,7 @@ from checkpoint.core.records.consumers import (
     Consumer,
     OutputOf,
     Register,
+    RegisteredQuery,
     RegisterPlace,
     RetentionRule,
     input_register,
@@ -40,11 +42,9 @@ from checkpoint.core.records.consumers import (
 )
 from checkpoint.core.records.inputs import INPUT_CHAIN, producer_directory
 from checkpoint.core.records.lines import log_sizes
-from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint, floors_of
 from checkpoint.core.records.outputs import output_chain
 from checkpoint.core.region import worker_directory
-from checkpoint.core.registered_queries import RegisteredQuery
-from checkpoint.core.retention import floors_of
 from checkpoint.errors import ConsumerRefusedError, NoInputError, NoSinkError
 from checkpoint.maintenance.garbage import UnneededObject, objects_below
 from checkpoint.maintenance.stopped_region import hold_manifest

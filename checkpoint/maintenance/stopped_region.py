@@ -2,10 +2,10 @@
 older checkpoint, to create a savepoint. `maker_of` makes savepoints of any region: it asks the driver of one
 that runs.
 
-`core/savepoints.py`, `core/records/lines.py` and `garbage.py` decide what is done. The manifest is taken over as by
-a driver: this fences a driver that is running after all, which then ends, and proves the last checkpoint. A
-driver that starts meanwhile claims with a higher epoch, and this one ends. If it is stopped at any point,
-nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.
+`core/savepoints.py`, `core/records/lines.py` and `garbage.py` decide what is done. The manifest is taken
+over as by a driver: this fences a driver that is running after all, which then ends, and proves the last
+checkpoint. A driver that starts meanwhile claims with a higher epoch, and this one ends. If it is stopped at
+any point, nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -26,10 +26,20 @@ from checkpoint.core.coordination.vocabulary import (
     ManifestUnreadable,
     OpenManifest,
 )
-from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.records.lines import find_target, refuse_republishing, restored
-from checkpoint.core.records.manifest import NO_NOTE, Checkpoint, SavepointNote, savepoint_why_problem
-from checkpoint.core.savepoints import recorded_again, savepoint_problem
+from checkpoint.core.records.lines import (
+    find_target,
+    recorded_again,
+    refuse_republishing,
+    restored,
+    savepoint_problem,
+)
+from checkpoint.core.records.manifest import (
+    NO_NOTE,
+    Checkpoint,
+    SavepointNote,
+    check_checkpoint,
+    savepoint_why_problem,
+)
 from checkpoint.errors import NoAnswerError, RegionFencedError, SavepointRefusedError
 from checkpoint.requests.client import RequestClient, requester
 from checkpoint.runtime import this_driver, wall_time_ms

@@ -21,7 +21,7 @@ from checkpoint import limits
 from checkpoint.chains.manifest_log import ManifestView, manifest_epoch, read_manifest
 from checkpoint.core.records.views import checkpoint_row
 from checkpoint.core.region import RegionState, answers_directory, requests_directory
-from checkpoint.core.request_records import Answer, Request, encode_record
+from checkpoint.core.requests import Answer, Request, encode_record
 from checkpoint.errors import NoAnswerError
 from checkpoint.requests.queue import QueueReader, newest_records, write_records
 from checkpoint.runtime import runtime, wall_time_ms

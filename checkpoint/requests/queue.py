@@ -23,7 +23,7 @@ from typing import Final
 import trio
 
 from checkpoint import limits
-from checkpoint.core.request_records import QueueItem, RecordReader, Skipped
+from checkpoint.core.requests import QueueItem, RecordReader, Skipped
 from dos_client import Claim, ObjectWriter, Store, backoff_s, randomness, repair_store
 from dos_protocol.errors import FencedError, NotFoundError, PastEndError
 from dos_protocol.limits import digest_block_bytes

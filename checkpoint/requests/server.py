@@ -23,23 +23,26 @@ from checkpoint import limits
 from checkpoint.core.coordination.vocabulary import Event
 from checkpoint.core.progress import driver_report
 from checkpoint.core.region import (
+    RegionEvent,
     RegionSpec,
     RegionState,
     RegionStatus,
     answers_directory,
     requests_directory,
 )
-from checkpoint.core.region_events import RegionEvent
-from checkpoint.core.request_records import Answer, Request, Skipped, encode_record
 from checkpoint.core.requests import (
+    Answer,
     CommandRegion,
     QueueRead,
     RegionEnded,
     RegionNotified,
+    Request,
     RequestArrived,
     RequestEvent,
     RequestHandler,
+    Skipped,
     WriteAnswer,
+    encode_record,
 )
 from checkpoint.requests.queue import QueueReader, QueueRepair, write_records
 from checkpoint.runtime import this_driver, wall_time_ms

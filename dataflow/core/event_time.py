@@ -263,8 +263,8 @@ class SplitWatermarks:
 
 
 class InputMarks(SplitWatermarks):
-    """The watermark of sources that entry points mark (`checkpoint/core/entry.py`), instead of one that
-    follows from rows: a split is an origin, and the pair that it stores is its mark and its number.
+    """The watermark of sources that entry points mark (`checkpoint/core/records/inputs.py`), instead of one
+    that follows from rows: a split is an origin, and the pair that it stores is its mark and its number.
 
     The watermark is the least mark of the origins 1 to N, where N is the newest version of the origin list in
     any mark that was read. While one of them has no mark, the watermark does not advance.

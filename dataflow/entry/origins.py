@@ -1,6 +1,7 @@
 """The origins that one entry point serves: their claims, their marks, and those that nobody else marks.
 
-`checkpoint/core/entry.py` decides; this file reads the store and performs. Rows come from `serving.py`.
+`checkpoint/core/records/inputs.py` decides; this file reads the store and performs. Rows come from
+`serving.py`.
 
 1. Claiming an origin fences the entry point that served it. What was recorded is found in its chain, and time
    continues above it.

@@ -1,6 +1,6 @@
 """Give the rows of a batch their time, or divide them into those on time and those that are late.
 
-Arrow only; `checkpoint/core/entry.py` decides. The time column is the first one.
+Arrow only; `checkpoint/core/records/inputs.py` decides. The time column is the first one.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """Record what a merge passes, in the store of the region that reads it, before the region does.
 
 The record is an input handle of the region's own, with one producer and its marks
-(`checkpoint/core/entry.py`). So the region reads it as any input: a replay finds the same rows between the
-same marks and asks no other site, and retention, restores and forks are those of inputs. The claim of the
-producer's chain fences an earlier process that merges for the same source.
+(`checkpoint/core/records/inputs.py`). So the region reads it as any input: a replay finds the same rows
+between the same marks and asks no other site, and retention, restores and forks are those of inputs. The
+claim of the producer's chain fences an earlier process that merges for the same source.
 
 That replicas were found to differ is noted in the register of the handle, before the region ends. Later
 merges for the source compare all rows then, whatever it asks for: one that is started again must not pass

@@ -1,7 +1,7 @@
 """A sink into the store itself: an output log per worker, which any client of the store can read.
 
-This file converts rows to one Arrow stream per step. `checkpoint.core.records.outputs` and the link thread decide
-where a stream is written and when it becomes visible.
+This file converts rows to one Arrow stream per step. `checkpoint.core.records.outputs` and the link thread
+decide where a stream is written and when it becomes visible.
 """
 
 from collections import deque

@@ -97,7 +97,8 @@ class InputSource(PrefetchedSource):
 
     def owner(self, split: str, workers: int) -> int:
         # One worker reads all of an entry store: the watermark is the least mark of all producers, and a
-        # worker that reads some of them cannot know when another one begins (checkpoint/core/entry.py, rule
+        # worker that reads some of them cannot know when another one begins
+        # (checkpoint/core/records/inputs.py, rule
         # 4).
         return owner_by_name(self.name if self.store_url else split, workers)
 

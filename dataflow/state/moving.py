@@ -1,9 +1,9 @@
 """How state moves to the workers of another layout. Pure: blocks in, blocks out.
 
 A worker that stays restores its own state as always. Then it receives the stored blocks of other workers, one
-part after the other (`checkpoint.core.records.layout.state_parts`). Each state table decides what it takes from
-them and what it gives up. All of that counts as changes, so the next checkpoint of this worker contains its
-state completely, and nothing refers to the workers before:
+part after the other (`checkpoint.core.records.layout.state_parts`). Each state table decides what it takes
+from them and what it gives up. All of that counts as changes, so the next checkpoint of this worker contains
+its state completely, and nothing refers to the workers before:
 
 | state | rule |
 |---|---|

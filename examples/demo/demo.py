@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import dos
-from checkpoint.core.region import RegionState, RegionStatus, ResetReport
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, StateChanged, WorkerLost
+from checkpoint.core.region import (
+    CheckpointCommitted,
+    RegionEvent,
+    RegionState,
+    RegionStatus,
+    ResetReport,
+    StateChanged,
+    WorkerLost,
+)
 from examples.demo.cluster import Cluster
 from examples.demo.corpus import Corpus, make_corpus
 from examples.demo.display import Display, Picture, WorkerPicture

@@ -3,9 +3,9 @@
 What Spark writes at one time is a *unit*: a micro-batch of a query, or a whole batch write. Its tasks stage
 rows, which no reader sees. `commit` on the driver records one attempt of each partition, as one batch of one
 producer of an input handle. That append is the commit: it makes all of the unit visible, or nothing
-(`checkpoint/core/records/inputs.py`). The batches of a producer are numbered, and the *mark* of the last one names
-the query or write that recorded it. So a commit first becomes the producer, which fences every other writer,
-and then reads the last batch:
+(`checkpoint/core/records/inputs.py`). The batches of a producer are numbered, and the *mark* of the last one
+names the query or write that recorded it. So a commit first becomes the producer, which fences every other
+writer, and then reads the last batch:
 
 - A micro-batch N of a query is batch N + 1 of its producer. Spark repeats N until its commit has returned,
   and begins N + 1 only then. So it repeats only the last one that was recorded, with the same rows. If the

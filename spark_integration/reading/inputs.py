@@ -1,7 +1,7 @@
 """An input handle as a source: a split is a producer, a piece one of its batches, which is read whole.
 
-`checkpoint.core.records.inputs` defines which records form a valid batch. A segment of a producer's chain begins
-between two batches; an incomplete batch that a failed producer left at its end does not count.
+`checkpoint.core.records.inputs` defines which records form a valid batch. A segment of a producer's chain
+begins between two batches; an incomplete batch that a failed producer left at its end does not count.
 """
 
 import pyarrow as pa

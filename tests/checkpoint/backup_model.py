@@ -14,10 +14,10 @@ import trio
 from checkpoint.chains.consumer_register import register_consumer
 from checkpoint.chains.input_log import InputLog
 from checkpoint.chains.manifest_log import StoreHost, read_manifest
-from checkpoint.core.backup_record import PIECE_PREFIX
 from checkpoint.core.coordination.vocabulary import AppendCheckpoint
+from checkpoint.core.records.backups import PIECE_PREFIX
 from checkpoint.core.records.consumers import input_register
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import SplitPosition, WorkerCheckpoint, in_its_version
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupDamagedError

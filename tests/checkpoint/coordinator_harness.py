@@ -132,7 +132,7 @@ class CoordinatorHarness:
         """Seconds pass, each tick on time; linked workers but the silent ones are heard from."""
         for _ in range(int(seconds)):
             self.now += 1.0
-            for worker, link in list(self.core.state.roster.linked()):
+            for worker, link in list(self.core.run.roster.linked()):
                 if worker.index not in silent:
                     self.receive(worker.index, Progress, link=link, counters=worker.counters)
             due = self.core.deadline()

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import (
     Checkpoint,
     WorkerCheckpoint,

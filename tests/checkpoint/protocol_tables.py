@@ -11,12 +11,12 @@ from enum import Enum
 from pathlib import Path
 from typing import get_args
 
-from checkpoint.core.control_frames import job_digest
-from checkpoint.core.keys import canonical_key, key_hash
+from checkpoint.core.coordination.run import PHASES
+from checkpoint.core.coordination.workers import WORKERS
 from checkpoint.core.links import messages as m
-from checkpoint.core.links.frames import ChannelFrame, FrameFlag, FrameType, encode
+from checkpoint.core.links.frames import ChannelFrame, FrameFlag, FrameType, encode, job_digest
 from checkpoint.core.links.participation import PARTICIPANT
-from checkpoint.core.region_states import PHASES, WORKERS
+from checkpoint.core.records.layout import canonical_key, key_hash
 
 PROTOCOL = Path(__file__).parent.parent.parent / "protocol.md"
 

@@ -32,6 +32,7 @@ from checkpoint.core.coordination.vocabulary import (
     WorkerEnded,
 )
 from checkpoint.core.links.messages import (
+    VERSIONS,
     Committed,
     Counters,
     Failed,
@@ -53,9 +54,7 @@ from checkpoint.core.links.participation import (
     ReportWanted,
     SendReport,
 )
-from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
-from checkpoint.core.retention import keep
-from checkpoint.core.versions import VERSIONS
+from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint, keep
 from journal.core.chain import Position
 from tests.checkpoint.region_model_state import Driver, Manifest, Process, spec
 from tests.checkpoint.region_oracles import check_append, check_manifest, check_sent, check_status

@@ -87,4 +87,4 @@ def check_status(driver: Driver) -> None:
     status = driver.core.status()
     if driver.end is None:
         assert status.state is not RegionState.RUNNING or status.incarnation in driver.restored
-        assert status.reset_attempts <= driver.core.state.spec.max_consecutive_reset_attempts + 1
+        assert status.reset_attempts <= driver.core.run.spec.max_consecutive_reset_attempts + 1

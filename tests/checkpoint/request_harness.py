@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from checkpoint.core.region import RegionState, RegionStatus
-from checkpoint.core.request_records import Request
 from checkpoint.core.requests import (
     CommandRegion,
+    Request,
     RequestArrived,
     RequestHandler,
     WriteAnswer,

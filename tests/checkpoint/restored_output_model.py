@@ -18,10 +18,9 @@ from checkpoint.core.coordination.vocabulary import (
     OpenManifest,
 )
 from checkpoint.core.records.lines import restored
-from checkpoint.core.records.manifest import Checkpoint, in_its_version
+from checkpoint.core.records.manifest import Checkpoint, in_its_version, retained_with
 from checkpoint.core.records.outputs import OutputDecision, Publish, output_chain
 from checkpoint.core.region import worker_directory
-from checkpoint.core.retention import retained_with
 from dos_protocol.errors import FencedError
 from journal import ORIGIN, Position
 from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint

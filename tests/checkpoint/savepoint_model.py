@@ -8,7 +8,6 @@ import trio
 from checkpoint.chains.manifest_log import CHAIN, ManifestLog, ManifestView, checkpoints_in
 from checkpoint.chains.state_blocks import StateFold, decode_block
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
-from checkpoint.core import retention
 from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
@@ -21,10 +20,9 @@ from checkpoint.core.coordination.vocabulary import (
     SendControl,
 )
 from checkpoint.core.links.messages import Committed, Join, RequestCheckpoint, Restore, Restored, Vote
-from checkpoint.core.records.manifest import SavepointNote, WorkerCheckpoint
-from checkpoint.core.region import coordinator_directory, worker_directory
-from checkpoint.core.region_events import SavepointSettled
-from checkpoint.core.retention import Rolling, keep
+from checkpoint.core.records import manifest as retention
+from checkpoint.core.records.manifest import Rolling, SavepointNote, WorkerCheckpoint, keep
+from checkpoint.core.region import SavepointSettled, coordinator_directory, worker_directory
 from checkpoint.errors import SavepointRefusedError
 from checkpoint.maintenance.garbage import held_by_savepoints
 from checkpoint.maintenance.stopped_region import hold_manifest, savepoint_stopped
@@ -112,7 +110,7 @@ class Driver:
         return [e.message if isinstance(e, SendControl) else e for e in effects]
 
     def receive(self, cls, **fields):
-        number = self.core.state.incarnation
+        number = self.core.run.incarnation
         return self.play(
             ControlReceived(1, cls(job="region", incarnation=number, epoch=number, worker=0, **fields))
         )
@@ -148,9 +146,9 @@ class Driver:
         part = WorkerCheckpoint(state=position, steps=position, floors=floors)
         voted = self.receive(Vote, checkpoint=order.checkpoint, step=order.checkpoint, positions=part)
         append = next((e for e in voted if isinstance(e, AppendCheckpoint)), None)
-        assert append is not None, self.core.state.reason
+        assert append is not None, self.core.run.reason
         if self.model.eager:  # a bug: what the record would release goes before it is acknowledged
-            self.claim.collect(below(retention.floors_of(keep(self.core.state.kept, append.checkpoint), 0)))
+            self.claim.collect(below(retention.floors_of(keep(self.core.run.kept, append.checkpoint), 0)))
         if crash == "voted":
             return
         self.model.rows[order.checkpoint] = dict(self.rows)
@@ -164,9 +162,9 @@ class Driver:
         self._collect(committed)
 
     async def savepoint(self, name, number, change, *, on=True, crash=""):
-        kept = [checkpoint.number for checkpoint in self.core.state.kept]
-        held = await held_by_savepoints(self.model.store, ManifestView(REGION, 0, list(self.core.state.kept)))
-        dropped = 0 if on else self.core.state.savepoints.get(name, 0)
+        kept = [checkpoint.number for checkpoint in self.core.run.kept]
+        held = await held_by_savepoints(self.model.store, ManifestView(REGION, 0, list(self.core.run.kept)))
+        dropped = 0 if on else self.core.checkpoints.savepoints.get(name, 0)
         wanted = kept[number % len(kept)] if kept and on else 0
         effects = self.play(SavepointWanted(name, wanted, on=on, note=note_of(name, wanted)))
         if any(isinstance(e, RequestCheckpoint) for e in effects):
@@ -175,7 +173,7 @@ class Driver:
                 assert self.reports[-1] == SavepointSettled(name, self.reports[-1].checkpoint), self.reports[
                     -1
                 ]
-                if dropped and dropped not in {checkpoint.number for checkpoint in self.core.state.kept}:
+                if dropped and dropped not in {checkpoint.number for checkpoint in self.core.run.kept}:
                     assert not {one.name for one in held[name]} & await self.model.objects()
 
     async def snapshot(self):

@@ -22,8 +22,7 @@ from checkpoint.core.coordination.vocabulary import (
     WorkerEnded,
 )
 from checkpoint.core.links.messages import CopiedAhead, CopyAhead, Counters, Paused, Restored
-from checkpoint.core.region import RegionState
-from checkpoint.core.region_events import ReplaceSettled, RestoreSettled, SavepointSettled, ScaleSettled
+from checkpoint.core.region import RegionState, ReplaceSettled, RestoreSettled, SavepointSettled, ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.test_replacing_workers import successor, switch
 from tests.checkpoint.test_rescaling_region import commit, copied, paused, reopened
@@ -39,23 +38,23 @@ def outcomes(region: Region, kind: type) -> list[Any]:
 def restarted(region: Region, step: int = 5) -> None:
     """The manifest is opened again, and all workers start from its last checkpoint."""
     reopened(region)
-    for worker in list(region.core.state.roster):
+    for worker in list(region.core.run.roster):
         if worker.link is None:
             region.join(worker.index, attempt=worker.attempt)
-    for worker in list(region.core.state.roster):
+    for worker in list(region.core.run.roster):
         region.receive(worker.index, Restored, last_step=step)
     assert region.state is RegionState.RUNNING
 
 
 def step(region: Region) -> int:
-    return region.core.state.last_step + 3
+    return region.core.run.last_step + 3
 
 
 def scaled(region: Region) -> None:
     region.play(ScaleWanted(3))
-    region.join(2, attempt=region.core.state.roster[2].attempt)
+    region.join(2, attempt=region.core.run.roster[2].attempt)
     copied(region, 3)
-    last, at = region.core.state.last_number, step(region)
+    last, at = region.core.run.last_number, step(region)
     paused(region, 2, checkpoint=last + 1, step=at)
     reopened(region)
     for worker in range(3):
@@ -69,8 +68,8 @@ def scaled(region: Region) -> None:
 def replaced(region: Region) -> None:
     region.take()
     region.play(ReplaceWanted((1,)))
-    attempt = region.core.state.roster.coming[0].attempt
-    switch(region, 1, successor(region, 1, attempt), region.core.state.last_number + 1, step(region))
+    attempt = region.core.run.roster.coming[0].attempt
+    switch(region, 1, successor(region, 1, attempt), region.core.run.last_number + 1, step(region))
     (outcome,) = outcomes(region, ReplaceSettled)
     assert (outcome.replaced, outcome.error) == ((1,), "")
 
@@ -87,21 +86,21 @@ def restored(region: Region) -> None:
 def saved(region: Region) -> None:
     region.take()
     region.play(SavepointWanted("good"))
-    commit(region, 2, region.core.state.last_number + 1, step(region))
+    commit(region, 2, region.core.run.last_number + 1, step(region))
     (outcome,) = outcomes(region, SavepointSettled)
     assert (outcome.name, outcome.error) == ("good", "")
 
 
 def checkpointed(region: Region) -> None:
-    before = region.core.state.last_number
+    before = region.core.run.last_number
     region.commit(before + 1, step(region))
-    assert region.core.state.last_number == before + 1
+    assert region.core.run.last_number == before + 1
 
 
 def stands_still(region: Region) -> None:
     region.play(PauseWanted(on=True))
     for worker in range(2):
-        region.receive(worker, Paused, pause=region.core.state.pause, step=5, counters=Counters(step=5))
+        region.receive(worker, Paused, pause=region.core.checkpoints.pause, step=5, counters=Counters(step=5))
     assert region.state is RegionState.PAUSED
 
 
@@ -111,14 +110,14 @@ def a_cancelled_scale(region: Region) -> None:
 
 def a_scale_whose_worker_is_lost_while_it_copies(region: Region) -> None:
     region.play(ScaleWanted(3))
-    attempt = region.core.state.roster[2].attempt
+    attempt = region.core.run.roster[2].attempt
     region.join(2, attempt=attempt)
     region.play(LinkDown(region.links[2], "gone"), WorkerEnded(2, attempt, "killed"))
 
 
 def a_scale_that_cannot_copy(region: Region) -> None:
     region.play(ScaleWanted(3))
-    region.join(2, attempt=region.core.state.roster[2].attempt)
+    region.join(2, attempt=region.core.run.roster[2].attempt)
     fields = {"copied_bytes": 0, "total_bytes": 0, "error": "s1 is down"}
     region.receive(2, CopiedAhead, incarnation=0, epoch=0, **fields)
 
@@ -134,7 +133,7 @@ def a_scale_that_is_impossible(region: Region) -> None:
 
 def a_successor_that_is_lost(region: Region) -> None:
     region.play(ReplaceWanted((1,)))
-    region.play(WorkerEnded(1, region.core.state.roster.coming[0].attempt, "no slot"))
+    region.play(WorkerEnded(1, region.core.run.roster.coming[0].attempt, "no slot"))
 
 
 def a_replacement_of_a_worker_that_is_not_there(region: Region) -> None:
@@ -191,12 +190,12 @@ def test_after_a_request_that_failed_no_timer_acts_and_the_next_good_one_is_carr
     region = CoordinatorHarness(2).run()
     region.commit(1, step=5)
     failed(region)
-    incarnation = region.core.state.incarnation
+    incarnation = region.core.run.incarnation
     spec = region.spec
     region.tick(2 + max(spec.start_timeout_s, spec.drain_timeout_s, spec.reset_timeout_s))
     assert region.state is RegionState.RUNNING
-    assert region.core.state.incarnation == incarnation
-    assert len(region.core.state.roster) == 2
+    assert region.core.run.incarnation == incarnation
+    assert len(region.core.run.roster) == 2
     region.take()
     good(region)
 
@@ -209,7 +208,7 @@ def test_a_worker_that_joins_creates_its_journals_once_in_an_incarnation() -> No
     def creates() -> list[tuple[int, bool]]:
         region.take()
         region.play(ScaleWanted(3))
-        region.join(2, attempt=region.core.state.roster[2].attempt)
+        region.join(2, attempt=region.core.run.roster[2].attempt)
         orders = [order for _, order in region.sent(CopyAhead)]
         region.play(ScaleWanted(None))
         return [(order.worker, order.creates) for order in orders if order.worker == 2]

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from checkpoint.core.coordination.autoscaling import AutoScale, AutoscalePolicy, WorkerLoad
+from checkpoint.core.coordination.autoscaling import AutoscalePolicy, WorkerLoad
+from checkpoint.core.region import AutoScale
 from tests.support.autoscale_plant import MB, Plant, Run, recorded, simulate
 
 PLANT = Plant()

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.coordination.autoscaling import AutoScale, AutoscalePolicy, WorkerLoad
+from checkpoint.core.coordination.autoscaling import AutoscalePolicy, WorkerLoad
+from checkpoint.core.region import AutoScale
 
 MB = 1_000_000
 SPEC = AutoScale(2, 8)

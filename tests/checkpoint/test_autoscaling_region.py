@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.coordination.autoscaling import AutoScale
 from checkpoint.core.coordination.vocabulary import (
     CoordinatorTick,
     LaunchWorker,
@@ -16,8 +15,7 @@ from checkpoint.core.coordination.vocabulary import (
     WorkerEnded,
 )
 from checkpoint.core.links.messages import Counters, Progress, Restored
-from checkpoint.core.region import AutoScaleStatus, ScaleDecided
-from checkpoint.core.region_events import ScaleSettled
+from checkpoint.core.region import AutoScale, AutoScaleStatus, ScaleDecided, ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.test_rescaling_region import commit, copied, paused, reopened, settled
 
@@ -35,7 +33,7 @@ def load(region: CoordinatorHarness, seconds: int, *, busy: float, grows: int = 
     """Seconds pass. Each worker is busy for this share of them, reads 1 MB/s, and leaves `grows` MB/s."""
     for _ in range(seconds):
         region.now += 1.0
-        for worker, link in list(region.core.state.roster.linked(coming=True)):
+        for worker, link in list(region.core.run.roster.linked(coming=True)):
             c = worker.counters
             counters = Counters(
                 **{
@@ -63,15 +61,15 @@ def status(region: CoordinatorHarness) -> AutoScaleStatus:
 def completed(region: CoordinatorHarness, before: int, after: int) -> None:
     """The change under way is made."""
     for worker in range(before, after):
-        region.join(worker, attempt=region.core.state.roster[worker].attempt)
+        region.join(worker, attempt=region.core.run.roster[worker].attempt)
     copied(region, after)
-    number = region.core.state.last_number
+    number = region.core.run.last_number
     paused(region, before, checkpoint=number + 1, step=8 + number)
     reopened(region)
     for worker in range(after):
         region.receive(worker, Restored, last_step=8 + number)
     commit(region, after, checkpoint=number + 2, step=8 + number)
-    assert region.core.state.scaling is None
+    assert region.core.changes.change is None
 
 
 def test_it_requests_what_the_load_needs_as_a_user_would_and_reports_why() -> None:
@@ -103,7 +101,7 @@ def test_a_lower_load_lets_workers_leave() -> None:
     load(region, 40, busy=0.1)
     assert [(one.present, one.wanted) for one in decided(region)] == [(2, 1)]
     completed(region, 2, 1)
-    assert len(region.core.state.roster) == 1
+    assert len(region.core.run.roster) == 1
 
 
 def test_a_paused_region_or_one_that_waits_for_its_store_is_not_measured() -> None:
@@ -118,7 +116,7 @@ def test_a_paused_region_or_one_that_waits_for_its_store_is_not_measured() -> No
     region.play(StoreWaiting(""))
     load(region, 9, busy=0.95)
     assert "being measured" in status(region).reason
-    assert region.core.state.scaling is None
+    assert region.core.changes.change is None
     load(region, 5, busy=0.95, exhausted=True)
     assert status(region).reason == "all input is read"
 
@@ -126,7 +124,7 @@ def test_a_paused_region_or_one_that_waits_for_its_store_is_not_measured() -> No
 def test_a_change_that_is_given_up_is_tried_again_only_after_the_cool_down() -> None:
     region = started()
     load(region, 25, busy=0.95)
-    assert region.core.state.scaling is not None
+    assert region.core.changes.change is not None
     region.take()
     region.play(WorkerEnded(2, 1, "no slot"), WorkerEnded(2, 2, "no slot"))
     (outcome,) = settled(region)
@@ -135,7 +133,7 @@ def test_a_change_that_is_given_up_is_tried_again_only_after_the_cool_down() -> 
     assert "the last change failed: worker 2 was lost: no slot; the load needs 3 workers" in (
         status(region).reason
     )
-    assert region.core.state.scaling is None
+    assert region.core.changes.change is None
     load(region, 15, busy=0.95)
     assert [one.wanted for one in decided(region)] == [3]
 
@@ -173,7 +171,7 @@ def test_a_reason_to_change_nothing_is_reported_once() -> None:
 
 def test_a_region_without_it_has_no_timer_and_a_new_region_begins_within_the_limits() -> None:
     region = CoordinatorHarness().run()
-    assert not region.core.state.timers.running("autoscale")
+    assert not region.core.run.timers.running("autoscale")
     assert region.core.status().autoscale is None
     for policy, workers in ((AutoScale(3, 5), 3), (AutoScale(1, 1), 1), (AutoScale(1, 8), 2)):
         assert replace(region.spec, workers=None, autoscale=policy).first_workers == workers

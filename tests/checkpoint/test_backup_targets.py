@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from checkpoint import limits
-from checkpoint.core.backup_record import (
+from checkpoint.core.records.backups import (
     PIECE_PREFIX,
     RECORD_PREFIX,
     RunBegan,
@@ -19,8 +19,8 @@ from checkpoint.core.backup_record import (
     parse_piece_name,
     piece_name,
     record_name,
+    retained_after,
 )
-from checkpoint.core.records.backups import retained_after
 from checkpoint.errors import BackupDamagedError, BackupRefusedError
 from checkpoint.maintenance.backup import BackupDone, keep_backing_up, newest_backup
 from checkpoint.maintenance.backup_target import content, open_target

@@ -11,8 +11,7 @@ from checkpoint.chains.consumer_register import QueryRegistration, read_register
 from checkpoint.chains.input_log import InputLog, last_recorded
 from checkpoint.chains.manifest_log import StoreHost, retained_checkpoints
 from checkpoint.cli.backup import _done_text, _restored_text
-from checkpoint.core.backup_record import PIECE_PREFIX, RECORD_PREFIX, record_name
-from checkpoint.core.records.backups import needed_chains
+from checkpoint.core.records.backups import PIECE_PREFIX, RECORD_PREFIX, needed_chains, record_name
 from checkpoint.core.records.consumers import input_register, output_register
 from checkpoint.core.records.manifest import ForkOrigin
 from checkpoint.errors import BackupRefusedError

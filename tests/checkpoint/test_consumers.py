@@ -22,16 +22,18 @@ from checkpoint.core.records.consumers import (
     Consumer,
     Register,
     RetentionRule,
+    continued_query,
     decode_register,
     encode_register,
     may_trim,
     next_step,
     output_register,
+    published,
     trim_floor,
     with_consumer,
     without_consumer,
 )
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import (
     Checkpoint,
     Rewind,
@@ -40,7 +42,6 @@ from checkpoint.core.records.manifest import (
     in_its_version,
 )
 from checkpoint.core.region import coordinator_directory
-from checkpoint.core.registered_queries import continued_query, published
 from checkpoint.errors import ConsumerRefusedError, ConsumerTakenError, RegisterUnsettledError
 from dos_protocol.errors import CorruptDataError
 from journal import NO_FLOOR, ChainWriter, Position, limits, whole_state

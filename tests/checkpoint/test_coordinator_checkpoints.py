@@ -19,7 +19,7 @@ from checkpoint.core.links.messages import (
 )
 from checkpoint.core.progress import status_json, under_way_text
 from checkpoint.core.records.manifest import WorkerCheckpoint
-from checkpoint.core.region_events import CheckpointCommitted
+from checkpoint.core.region import CheckpointCommitted
 from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 
@@ -225,7 +225,7 @@ def test_votes_for_different_steps_make_no_checkpoint_and_stop_the_region() -> N
     region.vote(0, 1, step=5)
     region.vote(1, 1, step=6)
     assert region.take(AppendCheckpoint) == []
-    assert "different steps: {0: 5, 1: 6}" in region.core.state.reason
+    assert "different steps: {0: 5, 1: 6}" in region.core.run.reason
 
 
 def died_during_append():

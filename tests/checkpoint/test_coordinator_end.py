@@ -123,8 +123,8 @@ def test_a_region_stops_after_a_checkpoint_of_its_last_step(
         assert region.state is RegionState.STOPPING
         region.out.clear()
         region.play(CheckpointAppended(append.checkpoint))
-    assert region.core.state.outcome.state is RegionState.STOPPED
-    assert region.core.state.reason == "stopped"
+    assert region.core.run.outcome.state is RegionState.STOPPED
+    assert region.core.run.reason == "stopped"
 
 
 def test_a_region_that_made_no_step_stops_when_it_stands_still_and_never_waits_for_ever() -> None:
@@ -133,11 +133,11 @@ def test_a_region_that_made_no_step_stops_when_it_stands_still_and_never_waits_f
     region.play(StopWanted())
     for worker in (0, 1):
         region.receive(worker, Paused, pause=1, step=5, counters=Counters(step=5))
-    assert region.core.state.outcome.state is RegionState.STOPPED
+    assert region.core.run.outcome.state is RegionState.STOPPED
     region = CoordinatorHarness().run()
     region.play(StopWanted())
     region.tick(31)
-    assert region.core.state.reason == "stopped without a last checkpoint: it took too long"
+    assert region.core.run.reason == "stopped without a last checkpoint: it took too long"
 
 
 def test_stop_of_a_starting_region_or_one_without_checkpoints_is_immediate() -> None:
@@ -157,7 +157,7 @@ def test_stop_does_not_wait_for_ever_neither_for_a_checkpoint_nor_for_workers() 
     region.progress(0, step=4)
     region.play(StopWanted())
     region.tick(31)
-    assert region.core.state.reason == "stopped without a last checkpoint: it took too long"
+    assert region.core.run.reason == "stopped without a last checkpoint: it took too long"
     region.take()
     region.tick(11)
     assert region.take(CancelWorker) == [CancelWorker(0, 1), CancelWorker(1, 1)]

@@ -14,6 +14,7 @@ from checkpoint.core.coordination.vocabulary import (
     SendControl,
     WorkerEnded,
 )
+from checkpoint.core.coordination.workers import WorkerState
 from checkpoint.core.links.messages import (
     CompanionReport,
     Counters,
@@ -24,7 +25,6 @@ from checkpoint.core.links.messages import (
     Start,
 )
 from checkpoint.core.region import RegionState, ResetReport
-from checkpoint.core.region_states import WorkerState
 from checkpoint.errors import RegionFailedError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 
@@ -62,7 +62,7 @@ def test_a_hung_worker_is_fenced_first_then_cancelled() -> None:
     effects = region.take()
     assert any(isinstance(e, OpenManifest) for e in effects)
     assert not any(isinstance(e, CancelWorker) for e in effects)
-    assert "nothing was received from it for" in region.core.state.reason
+    assert "nothing was received from it for" in region.core.run.reason
     region.opened()
     assert region.take(CancelWorker, LaunchWorker) == [CancelWorker(1, 1), LaunchWorker(1, 2)]
 
@@ -111,7 +111,7 @@ def test_a_reset_names_the_place_its_time_went() -> None:
 def reset_after_death(region, attempt):
     """Worker 1 dies in this attempt, and all are restored with its next one."""
     region.die(1, attempt)
-    region.opened(region.core.state.last_checkpoint)
+    region.opened(region.core.run.last_checkpoint)
     region.tick(1)
     region.join(1, attempt + 1)
     region.receive_from_all(Restored, last_step=0)
@@ -129,8 +129,8 @@ def test_attempts_run_out_clearly_and_a_committed_checkpoint_forgives_them() -> 
     reset_after_death(region, attempt=4)
     region.take()
     region.die(1, attempt=5)
-    assert "no checkpoint was committed after 2 consecutive resets" in region.core.state.reason
-    assert "worker 1" in region.core.state.reason
+    assert "no checkpoint was committed after 2 consecutive resets" in region.core.run.reason
+    assert "worker 1" in region.core.run.reason
     assert region.take(OpenManifest, LaunchWorker) == []
 
 
@@ -140,25 +140,25 @@ def test_a_worker_that_cannot_start_is_tried_again_more_and_more_slowly_then_it_
     region.join(0)
     launched = []
     for attempt in range(1, 7):
-        assert not region.core.state.over
+        assert not region.core.run.over
         region.take()
         region.play(WorkerEnded(1, attempt, "ImportError: no module named x"))
         began = region.now
-        while not region.core.state.over and region.core.state.roster[1].attempt == attempt:
+        while not region.core.run.over and region.core.run.roster[1].attempt == attempt:
             region.now = region.core.deadline()
             region.receive(0, Progress, counters=Counters())
             region.play(CoordinatorTick(region.now))
         launched.append(round(region.now - began, 3))
     assert launched[:5] == [0.0, 0.5, 1.0, 2.0, 4.0]
-    assert region.core.state.over
-    assert "ImportError" in region.core.state.reason
+    assert region.core.run.over
+    assert "ImportError" in region.core.run.reason
 
 
 def test_a_fenced_worker_lets_the_next_incarnation_go_above_what_it_met() -> None:
     region = CoordinatorHarness().run()
     region.receive(0, Failed, kind="fenced", message="its directory is claimed with epoch 41", epoch_held=41)
     assert region.take(OpenManifest) == [OpenManifest(above=41, held=1)]
-    assert region.core.state.roster[0].state is WorkerState.JOINED
+    assert region.core.run.roster[0].state is WorkerState.JOINED
 
 
 def test_a_broken_link_between_workers_resets_without_ending_anyone() -> None:
@@ -210,7 +210,7 @@ def test_user_code_that_raises_stops_the_region_with_name_position_and_traceback
         message="ValueError: x",
         traceback="tb",
     )
-    error = region.core.state.outcome.error
+    error = region.core.run.outcome.error
     assert isinstance(error, RegionFailedError)
     assert "operator 'words' failed in worker 0 at lines[3] byte 42: ValueError: x" in str(error)
     assert error.traceback_text == "tb"
@@ -223,20 +223,20 @@ def test_a_failed_check_of_files_names_the_host_that_has_them() -> None:
     region = CoordinatorHarness().run()
     region.receive(1, Failed, kind="manifest", message="CorruptDataError: /out/part-w0001.tsv at byte 0")
     text = "a check failed in worker 1 on host h: CorruptDataError: /out/part-w0001.tsv at byte 0"
-    assert region.core.state.reason == text
+    assert region.core.run.reason == text
 
 
 def test_user_code_that_reports_a_failure_resets_the_region_and_spends_an_attempt() -> None:
     region = CoordinatorHarness(max_consecutive_reset_attempts=1).run()
     failure = {"operator": "words", "position": "byte 42", "message": "away", "traceback": "tb"}
     region.receive(0, Failed, kind="reset", **failure)
-    assert region.core.state.attempts == 1
-    assert region.core.state.reason == "operator 'words' failed in worker 0 at byte 42: away"
+    assert region.core.rounds.attempts == 1
+    assert region.core.run.reason == "operator 'words' failed in worker 0 at byte 42: away"
     region.opened()
     assert [order.incarnation for _, order in region.sent(Restore)] == [2, 2]
     assert region.take(CancelWorker, LaunchWorker) == [], "nobody is ended"
     region.receive(0, Failed, kind="reset", incarnation=2, **failure)
-    error = region.core.state.outcome.error
+    error = region.core.run.outcome.error
     assert isinstance(error, RegionFailedError)
     assert (
         "no checkpoint was committed after 1 consecutive resets; last reason: operator 'words' failed"
@@ -250,10 +250,10 @@ def test_a_worker_that_does_not_vote_in_time_is_lost_and_cancelled() -> None:
     region.play(CheckpointWanted())
     region.vote(0, 1)
     region.tick(31)
-    assert "worker 1 was lost: no vote for checkpoint 1 within drain_timeout 30 s" in region.core.state.reason
+    assert "worker 1 was lost: no vote for checkpoint 1 within drain_timeout 30 s" in region.core.run.reason
     region.opened()
     assert CancelWorker(1, 1) in region.take()
-    assert region.core.state.roster[0].state is WorkerState.JOINED
+    assert region.core.run.roster[0].state is WorkerState.JOINED
 
 
 def test_a_worker_that_does_not_restore_in_time_is_lost() -> None:
@@ -263,7 +263,7 @@ def test_a_worker_that_does_not_restore_in_time_is_lost() -> None:
     region.join(1)
     region.receive(1, Restored, last_step=0)
     region.tick(31)
-    assert "worker 0 was lost: it did not restore within reset_timeout 30 s" in region.core.state.reason
+    assert "worker 0 was lost: it did not restore within reset_timeout 30 s" in region.core.run.reason
 
 
 def test_a_reset_by_hand_spends_no_attempt() -> None:
@@ -295,8 +295,7 @@ def test_a_worker_whose_companion_says_that_it_lives_may_be_silent_for_drain_tim
     says(region, 1, seconds=60.0)
     region.tick(1, silent=(1,))
     assert (
-        "operator 'regex' has been in user code for 60 s, above drain_timeout 60 s"
-        in region.core.state.reason
+        "operator 'regex' has been in user code for 60 s, above drain_timeout 60 s" in region.core.run.reason
     )
 
 
@@ -305,7 +304,7 @@ def test_a_stopped_worker_is_lost_although_its_companion_reports() -> None:
     for _ in range(11):
         says(region, 1, stopped=True)
         region.tick(1, silent=(1,))
-    assert "its process is stopped, in operator 'regex'" in region.core.state.reason
+    assert "its process is stopped, in operator 'regex'" in region.core.run.reason
 
 
 def test_the_loss_of_a_worker_waits_for_what_its_companion_says_ran() -> None:
@@ -319,7 +318,7 @@ def test_the_loss_of_a_worker_waits_for_what_its_companion_says_ran() -> None:
     says(region, 0, ended=True)
     assert region.state is RegionState.RESTORING
     text = "worker 0 was lost: its process 7 ended with signal 11; operator 'regex' was running"
-    assert region.core.state.reason == text
+    assert region.core.run.reason == text
     assert region.take(LaunchWorker) == [LaunchWorker(0, 2)]
 
 
@@ -329,7 +328,7 @@ def test_sinks_that_made_a_checkpoint_durable_when_the_process_ended_are_named()
     says(region, 0, operator="", sinks="out, more", ended=True)
     region.play(WorkerEnded(0, 1, "its process 7 ended with signal 11"))
     text = "worker 0 was lost: its process 7 ended with signal 11; sink 'out, more' made a checkpoint durable"
-    assert region.core.state.reason == text
+    assert region.core.run.reason == text
 
 
 def test_the_loss_of_a_worker_does_not_wait_long_for_a_companion_that_says_nothing() -> None:
@@ -338,7 +337,7 @@ def test_the_loss_of_a_worker_does_not_wait_long_for_a_companion_that_says_nothi
     region.play(LinkDown(100, "reset by peer"))
     region.now += 0.6
     region.play(CoordinatorTick(region.now))
-    assert region.core.state.reason == "worker 0 was lost: its control link is gone: reset by peer"
+    assert region.core.run.reason == "worker 0 was lost: its control link is gone: reset by peer"
 
 
 def test_what_ran_is_in_the_reason_of_a_region_that_failed() -> None:
@@ -346,7 +345,7 @@ def test_what_ran_is_in_the_reason_of_a_region_that_failed() -> None:
     says(region, 0)
     says(region, 0, ended=True)
     region.play(LinkDown(100, "reset by peer"))
-    outcome = region.core.state.outcome
+    outcome = region.core.run.outcome
     assert outcome is not None
     assert outcome.state is RegionState.FAILED
     assert outcome.reason.endswith("reset by peer; operator 'regex' was running")
@@ -355,8 +354,8 @@ def test_what_ran_is_in_the_reason_of_a_region_that_failed() -> None:
 def test_a_manifest_that_ends_below_what_was_committed_is_not_restored() -> None:
     region = CoordinatorHarness().run()
     region.commit(1, step=5)
-    older = region.core.state.last_checkpoint
+    older = region.core.run.last_checkpoint
     region.commit(2, step=9)
     region.play(ResetWanted())
     region.opened(older)
-    assert "it is the last in the manifest, but checkpoint 2 was committed" in region.core.state.reason
+    assert "it is the last in the manifest, but checkpoint 2 was committed" in region.core.run.reason

@@ -2,6 +2,8 @@
 
 import pytest
 
+from checkpoint.core.coordination.coordinator import VISIBLE_STATES
+from checkpoint.core.coordination.run import PHASES, CoordinatorPhase
 from checkpoint.core.coordination.vocabulary import (
     CloseLink,
     ControlReceived,
@@ -13,6 +15,7 @@ from checkpoint.core.coordination.vocabulary import (
     SendControl,
     WorkerEnded,
 )
+from checkpoint.core.coordination.workers import WORKERS, WorkerState
 from checkpoint.core.links.messages import (
     Committed,
     Counters,
@@ -26,7 +29,6 @@ from checkpoint.core.links.messages import (
     Stop,
 )
 from checkpoint.core.region import RegionState
-from checkpoint.core.region_states import PHASES, VISIBLE_STATES, WORKERS, CoordinatorPhase, WorkerState
 from checkpoint.errors import RegionFailedError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 
@@ -71,8 +73,8 @@ def test_two_coordinators_that_start_together_wait_a_random_doubling_time() -> N
     for _ in range(8):
         region.play(ManifestSuperseded(5, 0.5))
         assert region.take(OpenManifest) == []
-        waits.append(round(region.core.state.timers._due["open"] - region.now, 6))
-        region.now = region.core.state.timers._due["open"]
+        waits.append(round(region.core.run.timers._due["open"] - region.now, 6))
+        region.now = region.core.run.timers._due["open"]
         region.play(CoordinatorTick(region.now))
         assert len(region.take(OpenManifest)) == 1
     assert waits[:3] == [0.05, 0.1, 0.2]
@@ -87,13 +89,13 @@ def test_where_an_attempt_takes_long_the_wait_is_long_beside_it() -> None:
     waits = []
     for _ in range(4):
         region.play(ManifestSuperseded(5, 1.0, attempt_s=6.0))
-        waits.append(round(region.core.state.timers._due["open"] - region.now, 6))
-        region.now = region.core.state.timers._due["open"]
+        waits.append(round(region.core.run.timers._due["open"] - region.now, 6))
+        region.now = region.core.run.timers._due["open"]
         region.play(CoordinatorTick(region.now))
         region.take()
     assert waits == [12.1, 24.2, 29.0, 29.0]
     region.play(ManifestSuperseded(5, 1.0, attempt_s=600.0))
-    assert region.core.state.timers._due["open"] - region.now == pytest.approx(45.0)
+    assert region.core.run.timers._due["open"] - region.now == pytest.approx(45.0)
 
 
 def test_workers_that_do_not_come_fail_the_start_by_name() -> None:
@@ -101,10 +103,10 @@ def test_workers_that_do_not_come_fail_the_start_by_name() -> None:
     region.opened()
     region.join(0)
     region.tick(21)
-    assert "worker 1 did not join within 20 s" in region.core.state.reason
+    assert "worker 1 did not join within 20 s" in region.core.run.reason
     assert region.state is RegionState.STOPPING
     assert [message.kind for _, message in region.sent(Stop)] == ["failed"]
-    assert isinstance(region.core.state.outcome.error, RegionFailedError)
+    assert isinstance(region.core.run.outcome.error, RegionFailedError)
 
 
 def test_a_stranger_a_wrong_worker_and_an_old_attempt_are_turned_away() -> None:
@@ -133,7 +135,7 @@ def test_an_attempt_that_was_replaced_cannot_join() -> None:
     region.join(0, attempt=1)
     assert [message.kind for _, message in region.sent(Stop)] == ["superseded"]
     region.join(0, attempt=2)
-    assert region.core.state.roster[0].state is WorkerState.JOINED
+    assert region.core.run.roster[0].state is WorkerState.JOINED
 
 
 def test_heartbeats_go_to_every_linked_worker_each_second() -> None:

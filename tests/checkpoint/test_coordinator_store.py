@@ -74,7 +74,7 @@ def test_a_worker_that_cannot_restore_for_want_of_the_store_spends_no_attempt() 
     assert region.take(OpenManifest) == []
     region.tick(1)
     assert len(region.take(OpenManifest)) == 1
-    assert not region.core.state.over
+    assert not region.core.run.over
 
 
 def test_stop_ends_a_region_that_waits_for_its_store() -> None:
@@ -126,7 +126,7 @@ def test_a_manifest_that_cannot_be_read_fails_with_the_reason() -> None:
     region = CoordinatorHarness()
     error = ManifestError("its record does not decode", checkpoint=4)
     region.play(ManifestUnreadable(error))
-    assert region.core.state.outcome.error is error
+    assert region.core.run.outcome.error is error
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_starts() -> None:
@@ -134,12 +134,12 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_starts() -> N
     checkpoint = region.commit()
     other = CoordinatorHarness(operators={"count": "count(word binary)"})
     other.opened(checkpoint)
-    assert "operator 'count' was count(word string), is count(word binary)" in other.core.state.reason
+    assert "operator 'count' was count(word string), is count(word binary)" in other.core.run.reason
     assert other.sent(Restore) == []
     smaller = CoordinatorHarness(1, keeps_workers="'own' has no rule for it (declare one)")
     smaller.opened(checkpoint)
     assert (
         "it was made by 2 workers, the region has 1 worker: 'own' has no rule for it (declare one)"
-        in smaller.core.state.reason
+        in smaller.core.run.reason
     )
     assert smaller.sent(Restore) == []

@@ -15,11 +15,9 @@ from checkpoint.core.coordination.vocabulary import (
     ManifestOpened,
     OpenManifest,
 )
-from checkpoint.core.damaged import ChainDamage, CheckpointDamage, Examination
 from checkpoint.core.links.messages import Failed, Restore, Restored
-from checkpoint.core.records.manifest import Checkpoint
-from checkpoint.core.region import RegionState
-from checkpoint.core.region_events import FellBack
+from checkpoint.core.records.manifest import ChainDamage, Checkpoint, CheckpointDamage, Examination
+from checkpoint.core.region import FellBack, RegionState
 from checkpoint.errors import CheckpointDamagedError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.test_taking_over import reports
@@ -52,11 +50,11 @@ def restoring(**fields: Any) -> tuple[CoordinatorHarness, tuple[Checkpoint, ...]
     for number in (1, 2, 3):
         region.commit(number, step=5 * number)
     region.take()
-    return region, region.core.state.kept
+    return region, region.core.run.kept
 
 
 def end(region: CoordinatorHarness) -> CheckpointDamagedError:
-    outcome = region.core.state.outcome
+    outcome = region.core.run.outcome
     assert outcome is not None
     assert outcome.state is RegionState.FAILED
     assert isinstance(outcome.error, CheckpointDamagedError)
@@ -85,7 +83,7 @@ def test_by_default_a_region_with_a_damaged_checkpoint_fails_with_what_is_damage
     )
     for remedy in ("dos store repair", "--to checkpoint:2 --stopped", 'on_damaged="previous"'):
         assert remedy in error.remedy
-    assert region.core.state.attempts == 0
+    assert region.core.rounds.attempts == 0
 
 
 def test_with_previous_the_newest_whole_checkpoint_is_recorded_before_anybody_is_ordered_to_it() -> None:
@@ -113,7 +111,7 @@ def test_with_previous_the_newest_whole_checkpoint_is_recorded_before_anybody_is
     (first,) = region.take(AppendCheckpoint)
     region.play(CheckpointAppended(first.checkpoint))
     assert region.state is RegionState.RUNNING
-    assert region.core.state.attempts == 0
+    assert region.core.rounds.attempts == 0
 
 
 @pytest.mark.parametrize("on_damaged", ["fail", "previous"])
@@ -124,7 +122,7 @@ def test_while_members_are_missing_the_region_waits_and_says_for_what(on_damaged
     region.tick(1_000)
     assert region.take(AppendCheckpoint) == []
     assert region.sent(Restore) == []
-    assert region.core.state.outcome is None, "however long it takes"
+    assert region.core.run.outcome is None, "however long it takes"
     assert "cannot be read yet: m2:1 may have what is missing" in region.core.status().reason
 
 
@@ -134,10 +132,10 @@ def test_a_checkpoint_that_reads_whole_after_all_is_restored_and_doubts_do_not_r
         order = suspicious(region, kept)
         region.play(CheckpointsExamined(order.incarnation, Examination((), 3)))
         assert [sent.restore for _, sent in region.sent(Restore)] == [kept[-1]] * 2
-        assert region.core.state.attempts == attempt
+        assert region.core.rounds.attempts == attempt
     region.receive(1, Failed, kind="store", damaged=True, message="again")
-    assert region.core.state.outcome is not None
-    assert "no checkpoint was committed after 2 consecutive resets" in region.core.state.outcome.reason
+    assert region.core.run.outcome is not None
+    assert "no checkpoint was committed after 2 consecutive resets" in region.core.run.outcome.reason
 
 
 def test_if_no_checkpoint_reads_whole_the_region_fails_with_all_of_them() -> None:

@@ -1,6 +1,6 @@
 """Counters of dropped rows: merged over workers, and stated as text."""
 
-from checkpoint.core.dropped import dropped_rows, dropped_text, end_text, late_by_text, merge_counters
+from checkpoint.core.progress import dropped_rows, dropped_text, end_text, late_by_text, merge_counters
 
 
 def test_rows_that_were_dropped_are_added_up_by_rule_and_operator() -> None:

@@ -8,15 +8,14 @@ from msgspec.structs import replace
 from trio.testing import wait_all_tasks_blocked
 
 from checkpoint import limits
-from checkpoint.core.editing import edit_target, edited, first_record
 from checkpoint.core.links.messages import RequestCheckpoint
-from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.records.even_layout import even_layout
-from checkpoint.core.records.lines import restored
+from checkpoint.core.records.layout import even_layout
+from checkpoint.core.records.lines import edit_target, edited, first_record, restored
 from checkpoint.core.records.manifest import (
     Edit,
     ForkOrigin,
     WorkerCheckpoint,
+    check_checkpoint,
     decode_checkpoint,
     encode_checkpoint,
 )
@@ -58,7 +57,7 @@ async def held(model):
 async def begins(model):
     """A driver starts. After an edit, its worker votes for the first checkpoint of the line at once."""
     await model.crash()
-    core = model.driver.core.state
+    core = model.driver.core.run
     last = core.last_checkpoint
     if last.rewound:
         common = {"job": REGION, "incarnation": core.incarnation, "epoch": core.incarnation}
@@ -89,8 +88,8 @@ async def test_an_edit_is_a_new_line_whose_state_has_other_rows_and_all_that_is_
         await model.driver.checkpoint({"c": number})
     assert [checkpoint.number for checkpoint in await model.kept()] == [3, 7, 8]
     assert await held(model) == {"a": 70, "b": 1, "c": 8}
-    assert model.driver.core.state.last_checkpoint.edit is None, "later ones are no edits"
-    assert model.driver.core.state.last_checkpoint.rewinds[-1].edited == "ann@host"
+    assert model.driver.core.run.last_checkpoint.edit is None, "later ones are no edits"
+    assert model.driver.core.run.last_checkpoint.rewinds[-1].edited == "ann@host"
 
 
 @pytest.mark.trio
@@ -202,7 +201,7 @@ async def test_a_crash_at_any_step_leaves_the_region_as_it_was_until_the_record_
             record, crashes = None, crashes + 1
         model.rows[4] = {"a": 70, "b": 1}
         await begins(model)
-        has_edit = model.driver.core.state.last_checkpoint.line == 1
+        has_edit = model.driver.core.run.last_checkpoint.line == 1
         assert has_edit or record is None, "what was acknowledged counts"
         assert await held(model) == ({"a": 70, "b": 1} if has_edit else {"a": 3})
         for number in range(3):
@@ -251,7 +250,7 @@ async def test_a_driver_that_starts_meanwhile_has_the_whole_edit_or_nothing_of_i
         await begins(model)
         if members < 2:
             host.own.deliver(3)
-    has_edit = model.driver.core.state.last_checkpoint.line == 1
+    has_edit = model.driver.core.run.last_checkpoint.line == 1
     assert await held(model) == ({"a": 70} if has_edit else {"a": 2})
     assert has_edit or members < 2, "what was acknowledged holds"
     assert isinstance(ended[0], RegionFencedError) == (members < 2)

@@ -6,17 +6,17 @@ import msgspec
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.entry import (
+from checkpoint.core.records.consumers import Register, decode_register, encode_register, with_entry
+from checkpoint.core.records.inputs import (
     AttendedOrigins,
     ClockCheck,
     EntryOrigins,
     EntrySettings,
+    OriginMark,
     OriginTime,
     checked_settings,
     may_stamp,
 )
-from checkpoint.core.records.consumers import Register, decode_register, encode_register, with_entry
-from checkpoint.core.records.inputs import OriginMark
 from checkpoint.errors import EntryRefusedError
 from dos_protocol.errors import BadNameError
 

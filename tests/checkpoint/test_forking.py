@@ -3,14 +3,18 @@
 import msgspec
 import pytest
 
-from checkpoint.core.continuing import belongs_to, check_begins
-from checkpoint.core.forking import check_graph, check_log, check_places, forked, needs_original
 from checkpoint.core.links.messages import Restored
-from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.records.lines import restored
-from checkpoint.core.records.manifest import ORIGINS_VERSION, ForkOrigin, decode_checkpoint, encode_checkpoint
-from checkpoint.core.region import RegionState
-from checkpoint.core.retention import floors_of
+from checkpoint.core.records.graphs import check_graph, check_log, check_places
+from checkpoint.core.records.lines import forked, needs_original, restored
+from checkpoint.core.records.manifest import (
+    ORIGINS_VERSION,
+    ForkOrigin,
+    check_checkpoint,
+    decode_checkpoint,
+    encode_checkpoint,
+    floors_of,
+)
+from checkpoint.core.region import RegionState, belongs_to, check_begins
 from checkpoint.errors import FingerprintMismatchError, ForkRefusedError, ManifestError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.manifest_samples import a_checkpoint, worker_checkpoint
@@ -182,15 +186,15 @@ def test_a_region_that_shows_steps_changes_at_once_only_where_no_shown_step_can_
     region = CoordinatorHarness(asked, shows_steps=True)
     region.opened(last, epoch=2)
     first = asked if begins else 2
-    assert len(region.core.state.roster) == first
+    assert len(region.core.run.roster) == first
     for worker in range(first):
         region.join(worker)
     for worker in range(first):
         region.receive(worker, Restored, last_step=last.step)
     if begins:
         commit(region, asked, last.number + 1, last.step)
-        assert region.core.state.scaling is None
+        assert region.core.changes.change is None
     else:
-        assert region.core.state.scaling.workers == asked
+        assert region.core.changes.change.workers == asked
     assert region.state is RegionState.RUNNING
     assert settled(region) == []

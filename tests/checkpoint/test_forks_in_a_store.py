@@ -13,7 +13,7 @@ from checkpoint.chains.manifest_log import StoreHost, read_manifest, retained_ch
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.output_reading import OutputFollower, PublishedOutput
 from checkpoint.chains.state_store import StateStore
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import Checkpoint, SplitPosition
 from checkpoint.core.records.outputs import Publish
 from checkpoint.core.region import worker_directory

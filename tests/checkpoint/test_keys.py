@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.keys import Kind, Value, canonical_bytes, canonical_key, key_hash
+from checkpoint.core.records.layout import Kind, Value, canonical_bytes, canonical_key, key_hash
 from checkpoint.errors import UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, hash_rows, hash_slices, hash_words, kind_of
 

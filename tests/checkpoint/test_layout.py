@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.records.even_layout import Layout, ShardRange, check_layout, even_layout
 from checkpoint.core.records.graphs import check_fingerprint, declared_state, differing_operators, fingerprint
+from checkpoint.core.records.layout import Layout, ShardRange, check_layout, even_layout
 from checkpoint.errors import FingerprintMismatchError, ManifestError
 from tests.checkpoint.manifest_samples import u64
 

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.records.lines import parting, restored, taken_back
-from checkpoint.core.records.manifest import Checkpoint, in_its_version
+from checkpoint.core.records.manifest import Checkpoint, check_checkpoint, in_its_version
 from checkpoint.core.records.outputs import Publish
 from checkpoint.errors import OutputRewoundError
 from dataflow import outputs

@@ -11,13 +11,15 @@ import pytest
 import trio
 
 from checkpoint import limits
-from checkpoint.core.control_frames import (
+from checkpoint.core.links.frames import (
+    ChannelFrame,
+    FrameType,
     control_frame,
     decode_from_coordinator,
     decode_from_worker,
+    encode,
     job_digest,
 )
-from checkpoint.core.links.frames import ChannelFrame, FrameType, encode
 from checkpoint.core.links.handshake import Acceptor, Challenge, Dialler, LinkHello, Proof
 from checkpoint.core.links.messages import Heartbeat, Join, Stop, Vote, check_address
 from checkpoint.errors import ChannelFrameError, ControlMessageError, HandshakeError, LinkClosedError

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.records.even_layout import Layout, ShardRange, even_layout
+from checkpoint.core.records.layout import Layout, ShardRange, even_layout
 from checkpoint.core.records.manifest import (
     CheckpointFlag,
     ForkOrigin,
@@ -17,11 +16,13 @@ from checkpoint.core.records.manifest import (
     RetiredWorker,
     SavepointNote,
     SplitPosition,
+    check_checkpoint,
     decode_checkpoint,
     encode_checkpoint,
+    floors_of,
     in_its_version,
+    keep,
 )
-from checkpoint.core.retention import floors_of, keep
 from checkpoint.errors import ManifestError
 from dos_protocol.digests import ResumePoint
 from journal.core.chain import Position

@@ -19,7 +19,7 @@ from checkpoint.core.coordination.vocabulary import (
     OpenManifest,
     StoreWaiting,
 )
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
 from dos_client import init_store, open_store
 from journal import ChainWriter, Op, Position, Record, inspect_chain, read_records, take_over

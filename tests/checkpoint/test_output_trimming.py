@@ -23,10 +23,9 @@ from checkpoint.core.coordination.vocabulary import (
     OpenManifest,
 )
 from checkpoint.core.records.consumers import RetentionRule, output_register
-from checkpoint.core.records.manifest import SplitPosition
+from checkpoint.core.records.manifest import SplitPosition, floors_of, gaps_of, retained_with
 from checkpoint.core.records.outputs import OutputDecision, Publish, output_chain
 from checkpoint.core.region import worker_directory
-from checkpoint.core.retention import floors_of, gaps_of, retained_with
 from checkpoint.errors import InputTrimmedError
 from dataflow.worker.journals import FloorCollector
 from dos_protocol.errors import DosError

@@ -33,7 +33,7 @@ from checkpoint.core.links.participation import (
     ReportWanted,
     SendReport,
 )
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from dos_protocol.errors import LocalProtocolError

@@ -28,7 +28,7 @@ def committed(region: CoordinatorHarness, checkpoint: int, step: int) -> None:
 def paused(region: CoordinatorHarness) -> CoordinatorHarness:
     """Both workers stand at step 4, and checkpoint 1 is of step 5."""
     region.play(PauseWanted(on=True))
-    region.receive_from_all(Paused, pause=region.core.state.pause, step=4, counters=Counters(step=4))
+    region.receive_from_all(Paused, pause=region.core.checkpoints.pause, step=4, counters=Counters(step=4))
     committed(region, 1, step=5)
     assert region.state is RegionState.PAUSED
     region.take()
@@ -133,7 +133,7 @@ def test_after_a_reset_workers_are_notified_again_behind_their_start() -> None:
     region = paused(CoordinatorHarness().run())
     region.play(ResetWanted())
     assert region.state is RegionState.RESTORING
-    region.opened(checkpoint=region.core.state.last_checkpoint)
+    region.opened(checkpoint=region.core.run.last_checkpoint)
     region.receive_from_all(Restored, last_step=5)
     commands = [type(message).__name__ for link, message in region.sent(object) if link == region.links[0]]
     assert commands[-2:] == ["Start", "Pause"]
@@ -154,7 +154,7 @@ def test_a_paused_region_stops_without_another_checkpoint() -> None:
     region = paused(CoordinatorHarness().run())
     region.play(StopWanted())
     assert region.sent(RequestCheckpoint) == []
-    assert region.core.state.reason == "stopped"
+    assert region.core.run.reason == "stopped"
 
 
 # --- requested through the store ----------------------------------------------------------------------------

@@ -4,8 +4,8 @@ import pytest
 
 from checkpoint import limits
 from checkpoint.core.coordination.vocabulary import CancelWorker, LaunchWorker, MessageRefused, SendControl
+from checkpoint.core.coordination.workers import Placement
 from checkpoint.core.links.messages import Failed, Restore, Restored, Stop
-from checkpoint.core.placement import Placement
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import RegionState
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
@@ -106,11 +106,11 @@ def test_the_region_outlasts_many_reports_and_fails_after_the_time_limit() -> No
         reopen(test, last)
         assert len(test.sent(Restore)) == 2
         test.tick(1)
-    assert not test.core.state.over
+    assert not test.core.run.over
     test.tick(20)
     report(test, 0, 1)
     status = test.core.status()
-    assert test.core.state.over
+    assert test.core.run.over
     assert "no placement was found in which all workers reach each other" in status.reason
     assert "h1:41" in status.reason
 
@@ -123,7 +123,7 @@ def test_a_commit_ends_the_time_that_counts() -> None:
     test.commit()
     test.tick(100)
     report(test, 0, 1)
-    assert not test.core.state.over
+    assert not test.core.run.over
 
 
 def test_a_region_that_never_had_a_checkpoint_fails_soon() -> None:
@@ -132,7 +132,7 @@ def test_a_region_that_never_had_a_checkpoint_fails_soon() -> None:
     reopen(test)
     test.tick(int(limits.unreachable_at_start_s))
     report(test, 0, 1)
-    assert test.core.state.over
+    assert test.core.run.over
 
 
 @pytest.mark.parametrize("peer", [-1, 2, 99])
@@ -141,12 +141,12 @@ def test_a_report_about_no_worker_is_a_plain_reset(peer: int) -> None:
     report(test, 0, peer)
     reopen(test)
     assert not test.take(CancelWorker)
-    assert test.core.state.attempts == 1
+    assert test.core.rounds.attempts == 1
 
 
 def test_hosts_count_as_separated_for_a_while_only() -> None:
     test = running("a", "b")
-    workers = list(test.core.state.roster)
+    workers = list(test.core.run.roster)
     placement = Placement()
     placement.report(workers[0], workers[1], 0.0)
     assert placement.rejects("b", [workers[0]], 1.0) is workers[0]

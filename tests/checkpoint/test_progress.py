@@ -12,7 +12,6 @@ import pytest
 
 from checkpoint.cli.region import event_time_text
 from checkpoint.coordinator.figures import RegionFigures
-from checkpoint.core.coordination.recovery_estimate import RecoveryEstimate
 from checkpoint.core.links.messages import Counters, EventTime
 from checkpoint.core.progress import (
     RECENT_PROGRESS_MAX,
@@ -20,13 +19,19 @@ from checkpoint.core.progress import (
     recovery_json,
     reset_json,
     reset_line,
+    span_of,
     status_json,
 )
 from checkpoint.core.records.manifest import NO_NOTE
 from checkpoint.core.records.views import savepoint_row
-from checkpoint.core.region import RegionState, RegionStatus, ResetReport, WorkerStatus
-from checkpoint.core.region_events import CheckpointCommitted
-from checkpoint.core.region_spans import span_of
+from checkpoint.core.region import (
+    CheckpointCommitted,
+    RecoveryEstimate,
+    RegionState,
+    RegionStatus,
+    ResetReport,
+    WorkerStatus,
+)
 from tests.checkpoint.manifest_samples import numbered_checkpoint
 
 CHECKPOINT = CheckpointCommitted(

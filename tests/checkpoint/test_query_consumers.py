@@ -12,22 +12,20 @@ import trio
 from checkpoint import limits
 from checkpoint.chains import consumer_register
 from checkpoint.chains.consumer_register import read_register
-from checkpoint.core import registered_queries
 from checkpoint.core.records import consumers
+from checkpoint.core.records import consumers as registered_queries
 from checkpoint.core.records.consumers import (
-    Register,
-    decode_register,
-    encode_register,
-    with_query,
-    without_consumer,
-)
-from checkpoint.core.registered_queries import (
     QueryPosition,
+    Register,
     RegisteredQuery,
     continued_later,
     continued_query,
+    decode_register,
+    encode_register,
     new_query,
     published,
+    with_query,
+    without_consumer,
 )
 from checkpoint.errors import ConsumerRefusedError
 from spark_integration.errors import DataLossError

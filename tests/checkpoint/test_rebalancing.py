@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint import limits
-from checkpoint.core.records.even_layout import SHARD_BITS, Layout, ShardRange, check_layout, even_layout
-from checkpoint.core.records.layout import least_moved, moved_units, rebalanced, state_parts
+from checkpoint.core.records.layout import (
+    SHARD_BITS,
+    Layout,
+    ShardRange,
+    check_layout,
+    even_layout,
+    least_moved,
+    moved_units,
+    rebalanced,
+    state_parts,
+)
 
 UNITS = 1 << SHARD_BITS
 TOLERANCES = st.sampled_from([0.0, 0.05, 0.1, 0.5])

@@ -130,6 +130,6 @@ def test_the_coordinator_notes_every_round() -> None:
     after = region.core.status().recovery
     assert after is not None
     assert (after.launch_s, after.rounds) == (0.75, 2), "it was launched while the manifest was claimed"
-    assert list(region.core.state.history.manifests_s) == [1.0, 0.25]
-    restores = region.core.state.history.restores
+    assert list(region.core.rounds.history.manifests_s) == [1.0, 0.25]
+    restores = region.core.rounds.history.restores
     assert list(restores) == [RestoreSample(0, 0.4), RestoreSample(80 * MB, pytest.approx(2.4))]

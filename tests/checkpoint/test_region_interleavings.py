@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from checkpoint.core.coordination.checkpoints import PendingCheckpoint
 from checkpoint.core.coordination.rounds import TakeOvers
 from checkpoint.core.region import RegionState
-from checkpoint.core.voting import PendingCheckpoint
 from tests.checkpoint.region_model import RegionModel
 
 choices = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 2**16)), max_size=400)

@@ -15,8 +15,7 @@ import msgspec
 import pytest
 import trio
 
-from checkpoint.core.region import RegionState
-from checkpoint.core.region_events import CheckpointCommitted, StateChanged, WorkerLost
+from checkpoint.core.region import CheckpointCommitted, RegionState, StateChanged, WorkerLost
 from checkpoint.errors import FingerprintMismatchError, RegionFailedError, RegionFencedError
 from dos_client import init_store
 from tests.checkpoint.toy_region import DriverSpec, ToyRegion

@@ -11,7 +11,7 @@ import trio
 from checkpoint import limits
 from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.core.region import RegionState, answers_directory, requests_directory
-from checkpoint.core.request_records import Answer, Request, encode_record
+from checkpoint.core.requests import Answer, Request, encode_record
 from checkpoint.errors import NoAnswerError, RegionFencedError
 from checkpoint.requests.client import RequestClient
 from checkpoint.requests.queue import write_records

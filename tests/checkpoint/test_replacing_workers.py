@@ -19,8 +19,7 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.links.messages import CopyAhead, Counters, Pause, Paused, Restore, Restored, Start, Stop
 from checkpoint.core.records.lines import restored
-from checkpoint.core.region import RegionState
-from checkpoint.core.region_events import ReplaceSettled, ScaleSettled
+from checkpoint.core.region import RegionState, ReplaceSettled, ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.test_rescaling_region import paused, reopened
 
@@ -122,7 +121,7 @@ def test_a_replacement_is_not_done_if_the_region_goes_back_before_its_switch() -
     region = asked(1)
     successor(region, 1)
     paused(region, 2, checkpoint=2, step=8)
-    last = region.core.state.last_checkpoint
+    last = region.core.run.last_checkpoint
     assert last is not None
     record = restored((last,), last, region.epoch)
     region.epoch += 1
@@ -153,7 +152,7 @@ def test_a_worker_that_is_lost_meanwhile_gives_the_replacement_up_and_gets_an_un
     link = successor(region, 1)
     region.take()
     region.die(1)
-    region.opened(region.core.state.last_checkpoint)
+    region.opened(region.core.run.last_checkpoint)
     effects = region.take()
     stops = [one.link for one in effects if isinstance(getattr(one, "message", None), Stop)]
     assert stops == [link], "the successor"
@@ -177,7 +176,7 @@ def test_a_predecessor_that_does_not_end_is_cancelled_and_its_end_changes_nothin
     assert region.state is RegionState.RUNNING
     assert region.take(OpenManifest) == []
     region.die(1, attempt=2)
-    region.opened(region.core.state.last_checkpoint)
+    region.opened(region.core.run.last_checkpoint)
     assert region.take(LaunchWorker) == [LaunchWorker(1, 3)]
 
 
@@ -219,7 +218,7 @@ def test_a_region_that_a_user_has_paused_stays_paused() -> None:
     reopened(region)
     region.links[1] = link
     region.receive_from_all(Restored, last_step=8)
-    region.receive_from_all(Paused, pause=region.core.state.pause, step=8, counters=Counters(step=8))
+    region.receive_from_all(Paused, pause=region.core.checkpoints.pause, step=8, counters=Counters(step=8))
     assert region.state is RegionState.PAUSED
     assert [one.replaced for one in settled(region)] == [(1,)]
 
@@ -285,7 +284,7 @@ def test_a_driver_whose_workers_do_not_join_takes_nothing_over() -> None:
     region.join(0)
     region.tick(21)
     assert region.take(OpenManifest) == []
-    assert "worker 1 did not join within 20 s" in region.core.state.reason
+    assert "worker 1 did not join within 20 s" in region.core.run.reason
 
 
 @pytest.mark.parametrize("hand_over", [True, False])
@@ -294,7 +293,7 @@ def test_a_driver_whose_program_does_not_fit_takes_nothing_over(*, hand_over: bo
     region = CoordinatorHarness(hand_over=hand_over, seen=seen, operators={"sum": "sum(word string)"})
     assert region.take(OpenManifest, LaunchWorker) == []
     assert region.state is RegionState.FAILED
-    assert "count" in region.core.state.reason
+    assert "count" in region.core.run.reason
 
 
 def test_a_region_that_never_ran_starts_as_always() -> None:

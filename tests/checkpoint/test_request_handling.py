@@ -14,8 +14,7 @@ from checkpoint.core.coordination.vocabulary import (
     ScaleWanted,
     StopWanted,
 )
-from checkpoint.core.region import RegionState, ResetReport
-from checkpoint.core.region_events import CheckpointCommitted, ReplaceSettled, ScaleSettled
+from checkpoint.core.region import CheckpointCommitted, RegionState, ReplaceSettled, ResetReport, ScaleSettled
 from checkpoint.core.requests import (
     QueueRead,
     RegionEnded,

@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from checkpoint import limits
-from checkpoint.core.request_records import Request, Skipped, encode_record
+from checkpoint.core.requests import Request, Skipped, encode_record
 from checkpoint.requests.queue import QueueReader, QueueRepair, write_records
 from dos_client import init_store, open_store
 from tests.support.servers import url_of

@@ -7,7 +7,7 @@ from construct import Bytes, Const, Int8ub, Int16ub, Int32ub, Int64ub, Struct, t
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.core.request_records import (
+from checkpoint.core.requests import (
     HEADER_BYTES,
     MAGIC,
     Answer,

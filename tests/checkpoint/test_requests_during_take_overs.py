@@ -15,8 +15,7 @@ from checkpoint.core.coordination.vocabulary import (
     WorkerEnded,
 )
 from checkpoint.core.links.messages import Counters, Pause, Paused, Restore, Start, Stop
-from checkpoint.core.region import RegionState
-from checkpoint.core.region_events import ReplaceSettled, ScaleSettled
+from checkpoint.core.region import RegionState, ReplaceSettled, ScaleSettled
 from tests.checkpoint.test_taking_over import (
     FIRST,
     appended,

@@ -38,8 +38,7 @@ from checkpoint.core.links.messages import (
     Stop,
 )
 from checkpoint.core.records.manifest import Checkpoint, in_its_version
-from checkpoint.core.region import RegionState
-from checkpoint.core.region_events import ScaleSettled
+from checkpoint.core.region import RegionState, ScaleSettled
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 
 
@@ -51,7 +50,11 @@ def paused(region: CoordinatorHarness, workers: int, checkpoint: int, step: int)
     """All workers carry out the pause order that is in force; the checkpoint that follows is committed."""
     for worker in range(workers):
         region.receive(
-            worker, Paused, pause=region.core.state.pause, step=step - 1, counters=Counters(step=step - 1)
+            worker,
+            Paused,
+            pause=region.core.checkpoints.pause,
+            step=step - 1,
+            counters=Counters(step=step - 1),
         )
     commit(region, workers, checkpoint, step)
 
@@ -59,7 +62,7 @@ def paused(region: CoordinatorHarness, workers: int, checkpoint: int, step: int)
 def copied(region: CoordinatorHarness, workers: int) -> None:
     """All workers of the new layout have prepared. One that has only joined reports in no incarnation."""
     for worker in range(workers):
-        number = 0 if worker >= len(region.core.state.roster) else region.epoch
+        number = 0 if worker >= len(region.core.run.roster) else region.epoch
         fields = {"copied_bytes": 7, "total_bytes": 7, "done": True, "incarnation": number, "epoch": number}
         region.receive(worker, CopiedAhead, **fields)
 
@@ -74,7 +77,7 @@ def commit(region: CoordinatorHarness, workers: int, checkpoint: int, step: int)
 
 def reopened(region: CoordinatorHarness) -> None:
     """The manifest is opened again with its last checkpoint."""
-    last = region.core.state.last_checkpoint
+    last = region.core.run.last_checkpoint
     assert last is not None
     region.epoch += 1
     region.play(ManifestOpened(region.epoch, last, (last,)))
@@ -145,7 +148,7 @@ def test_new_workers_join_first_then_the_region_pauses_then_all_restore_vote_and
     assert starts[-1][1].replay_until_step == 8, "what is recorded above belongs to the former layout"
     assert region.state is RegionState.RUNNING
     assert region.core.status().scaling is None
-    assert region.core.state.pause == 0
+    assert region.core.checkpoints.pause == 0
     assert not region.core.status().resets
 
 
@@ -188,7 +191,7 @@ def test_what_is_impossible_is_refused_and_changes_nothing(wanted: int | None, w
     region.commit(1, step=5)
     region.play(ScaleWanted(wanted))
     assert settled(region) == [ScaleSettled(wanted, 2, why)]
-    assert region.core.state.scaling is None
+    assert region.core.changes.change is None
 
 
 def test_a_region_that_does_not_run_or_goes_already_or_has_no_rule_is_not_scaled() -> None:
@@ -215,7 +218,7 @@ def test_a_region_that_ends_or_has_no_checkpoints_is_not_scaled() -> None:
         assert why in outcome.error
         assert not outcome.given_up
         assert region.take(LaunchWorker) == []
-        assert region.core.state.scaling is None
+        assert region.core.changes.change is None
 
     region = CoordinatorHarness().run()
     region.commit(1, step=5)
@@ -232,7 +235,7 @@ def test_a_region_that_ends_or_has_no_checkpoints_is_not_scaled() -> None:
     failing.receive(0, Failed, kind="operator", message="it cannot", operator="own")
     refused(failing, "the region does not run now")
     done = CoordinatorHarness().run()
-    done.core.state.final_committed = True
+    done.core.checkpoints._final_committed = True
     refused(done, "the region has processed all of its input")
     without = CoordinatorHarness(without_checkpoints=True).run()
     refused(without, "the region has no checkpoints: run it again instead")
@@ -243,8 +246,8 @@ def given_up(region: CoordinatorHarness, why: str) -> None:
     assert outcome.given_up
     assert why in outcome.error
     assert outcome.workers == 2
-    assert region.core.state.scaling is None
-    assert len(region.core.state.roster) == 2
+    assert region.core.changes.change is None
+    assert len(region.core.run.roster) == 2
 
 
 def test_a_change_is_given_up_by_request_by_a_lost_worker_a_reset_a_stop_and_by_time() -> None:
@@ -259,7 +262,7 @@ def test_a_change_is_given_up_by_request_by_a_lost_worker_a_reset_a_stop_and_by_
         region.play(ScaleWanted(3))
         region.play(*end)
         given_up(region, why)
-        assert not region.core.state.pause
+        assert not region.core.checkpoints.pause
     reopened(region)
     for worker in range(2):
         region.receive(worker, Restored, last_step=5)
@@ -268,7 +271,7 @@ def test_a_change_is_given_up_by_request_by_a_lost_worker_a_reset_a_stop_and_by_
     region.tick(region.spec.start_timeout_s + 2)
     given_up(region, "worker 2 did not join within")
     region.play(ScaleWanted(3))
-    region.join(2, attempt=region.core.state.roster[2].attempt)
+    region.join(2, attempt=region.core.run.roster[2].attempt)
     region.receive(2, CopiedAhead, incarnation=0, epoch=0, copied_bytes=0, total_bytes=0, error="s1 is down")
     given_up(region, "worker 2 cannot prepare: s1 is down")
     region.play(ScaleWanted(3), CheckpointWanted(), StopWanted())
@@ -284,7 +287,7 @@ def test_a_reset_before_the_commit_leaves_the_former_layout() -> None:
     orders = [order for _, order in region.sent(Restore)]
     assert [(order.worker, order.moves, order.checkpoint) for order in orders] == []
     for worker in range(2):
-        assert region.core.state.roster[worker].link is not None
+        assert region.core.run.roster[worker].link is not None
 
 
 def test_a_commit_that_was_in_doubt_counts_if_the_manifest_has_it() -> None:
@@ -298,8 +301,8 @@ def test_a_commit_that_was_in_doubt_counts_if_the_manifest_has_it() -> None:
     region.epoch += 1
     region.play(ManifestOpened(region.epoch, append.checkpoint, (append.checkpoint,)))
     assert settled(region)[0].error == ""
-    assert len(region.core.state.roster) == 3
-    assert region.core.state.layout == append.checkpoint.layout
+    assert len(region.core.run.roster) == 3
+    assert region.core.run.layout == append.checkpoint.layout
 
 
 def test_it_is_too_late_to_cancel_once_the_new_layout_is_ordered() -> None:
@@ -322,8 +325,8 @@ def test_a_region_that_a_user_pauses_meanwhile_is_paused_afterwards() -> None:
         region.receive(worker, Restored, last_step=8)
     region.take()
     commit(region, 3, checkpoint=3, step=8)
-    assert [order.pause for _, order in region.sent(Pause)] == [region.core.state.pause] * 3
-    assert region.core.state.pause > 0
+    assert [order.pause for _, order in region.sent(Pause)] == [region.core.checkpoints.pause] * 3
+    assert region.core.checkpoints.pause > 0
 
 
 def checkpoint_of(workers: int, **fields: object) -> Checkpoint:
@@ -340,12 +343,12 @@ def test_a_program_changes_the_number_only_if_it_asks_for_another_than_before(
 ) -> None:
     """The last checkpoint has three workers; `declared`: what the program before had asked for."""
     region = CoordinatorHarness(2)
-    region.core.state.spec = replace(region.spec, workers=asked)
+    region.core.run.spec = replace(region.spec, workers=asked)
     expected = workers if asked is None or asked in (3, declared) else asked
     region.opened(checkpoint_of(3, declared=declared))
-    assert len(region.core.state.roster) == expected
-    assert region.core.state.layout_changes == (expected != 3)
-    assert region.core.state.declared == (asked if asked == expected else declared or 3)
+    assert len(region.core.run.roster) == expected
+    assert region.core.run.layout_changes == (expected != 3)
+    assert region.core.run.declared == (asked if asked == expected else declared or 3)
 
 
 def test_a_region_without_a_checkpoint_commits_one_before_it_is_scaled() -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from checkpoint.core.manifest_checks import check_checkpoint
-from checkpoint.core.records.even_layout import even_layout
-from checkpoint.core.records.manifest import WorkerCheckpoint
-from checkpoint.core.retention import (
+from checkpoint.core.records.layout import even_layout
+from checkpoint.core.records.manifest import (
+    WorkerCheckpoint,
+    check_checkpoint,
     floors_of,
     gaps_of,
     keep,

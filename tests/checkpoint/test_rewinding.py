@@ -16,17 +16,16 @@ from checkpoint.core.coordination.vocabulary import (
     ScaleWanted,
 )
 from checkpoint.core.links.messages import RequestCheckpoint, Restore, Restored, Start
-from checkpoint.core.manifest_checks import check_checkpoint
 from checkpoint.core.records.lines import find_target, republished, restored, taken_back
 from checkpoint.core.records.manifest import (
     LINES_VERSION,
     Checkpoint,
     RetiredWorker,
+    check_checkpoint,
     decode_checkpoint,
     encode_checkpoint,
 )
-from checkpoint.core.region import RegionState, ResetReport
-from checkpoint.core.region_events import RestoreSettled
+from checkpoint.core.region import RegionState, ResetReport, RestoreSettled
 from checkpoint.errors import ManifestError, RestoreRefusedError
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.test_taking_over import reports
@@ -58,7 +57,7 @@ def test_the_record_of_a_restore_is_committed_before_anything_else_happens() -> 
         LINES_VERSION,
         (1, 2, 3, 4),
     )
-    assert record.workers == region.core.state.kept[0].workers
+    assert record.workers == region.core.run.kept[0].workers
     region.play(CheckpointWanted())
     region.tick(10)
     assert region.take(OpenManifest, AppendCheckpoint) == []
@@ -85,10 +84,10 @@ def test_all_workers_vote_for_the_first_checkpoint_of_the_line_before_they_start
     region.play(CheckpointAppended(first))
     assert [order.replay_until_step for _, order in region.sent(Start)] == [5, 5], "nothing is replayed"
     assert region.state is RegionState.RUNNING
-    report = region.core.state.resets[-1]
+    report = region.core.rounds.resets[-1]
     assert isinstance(report, ResetReport)
     assert (report.reason, report.checkpoint) == ("it was restored to checkpoint 1", 5)
-    assert region.core.state.attempts == 0
+    assert region.core.rounds.attempts == 0
 
 
 def test_a_checkpoint_under_way_is_given_up_and_its_votes_count_no_more() -> None:
@@ -118,8 +117,8 @@ def test_the_reopened_manifest_decides_whether_the_region_was_restored(*, reache
     region = running()
     region.play(RestoreWanted("checkpoint:1"))
     record = appended(region)
-    before = region.core.state.last_checkpoint
-    region.play(ManifestLost(region.core.state.incarnation, 99))
+    before = region.core.run.last_checkpoint
+    region.play(ManifestLost(region.core.run.incarnation, 99))
     region.play(CheckpointAppended(record))  # too late: the reset has begun
     assert reports(region, RestoreSettled) == []
     region.opened(record if reached else before)
@@ -149,7 +148,7 @@ def test_a_checkpoint_of_another_graph_is_refused_before_its_record() -> None:
     region = CoordinatorHarness(operators={"own": "map_state state (n int64)"}).run()
     region.commit(1, step=5)
     newer = {"own": "map_state state v2 (n int64, m int64)"}
-    region.core.state.spec = replace(region.spec, operators=newer, older_operators={})
+    region.core.run.spec = replace(region.spec, operators=newer, older_operators={})
     region.commit(2, step=9)
     region.take()
     region.play(RestoreWanted("checkpoint:1"))
@@ -178,13 +177,13 @@ def test_rows_that_come_again_must_be_confirmed() -> None:
     assert "since checkpoint 1 stay and come again: 'mail': its rows are visible at once" in settled.error
     region.play(RestoreWanted("checkpoint:2"))
     assert appended(region).rolled_back_to == 2, "nothing was shown since"
-    last = region.core.state.kept[-1]
+    last = region.core.run.kept[-1]
     unknown = msgspec.structs.replace(last, irrevocable=msgspec.UNSET)
-    assert republished(unknown, region.core.state.kept[0]) == {}, "it has no sink"
+    assert republished(unknown, region.core.run.kept[0]) == {}, "it has no sink"
 
 
 def test_workers_that_the_checkpoint_does_not_know_lose_all_of_their_output() -> None:
-    first, last = running().core.state.kept[0], running().core.state.kept[-1]
+    first, last = running().core.run.kept[0], running().core.run.kept[-1]
     part = msgspec.structs.replace(
         last.workers[0], sinks={"log": {"epoch": 1, "size": 9, "digest": 0}}, floors={"out-log": (1, 0)}
     )
@@ -195,7 +194,7 @@ def test_workers_that_the_checkpoint_does_not_know_lose_all_of_their_output() ->
 
 
 def test_a_checkpoint_whose_output_was_taken_back_is_refused() -> None:
-    kept = running().core.state.kept
+    kept = running().core.run.kept
     back = restored(kept, kept[0], 7)
     assert taken_back(back, 0, kept[1].step) is not None
     with pytest.raises(RestoreRefusedError, match="the output of checkpoint 2 after step 5 was taken back"):
@@ -206,7 +205,7 @@ def test_a_checkpoint_whose_output_was_taken_back_is_refused() -> None:
 def test_a_time_is_that_of_the_newest_checkpoint_that_is_not_later_and_not_taken_back() -> None:
     kept = [
         msgspec.structs.replace(checkpoint, wall_time_ms=1_000 * checkpoint.number)
-        for checkpoint in running().core.state.kept
+        for checkpoint in running().core.run.kept
     ]
     assert [find_target(kept, f"time:{ms}", region="r").number for ms in (1_000, 2_999, 99_000)] == [1, 2, 3]
     with pytest.raises(RestoreRefusedError, match="no checkpoint that is as old as that time; the oldest"):
@@ -216,7 +215,7 @@ def test_a_time_is_that_of_the_newest_checkpoint_that_is_not_later_and_not_taken
 
 
 def test_the_record_is_read_again_and_what_contradicts_itself_is_refused() -> None:
-    kept = running().core.state.kept
+    kept = running().core.run.kept
     record = restored(kept, kept[0], 7)
     encoded = encode_checkpoint(record)
     assert decode_checkpoint(encoded.flags, encoded.ints, encoded.text) == record

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.chains.manifest_log import ManifestView
-from checkpoint.core import retention
-from checkpoint.core.coordination import checkpoints as checkpointing
-from checkpoint.core.savepoints import recorded_again
+from checkpoint.core.coordination import checkpoints
+from checkpoint.core.records import manifest as retention
+from checkpoint.core.records.lines import recorded_again
 from checkpoint.maintenance.garbage import collect_stopped, garbage_of, held_by_savepoints
 from dos_protocol.errors import DosError
 from journal.core import chain as trimming
@@ -168,14 +168,14 @@ async def test_a_savepoint_holds_nothing_of_what_is_written_after_it() -> None:
 @pytest.mark.parametrize(
     ("where", "what", "how"),
     [
-        (checkpointing, "retained_with", only_the_last),
-        (checkpointing, "floors_of", above_the_oldest),
-        ("checkpoint.core.retention", "floors_of", above_the_oldest),
+        (checkpoints, "retained_with", only_the_last),
+        (checkpoints, "floors_of", above_the_oldest),
+        ("checkpoint.core.records.manifest", "floors_of", above_the_oldest),
         ("checkpoint.core.coordination.run", "floors_of", above_the_oldest),
-        (checkpointing, "gaps_of", of_the_last_alone),
-        ("checkpoint.core.retention", "gaps_of", of_the_last_alone),
+        (checkpoints, "gaps_of", of_the_last_alone),
+        ("checkpoint.core.records.manifest", "gaps_of", of_the_last_alone),
         ("checkpoint.core.coordination.run", "gaps_of", of_the_last_alone),
-        ("checkpoint.core.retention", "gaps_between", with_the_last_segment),
+        ("checkpoint.core.records.manifest", "gaps_between", with_the_last_segment),
     ],
 )
 def test_a_rule_that_is_left_out_is_found_out(monkeypatch, where, what, how) -> None:

@@ -15,11 +15,15 @@ from checkpoint.core.coordination.vocabulary import (
     SavepointWanted,
 )
 from checkpoint.core.links.messages import Restored
-from checkpoint.core.records.lines import restored
-from checkpoint.core.records.manifest import NO_NOTE, SavepointNote, decode_checkpoint, encode_checkpoint
-from checkpoint.core.request_records import encode_record
-from checkpoint.core.retention import keep
-from checkpoint.core.savepoints import recorded_again
+from checkpoint.core.records.lines import recorded_again, restored
+from checkpoint.core.records.manifest import (
+    NO_NOTE,
+    SavepointNote,
+    decode_checkpoint,
+    encode_checkpoint,
+    keep,
+)
+from checkpoint.core.requests import encode_record
 from tests.checkpoint.request_harness import a_request
 from tests.checkpoint.savepoint_model import SavepointModel, note_of
 from tests.checkpoint.test_savepoints import carried, settled, with_checkpoints
@@ -35,11 +39,11 @@ def test_a_note_is_carried_on_with_its_savepoint_through_resets_and_drivers_and_
     region.play(SavepointWanted("good", 2, note=note("put again")))
     assert carried(region, 4, 4).notes == {"good": note("before"), "other": NO_NOTE}
     assert region.commit(5, step=5).notes["good"] == note("before")
-    reopened(region, region.core.state.kept)
+    reopened(region, region.core.run.kept)
     assert region.commit(6, step=6).notes["good"] == note("before")
 
-    last = region.core.state.last_checkpoint
-    (row, kept) = (decode_checkpoint(*encode_checkpoint(last)), region.core.state.kept)
+    last = region.core.run.last_checkpoint
+    (row, kept) = (decode_checkpoint(*encode_checkpoint(last)), region.core.run.kept)
     assert row.notes == last.notes
     again = recorded_again(kept, 30, {"good": 2, "new": 6}, {"new": note("new"), "gone": note("gone")})
     assert again.notes == {"good": note("before"), "new": note("new")}
@@ -101,7 +105,7 @@ class NotedRegion:
                 self.check(one.checkpoint)
             elif isinstance(one, NotifyObservers) and getattr(one.event, "error", ""):
                 # It is refused, or its checkpoint was released before another one carried the savepoint.
-                self.wanted = dict(self.region.core.state.savepoints)
+                self.wanted = dict(self.region.core.checkpoints.savepoints)
 
     def check(self, checkpoint):
         assert decode_checkpoint(*encode_checkpoint(checkpoint)) == checkpoint
@@ -110,8 +114,8 @@ class NotedRegion:
             assert checkpoint.notes[name] in self.notes[name, held]
 
     def request(self, name, on, back):
-        state = self.region.core.state
-        before, kept = state.savepoints, [checkpoint.number for checkpoint in state.kept]
+        core = self.region.core
+        before, kept = core.checkpoints.savepoints, [checkpoint.number for checkpoint in core.run.kept]
         one = note(f"{name} {len(self.records)}")
         self.records.append(one)
         checkpoint = kept[max(0, len(kept) - 1 - back)] if on else 0
@@ -124,23 +128,23 @@ class NotedRegion:
             self.wanted.pop(name, None)
 
     def vote(self):
-        pending = self.region.core.state.pending
+        pending = self.region.core.checkpoints.pending
         if pending is not None and not pending.appended:
             for worker in range(2):
                 self.region.vote(worker, pending.number, pending.number)
 
     def play(self, kind, name, back):
-        state = self.region.core.state
+        kept, appending = self.region.core.run.kept, self.region.core.checkpoints.appending
         if kind in ("savepoint", "drop_savepoint"):
             self.request(name, kind == "savepoint", back)
         elif kind == "checkpoint":
             self.region.play(CheckpointWanted())
         elif kind == "vote":
             self.vote()
-        elif kind == "ack" and state.appending is not None:
-            self.region.play(CheckpointAppended(state.appending))
-        elif kind == "reset" and state.appending is not None:
-            found = keep(state.kept, state.appending) if back else state.kept
+        elif kind == "ack" and appending is not None:
+            self.region.play(CheckpointAppended(appending))
+        elif kind == "reset" and appending is not None:
+            found = keep(kept, appending) if back else kept
             reopened(self.region, found)
         self.settle(self.region.take())
 
@@ -175,8 +179,8 @@ def test_in_any_order_a_note_exists_for_savepoints_in_force_alone_and_each_reque
         model.play(*one)
     for kind in ("checkpoint", "vote", "ack", "checkpoint", "vote", "ack", "checkpoint", "vote", "ack"):
         model.play(kind, "a", 0)
-    state = model.region.core.state
-    assert (state.savepoint_changes, state.savepoint_notes) == ({}, {})
+    state = model.region.core.checkpoints
+    assert (state._savepoint_changes, state._savepoint_notes) == ({}, {})
     assert state.held_savepoints == model.wanted
 
 
@@ -191,7 +195,7 @@ def test_a_note_is_a_line_of_limited_length(monkeypatch) -> None:
             "a savepoint's note has at most 5 characters, got 6: shorten it",
             f"a savepoint's note is one line of printable characters, got {wrong!r}: leave it out",
         )
-    assert region.core.state.savepoints == {}
+    assert region.core.checkpoints.savepoints == {}
     region.play(SavepointWanted("good", 2, note=note('ü"\\12')))
     assert carried(region, 3, 3).notes["good"].why == 'ü"\\12'
 

@@ -17,17 +17,16 @@ from checkpoint.core.coordination.vocabulary import (
     SavepointWanted,
 )
 from checkpoint.core.links.messages import RequestCheckpoint, Restored
-from checkpoint.core.manifest_checks import check_checkpoint
+from checkpoint.core.records.lines import savepoint_problem
 from checkpoint.core.records.manifest import (
     SavepointNote,
+    check_checkpoint,
     decode_checkpoint,
     encode_checkpoint,
     savepoint_name_problem,
 )
-from checkpoint.core.region import RegionState
-from checkpoint.core.region_events import SavepointSettled
+from checkpoint.core.region import RegionState, SavepointSettled
 from checkpoint.core.requests import RegionNotified
-from checkpoint.core.savepoints import savepoint_problem
 from checkpoint.errors import ManifestError
 from journal import Op, Position, Record
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
@@ -100,7 +99,7 @@ def test_a_savepoint_survives_its_driver() -> None:
     last = carried(region, 4, 4)
     other = CoordinatorHarness(retain=2)
     other.epoch = 7
-    other.play(ManifestOpened(8, last, region.core.state.kept))
+    other.play(ManifestOpened(8, last, region.core.run.kept))
     other.epoch = 8
     for worker in range(2):
         other.join(worker)
@@ -117,7 +116,7 @@ def test_a_checkpoint_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest
     for worker in range(2):
         region.vote(worker, 4, 4)
     (out,) = region.take(AppendCheckpoint)
-    kept = region.core.state.kept
+    kept = region.core.run.kept
     region.play(ManifestLost(1, 2))
     if found == "with it":
         region.play(ManifestOpened(3, out.checkpoint, (*kept, out.checkpoint)))
@@ -125,11 +124,11 @@ def test_a_checkpoint_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest
     elif found == "without it":
         region.play(ManifestOpened(3, kept[-1], kept))
         assert settled(region) == []
-        assert region.core.state.savepoints == {"good": 2}, "the next checkpoint carries it"
+        assert region.core.checkpoints.savepoints == {"good": 2}, "the next checkpoint carries it"
     else:
         region.play(ManifestOpened(3, kept[-1], kept[-1:]))
         assert settled(region) == [SavepointSettled("good", 0, "checkpoint 2 was released meanwhile")]
-        assert region.core.state.savepoints == {}
+        assert region.core.checkpoints.savepoints == {}
 
 
 @pytest.mark.parametrize(
@@ -148,13 +147,13 @@ def test_a_checkpoint_in_doubt_that_carried_a_wish_is_looked_for_in_the_manifest
 def test_what_cannot_be_pinned_is_refused_with_the_reason_and_changes_nothing(event, text) -> None:
     region = with_checkpoints(3)
     region.play(SavepointWanted("held", 2))
-    before = region.core.state.savepoints
+    before = region.core.checkpoints.savepoints
     region.take()
     region.play(event)
     (report,) = settled(region)
     assert report.checkpoint == 0
     assert re.search(text, report.error)
-    assert region.core.state.savepoints == before
+    assert region.core.checkpoints.savepoints == before
 
 
 def test_there_are_no_more_savepoints_than_there_is_room_for(monkeypatch) -> None:

@@ -9,7 +9,7 @@ import trio
 
 from checkpoint import limits
 from checkpoint import link as links
-from checkpoint.core.control_frames import control_frame
+from checkpoint.core.links.frames import control_frame
 from checkpoint.core.links.handshake import LinkAssigned, LinkHello, assignment, read_assignment
 from checkpoint.core.links.messages import Heartbeat
 from checkpoint.errors import HandshakeError, LinkClosedError

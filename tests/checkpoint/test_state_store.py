@@ -13,7 +13,7 @@ from checkpoint.chains.state_blocks import block_schema, encode_block, make_bloc
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore
 from checkpoint.chains.steps_log import STEPS_CHAIN, StepsLog
 from checkpoint.core.records.divisions import Division
-from checkpoint.core.retention import Rolling
+from checkpoint.core.records.manifest import Rolling
 from checkpoint.key_hash import hash_keys
 from dos_protocol.errors import ClosedError, CorruptDataError, FencedError, LocalProtocolError
 from journal import ORIGIN, ChainWriter, Op, Record, Scratch, take_over

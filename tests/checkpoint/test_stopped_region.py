@@ -12,8 +12,8 @@ from checkpoint.core.coordination.vocabulary import (
     OpenManifest,
 )
 from checkpoint.core.links.messages import RequestCheckpoint
+from checkpoint.core.records.lines import recorded_again
 from checkpoint.core.records.manifest import SavepointNote, decode_checkpoint, encode_checkpoint
-from checkpoint.core.savepoints import recorded_again
 from checkpoint.errors import RegionFencedError, SavepointRefusedError
 from checkpoint.maintenance.stopped_region import savepoint_stopped
 from tests.checkpoint.manifest_samples import a_checkpoint
@@ -100,11 +100,11 @@ async def test_a_driver_that_is_alive_after_all_commits_nothing_more_and_ends() 
     await savepoint_stopped(Host(model.store), REGION, "end", 0, on=True)
     (order,) = [e for e in driver.play(CheckpointWanted()) if isinstance(e, RequestCheckpoint)]
     kept = await model.kept()
-    late = recorded_again(kept[:-1], driver.core.state.incarnation, {})
+    late = recorded_again(kept[:-1], driver.core.run.incarnation, {})
     assert late.number == order.checkpoint == kept[-1].number, "two records of one number"
     await driver.log.append(AppendCheckpoint(late))
     assert isinstance(driver.events[-1], ManifestLost)
-    await driver.log.open(OpenManifest(above=0, held=driver.core.state.incarnation))
+    await driver.log.open(OpenManifest(above=0, held=driver.core.run.incarnation))
     assert isinstance(driver.events[-1], ManifestTaken), "it is fenced"
     assert await model.kept() == kept
 
@@ -148,7 +148,7 @@ async def test_a_driver_that_starts_meanwhile_has_the_savepoint_or_never_will(me
         await model.crash()
         if members < 2:
             host.own.deliver(3)
-    counts = "end" in model.driver.core.state.savepoints
+    counts = "end" in model.driver.core.checkpoints.savepoints
     assert ended == [2] if members == 2 else isinstance(ended[0], RegionFencedError)
     assert counts or members < 2, "what was acknowledged holds"
     for number in range(4):

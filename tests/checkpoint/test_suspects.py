@@ -12,8 +12,7 @@ from checkpoint.core.coordination.vocabulary import (
     NotifyObservers,
 )
 from checkpoint.core.links.messages import CompanionReport, Suspects
-from checkpoint.core.region import RegionState
-from checkpoint.core.region_events import WorkerLost
+from checkpoint.core.region import RegionState, WorkerLost
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.test_taking_over import FIRST, joins, reports, restored, running
 

@@ -15,8 +15,8 @@ from checkpoint.core.coordination.vocabulary import (
     WorkerEnded,
     WorkerHosted,
 )
+from checkpoint.core.coordination.workers import WorkerState
 from checkpoint.core.links.messages import Failed, Restore, Restored, View
-from checkpoint.core.region_states import WorkerState
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.test_taking_over import (
     FIRST,
@@ -33,7 +33,7 @@ INSTEAD = "; all workers are reset: "
 
 
 def killed(region: CoordinatorHarness, worker: int = 1) -> None:
-    region.die(worker, region.core.state.roster[worker].attempt)
+    region.die(worker, region.core.run.roster[worker].attempt)
 
 
 def of_a_graph_that_is_not_deterministic() -> CoordinatorHarness:
@@ -119,7 +119,7 @@ def test_the_loss_of_the_only_worker_is_a_reset() -> None:
 def test_a_loss_before_all_have_started_is_a_reset() -> None:
     region = running()
     region.receive(0, Failed, kind="peer", peer=1, message="x")
-    region.opened(region.core.state.last_checkpoint, epoch=2 * FIRST)
+    region.opened(region.core.run.last_checkpoint, epoch=2 * FIRST)
     region.receive(0, Restored, last_step=5)
     region.take()
     killed(region)
@@ -166,7 +166,7 @@ def test_a_worker_whose_host_is_lost_before_it_joined_gets_a_process_of_its_own(
         region.play(hosted)
         killed(region, 0)
     assert [order.step for order in region.take(OpenManifest)] == [FIRST]
-    region.opened(region.core.state.last_checkpoint, epoch=region.epoch + FIRST)
+    region.opened(region.core.run.last_checkpoint, epoch=region.epoch + FIRST)
     region.tick(1)
     launched = [order for order in region.take(LaunchWorker) if order.worker == 1]
     assert [(order.host, order.attempt) for order in launched] == [(None, 3)]
@@ -255,5 +255,5 @@ def test_with_global_recovery_the_reason_is_the_loss_alone() -> None:
     region = CoordinatorHarness(3).run()
     killed(region)
     assert region.core.status().reason == KILLED
-    assert region.core.state.roster[1].state is WorkerState.LAUNCHED
+    assert region.core.run.roster[1].state is WorkerState.LAUNCHED
     assert region.take(LaunchWorker) == [LaunchWorker(1, 2)]

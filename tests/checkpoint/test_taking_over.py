@@ -25,6 +25,7 @@ from checkpoint.core.coordination.vocabulary import (
     WorkerEnded,
     WorkerHosted,
 )
+from checkpoint.core.coordination.workers import WorkerState
 from checkpoint.core.links.messages import (
     Committed,
     Finished,
@@ -38,9 +39,7 @@ from checkpoint.core.links.messages import (
     Vote,
 )
 from checkpoint.core.records.manifest import TERMS_VERSION, Checkpoint, WorkerCheckpoint
-from checkpoint.core.region import RegionState, ResetReport
-from checkpoint.core.region_events import ScaleSettled
-from checkpoint.core.region_states import WorkerState
+from checkpoint.core.region import RegionState, ResetReport, ScaleSettled
 from journal.core.chain import Position
 from tests.checkpoint.coordinator_harness import CoordinatorHarness
 from tests.checkpoint.region_model_state import spec
@@ -99,9 +98,9 @@ def reports(region: CoordinatorHarness, kind: type) -> list[Any]:
 def reset_of_all(region: CoordinatorHarness) -> ResetReport:
     """The manifest is opened again, and all workers are reset. Return the report."""
     assert [order.step for order in region.take(OpenManifest)] == [FIRST], "all workers are reset"
-    region.opened(region.core.state.last_checkpoint, epoch=region.epoch + FIRST)
+    region.opened(region.core.run.last_checkpoint, epoch=region.epoch + FIRST)
     region.tick(1)  # a worker that was lost twice is launched with a delay
-    roster = region.core.state.roster
+    roster = region.core.run.roster
     for worker in roster:
         if worker.state is WorkerState.LAUNCHED:
             joins(region, worker.index, worker.attempt)
@@ -147,7 +146,7 @@ def test_a_lost_worker_is_replaced_and_only_its_new_process_is_ordered() -> None
     order = restores[0][1]
     assert (order.takes_over, order.incarnation, order.epoch) == (True, FIRST, FIRST + 1)
     assert order.terms == (FIRST, FIRST + 1, FIRST)
-    assert (order.checkpoint, order.restore) == (1, region.core.state.last_checkpoint)
+    assert (order.checkpoint, order.restore) == (1, region.core.run.last_checkpoint)
     views = [(link, order) for link, order in orders if isinstance(order, View)]
     assert [link for link, _ in views] == [region.links[0], region.links[2]]
     for _, view in views:
@@ -177,13 +176,13 @@ def test_the_report_of_a_take_over_has_its_term_and_where_its_time_was_spent() -
 def test_each_take_over_has_a_term_above_all_before_it() -> None:
     region = running()
     for worker, term in ((1, FIRST + 1), (0, FIRST + 2), (1, FIRST + 3)):
-        region.die(worker, region.core.state.roster[worker].attempt)
-        joins(region, worker, region.core.state.roster[worker].attempt)
+        region.die(worker, region.core.run.roster[worker].attempt)
+        joins(region, worker, region.core.run.roster[worker].attempt)
         restored(region, worker, term)
-        checkpoint = region.core.state.last_number + 1
+        checkpoint = region.core.run.last_number + 1
         region.play(CheckpointWanted())
         for one in range(3):
-            voted(region, one, region.core.state.terms.get(one, FIRST), checkpoint, step=5 + checkpoint)
+            voted(region, one, region.core.run.terms.get(one, FIRST), checkpoint, step=5 + checkpoint)
         committed = appended(region)
         assert committed.version == TERMS_VERSION
         assert committed.workers[worker].epochs() == {term}

@@ -11,8 +11,7 @@ from checkpoint import limits
 from checkpoint.chains import consumer_register
 from checkpoint.chains.input_log import InputLog
 from checkpoint.core.records import consumers
-from checkpoint.core.records.manifest import decode_checkpoint
-from checkpoint.core.retention import keep
+from checkpoint.core.records.manifest import decode_checkpoint, keep
 from dos_protocol.errors import CorruptDataError
 from journal import NO_FLOOR, ChainWriter, Op, parse_segment_name
 from journal.core.record import decode_all

@@ -26,7 +26,7 @@ def test_no_checkpoint_is_asked_for_by_time_by_hand_or_at_the_end() -> None:
     region.play(CheckpointWanted())
     assert region.sent(RequestCheckpoint) == []
     region.play(StopWanted())
-    assert region.core.state.reason == "stopped"
+    assert region.core.run.reason == "stopped"
     assert region.sent(RequestCheckpoint) == []
 
 
@@ -35,8 +35,8 @@ def test_it_is_finished_when_all_input_of_all_workers_is_processed() -> None:
     region.progress(0, step=7, exhausted=True)
     assert region.state is RegionState.RUNNING
     region.progress(1, step=7, exhausted=True)
-    assert region.core.state.over
-    assert region.core.state.reason == "all input is processed"
+    assert region.core.run.over
+    assert region.core.run.reason == "all input is processed"
     assert region.sent(RequestCheckpoint) == []
 
 
@@ -56,7 +56,7 @@ def test_running_for_a_while_forgives_resets_as_a_checkpoint_does_elsewhere(ran_
     assert region.core.status().reset_attempts == 2
     region.tick(ran_s)
     region.die(1, 3)
-    assert region.core.state.over == (ran_s < reset_forgiven_s)
+    assert region.core.run.over == (ran_s < reset_forgiven_s)
 
 
 def test_who_asks_for_a_checkpoint_is_told_that_there_are_none() -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from checkpoint.coordinator.control import RegionControl
-from checkpoint.core.region import RegionSpec, ResetReport
-from checkpoint.core.region_events import CheckpointCommitted, StateChanged
+from checkpoint.core.region import CheckpointCommitted, RegionSpec, ResetReport, StateChanged
 from tests.checkpoint.toy_worker import ToySpec, run_toy
 
 KEY = "ab" * 32

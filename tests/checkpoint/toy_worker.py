@@ -21,9 +21,8 @@ import trio
 from checkpoint.chains.state_blocks import block_schema, encode_block, make_block
 from checkpoint.chains.state_store import StateStore
 from checkpoint.chains.steps_log import StepsLog
-from checkpoint.core.control_frames import job_digest
 from checkpoint.core.links.barrier import Alignment
-from checkpoint.core.links.frames import ChannelFrame, FrameFlag, FrameType
+from checkpoint.core.links.frames import ChannelFrame, FrameFlag, FrameType, job_digest
 from checkpoint.core.links.handshake import LinkHello
 from checkpoint.core.links.messages import Committed, Counters, Pause, RequestCheckpoint, Restore, Start
 from checkpoint.core.records.manifest import SplitPosition, WorkerCheckpoint

@@ -20,8 +20,7 @@ from checkpoint.core.coordination.vocabulary import (
 )
 from checkpoint.core.records.consumers import input_register, with_consumer
 from checkpoint.core.records.inputs import INPUT_CHAIN, producer_directory
-from checkpoint.core.records.manifest import SAVEPOINTS_VERSION, SplitPosition
-from checkpoint.core.retention import retained_with
+from checkpoint.core.records.manifest import SAVEPOINTS_VERSION, SplitPosition, retained_with
 from checkpoint.errors import InputTrimmedError
 from journal import inspect_chain, parse_segment_name
 from tests.checkpoint.manifest_samples import numbered_checkpoint, worker_checkpoint

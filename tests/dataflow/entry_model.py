@@ -10,9 +10,15 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-from checkpoint.core import entry as real_entry
-from checkpoint.core.entry import EntryOrigins, EntrySettings
-from checkpoint.core.records.inputs import InputPart, InputPiece, InputSequence, OriginMark
+from checkpoint.core.records import inputs as real_entry
+from checkpoint.core.records.inputs import (
+    EntryOrigins,
+    EntrySettings,
+    InputPart,
+    InputPiece,
+    InputSequence,
+    OriginMark,
+)
 from dataflow.core import event_time as real_time
 from dataflow.core.event_time import SourceTime, is_time
 

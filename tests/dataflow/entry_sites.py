@@ -8,8 +8,7 @@ import pyarrow as pa
 import trio
 
 from checkpoint.chains.input_log import InputHandle
-from checkpoint.core.entry import EntrySettings
-from checkpoint.core.records.inputs import InputPiece
+from checkpoint.core.records.inputs import EntrySettings, InputPiece
 from checkpoint.core.records.manifest import SplitPosition
 from dataflow.core.entry_messages import EntryStatus
 from dataflow.core.event_time import InputMarks, SourceTime, is_time

@@ -16,7 +16,7 @@ import pyarrow as pa
 import trio
 
 import dataflow
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from dataflow import (
     CallSink,
     Count,

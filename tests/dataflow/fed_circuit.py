@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoint.core.records.divisions import Division
-from checkpoint.core.records.even_layout import even_layout
 from checkpoint.core.records.inputs import InputPiece
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import SplitPosition
 from dataflow import CallSink, Count, Graph, InputSource, Tumbling
 from dataflow.core.event_time import is_time

@@ -15,7 +15,7 @@ from typing import Any
 
 from checkpoint.core.links.frames import ChannelFrame
 from checkpoint.core.records.divisions import Division
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.records.outputs import OutputDecision, OutputSequence
 from dataflow.graph.builder import Graph

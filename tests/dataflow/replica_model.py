@@ -21,12 +21,18 @@ from checkpoint.core.coordination.vocabulary import (
     OpenManifest,
 )
 from checkpoint.core.records.consumers import RetentionRule, output_register
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.lines import restored
-from checkpoint.core.records.manifest import Checkpoint, RetiredWorker, in_its_version
+from checkpoint.core.records.manifest import (
+    Checkpoint,
+    RetiredWorker,
+    floors_of,
+    gaps_of,
+    in_its_version,
+    retained_with,
+)
 from checkpoint.core.records.outputs import BEFORE_ALL, OutputDecision, OutputTime, Publish, output_chain
 from checkpoint.core.region import worker_directory
-from checkpoint.core.retention import floors_of, gaps_of, retained_with
 from dataflow.worker.journals import FloorCollector, log_part
 from dos_protocol.errors import FencedError
 from journal import NO_FLOOR, Position

@@ -1,7 +1,6 @@
 """Values of Python and types of columns, each against each; and an oracle for what a column gives back."""
 
 # ruff: noqa: DTZ001, DTZ901 - times without a zone are what is tested
-
 import math
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal

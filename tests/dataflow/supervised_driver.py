@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import dos
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent
+from checkpoint.core.region import CheckpointCommitted, RegionEvent
 from dataflow.limits import WorkerLimits
 from tests.dataflow.support import split_words
 

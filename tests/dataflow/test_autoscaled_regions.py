@@ -8,9 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.coordination.autoscaling import AutoScale
-from checkpoint.core.region import ScaleDecided
-from checkpoint.core.region_events import RegionEvent, ScaleSettled
+from checkpoint.core.region import AutoScale, RegionEvent, ScaleDecided, ScaleSettled
 from dataflow import (
     CallSink,
     FileSink,

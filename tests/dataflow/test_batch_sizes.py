@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from dataflow import CallSink, FileSource, Graph
 from dataflow.limits import WorkerLimits, batch_bytes_max
 from dataflow.worker.circuit import Circuit

@@ -13,8 +13,7 @@ import pytest
 import trio
 
 from checkpoint.coordinator.control import RegionControl
-from checkpoint.core.region import RegionSpec, RegionState, ResetReport
-from checkpoint.core.region_events import FellBack
+from checkpoint.core.region import FellBack, RegionSpec, RegionState, ResetReport
 from checkpoint.errors import CheckpointDamagedError
 from dataflow import limits
 from dataflow.worker.spec import WorkerSpec

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checkpoint.coordinator.drop_log import DropLog
-from checkpoint.core.dropped import dropped_rows, end_text, merge_counters
+from checkpoint.core.progress import dropped_rows, end_text, merge_counters
 from dataflow import (
     CallSink,
     Count,

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.chains.state_blocks import StateFold, decode_block
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.errors import EditRefusedError
 from dataflow import (
     CallSink,

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from checkpoint.core import entry
+from checkpoint.core.records import inputs as entry
 from dataflow.core import event_time
 from tests.dataflow import entry_model
 from tests.support.planted_source import planted

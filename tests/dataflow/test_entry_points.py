@@ -10,7 +10,7 @@ import trio
 
 from checkpoint import limits as checkpoint_limits
 from checkpoint.chains.input_log import InputHandle, close_input
-from checkpoint.core.entry import EntrySettings
+from checkpoint.core.records.inputs import EntrySettings
 from checkpoint.core.records.manifest import SplitPosition
 from checkpoint.errors import EntryRefusedError, InputClosedError
 from dataflow import InputSource, limits

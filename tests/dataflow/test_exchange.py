@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.chains.state_blocks import decode_block, encode_block
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.key_hash import hash_keys
 from dataflow import limits
 from dataflow.operators.aggregates import CountOperator

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 
 from checkpoint import limits
-from checkpoint.core.region import ResetReport
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, ResetReport
 from dataflow import Count, FileSink, FileSource, Graph, RateSource, Tumbling
 from dataflow.handle import RegionHandle
 from tests.dataflow.support import rows_of, true_counts

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 from checkpoint import SplitPosition
-from checkpoint.core.region import ResetReport
-from checkpoint.core.region_events import CheckpointCommitted
+from checkpoint.core.region import CheckpointCommitted, ResetReport
 from dataflow import (
     CallSink,
     FileSink,

@@ -14,8 +14,8 @@ from checkpoint.chains.manifest_log import CHAIN, checkpoint_record, read_manife
 from checkpoint.chains.output_log import OutputLog
 from checkpoint.chains.output_reading import OutputFollower, PublishedOutput
 from checkpoint.cli.region import _print_manifest
-from checkpoint.core.records.even_layout import even_layout
 from checkpoint.core.records.inputs import INPUT_CHAIN, InputPart, InputPiece, encode_part, producer_directory
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import Checkpoint, SplitPosition, WorkerCheckpoint
 from checkpoint.core.records.outputs import Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory

@@ -9,7 +9,7 @@ import pytest
 
 from checkpoint.chains.manifest_log import CHAIN, checkpoint_record
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import Checkpoint, RetiredWorker, WorkerCheckpoint, in_its_version
 from checkpoint.core.records.outputs import Publish, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory

@@ -17,8 +17,7 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.region import RegionSpec, RegionState, ResetReport
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, RegionSpec, RegionState, ResetReport
 from dataflow import FileSink, FileSource, Graph, GraphError
 from dataflow.handle import RegionHandle
 from dataflow.limits import WorkerLimits

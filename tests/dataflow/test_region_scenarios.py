@@ -16,8 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.core.region import RegionState, ResetReport
-from checkpoint.core.region_events import WorkerJoined, WorkerLost
+from checkpoint.core.region import RegionState, ResetReport, WorkerJoined, WorkerLost
 from dataflow import FileSink, FileSource, Graph, OperatorFailure, local
 from dataflow.handle import RegionHandle
 from dataflow.operators.base import OperatorContext
@@ -290,7 +289,7 @@ def wait_for_a_vote(control: RegionHandle) -> int:
     """Wait until only worker 0 has voted for the pending checkpoint. Return its number."""
     deadline = time.monotonic() + WAIT_S
     assert control._control._shell is not None
-    state = control._control._shell.core.state
+    state = control._control._shell.core.checkpoints
     while state.pending is None or set(state.pending.votes) != {0}:
         assert time.monotonic() < deadline, control.status
         control.wait(0.01)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.core.region_events import ResetReport
+from checkpoint.core.region import ResetReport
 from dataflow import EntryPoints, FileSink, FileSource, Graph, LogSink, blocking
 from dos_tls.authority import Authority
 from tests.dataflow.support import last_counts, made, true_counts

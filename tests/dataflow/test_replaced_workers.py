@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.core.region import RegionState
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, WorkerJoined
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, RegionState, WorkerJoined
 from checkpoint.errors import NotReplacedError
 from dataflow import Graph, LogSink, RateSource
 from tests.dataflow.support import true_counts

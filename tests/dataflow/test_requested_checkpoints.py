@@ -24,7 +24,9 @@ def test_a_checkpoint_that_is_under_way_is_not_the_one_that_is_requested(scenari
         under_way = control.request_checkpoint()
         shell = control._shell
         assert shell is not None
-        until(lambda: shell.core.state.pending is not None, "a checkpoint is under way", within_s=WAIT_S)
+        until(
+            lambda: shell.core.checkpoints.pending is not None, "a checkpoint is under way", within_s=WAIT_S
+        )
         assert handle.checkpoint(WAIT_S) == under_way + 1
 
 

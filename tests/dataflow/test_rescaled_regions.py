@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import trio
 
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, WorkerJoined
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, WorkerJoined
 from checkpoint.errors import NotScaledError, StateNotRecordedError
 from dataflow import (
     Count,

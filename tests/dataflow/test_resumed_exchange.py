@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from checkpoint import ChannelFrame, FrameType, LinkHello, Peer, Restore, View
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.errors import LinkClosedError
 from dataflow import limits
 from dataflow.core.peer_links import Held, PeerLinks, Sent

@@ -12,8 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from checkpoint.core.region import ResetReport
-from checkpoint.core.region_events import WorkerJoined
+from checkpoint.core.region import ResetReport, WorkerJoined
 from dataflow import local
 from dataflow.local import ProcessLauncher
 from dataflow.worker.standby import Standby

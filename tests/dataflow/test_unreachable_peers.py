@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from checkpoint.core.links.messages import Peer, Restore
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.link import Link
 from dataflow import CallSink, RateSource, consistent, limits
 from dataflow.core.regions import Consistent

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from checkpoint.chains.directory_store import DirectoryStore, FilesAt
-from checkpoint.core.records.manifest import WorkerCheckpoint
-from checkpoint.core.retention import Rolling
+from checkpoint.core.records.manifest import Rolling, WorkerCheckpoint
 from checkpoint.errors import ManifestError
 from dataflow import limits
 from dataflow.errors import OperatorFailure

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from checkpoint import NO_MARK, Mark, Restore
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import Checkpoint
 from dataflow.core.schedule import NO_CHECKPOINT, Barrier
 from dataflow.worker.journals import Journals

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from checkpoint import RegionEvent
-from checkpoint.core.region import ResetReport
-from checkpoint.core.region_events import CheckpointCommitted, StateChanged, WorkerJoined, WorkerLost
+from checkpoint.core.region import CheckpointCommitted, ResetReport, StateChanged, WorkerJoined, WorkerLost
 from dataflow import FileSource, Graph, LogSink
 from spark_integration import run
 

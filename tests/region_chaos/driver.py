@@ -18,8 +18,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.core.region import Recovery, ResetReport
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, StateChanged, WorkerJoined
+from checkpoint.core.region import (
+    CheckpointCommitted,
+    Recovery,
+    RegionEvent,
+    ResetReport,
+    StateChanged,
+    WorkerJoined,
+)
 from dataflow import FileSink, FileSource, Graph
 from examples.demo.engine import start_spark
 from spark_integration import RegionHandle, run

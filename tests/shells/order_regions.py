@@ -20,8 +20,7 @@ from checkpoint.core.links.messages import Committed, Counters, RequestCheckpoin
 from checkpoint.core.records.consumers import output_register, query_need
 from checkpoint.core.records.manifest import WorkerCheckpoint
 from checkpoint.core.records.outputs import OutputTime, Publish
-from checkpoint.core.region import RegionSpec, worker_directory
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, RegionSpec, worker_directory
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from checkpoint.participant import Participant, ParticipantSpec, open_participant
 from checkpoint.runtime import replace_runtime

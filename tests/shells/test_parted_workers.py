@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from checkpoint.core.placement import Placement
+from checkpoint.core.coordination.workers import Placement
 from tests.shells.region.nemesis import KINDS
 from tests.shells.region.phases import SAFETY_S
 from tests.shells.run import Cluster, run_seed

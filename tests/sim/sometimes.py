@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 from unittest import mock
 
+from checkpoint.core.coordination.run import PHASES
 from checkpoint.core.links.participation import PARTICIPANT
 from checkpoint.core.region import RegionState
-from checkpoint.core.region_states import PHASES
 from dos_client.core.claim import ClaimState
 from dos_client.core.replica import ReplicaEffect
 from dos_protocol.errors import ErrorCode

@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 from msgspec.structs import replace as replaced
 
-from checkpoint.core.backup_record import BackupRecord
 from checkpoint.core.records import backups as rules
+from checkpoint.core.records.backups import BackupRecord
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.maintenance import backup
 from journal import ChainState

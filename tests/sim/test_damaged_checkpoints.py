@@ -7,8 +7,7 @@ from unittest import mock
 import pytest
 
 from checkpoint.chains import whole_checkpoints
-from checkpoint.core.damaged import Examination
-from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint, Examination
 from tests.sim.region_runs import Planted, seen_in
 from tests.sim.regions.region import Region
 from tests.sim.result import Result

@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from checkpoint.chains.manifest_log import retained_checkpoints
-from checkpoint.core import rewinding
+from checkpoint.core.coordination import checkpoints
+from checkpoint.core.coordination.checkpoints import Checkpoints
 from checkpoint.core.coordination.vocabulary import SavepointWanted
-from checkpoint.core.forking import forked, needs_original
+from checkpoint.core.records.lines import forked, needs_original
 from checkpoint.core.records.manifest import Checkpoint, ForkOrigin
-from checkpoint.core.region_events import SavepointSettled
-from checkpoint.core.savepoints import Savepoints
+from checkpoint.core.region import SavepointSettled
 from dataflow.worker.journals import Journals
 from tests.sim.region_runs import SEEDS, Planted, assert_found, seen_in
 from tests.sim.regions import forking, trimmer
@@ -56,15 +56,15 @@ def the_savepoint_is_dropped_as_soon_as_the_fork_exists() -> Planted:
 
 def the_savepoint_is_made_after_the_fork() -> Planted:
     """What only the forked checkpoint needs is released meanwhile."""
-    original = Savepoints.on_savepoint_wanted
+    original = Checkpoints.on_savepoint_wanted
 
-    def wanted(self: Savepoints, event: SavepointWanted, now: float) -> None:
+    def wanted(self: Checkpoints, event: SavepointWanted, now: float) -> None:
         if event.note.fork:
-            self._state.report(SavepointSettled(event.name, event.checkpoint))
+            self._run.report(SavepointSettled(event.name, event.checkpoint))
         else:
             original(self, event, now)
 
-    return mock.patch.object(Savepoints, "on_savepoint_wanted", wanted)
+    return mock.patch.object(Checkpoints, "on_savepoint_wanted", wanted)
 
 
 def changed(**fields: Callable[[Checkpoint, Checkpoint], Any]) -> Callable[[], Planted]:
@@ -86,12 +86,12 @@ def it_starts_without_a_checkpoint_of_its_own() -> Planted:
 
 
 def a_restore_to_its_first_checkpoint_reads_its_own_journals() -> Planted:
-    original = rewinding.restored
+    original = checkpoints.restored
 
     def restored(*args: Any, **more: Any) -> Checkpoint:
         return replaced(original(*args, **more), in_origin=False)
 
-    return mock.patch.object(rewinding, "restored", restored)
+    return mock.patch.object(checkpoints, "restored", restored)
 
 
 def its_input_is_trimmed_as_if_it_did_not_exist() -> Planted:

@@ -6,11 +6,11 @@ from unittest import mock
 import pytest
 
 from checkpoint import limits
+from checkpoint.core.coordination.checkpoints import PendingCheckpoint
 from checkpoint.core.coordination.rounds import TakeOvers
 from checkpoint.core.links.barrier import Alignment
 from checkpoint.core.links.frames import FrameType
 from checkpoint.core.records.divisions import NO_MARK, Division
-from checkpoint.core.voting import PendingCheckpoint
 from dataflow.core.peer_links import Held, PeerLinks, Records, Sent
 from dataflow.worker.circuit_thread import CircuitIncarnation, StepInput
 from dataflow.worker.journals import Journals
@@ -76,7 +76,7 @@ def an_append_is_not_settled_first() -> Planted:
 
 
 def a_take_over_has_the_term_of_the_incarnation() -> Planted:
-    return mock.patch.object(TakeOvers, "_next_term", lambda self: self._state.incarnation)
+    return mock.patch.object(TakeOvers, "_next_term", lambda self: self._run.incarnation)
 
 
 def steps_that_are_made_again_are_not_retained() -> Planted:

@@ -7,10 +7,10 @@ from unittest import mock
 
 import pytest
 
+from checkpoint.core.coordination.checkpoints import Checkpoints
+from checkpoint.core.coordination.coordinator import ManifestClaim
 from checkpoint.core.coordination.vocabulary import ManifestOpened
 from checkpoint.core.coordination.workers import Roster, Worker
-from checkpoint.core.manifest_claim import ManifestClaim
-from checkpoint.core.pausing import Pausing
 from tests.sim.region_runs import SEEDS, Planted, seen_in
 from tests.sim.regions.region import Region
 from tests.sim.run import run_seed
@@ -47,13 +47,13 @@ def the_checkpoint_seen_before_the_claim_is_restored() -> Planted:
 
 
 def the_pause_of_a_switch_is_not_lifted() -> Planted:
-    original = Pausing.order
+    original = Checkpoints.order_pause
 
-    def order(self: Pausing, *, on: bool) -> None:
+    def order(self: Checkpoints, *, on: bool) -> None:
         if on:
             original(self, on=on)
 
-    return mock.patch.object(Pausing, "order", order)
+    return mock.patch.object(Checkpoints, "order_pause", order)
 
 
 def a_successor_gets_the_number_of_an_attempt_that_runs() -> Planted:

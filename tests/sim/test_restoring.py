@@ -8,15 +8,13 @@ from unittest import mock
 import pytest
 from msgspec.structs import replace as replaced
 
-from checkpoint.core import rewinding
-from checkpoint.core.coordination import checkpoints as checkpointing
-from checkpoint.core.coordination import run as coordinator_state
-from checkpoint.core.coordination.checkpoints import Checkpointing
+from checkpoint.core.coordination import checkpoints
+from checkpoint.core.coordination import run as region_run
+from checkpoint.core.coordination.checkpoints import Checkpoints
+from checkpoint.core.coordination.coordinator import Coordinator
+from checkpoint.core.coordination.run import CoordinatorPhase
 from checkpoint.core.coordination.vocabulary import CheckpointAppended
-from checkpoint.core.records.manifest import Checkpoint
-from checkpoint.core.region_states import CoordinatorPhase
-from checkpoint.core.retention import floors_of
-from checkpoint.core.rewinding import Rewinding
+from checkpoint.core.records.manifest import Checkpoint, floors_of
 from tests.sim.region_runs import SEEDS, Planted, assert_found, seen_in
 from tests.sim.regions.region import Region
 from tests.sim.result import Result
@@ -39,13 +37,13 @@ def test_a_region_that_goes_back_has_each_row_once_and_restores_every_retained_c
 
 def changed(**fields: Any) -> Callable[[], Planted]:
     """The record of a restore has other fields."""
-    original = rewinding.restored
+    original = checkpoints.restored
 
     def restored(kept: Sequence[Checkpoint], target: Checkpoint, *args: Any, **more: Any) -> Checkpoint:
         record = original(kept, target, *args, **more)
         return replaced(record, **{name: make(record, kept, target) for name, make in fields.items()})
 
-    return lambda: mock.patch.object(rewinding, "restored", restored)
+    return lambda: mock.patch.object(checkpoints, "restored", restored)
 
 
 def its_savepoints_are_those_of_then() -> Planted:
@@ -65,7 +63,7 @@ def what_came_after_is_released() -> Planted:
 def all_below_the_last_checkpoint_is_deleted() -> Planted:
     """Also what lies between the positions of two retained checkpoints and the floors of the next."""
     stack = contextlib.ExitStack()
-    for module in (checkpointing, coordinator_state):
+    for module in (checkpoints, region_run):
         gaps = mock.patch.object(
             module,
             "gaps_of",
@@ -91,23 +89,23 @@ def inputs_continue_where_they_are() -> Planted:
 def a_checkpoint_is_requested_meanwhile() -> Planted:
     """One append can follow the other, and take the number of the restore."""
 
-    def can_checkpoint(self: Checkpointing) -> bool:
-        state = self._state
-        return state.phase is CoordinatorPhase.RUNNING and state.pending is None
+    def can_checkpoint(self: Checkpoints) -> bool:
+        return self._run.phase is CoordinatorPhase.RUNNING and self.pending is None
 
-    return mock.patch.object(Checkpointing, "can_checkpoint", property(can_checkpoint))
+    return mock.patch.object(Checkpoints, "can_checkpoint", property(can_checkpoint))
 
 
 def it_counts_before_the_commit() -> Planted:
     """The workers are reset to the restored checkpoint while its record is on its way."""
-    original = Rewinding.append_if_free
+    original = Coordinator.handle
 
-    def append(self: Rewinding) -> None:
-        original(self)
-        if (checkpoint := self._state.appending) is not None and checkpoint.rewound:
-            self.on_checkpoint_appended(CheckpointAppended(checkpoint), 0.0)
+    def handle(self: Coordinator, event: Any, now: float) -> Any:
+        effects = original(self, event, now)
+        if (record := self.checkpoints.appending) is not None and record.rewound:
+            effects += original(self, CheckpointAppended(record), now)
+        return effects
 
-    return mock.patch.object(Rewinding, "append_if_free", append)
+    return mock.patch.object(Coordinator, "handle", handle)
 
 
 BUGS = [

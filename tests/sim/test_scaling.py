@@ -11,17 +11,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as replaced
 
-from checkpoint.core import voting
-from checkpoint.core.coordination import checkpoints as checkpointing
-from checkpoint.core.coordination import run as coordinator_state
-from checkpoint.core.coordination.run import CoordinatorState
-from checkpoint.core.gathering import Gathering
+from checkpoint.core.coordination import checkpoints
+from checkpoint.core.coordination import run as region_run
+from checkpoint.core.coordination.checkpoints import PendingCheckpoint
+from checkpoint.core.coordination.rounds import Gathering
+from checkpoint.core.coordination.run import CoordinatorPhase, RegionRun
 from checkpoint.core.records.consumers import need_of
 from checkpoint.core.records.layout import TakenPart
-from checkpoint.core.records.manifest import Checkpoint
-from checkpoint.core.region_states import CoordinatorPhase
-from checkpoint.core.retention import floors_of
-from checkpoint.core.voting import PendingCheckpoint
+from checkpoint.core.records.manifest import Checkpoint, floors_of
 from dataflow.state.moving import Share
 from dataflow.worker import layout_change
 from dataflow.worker.circuit import Circuit
@@ -103,11 +100,11 @@ def workers_start_before_the_commit() -> Planted:
     on_restored, start_all = Gathering.on_restored, Gathering.start_all
 
     def at_once(self: Gathering, *args: Any) -> Any:
-        with mock.patch.object(CoordinatorState, "layout_changes", new=False):
+        with mock.patch.object(RegionRun, "layout_changes", new=False):
             return on_restored(self, *args)
 
     def once(self: Gathering, now: float) -> None:
-        if self._state.phase is CoordinatorPhase.RESTORING:
+        if self._run.phase is CoordinatorPhase.RESTORING:
             start_all(self, now)
 
     return mock.patch.multiple(Gathering, on_restored=at_once, start_all=once)
@@ -118,7 +115,7 @@ def nobody_completes_the_output_of_a_worker_that_left() -> Planted:
 
 
 def output_of_former_workers_is_forgotten() -> Planted:
-    return mock.patch.object(voting, "_retired", return_value={})
+    return mock.patch.object(checkpoints, "_retired", return_value={})
 
 
 def chains_are_released_before_they_are_taken_over() -> Planted:
@@ -126,7 +123,7 @@ def chains_are_released_before_they_are_taken_over() -> Planted:
         found = floors_of(kept, worker)
         return {**found, "state": (kept[-1].incarnation + 1, 0)} if kept else found
 
-    return mock.patch.object(coordinator_state, "floors_of", floors)
+    return mock.patch.object(region_run, "floors_of", floors)
 
 
 def the_former_layout_is_stored() -> Planted:
@@ -148,7 +145,7 @@ def floors_ignore_savepoints() -> Planted:
     def floors(kept: Sequence[Checkpoint], worker: int) -> Any:
         return floors_of(without_savepoints(kept), worker)
 
-    return mock.patch.multiple(checkpointing, floors_of=floors)
+    return mock.patch.multiple(checkpoints, floors_of=floors)
 
 
 def savepoints_are_dropped_by_another_layout() -> Planted:

@@ -20,7 +20,7 @@ from typing import Final, Self
 import trio
 
 from checkpoint import RegionEvent
-from checkpoint.core.region_events import CheckpointCommitted
+from checkpoint.core.region import CheckpointCommitted
 from checkpoint.errors import NoAnswerError
 from checkpoint.requests.client import RequestClient
 from dataflow import blocking

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from checkpoint import limits
-from checkpoint.core.coordination import run as coordinator_state
+from checkpoint.core.coordination import rounds
 from checkpoint.requests.queue import write_records
 from dataflow import Graph, InputSource, LogSink
 from tests.support.census import census_of_process
@@ -30,7 +30,7 @@ _SHORT: Final[tuple[tuple[Any, str, int | float], ...]] = (
     (limits, "manifest_replay_bytes_max", 40_000),
     (limits, "request_ids_kept_max", 4),
     (limits, "trim_poll_s", 2.0),
-    (coordinator_state, "RESETS_KEPT_MAX", 2),
+    (rounds, "RESETS_KEPT_MAX", 2),
 )
 SNAPSHOT_BYTES: Final = 30_000
 

@@ -15,7 +15,7 @@ from checkpoint.chains.manifest_log import CHAIN as MANIFEST_CHAIN
 from checkpoint.chains.manifest_log import checkpoint_record
 from checkpoint.chains.state_blocks import block_schema, encode_block, make_block
 from checkpoint.chains.state_store import StateStore
-from checkpoint.core.records.even_layout import even_layout
+from checkpoint.core.records.layout import even_layout
 from checkpoint.core.records.manifest import Checkpoint, SplitPosition, WorkerCheckpoint, in_its_version
 from checkpoint.core.records.outputs import Output, OutputHead, Publish, encode_output, output_chain
 from checkpoint.core.region import coordinator_directory, worker_directory

@@ -32,7 +32,7 @@ PASSES = 2_000
 NOT_PACKAGED = ("tests", "docs", "benchmarks", "examples")
 Edits = dict[str, list[tuple[str, str]]]
 """File -> regular expressions, each of which must be found once, and what replaces them."""
-VERSIONS = "checkpoint/core/versions.py"
+VERSIONS = "checkpoint/core/links/messages.py"
 LATER: Edits = {
     VERSIONS: [(r"= \(1, 2\)", "= (1, 3)")],
     "checkpoint/core/links/messages.py": [

@@ -25,8 +25,7 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
 import spark_integration as dos
-from checkpoint.core.region import ResetReport
-from checkpoint.core.region_events import CheckpointCommitted, RegionEvent, StateChanged, WorkerJoined
+from checkpoint.core.region import CheckpointCommitted, RegionEvent, ResetReport, StateChanged, WorkerJoined
 from dataflow import Graph, InputSource, LogSink, UserOperator
 from dataflow.blocking import close_input
 from dos_client.blocking import open_store

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from checkpoint import limits as checkpoint_limits
+from checkpoint.core.coordination.checkpoints import PendingCheckpoint
 from checkpoint.core.coordination.rounds import TakeOvers
-from checkpoint.core.voting import PendingCheckpoint
 from checkpoint.errors import StepOrderError
 from dataflow.core.peer_links import PeerLinks
 from dataflow.errors import StepsMissingError

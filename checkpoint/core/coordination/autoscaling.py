@@ -1,18 +1,21 @@
 """How many workers a region should have, by its load: settings, measurement and decision. Pure.
 
-This file decides from samples of the workers' counters. `autoscaling.py` takes the samples and requests the
-changes; `rescaling.py` makes them. The method is that of DS2 and of Flink's autoscaler (docs/decisions/0232):
+`AutoscalePolicy` decides from samples of the workers' counters. `Autoscaling`, a part of the coordinator,
+takes the samples and requests what it decides in the way of a user (`changes.py`). While counters do not
+show the load, the policy gets the reason instead: the region does not run, is paused, waits for its store,
+or is being changed. A region without `RegionSpec.autoscale` has none of this, not even the timer. The method
+is that of DS2 and of Flink's autoscaler (docs/decisions/0232):
 
 1. *Capacity*: what the present workers could read, the input rate divided by the share of time in which the
    busiest worker is busy. The busiest one counts, because the workers run in step.
-2. *Need*: what arrives (the input rate and the growth of the backlog), and the backlog divided by the time in
-   which it should be read.
+2. *Need*: what arrives (the input rate and the growth of the backlog), and the backlog divided by the time
+   in which it should be read.
 3. *Load*: need divided by capacity. The aim is the setting `busy`.
 
 Four rules keep it steady:
 
-- Between `busy` and the middle of `busy` and 1 nothing changes. Workers leave if fewer would be a fifth below
-  `busy`, and then so many stay that they are a tenth below it.
+- Between `busy` and the middle of `busy` and 1 nothing changes. Workers leave if fewer would be a fifth
+  below `busy`, and then so many stay that they are a tenth below it.
 - All judgments of the last `window` must agree before workers are added, because the first ones also contain
   the load before. Those of the last `cool_down` must agree before workers leave, and the highest counts.
 - After a change the window begins anew, and `cool_down` must pass.
@@ -21,17 +24,17 @@ Four rules keep it steady:
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import ceil, inf, isfinite
+from dataclasses import dataclass, replace
+from math import ceil, inf
 from typing import Final, NamedTuple
 
-from checkpoint import limits
-from checkpoint.core.records.even_layout import workers_text
+from checkpoint.core.coordination.changes import Changes
+from checkpoint.core.coordination.checkpoints import Checkpoints
+from checkpoint.core.coordination.run import CoordinatorPhase, RegionRun
+from checkpoint.core.coordination.vocabulary import ScaleWanted
+from checkpoint.core.records.layout import workers_text
+from checkpoint.core.region import AutoScale, AutoScaleStatus, ScaleDecided
 
-_SAMPLES: Final = 30
-"""Samples of a window, unless it is shorter than as many seconds."""
-_WINDOW_S_MIN: Final = 3.0
-_WINDOW_S_MAX: Final = 3600.0
 _LEAVES: Final = 0.8
 """Workers leave if fewer would have at most this share of the aim."""
 _STAYS: Final = 0.9
@@ -46,67 +49,6 @@ _GAIN_MIN: Final = 0.3
 """More workers help if the capacity grows by this share of what they add."""
 _ROUNDING: Final = 1e-9
 _UNITS: Final = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
-
-
-@dataclass(frozen=True, slots=True)
-class AutoScale:
-    """The number of workers follows the load, between `minimum` and `maximum`. All times are seconds.
-
-        dos.run(spark, graph, store="dos://h1,h2,h3", autoscale=dos.AutoScale(2, 8))
-
-    busy: the share of time, above 0 and below 1, in which the busiest worker should be busy. catch_up: in
-    which time a backlog should be read. window: over which the load is measured. cool_down: the shortest time
-    between two changes, and for how long the load must be lower before workers leave.
-
-    Raises ValueError for a setting out of range.
-    """
-
-    minimum: int
-    maximum: int
-    busy: float = 0.7
-    catch_up: float = 120.0
-    window: float = 30.0
-    cool_down: float = 60.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.minimum <= self.maximum <= limits.workers_max:
-            raise ValueError(
-                f"autoscale needs 1 <= minimum <= maximum <= {limits.workers_max} workers, got"
-                f" {self.minimum} and {self.maximum}"
-            )
-        if not 0 < self.busy < 1:
-            raise ValueError(f"busy must be a share above 0 and below 1, got {self.busy}")
-        if not _WINDOW_S_MIN <= self.window <= _WINDOW_S_MAX:
-            raise ValueError(
-                f"window must be {_WINDOW_S_MIN:g} to {_WINDOW_S_MAX:g} seconds, got {self.window}"
-            )
-        for name in ("catch_up", "cool_down"):
-            if not (isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} must be a time above 0 in seconds, got {getattr(self, name)}")
-
-    def limited(self, workers: int) -> int:
-        """Return the number of workers within the limits that is nearest to this one."""
-        return max(self.minimum, min(self.maximum, workers))
-
-    def check(self, workers: int | None, keeps_workers: str, *, without_checkpoints: bool) -> None:
-        """Raise ValueError if a region cannot be scaled. The arguments: those fields of its `RegionSpec`."""
-        if workers is not None and workers != self.limited(workers):
-            raise ValueError(
-                f"workers={workers} is outside of autoscale, {self.minimum} to {self.maximum} workers; pass a"
-                " number between them, or leave it out"
-            )
-        if without_checkpoints:
-            raise ValueError(
-                "autoscale needs checkpoints, and operators outside of any consistent region have none;"
-                " annotate them as consistent(...), or leave autoscale out"
-            )
-        if keeps_workers:
-            raise ValueError(f"autoscale needs a graph whose number of workers can change: {keeps_workers}")
-
-    @property
-    def sample_s(self) -> float:
-        """The time between two samples; at least one second, because heartbeats are not more frequent."""
-        return max(limits.heartbeat_s, self.window / _SAMPLES)
 
 
 class WorkerLoad(NamedTuple):
@@ -385,3 +327,90 @@ def _figures(load: RegionLoad) -> str:
 def _size(count: float) -> str:
     unit, size = next((one for one in _UNITS if count >= one[1]), ("B", 1))
     return f"{count / size:.1f} {unit}"
+
+
+class Autoscaling:
+    """The policy of one region, and its decisions."""
+
+    def __init__(self, run: RegionRun, checkpoints: Checkpoints, changes: Changes) -> None:
+        self._run = run
+        self._checkpoints = checkpoints
+        self._changes = changes
+        self._status: AutoScaleStatus | None = None
+        self._held = ""
+        """The last reason to change nothing that was reported."""
+        self._noted = changes.last_settled
+        """The last change that the policy was notified of."""
+        spec = run.spec.autoscale
+        self._policy = None if spec is None else AutoscalePolicy(spec)
+        if spec is not None:
+            self._status = AutoScaleStatus(spec.minimum, spec.maximum)
+
+    @property
+    def status(self) -> AutoScaleStatus | None:
+        """What the policy does, None without one."""
+        return self._status
+
+    def start(self, now: float) -> None:
+        """Begin to observe the region."""
+        if self._policy is not None:
+            self._run.timers.set("autoscale", now + self._policy.spec.sample_s)
+
+    def timer_expired(self, waiting_for: str, now: float) -> None:
+        """Take a sample of the load, and request another number of workers if the policy decides it.
+
+        waiting_for: what the region waits for at the store, empty if it does not wait.
+        """
+        policy = self._policy
+        assert policy is not None
+        self._run.timers.set("autoscale", now + policy.spec.sample_s)
+        settled = self._changes.last_settled
+        if settled is not self._noted:
+            self._noted = settled
+            policy.settled(settled.workers, settled.error, now)
+        hindrance = self._hindrance(waiting_for)
+        if hindrance:
+            policy.interrupted(hindrance)
+        else:
+            self._sample(policy, now)
+        assert self._status is not None
+        self._status = replace(
+            self._status, wanted=policy.wanted, reason=policy.reason, next_s=policy.next_s(now)
+        )
+
+    def _hindrance(self, waiting_for: str) -> str:
+        """Return why the counters do not show the load now, empty if they do."""
+        run, change = self._run, self._changes.change
+        if change is not None and change.replaces is not None:
+            return f"worker {change.replaces} is being replaced"
+        if change is not None:
+            return f"the region is going to {workers_text(change.workers)}"
+        if run.phase is not CoordinatorPhase.RUNNING:
+            return "the region does not run now"
+        if self._checkpoints.pause:
+            return "the region is paused"
+        if waiting_for:
+            return f"the region waits for its store: {waiting_for}"
+        if all(worker.exhausted for worker in run.roster):
+            return "all input is read"
+        return ""
+
+    def _sample(self, policy: AutoscalePolicy, now: float) -> None:
+        run, present = self._run, len(self._run.roster)
+        counters = [worker.counters for worker in run.roster]
+        wanted = policy.take([WorkerLoad(c.bytes_in, c.load_s, c.backlog_bytes) for c in counters], now)
+        if wanted is None:
+            if policy.held and policy.held != self._held:
+                self._report(ScaleDecided(present, present, policy.reason))
+                self._held = policy.held
+            return
+        self._held = ""
+        self._report(ScaleDecided(present, wanted, policy.reason))
+        self._changes.on_scale_wanted(ScaleWanted(wanted), now)
+        if self._changes.change is None:  # refused at once
+            policy.settled(present, self._changes.problem(wanted), now)
+
+    def _report(self, decided: ScaleDecided) -> None:
+        self._run.report(decided)
+        assert self._status is not None
+        self._status = replace(self._status, decided=decided)

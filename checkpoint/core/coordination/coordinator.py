@@ -1,8 +1,8 @@
 """The coordinator of a region: when a checkpoint is requested, when it commits, what follows a failure.
 
 Pure: `handle(event, now) -> effects`. `now` is a monotonic clock in seconds. The coordinator knows no
-sockets, threads, journals or launchers: its shell (`checkpoint/coordinator/shell.py`) performs the effects in
-order and reports the results as events.
+sockets, threads, journals or launchers: its shell (`checkpoint/coordinator/shell.py`) performs the effects
+in order and reports the results as events.
 
 The order that keeps checkpoints safe (decision 0003, R8-R13):
 
@@ -13,65 +13,382 @@ The order that keeps checkpoints safe (decision 0003, R8-R13):
    epoch.
 3. Start to all workers once all have restored the checkpoint.
 4. RequestCheckpoint. Only votes of this incarnation count. When all are in and agree: AppendCheckpoint.
-   Nothing else is
-   appended before CheckpointAppended. That acknowledgement is the commit: Committed is sent only after it.
-5. Any loss leads back to 1 with a higher epoch, unless the region has local recovery (`take_overs.py`). A
+   Nothing else is appended before CheckpointAppended. That acknowledgement is the commit: Committed is sent
+   only after it.
+5. Any loss leads back to 1 with a higher epoch, unless the region has local recovery (`TakeOvers`). A
    checkpoint in doubt is found in the manifest, or can never be there.
 
 A *round* leads from one RUNNING phase to the next. Several workers lost at one time are one round and spend
 one reset attempt; a worker that is lost in the round that launched it begins another. A committed checkpoint
-forgives all attempts. Launching a worker needs no incarnation, because it only joins, so it does not wait for
-1; cancelling a suspect does.
+forgives all attempts. Launching a worker needs no incarnation, because it only joins, so it does not wait
+for 1; cancelling a suspect does.
 
-The parts share one `CoordinatorState`. A part calls only parts above it in this table:
+The machine has these parts. Each owns its fields, and calls only parts above it in this table:
 
-| part | module | responsibility |
+| part | module | owns |
 |---|---|---|
-| StatusReporter | status_reports.py | the status that users see |
-| Ending | ending.py | the outcome, the end of the workers |
-| Checkpointing | checkpointing.py | checkpoints: request, votes, append, commit; the end of input |
-| Pausing | pausing.py | all workers stop at one step |
-| Savepoints | savepoints.py | savepoints |
-| Recovery | recovery.py | rounds and reset attempts |
-| Rewinding | rewinding.py | the region goes back to an older checkpoint |
-| TakeOvers | take_overs.py | local recovery: a lost worker is replaced while the others run |
-| Gathering | gathering.py | workers are launched, join, are ordered and start |
-| FallingBack | falling_back.py | the last checkpoint is damaged |
-| Losses | losses.py | workers fail, fall silent or take too long |
-| Rescaling | rescaling.py | the layout of an incarnation, its number of workers, other processes of them |
-| Autoscaling | autoscaling.py | the number of workers follows the load |
-| ManifestClaim | manifest_claim.py | the manifest is opened, superseded or lost |
-| Stopping | stopping.py | the request to stop |
+| RegionRun | run.py | the phase, what is committed, the workers (workers.py), the outcome |
+| Checkpoints | checkpoints.py | the checkpoint under way, its votes and commit; pause, savepoints, restores |
+| Recovery, TakeOvers, Gathering | rounds.py | resets, attempts; a worker taken over; who has joined |
+| Changes | changes.py | the layout, another number of workers, other processes of them |
+| Autoscaling | autoscaling.py | the policy by which the number of workers follows the load |
+| FallingBack, Losses | losses.py | a damaged checkpoint; workers that fail, are silent or slow |
+| ManifestClaim, StatusReporter | here | the claim of the manifest; what users see |
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from checkpoint import limits
-from checkpoint.core.autoscaling import Autoscaling
 from checkpoint.core.coordination import vocabulary as v
-from checkpoint.core.coordination.changes import Rescaling
-from checkpoint.core.coordination.checkpoints import Checkpointing
-from checkpoint.core.coordination.losses import Losses
-from checkpoint.core.coordination.rounds import TakeOvers
-from checkpoint.core.coordination.run import CoordinatorState
-from checkpoint.core.coordination.workers import Worker
-from checkpoint.core.ending import Ending
-from checkpoint.core.falling_back import FallingBack
-from checkpoint.core.gathering import Gathering
+from checkpoint.core.coordination.autoscaling import Autoscaling
+from checkpoint.core.coordination.changes import Changes, Scaling
+from checkpoint.core.coordination.checkpoints import Checkpoints
+from checkpoint.core.coordination.losses import FallingBack, Losses
+from checkpoint.core.coordination.recovery_estimate import estimate
+from checkpoint.core.coordination.rounds import Gathering, Recovery, TakeOvers
+from checkpoint.core.coordination.run import CoordinatorPhase, PhaseEvent, RegionRun
+from checkpoint.core.coordination.workers import LINKED, Worker, WorkerState
 from checkpoint.core.links import messages as m
-from checkpoint.core.manifest_claim import ManifestClaim
-from checkpoint.core.pausing import Pausing
-from checkpoint.core.recovery import Recovery
-from checkpoint.core.region import RegionSpec, RegionStatus
-from checkpoint.core.region_states import CoordinatorPhase
-from checkpoint.core.rewinding import Rewinding
-from checkpoint.core.savepoints import Savepoints
-from checkpoint.core.status_reports import StatusReporter
-from checkpoint.core.stopping import Stopping
+from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.region import (
+    RecoveryEstimate,
+    RegionSpec,
+    RegionState,
+    RegionStatus,
+    ScalingPhase,
+    ScalingStatus,
+    StateChanged,
+    UnderWayStatus,
+    check_continues,
+)
+from checkpoint.errors import FingerprintMismatchError, ManifestError, RegionFencedError
 
 PATIENCE: Final = ("gather", "restore", "drain", "scale", "take over")
 """Timers that wait for others: they do not advance while the store has no quorum."""
+
+VISIBLE_STATES: Final[dict[CoordinatorPhase, RegionState]] = {
+    CoordinatorPhase.NEW: RegionState.STARTING,
+    CoordinatorPhase.OPENING: RegionState.STARTING,
+    CoordinatorPhase.GATHERING: RegionState.WAITING_FOR_WORKERS,
+    CoordinatorPhase.RESTORING: RegionState.RESTORING,
+    CoordinatorPhase.RUNNING: RegionState.RUNNING,
+    CoordinatorPhase.STOPPING: RegionState.STOPPING,
+    CoordinatorPhase.ENDING: RegionState.STOPPING,
+}
+"""The state that users see in each phase, with these exceptions (`StatusReporter`):
+
+- OPENING after the first incarnation: RESTORING.
+- Any phase from OPENING to RUNNING while the store has no quorum: WAITING_FOR_STORE.
+- RUNNING while no worker takes input: PAUSED.
+- ENDED: the outcome.
+"""
+
+
+class ManifestClaim:
+    """What the coordinator knows of its claim of the manifest."""
+
+    def __init__(
+        self,
+        run: RegionRun,
+        checkpoints: Checkpoints,
+        rounds: Recovery,
+        changes: Changes,
+        falling_back: FallingBack,
+    ) -> None:
+        self._run = run
+        self._checkpoints = checkpoints
+        self._rounds = rounds
+        self._changes = changes
+        self._falling_back = falling_back
+        self._superseded = 0
+        """Attempts to open the manifest that were superseded in a row."""
+
+    def may_begin(self, seen: Checkpoint | None, now: float) -> bool:
+        """Return whether this region can continue from the checkpoint that was read before the claim. If not,
+        it fails now, and no driver that runs it is fenced off.
+        """
+        if not self._restorable(seen, now):
+            return False
+        if seen is not None:
+            self._changes.expect_workers(seen)
+        return True
+
+    def _restorable(self, checkpoint: Checkpoint | None, now: float) -> bool:
+        try:
+            self._check_restorable(checkpoint)
+        except (ManifestError, FingerprintMismatchError) as error:
+            self._run.fail(error, now)
+            return False
+        return True
+
+    def on_manifest_opened(self, event: v.ManifestOpened, now: float) -> None:
+        """Begin the incarnation: from now on, and not before, the coordinator may send orders in it."""
+        run = self._run
+        if run.phase is not CoordinatorPhase.OPENING:
+            return  # the outcome was decided meanwhile; the shell closes the manifest that it opened
+        assert event.incarnation > max(run.incarnation, self._rounds.epoch_floor), "epochs only rise"
+        if not self._restorable(event.last_checkpoint, now):
+            return
+        run.move(PhaseEvent.OPENED)
+        self._rounds.manifest_opened(now)
+        run.timers.clear("open")
+        self._superseded = 0
+        run.opened(event.incarnation, event.last_checkpoint, event.kept)
+        if self._checkpoints.settle_doubt(now):
+            self._rounds.forgive()
+        self._changes.choose_layout(now)
+        self._checkpoints.settle_after_opening()
+        # Not earlier: only now that the manifest is held above it can the old attempt commit nothing more.
+        for worker in run.roster:
+            if worker.state is WorkerState.LOST:
+                self._rounds.relaunch(worker, now)
+        self._falling_back.examine_or_order(now)
+
+    def _check_restorable(self, checkpoint: Checkpoint | None) -> None:
+        """Raise ManifestError or FingerprintMismatchError if this region cannot be restored to
+        `checkpoint`.
+        """
+        run = self._run
+        if checkpoint is None:
+            return
+        if run.last_checkpoint is not None and checkpoint.number < run.last_checkpoint.number:
+            raise ManifestError(
+                f"it is the last in the manifest, but checkpoint {run.last_checkpoint.number} was committed",
+                checkpoint=checkpoint.number,
+            )
+        check_continues(run.spec, checkpoint)
+
+    def on_manifest_superseded(self, event: v.ManifestSuperseded, now: float) -> None:
+        """Try again after a random delay whose bound doubles: two coordinators start at one time (R17).
+
+        The bound is several times what an attempt takes on this network. With a smaller one, attempts over
+        slow paths would always overlap and none would succeed.
+        """
+        run = self._run
+        if run.phase is not CoordinatorPhase.OPENING:
+            return
+        run.move(PhaseEvent.SUPERSEDED)
+        self._superseded += 1
+        attempt_s = min(event.attempt_s, limits.claim_patience_s)
+        longest = min(
+            (limits.manifest_backoff_s + attempt_s) * 2.0**self._superseded,
+            limits.manifest_backoff_max_s + limits.manifest_backoff_attempts_max * attempt_s,
+        )
+        run.timers.set("open", now + event.rng * longest)
+
+    def open_again(self, now: float) -> None:
+        del now
+        if self._run.phase is CoordinatorPhase.OPENING:
+            self._rounds.open_manifest()
+
+    def on_manifest_taken(self, event: v.ManifestTaken, now: float) -> None:
+        """End FENCED: a newer driver runs this region and may have committed checkpoints unknown here."""
+        reason = f"a newer driver took over region {self._run.spec.name!r} with epoch {event.epoch_held}"
+        error = RegionFencedError(reason, epoch_held=event.epoch_held)
+        self._run.decide(RegionState.FENCED, reason, now, kind="fenced", error=error)
+
+    def on_manifest_lost(self, event: v.ManifestLost, now: float) -> None:
+        """Open the manifest again in a new round.
+
+        That finds out whether a newer driver holds it, or whether one died after it claimed it (R18).
+        """
+        run = self._run
+        if event.incarnation != run.incarnation:
+            return
+        if run.phase is CoordinatorPhase.STOPPING:
+            text = "stopped without a last checkpoint: the manifest claim was lost"
+            self._run.decide(RegionState.STOPPED, text, now, kind="stopped")
+        elif run.phase in (
+            CoordinatorPhase.GATHERING,
+            CoordinatorPhase.RESTORING,
+            CoordinatorPhase.RUNNING,
+        ):
+            self._rounds.reset(f"the manifest was claimed with epoch {event.epoch_held}", now)
+
+    def on_manifest_unreadable(self, event: v.ManifestUnreadable, now: float) -> None:
+        """End FAILED: waiting does not cure this, a person has to repair it."""
+        self._run.fail(event.error, now)
+
+
+class StatusReporter:
+    """The visible state of one region, with the time since which it waits for the store."""
+
+    def __init__(
+        self,
+        run: RegionRun,
+        checkpoints: Checkpoints,
+        rounds: Recovery,
+        changes: Changes,
+        autoscaling: Autoscaling,
+    ) -> None:
+        self._run = run
+        self._checkpoints = checkpoints
+        self._rounds = rounds
+        self._changes = changes
+        self._autoscaling = autoscaling
+        self._store_waiting = ""
+        """What the manifest waits for at the store, empty if it does not wait."""
+        self._now = 0.0
+        """The time of the last event."""
+        self._waiting_since: float | None = None
+        self._reported = (RegionState.STARTING, "")
+
+    def on_store_waiting(self, event: v.StoreWaiting, now: float) -> None:
+        del now
+        self._store_waiting = event.waiting
+
+    @property
+    def waiting_for(self) -> str:
+        """What the region waits for at the store, empty if it does not wait."""
+        if self._run.phase in (
+            CoordinatorPhase.NEW,
+            CoordinatorPhase.STOPPING,
+            CoordinatorPhase.ENDING,
+            CoordinatorPhase.ENDED,
+        ):
+            return ""
+        waiting = list(self._waiting_workers())
+        if self._store_waiting or not waiting:
+            return self._store_waiting
+        reason = next((one.counters.waiting_reason for one in waiting if one.counters.waiting_reason), "")
+        who = ", ".join(str(worker.index) for worker in waiting)
+        return f"worker {who} waits for a quorum of the store" + (f": {reason}" if reason else "")
+
+    def note_waiting(self, now: float) -> None:
+        """Keep the time since which the region waits for the store. Call after each event."""
+        self._now = now
+        if not self.waiting_for:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
+
+    def _waiting_workers(self) -> Iterator[Worker]:
+        return (one for one in self._run.roster if one.state in LINKED and one.counters.waiting_for_store)
+
+    @property
+    def visible_state(self) -> RegionState:
+        """The state that users see."""
+        run = self._run
+        if run.ended and run.outcome is not None:
+            return run.outcome.state
+        if self.waiting_for:
+            return RegionState.WAITING_FOR_STORE
+        if run.phase is CoordinatorPhase.OPENING and run.incarnation:
+            return RegionState.RESTORING
+        return (
+            RegionState.PAUSED
+            if self._checkpoints.is_paused and run.phase is CoordinatorPhase.RUNNING
+            else VISIBLE_STATES[run.phase]
+        )
+
+    def status(self) -> RegionStatus:
+        """Return a snapshot."""
+        run = self._run
+        return RegionStatus(
+            state=self.visible_state,
+            reason=self.waiting_for or "; ".join(filter(None, (run.reason, self._long_call()))),
+            incarnation=run.incarnation,
+            last_checkpoint=run.last_number,
+            last_checkpoint_step=run.last_step,
+            checkpoints_committed=self._checkpoints.count,
+            reset_attempts=self._rounds.attempts,
+            workers=tuple(worker.status() for worker in run.roster),
+            resets=tuple(self._rounds.resets),
+            store_waiting=self.waiting_for,
+            waiting_s=0.0 if self._waiting_since is None else self._now - self._waiting_since,
+            waiting_bytes=sum(worker.counters.lag_bytes for worker in self._waiting_workers()),
+            savepoints=self._checkpoints.held_savepoints,
+            dropped=run.dropped,
+            recovery=self._recovery(),
+            scaling=self._scaling(),
+            under_way=self._under_way(),
+            autoscale=self._autoscaling.status,
+            fell_back=self._checkpoints.fell_back,
+            metrics=run.spec.metrics,
+        )
+
+    def _long_call(self) -> str:
+        """Return which operator has run for long, of the one that has run longest, or waits for something
+        outside of the region; empty if none does.
+        """
+        linked = (one for one in self._run.roster if one.state in LINKED)
+        longest = max(linked, key=lambda one: (bool(one.waits), one.running[1]), default=None)
+        if longest is None:
+            return ""
+        name, seconds = longest.running
+        if longest.waits:
+            return f"worker {longest.index}: operator {name!r} waits for {longest.waits}"
+        if seconds < limits.long_call_s:
+            return ""
+        return f"worker {longest.index}: operator {name!r} has been in user code for {seconds:.0f} s"
+
+    def _scaling(self) -> ScalingStatus | None:
+        change = self._changes.change
+        if change is None:
+            return None
+        recovery = self._recovery()
+        return ScalingStatus(
+            change.workers,
+            _phase_of(change),
+            self._now - change.began,
+            sum(report.copied_bytes for report in change.copied.values()),
+            sum(report.total_bytes for report in change.copied.values()),
+            None if recovery is None else recovery.claim_s + recovery.state_s,
+            change.replaces,
+        )
+
+    def _under_way(self) -> UnderWayStatus | None:
+        pending, roster = self._checkpoints.pending, self._run.roster
+        if pending is None:
+            return None
+        newest = max((worker.status().step for worker in roster), default=0)
+        late = {index: _why_no_vote(roster[index], newest) for index in pending.missing()}
+        return UnderWayStatus(pending.number, self._now - pending.requested_at, late)
+
+    def _recovery(self) -> RecoveryEstimate | None:
+        """Return how long a recovery would take now; None if the region is over or was never started."""
+        run = self._run
+        if run.over:
+            return None
+        step = max((worker.step for worker in run.roster), default=0)
+        return estimate(
+            self._rounds.history.inputs(run.last_checkpoint, step, (one.meter for one in run.roster))
+        )
+
+    def report_change(self) -> None:
+        """Report the state and its reason to observers if either differs from the last report."""
+        current = (self.visible_state, self.waiting_for or self._run.reason)
+        if current != self._reported:
+            self._reported = current
+            self._run.report(StateChanged(*current))
+
+
+def _why_no_vote(worker: Worker, newest: int) -> str:
+    """Return why a worker has not voted, by what it reported last. newest: the last step that any ended."""
+    counters = worker.counters
+    if worker.state not in LINKED:
+        return f"it is {worker.state.name}"
+    if counters.waiting_for_store:
+        reason = f": {counters.waiting_reason}" if counters.waiting_reason else ""
+        return f"it waits for a quorum of the store{reason}"
+    at = f"after step {worker.status().step} of {newest}"
+    operator, seconds = worker.running
+    if operator:
+        long = f", for {seconds:.0f} s" if seconds >= limits.long_call_s else ""
+        waits = f", which waits for {worker.waits}" if worker.waits else ""
+        return f"it runs operator {operator!r}{long}{waits}, {at}"
+    if counters.lag_bytes:
+        return f"{counters.lag_bytes} bytes of it are not synced, {at}"
+    return f"it waits for rows of other workers, {at}"
+
+
+def _phase_of(change: Scaling) -> ScalingPhase:
+    if change.switches:
+        return "moving state"
+    if change.holds:
+        return "pausing"
+    return "copying state" if change.copied else "launching workers"
 
 
 class Coordinator:
@@ -81,27 +398,19 @@ class Coordinator:
     follows the effect End.
     """
 
-    _last_tick = 0.0
-
-    def __init__(self, spec: RegionSpec, state: CoordinatorState | None = None) -> None:
-        self.state = state = state or CoordinatorState(spec)
-        self._reporter = reporter = StatusReporter(state)
-        ending = Ending(state, reporter)
-        self._checkpointing = checkpointing = Checkpointing(state, ending)
-        self._pausing = pausing = Pausing(state, checkpointing)
-        self._savepoints = savepoints = Savepoints(state, checkpointing)
-        self._recovery = recovery = Recovery(state, ending)
-        self._rewinding = rewinding = Rewinding(state, recovery)
-        self._take_overs = take_overs = TakeOvers(state, ending, recovery)
-        self._gathering = gathering = Gathering(state, ending, checkpointing, pausing, recovery, take_overs)
-        falling_back = FallingBack(state, ending, rewinding, gathering)
-        self._losses = losses = Losses(state, ending, checkpointing, recovery, take_overs)
-        self._rescaling = rescaling = Rescaling(state, ending, checkpointing, pausing, recovery)
-        self._autoscaling = autoscaling = Autoscaling(state, reporter, rescaling)
-        self._manifest = manifest = ManifestClaim(
-            state, ending, checkpointing, savepoints, rewinding, recovery, falling_back, rescaling
-        )
-        self._stopping = stopping = Stopping(state, ending, pausing)
+    def __init__(self, spec: RegionSpec, run: RegionRun | None = None) -> None:
+        self.run = run = run or RegionRun(spec)
+        self.checkpoints = checkpoints = Checkpoints(run)
+        self.rounds = rounds = Recovery(run, checkpoints)
+        self._take_overs = take_overs = TakeOvers(run, checkpoints, rounds)
+        self._gathering = gathering = Gathering(run, checkpoints, rounds, take_overs)
+        self.changes = changes = Changes(run, checkpoints, rounds)
+        self._autoscaling = Autoscaling(run, checkpoints, changes)
+        falling_back = FallingBack(run, checkpoints, gathering)
+        self._losses = losses = Losses(run, checkpoints, rounds, take_overs, falling_back)
+        self._manifest = manifest = ManifestClaim(run, checkpoints, rounds, changes, falling_back)
+        self._reporter = StatusReporter(run, checkpoints, rounds, changes, self._autoscaling)
+        self._last_tick = 0.0
         self._on_event: Final[dict[type[Any], Callable[[Any, float], None]]] = {
             v.Begin: self._on_begin,
             v.ManifestOpened: manifest.on_manifest_opened,
@@ -109,33 +418,34 @@ class Coordinator:
             v.ManifestTaken: manifest.on_manifest_taken,
             v.ManifestLost: manifest.on_manifest_lost,
             v.ManifestUnreadable: manifest.on_manifest_unreadable,
-            v.StoreWaiting: manifest.on_store_waiting,
-            **falling_back.on_event,
+            v.StoreWaiting: self._reporter.on_store_waiting,
+            v.ExaminationWaits: falling_back.on_waits,
+            v.CheckpointsExamined: falling_back.on_examined,
             v.CheckpointAppended: self._on_checkpoint_appended,
             v.ControlReceived: self._on_received,
             v.LinkDown: losses.on_link_down,
             v.WorkerHosted: take_overs.on_hosted,
             v.WorkerEnded: losses.on_worker_ended,
             v.CoordinatorTick: self._on_tick,
-            v.CheckpointWanted: checkpointing.on_checkpoint_wanted,
+            v.CheckpointWanted: checkpoints.on_checkpoint_wanted,
             v.ResetWanted: self._on_reset_wanted,
-            v.PauseWanted: pausing.on_pause_wanted,
-            v.SavepointWanted: savepoints.on_savepoint_wanted,
-            v.RestoreWanted: rewinding.on_restore_wanted,
-            v.ScaleWanted: rescaling.on_scale_wanted,
-            v.ReplaceWanted: rescaling.on_replace_wanted,
-            v.StopWanted: stopping.on_stop_wanted,
+            v.PauseWanted: changes.on_pause_wanted,
+            v.SavepointWanted: checkpoints.on_savepoint_wanted,
+            v.RestoreWanted: checkpoints.on_restore_wanted,
+            v.ScaleWanted: changes.on_scale_wanted,
+            v.ReplaceWanted: changes.on_replace_wanted,
+            v.StopWanted: self._on_stop_wanted,
         }
         self._on_message: Final[dict[type[Any], Callable[[Worker, Any, float], m.Refusal | None]]] = {
-            m.Progress: checkpointing.on_progress,
+            m.Progress: checkpoints.on_progress,
             m.Failed: losses.on_failed,
             m.Suspects: losses.on_suspects,
             m.Restored: gathering.on_restored,
-            m.Vote: checkpointing.on_vote,
-            m.WantsCheckpoint: checkpointing.on_wants_checkpoint,
-            m.Paused: pausing.on_paused,
-            m.CopiedAhead: rescaling.on_copied,
-            m.Finished: checkpointing.on_finished,
+            m.Vote: checkpoints.on_vote,
+            m.WantsCheckpoint: checkpoints.on_wants_checkpoint,
+            m.Paused: checkpoints.on_paused,
+            m.CopiedAhead: changes.on_copied,
+            m.Finished: checkpoints.on_finished,
         }
         self._on_timer: Final[dict[str, Callable[[float], None]]] = {
             "beat": losses.beat,
@@ -144,40 +454,42 @@ class Coordinator:
             "restore": losses.restore_timed_out,
             "take over": take_overs.timed_out,
             "drain": losses.drain_timed_out,
-            "checkpoint": checkpointing.checkpoint_timer_expired,
-            "scale": rescaling.timed_out,
-            "leave": ending.leave_expired,
-            "autoscale": autoscaling.timer_expired,
-            "stop": stopping.timed_out,
-            "grace": ending.grace_expired,
+            "checkpoint": checkpoints.checkpoint_timer_expired,
+            "scale": changes.timed_out,
+            "leave": run.leave_expired,
+            "autoscale": self._autoscale,
+            "stop": self._stop_timed_out,
+            "grace": run.grace_expired,
             "last words": losses.last_words_expired,
         }
 
     def handle(self, event: v.Event, now: float) -> list[v.Effect]:
         """Take one event and return what to do about it, in order. After End the list is always empty."""
-        state = self.state
-        if state.phase is CoordinatorPhase.ENDED:
+        if self.run.ended:
             return []
+        run = self.run
         self._on_event[type(event)](event, now)
         self._reporter.note_waiting(now)
-        self._rescaling.advance(now)
+        self.changes.advance(now)
         self._take_overs.advance(now)
-        self._stopping.advance(now)
-        if not state.over:
+        self._stop_if_covered(now)
+        if not run.over:
             self._gathering.launch_due(now)
         self._reporter.report_change()
-        return state.take_effects()
+        if run.ended and run.outcome is not None:
+            run.emit(run.outcome)  # last: no effect follows it
+        return run.take_effects()
 
     def deadline(self) -> float | None:
         """Return when the next Tick is due, None if nothing happens by time alone."""
-        launches = [one.launch_at for one in self.state.roster.ever() if one.launch_at is not None]
-        due = self.state.timers.next()
+        launches = [one.launch_at for one in self.run.roster.ever() if one.launch_at is not None]
+        due = self.run.timers.next()
         return min([*launches, *([] if due is None else [due])], default=None)
 
     @property
     def next_number(self) -> int:
-        """See `CoordinatorState.next_number`."""
-        return self.state.next_number
+        """See `Checkpoints.next_number`."""
+        return self.checkpoints.next_number
 
     def status(self) -> RegionStatus:
         """Return a snapshot of what users see."""
@@ -188,41 +500,83 @@ class Coordinator:
     def _on_begin(self, event: v.Begin, now: float) -> None:
         self._last_tick = now
         if self._manifest.may_begin(event.seen, now):
-            self._recovery.start(now)
+            self.rounds.start(now)
             self._autoscaling.start(now)
 
     def _on_checkpoint_appended(self, event: v.CheckpointAppended, now: float) -> None:
-        if self._rewinding.on_checkpoint_appended(event, now):
+        checkpoints, record = self.checkpoints, event.checkpoint
+        if checkpoints.is_restore(record):
+            if checkpoints.on_restore_appended(record):
+                text = f"it was restored to checkpoint {record.rolled_back_to}"
+                self.rounds.reset(text, now, spend=False)
             return
-        layout_changed = self.state.layout_changes
-        self._checkpointing.on_checkpoint_appended(event, now)
-        if layout_changed and not self.state.layout_changes:
-            self._rescaling.committed(now)
+        layout_changed = self.run.layout_changes
+        if checkpoints.on_appended(event, now):
+            self.rounds.forgive()
+        if layout_changed and not self.run.layout_changes:
+            self.changes.committed(now)
             self._gathering.start_all(now)
         # Before settle_or_request: that may request another checkpoint, and a region with a pending one does
         # not become PAUSED.
-        self._pausing.note_paused()
-        self._rewinding.append_if_free()
-        self._savepoints.settle_or_request(now)
+        checkpoints.note_paused()
+        checkpoints.append_restore_if_free()
+        checkpoints.settle_or_request(now)
         self._take_overs.reinstate(now)
 
     def _on_reset_wanted(self, event: v.ResetWanted, now: float) -> None:
         """Reset by hand. In any other phase the region is already on its way to its last checkpoint."""
         del event
-        if self.state.phase in (CoordinatorPhase.RESTORING, CoordinatorPhase.RUNNING):
-            self._recovery.reset("a reset was requested", now, spend=False)
+        if self.run.phase in (CoordinatorPhase.RESTORING, CoordinatorPhase.RUNNING):
+            self.rounds.reset("a reset was requested", now, spend=False)
+
+    def _autoscale(self, now: float) -> None:
+        self._autoscaling.timer_expired(self._reporter.waiting_for, now)
+
+    # --- the request to stop --------------------------------------------------------------------------
+
+    def _on_stop_wanted(self, event: v.StopWanted, now: float) -> None:
+        """Stop after a last checkpoint, if the region did anything since the one before; at once if it takes
+        none or does not run.
+
+        It is paused first: so the last checkpoint covers every step, outputs end with its rows, and any
+        program that runs next begins after all steps that were shown.
+        """
+        del event
+        run = self.run
+        if run.over or run.phase is CoordinatorPhase.STOPPING:
+            return
+        takes_one = not (run.spec.without_checkpoints or self.checkpoints.final_committed)
+        if run.phase is not CoordinatorPhase.RUNNING or not takes_one:
+            run.decide(RegionState.STOPPED, "stopped", now, kind="stopped")
+            return
+        if not self.checkpoints.pause:
+            self.checkpoints.order_pause(on=True)
+        run.move(PhaseEvent.STOP)
+        run.timers.set("stop", now + min(limits.stop_checkpoint_timeout_s, run.spec.drain_timeout_s))
+
+    def _stop_if_covered(self, now: float) -> None:
+        """Stop a region that is paused for it, once the last checkpoint covers all."""
+        run, checkpoints = self.run, self.checkpoints
+        covered = checkpoints.pending is None and not run.has_new_steps
+        if run.phase is CoordinatorPhase.STOPPING and checkpoints.all_paused and covered:
+            run.decide(RegionState.STOPPED, "stopped", now, kind="stopped")
+
+    def _stop_timed_out(self, now: float) -> None:
+        """End without the last checkpoint: the region continues from the one before when it runs again."""
+        text = "stopped without a last checkpoint: it took too long"
+        self.run.decide(RegionState.STOPPED, text, now, kind="stopped")
 
     # --- messages -------------------------------------------------------------------------------------
 
     def _on_received(self, event: v.ControlReceived, now: float) -> None:
         refusal = self._take_message(event, now)
         if refusal is not None:
-            self.state.emit(v.MessageRefused(event.link, refusal))
+            self.run.emit(v.MessageRefused(event.link, refusal))
 
     def _take_message(self, event: v.ControlReceived, now: float) -> m.Refusal | None:
         """Check the sender and the incarnation, then handle the message; return why it was refused."""
-        state, message, link = self.state, event.message, event.link
-        job, incarnation = state.spec.name, state.incarnation
+        run, message, link = self.run, event.message, event.link
+        job, incarnation = run.spec.name, run.incarnation
         if message.job != job:
             return m.check_address(message, job=job, incarnation=incarnation)
         if isinstance(message, m.Join):
@@ -230,14 +584,14 @@ class Coordinator:
         if isinstance(message, m.CompanionReport):
             self._losses.on_companion(message, now)
             return None
-        worker = state.roster.by_link(link)
+        worker = run.roster.by_link(link)
         if worker is None or worker.index != message.worker:
             return m.Refusal(
                 "UNKNOWN_WORKER",
                 f"{type(message).__name__} of worker {message.worker} on another worker's link",
             )
         worker.received_at = now  # any message on a worker's own link proves that it lives
-        if state.over:
+        if run.over:
             return None
         stale = m.check_address(message, job=job, incarnation=incarnation)
         if stale is not None and not _counts_when_stale(message):
@@ -248,17 +602,17 @@ class Coordinator:
 
     def _on_tick(self, event: v.CoordinatorTick, now: float) -> None:
         """Handle the expired timers. Time in which this process itself was late counts against no worker."""
-        state = self.state
+        run = self.run
         late = max(now - event.due, 0.0)
         if late > limits.tick_late_s:
-            state.roster.shift(late)
+            run.roster.shift(late)
         elapsed, self._last_tick = now - self._last_tick, now
         if self._reporter.waiting_for:
-            state.timers.shift(elapsed, PATIENCE)
+            run.timers.shift(elapsed, PATIENCE)
         elif late > limits.tick_late_s:
-            state.timers.shift(late, PATIENCE)
-        for name in state.timers.expired(now):
-            if state.phase is not CoordinatorPhase.ENDED:
+            run.timers.shift(late, PATIENCE)
+        for name in run.timers.expired(now):
+            if not run.ended:
                 self._on_timer[name](now)
 
 

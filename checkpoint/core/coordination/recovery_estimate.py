@@ -21,6 +21,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
+from checkpoint.core.region import RecoveryEstimate
 
 ROUNDS_KEPT: Final = 5
 """Older rounds say little: the state has changed since, and perhaps the machine."""
@@ -54,26 +55,6 @@ class RecoveryInputs:
     """Steps after the last checkpoint."""
     step_s: float = 0.0
     """Time of a step of the slowest worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryEstimate:
-    """The estimate of a recovery. Times are in seconds; `seconds` is their sum."""
-
-    launch_s: float
-    claim_s: float
-    state_s: float
-    replay_s: float
-    state_bytes: int
-    """Bytes that the worker with the largest state has to read."""
-    steps: int
-    """Steps that are replayed."""
-    rounds: int
-    """How many measured rounds, of the last five, the estimate is based on."""
-
-    @property
-    def seconds(self) -> float:
-        return self.launch_s + self.claim_s + self.state_s + self.replay_s
 
 
 def estimate(given: RecoveryInputs) -> RecoveryEstimate | None:

@@ -1,33 +1,312 @@
-"""Local recovery: another process takes a lost worker over while the others continue. A part of the
-coordinator. Pure.
+"""Rounds: how a region starts, is reset to its last checkpoint, and how one lost worker is replaced. Pure.
 
-The protocol and why each of its rules is needed: docs/decisions/0233. Here the coordinator
+A part of the coordinator. A *round* (`Recovery`) leads from one RUNNING phase to the next: open the manifest
+with a higher epoch, gather all workers (`Gathering`), order them to the last checkpoint, start them. Rules:
 
-1. raises the term of the lost worker, so that nothing of its old process counts: no vote, no claim, no frame,
+- No order is sent before the manifest is held in its incarnation.
+- Every worker receives at most one Restore in an incarnation.
+
+**Local recovery** (`TakeOvers`): another process takes a lost worker over while the others continue. The
+protocol and why each of its rules is needed: docs/decisions/0233. Here the coordinator
+
+1. raises the term of the lost worker, so that nothing of its old process counts: no vote, no claim, no
+   frame,
 2. launches another process, and waits until it has joined and an append to the manifest is settled,
 3. orders it to the last checkpoint, and shows it to the others (`View`),
 4. starts it as soon as it has restored. It makes the steps of its chain again; the others have run as far as
    they could without it.
 
-If no stand-by waits, the process of its predecessor in the ring runs the worker for a while.
-Meanwhile a process of its own is launched. Once that has joined, it takes the worker back in the same way,
-just after a checkpoint is committed: the worker is *reinstated* (DADSTORM, section 4).
-
-What cannot be recovered in this way resets the region; the reason is part of the reset's.
+If no stand-by waits, the process of its predecessor in the ring runs the worker for a while. Meanwhile a
+process of its own is launched. Once that has joined, it takes the worker back in the same way, just after a
+checkpoint is committed: the worker is *reinstated* (DADSTORM, section 4). What cannot be recovered in this
+way resets the region; the reason is part of the reset's.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Final
 
 from checkpoint import limits
-from checkpoint.core.coordination.run import CoordinatorState
-from checkpoint.core.coordination.vocabulary import WorkerHosted
-from checkpoint.core.coordination.workers import Worker
-from checkpoint.core.ending import Ending
-from checkpoint.core.links.messages import Pause, RequestCheckpoint, Restored, Start, View
-from checkpoint.core.recovery import Recovery
-from checkpoint.core.region import ResetReport
-from checkpoint.core.region_states import CoordinatorPhase, WorkerEvent, WorkerState
+from checkpoint.core.coordination.checkpoints import Checkpoints
+from checkpoint.core.coordination.recovery_estimate import RecoveryHistory
+from checkpoint.core.coordination.run import CoordinatorPhase, PhaseEvent, RegionRun
+from checkpoint.core.coordination.vocabulary import (
+    CancelWorker,
+    CloseLink,
+    LaunchWorker,
+    OpenManifest,
+    WorkerHosted,
+)
+from checkpoint.core.coordination.workers import (
+    Placement,
+    Worker,
+    WorkerEvent,
+    WorkerState,
+    host_of,
+    launch_delay_s,
+    worker_on_loopback,
+)
+from checkpoint.core.links.messages import (
+    LOCAL_RECOVERY,
+    Join,
+    Refusal,
+    Restored,
+    Start,
+    StopKind,
+    View,
+    overlap,
+    versions_text,
+)
+from checkpoint.core.region import ResetReport, WorkerJoined
+from checkpoint.errors import RegionFailedError
+
+RESETS_KEPT_MAX: Final = 100
+
+
+@dataclass(slots=True)
+class Round:
+    """The way from one RUNNING phase to the next: what began it, and when each part of it was reached.
+
+    Times are monotonic seconds.
+    """
+
+    number: int = 0
+    """Also rises when a worker is lost that this round launched: its next attempt counts separately."""
+    open: bool = True
+    """False while the region runs."""
+    began: float = 0.0
+    reason: str = ""
+    """Empty for the first round: a start is not reported as a reset."""
+    worker: int = -1
+    """The worker whose loss began the round, -1 for none."""
+    by_peer: bool = False
+    """A worker's report about a peer began the round. If a worker is then lost in it, that loss is the better
+    reason."""
+    opened_at: float = 0.0
+    """When the manifest was held."""
+    ordered_at: float = 0.0
+    """When all workers were ordered to restore."""
+
+
+class Recovery:
+    """The rounds of one region, and the reset attempts that it has spent."""
+
+    def __init__(self, run: RegionRun, checkpoints: Checkpoints) -> None:
+        self._run = run
+        self._checkpoints = checkpoints
+        self.placement = Placement()
+        self._round = Round()
+        self._running_since = inf
+        """When all workers began to run in the current round."""
+        self._attempts = 0
+        """Reset attempts spent since the last committed checkpoint."""
+        self._epoch_floor = 0
+        self._resets: deque[ResetReport] = deque(maxlen=RESETS_KEPT_MAX)
+        self._history = RecoveryHistory()
+
+    @property
+    def number(self) -> int:
+        """The number of the round (`Round.number`)."""
+        return self._round.number
+
+    @property
+    def attempts(self) -> int:
+        return self._attempts
+
+    @property
+    def resets(self) -> Sequence[ResetReport]:
+        return self._resets
+
+    @property
+    def history(self) -> RecoveryHistory:
+        """What the last rounds took."""
+        return self._history
+
+    @property
+    def epoch_floor(self) -> int:
+        """The next incarnation must be higher: a worker's directory was found claimed with this epoch."""
+        return self._epoch_floor
+
+    def claimed_with(self, epoch: int) -> None:
+        """Note that a worker's directory is claimed with this epoch."""
+        self._epoch_floor = max(self._epoch_floor, epoch)
+
+    # --- a round begins -------------------------------------------------------------------------------
+
+    def start(self, now: float) -> None:
+        """Begin the first round. Open the manifest and launch the workers concurrently: both take seconds.
+
+        For a hand-over the manifest is opened when all workers have joined (`Gathering`): until then the
+        driver that runs the region continues.
+        """
+        run = self._run
+        run.move(PhaseEvent.BEGUN)
+        self._round.number, self._round.began = 1, now
+        run.timers.set("beat", now + limits.heartbeat_s)
+        run.timers.set("gather", now + run.spec.start_timeout_s)
+        for worker in run.roster:
+            run.roster.schedule(worker, now)
+        if run.spec.hand_over:
+            run.reason = "its workers join before it takes the region over"
+        else:
+            self.open_manifest()
+
+    def open_manifest(self) -> None:
+        run = self._run
+        run.timers.clear("open")
+        step = limits.terms_per_incarnation if run.spec.recovery == "local" else 1
+        run.emit(OpenManifest(above=self._epoch_floor, held=run.incarnation, step=step))
+
+    def reset(
+        self, reason: str, now: float, *, worker: int = -1, spend: bool = True, delay_s: float = 0.0
+    ) -> None:
+        """Reset to the last committed checkpoint in a new incarnation, or fail if no attempt is left.
+
+        The manifest is opened first: after that nothing can be committed in the old incarnation. After
+        several attempts in a row it is opened with a delay, so that the attempts outlast a short outage.
+
+        - `worker`: the worker whose loss is the reason, -1 for none.
+        - `spend`: whether the reset counts as an attempt.
+        - `delay_s`: the least delay before the manifest is opened.
+        """
+        if not self.begin_round(reason, now, worker=worker, spend=spend):
+            return
+        run = self._run
+        self._checkpoints.forget_incarnation()
+        run.forget_terms()
+        run.timers.clear("restore", "drain", "checkpoint", "take over")
+        run.roster.release()
+        self.launch_unhosted(now)
+        for finished in run.roster:
+            if finished.state is WorkerState.DONE:
+                run.roster.schedule(finished, now)
+        run.move(PhaseEvent.RESET)
+        delay_s = max(delay_s, launch_delay_s(self._attempts))
+        if delay_s:
+            run.timers.set("open", now + delay_s)
+        else:
+            self.open_manifest()
+
+    def launch_unhosted(self, now: float) -> None:
+        """Launch the workers that a process of another worker was to run and that have not joined: after a
+        reset nobody hosts a worker, and that process may be gone, so that nobody reports their end.
+        """
+        for worker in self._run.roster:
+            if worker.host is not None and worker.state is WorkerState.LAUNCHED:
+                self._run.roster.lose(worker, "its host was reset before it joined", ended=True)
+                self._run.roster.schedule(worker, now)
+
+    def begin_round(self, reason: str, now: float, *, worker: int, spend: bool) -> bool:
+        """Begin a round, or continue the open one for a new reason; count the attempt if `spend` is set.
+
+        Return False if no attempt is left; the region has then failed.
+        """
+        run, current = self._run, self._round
+        # Without checkpoints no commit forgives attempts; time in RUNNING does.
+        if run.spec.without_checkpoints and now > self._running_since + limits.reset_forgiven_s:
+            self._attempts = 0
+            self.placement.forgive()
+        self._running_since = inf
+        if spend:
+            self._attempts += 1
+        if self._attempts > run.spec.max_consecutive_reset_attempts:
+            resets = self._attempts - 1
+            text = f"no checkpoint was committed after {resets} consecutive resets; last reason: {reason}"
+            error = RegionFailedError(
+                text,
+                traceback_text=run.roster[worker].error if worker >= 0 else "",
+                remedy="fix the cause, then run the region again; it continues from its last checkpoint",
+            )
+            run.fail(error, now, text)
+            return False
+        if not current.open:
+            current.open, current.began = True, now
+            current.reason, current.worker = reason, worker
+        current.by_peer = False
+        current.number += 1
+        run.reason = reason
+        run.timers.set("gather", now + run.spec.start_timeout_s)
+        return True
+
+    def began_by_peer(self) -> None:
+        """Note that only a peer's report began the round."""
+        self._round.by_peer = True
+
+    def better_reason(self, reason: str, worker: int) -> None:
+        """Replace the reason of a round that a peer's report began by the loss of the worker itself."""
+        if self._round.by_peer:
+            self._round.worker, self._round.by_peer = worker, False
+            self.explain(reason)
+
+    def explain(self, reason: str) -> None:
+        """State the reason of the round."""
+        self._round.reason, self._run.reason = reason, reason
+
+    def not_a_reset(self) -> None:
+        """The round is planned: it is not reported as a reset."""
+        self._round.reason = ""
+
+    def is_a_reset_for(self, reason: str) -> None:
+        """A planned change was given up in this round, for this reason."""
+        self._round.reason = self._round.reason or reason
+
+    # --- a round ends ---------------------------------------------------------------------------------
+
+    def manifest_opened(self, now: float) -> None:
+        self._round.opened_at = now
+
+    def ordered(self, now: float) -> None:
+        self._round.ordered_at = now
+
+    def forgive(self) -> None:
+        """A checkpoint was committed: forget the failures before it."""
+        self._attempts = 0
+        self._run.roster.forgive()
+        self.placement.forgive()
+
+    def running(self, now: float) -> None:
+        """Note that all workers begin to run."""
+        self._running_since = now
+
+    def end_round(self, now: float) -> None:
+        """Close the round, and report it as a reset unless it was the first."""
+        run, ended = self._run, self._round
+        ended.open, run.reason = False, ""
+        slowest = max(run.roster, key=lambda worker: worker.restore_seconds)
+        phases_s = {"manifest": ended.opened_at - ended.began, "gather": ended.ordered_at - ended.opened_at}
+        phases_s |= slowest.restore_phases_s
+        phases_s["start"] = now - ended.ordered_at - sum(slowest.restore_phases_s.values())
+        self._history.note_round(phases_s, slowest.replayed_bytes)
+        if not ended.reason:
+            return
+        self.report(
+            ResetReport(
+                time=ended.began,
+                worker=ended.worker,
+                reason=ended.reason,
+                seconds=now - ended.began,
+                bytes=sum(worker.replayed_bytes for worker in run.roster),
+                incarnation=run.incarnation,
+                checkpoint=run.last_number,
+                phases_s=phases_s,
+            )
+        )
+
+    def report(self, report: ResetReport) -> None:
+        self._resets.append(report)
+        self._run.report(report)
+
+    def relaunch(self, worker: Worker, now: float) -> None:
+        """Schedule the next attempt of a lost worker, and cancel the old one.
+
+        Call this only when the old attempt is over or can commit nothing more, because the manifest is held
+        in a higher incarnation.
+        """
+        if not worker.ended:
+            self._run.emit(CancelWorker(worker.index, worker.attempt))
+        self._run.roster.schedule(worker, now)
 
 
 @dataclass(slots=True)
@@ -44,44 +323,43 @@ class WorkerTakeOver:
 class TakeOvers:
     """The take-overs of one region: one at a time."""
 
-    def __init__(self, state: CoordinatorState, ending: Ending, recovery: Recovery) -> None:
-        self._state = state
-        self._ending = ending
-        self._recovery = recovery
+    def __init__(self, run: RegionRun, checkpoints: Checkpoints, rounds: Recovery) -> None:
+        self._run = run
+        self._checkpoints = checkpoints
+        self._rounds = rounds
         self._under_way: WorkerTakeOver | None = None
 
     def problem(self, worker: Worker) -> str:
         """Return why the loss of a worker resets the region, empty if it can be taken over."""
-        state, under_way = self._state, self._of_now()
-        if state.spec.recovery == "global" or state.spec.resets_because:
-            return state.spec.resets_because or "the region has global recovery"
-        if state.phase is not CoordinatorPhase.RUNNING:
+        run, under_way = self._run, self._of_now()
+        if run.spec.recovery == "global" or run.spec.resets_because:
+            return run.spec.resets_because or "the region has global recovery"
+        if run.phase is not CoordinatorPhase.RUNNING:
             return "the region does not run"
-        if state.final_committed:
+        if self._checkpoints.final_committed:
             return "the region has processed all of its input"
-        if state.scaling is not None:
+        if run.changing:
             return "the workers of the region are being changed"
         if under_way is not None and under_way.worker is not worker:
             return f"worker {under_way.worker.index} was being taken over"
         if worker.failures > 1:
             return "it was lost before, and no checkpoint was committed since"
-        if self._next_term() >= state.incarnation + limits.terms_per_incarnation:
+        if self._next_term() >= run.incarnation + limits.terms_per_incarnation:
             return "workers were taken over too often since the last reset"
-        return "" if len(state.roster) > 1 else "it is the only worker"
+        return "" if len(run.roster) > 1 else "it is the only worker"
 
     def begin(self, worker: Worker, reason: str, now: float) -> None:
         """Begin to take a lost worker over. Its old process is cancelled at once: nothing of it counts."""
-        state = self._state
+        run = self._run
         self._under_way = WorkerTakeOver(worker, reason, now)
-        state.terms[worker.index] = term = self._next_term()
-        if state.pending is not None and not state.pending.appended:
-            state.pending.taken_over(worker.index, term)
-        state.is_paused, worker.paused, worker.wants_checkpoint = False, 0, 0
-        state.reason = reason
-        state.timers.clear("drain")  # it stands still until the worker is back
-        state.timers.set("take over", now + state.spec.reset_timeout_s)
+        term = self._next_term()
+        run.raise_term(worker.index, term)
+        self._checkpoints.taken_over(worker, term)
+        run.reason = reason
+        run.timers.clear("drain")  # it stands still until the worker is back
+        run.timers.set("take over", now + run.spec.reset_timeout_s)
         if worker.state is WorkerState.LOST:
-            self._recovery.relaunch(worker, now)
+            self._rounds.relaunch(worker, now)
 
     def host_of(self, worker: Worker) -> Worker | None:
         """Return the worker whose process may run this one, which is to be launched: its predecessor in the
@@ -89,90 +367,86 @@ class TakeOvers:
         """
         if not self.is_of(worker):
             return None
-        host = self._state.roster[(worker.index - 1) % len(self._state.roster)]
+        host = self._run.roster[(worker.index - 1) % len(self._run.roster)]
         return host if host.state is WorkerState.RUNNING and host.host is None else None
 
     def on_hosted(self, event: WorkerHosted, now: float) -> None:
         """Note that a worker runs in the process of another one. The launcher knows nothing of it."""
-        worker = self._state.roster.find(event.worker, event.attempt)
+        worker = self._run.roster.find(event.worker, event.attempt)
         if worker is not None:
             worker.host, worker.ended = event.host, True
             if not self.is_of(worker):  # a reset came first
-                self._recovery.launch_unhosted(now)
+                self._rounds.launch_unhosted(now)
 
     def _expect_return(self, now: float) -> None:
         """Launch a process of its own for a worker that another one hosts."""
-        state = self._state
-        hosted = [one for one in state.roster if one.host is not None and one.state is WorkerState.RUNNING]
-        if state.phase is not CoordinatorPhase.RUNNING or not hosted or state.scaling is not None:
+        run = self._run
+        hosted = [one for one in run.roster if one.host is not None and one.state is WorkerState.RUNNING]
+        if run.phase is not CoordinatorPhase.RUNNING or not hosted or run.changing:
             return
-        if not state.roster.coming:
-            state.roster.expect_successor(hosted[0].index)
-            self._recovery.relaunch(state.roster.coming[0], now)
-        elif state.roster.coming[0].state is WorkerState.LOST and state.roster.coming[0].launch_at is None:
-            state.roster.schedule(state.roster.coming[0], now)
+        if not run.roster.coming:
+            run.roster.expect_successor(hosted[0].index)
+            self._rounds.relaunch(run.roster.coming[0], now)
+        elif run.roster.coming[0].state is WorkerState.LOST and run.roster.coming[0].launch_at is None:
+            run.roster.schedule(run.roster.coming[0], now)
 
     def reinstate(self, now: float) -> None:
         """Let a process that has joined take its worker back from the host. Call it after a commit, when the
         new process has the least to make again.
         """
-        state = self._state
-        back = [one for one in state.roster.coming if one.state is WorkerState.JOINED]
-        if self._of_now() is not None or not back or state.scaling is not None or state.final_committed:
+        run = self._run
+        back = [one for one in run.roster.coming if one.state is WorkerState.JOINED]
+        if self._of_now() is not None or not back or run.changing or self._checkpoints.final_committed:
             return
-        if not state.roster.all_in(WorkerState.RUNNING):
+        if not run.roster.all_in(WorkerState.RUNNING):
             return
         text = f"worker {back[0].index} continues in its own process"
-        self._ending.retire(state.roster.succeed(), text, now)
+        self._run.retire(run.roster.succeed(), text, now)
         self.begin(back[0], text, now)
 
     def _next_term(self) -> int:
-        return max([self._state.incarnation, *self._state.terms.values()]) + 1
+        return max([self._run.incarnation, *self._run.terms.values()]) + 1
 
     def _of_now(self) -> WorkerTakeOver | None:
         """Return the take-over under way. A reset has ended it, if there was one."""
         under_way = self._under_way
-        if under_way is not None and under_way.worker.index not in self._state.terms:
+        if under_way is not None and under_way.worker.index not in self._run.terms:
             self._under_way = None
         return self._under_way
 
     def advance(self, now: float) -> None:
         """Order the new process, once it has joined and no append is under way. Call after each event."""
-        state, under_way = self._state, self._of_now()
-        if under_way is None and not state.over:
+        run, under_way = self._run, self._of_now()
+        if under_way is None and not run.over:
             self._expect_return(now)
-        if under_way is None or under_way.ordered_at or state.over:
+        if under_way is None or under_way.ordered_at or run.over:
             return
         worker = under_way.worker
         if worker.state is not WorkerState.JOINED or not self._is_settled():
             return
-        if state.final_committed:
+        if self._checkpoints.final_committed:
             text = "meanwhile the region has processed all of its input"
-            self._recovery.reset(
-                f"{under_way.reason}; all workers are reset: {text}", now, worker=worker.index
-            )
+            self._rounds.reset(f"{under_way.reason}; all workers are reset: {text}", now, worker=worker.index)
             return
         assert worker.link is not None
         assert worker.join is not None
         under_way.ordered_at = now
         worker.move(WorkerEvent.ORDER)
-        state.send_restore(worker, worker.link, takes_over=True)
+        run.send_restore(worker, worker.link, takes_over=True)
         view = View(
-            job=state.spec.name,
-            incarnation=state.incarnation,
-            epoch=state.incarnation,
+            **run.address,
             peer=worker.index,
-            term=state.terms[worker.index],
-            address=state.roster.peers()[worker.index],
-            step=state.last_step,
+            term=run.terms[worker.index],
+            address=run.roster.peers()[worker.index],
+            step=run.last_step,
         )
-        for other, link in state.roster.linked():
+        for other, link in run.roster.linked():
             if other is not worker:
-                state.send(link, view)
+                run.send(link, view)
 
     def _is_settled(self) -> bool:
         """Return whether the last committed checkpoint is known: no append to the manifest is under way."""
-        return self._state.appending is None
+        return self._checkpoints.settled
 
     def is_of(self, worker: Worker) -> bool:
         """Return whether this worker is being taken over."""
@@ -181,46 +455,228 @@ class TakeOvers:
 
     def restored(self, worker: Worker, message: Restored, now: float) -> None:
         """Start the worker: it replays its own chain, and then runs with the others."""
-        state, under_way = self._state, self._under_way
+        run, under_way = self._run, self._under_way
         assert under_way is not None
         worker.move(WorkerEvent.START)
-        worker.step = state.last_step
-        number = state.incarnation
-        address: dict[str, Any] = {"job": state.spec.name, "incarnation": number, "epoch": number}
+        worker.step = run.last_step
         assert worker.link is not None
-        state.send(worker.link, Start(replay_until_step=message.last_step, **address))
-        if state.pause:
-            state.send(worker.link, Pause(pause=state.pause, **address))
-        if state.pending is not None:
-            checkpoint, final = state.pending.number, state.pending.final
-            state.send(worker.link, RequestCheckpoint(checkpoint=checkpoint, final=final, **address))
-            state.timers.set("drain", now + state.spec.drain_timeout_s)
+        run.send(worker.link, Start(**run.address, replay_until_step=message.last_step))
+        self._checkpoints.repeat_orders(worker.link, now)
         self._end(under_way, now)
 
     def _end(self, under_way: WorkerTakeOver, now: float) -> None:
-        state, worker = self._state, under_way.worker
-        self._under_way, state.reason = None, ""
-        state.timers.clear("take over")
+        run, worker = self._run, under_way.worker
+        self._under_way, run.reason = None, ""
+        run.timers.clear("take over")
         phases = {"gather": under_way.ordered_at - under_way.began, **worker.restore_phases_s}
-        report = ResetReport(
-            time=under_way.began,
-            worker=worker.index,
-            reason=under_way.reason,
-            seconds=now - under_way.began,
-            bytes=worker.replayed_bytes,
-            incarnation=state.incarnation,
-            checkpoint=state.last_number,
-            phases_s={**phases, "start": now - under_way.began - sum(phases.values())},
-            term=state.terms[worker.index],
+        self._rounds.report(
+            ResetReport(
+                time=under_way.began,
+                worker=worker.index,
+                reason=under_way.reason,
+                seconds=now - under_way.began,
+                bytes=worker.replayed_bytes,
+                incarnation=run.incarnation,
+                checkpoint=run.last_number,
+                phases_s={**phases, "start": now - under_way.began - sum(phases.values())},
+                term=run.terms[worker.index],
+            )
         )
-        state.resets.append(report)
-        state.report(report)
 
     def timed_out(self, now: float) -> None:
         """Reset the region: the worker could not be taken over in time. A region that is being stopped ends
         by its own timer instead.
         """
         under_way = self._of_now()
-        if under_way is not None and self._state.phase is CoordinatorPhase.RUNNING:
-            text = f"it was not taken over within reset_timeout {self._state.spec.reset_timeout_s:g} s"
-            self._recovery.reset(f"{under_way.reason}; {text}", now, worker=under_way.worker.index)
+        if under_way is not None and self._run.phase is CoordinatorPhase.RUNNING:
+            text = f"it was not taken over within reset_timeout {self._run.spec.reset_timeout_s:g} s"
+            self._rounds.reset(f"{under_way.reason}; {text}", now, worker=under_way.worker.index)
+
+
+class Gathering:
+    """The workers of one region, from their launch to the start of a round."""
+
+    def __init__(
+        self,
+        run: RegionRun,
+        checkpoints: Checkpoints,
+        rounds: Recovery,
+        take_overs: TakeOvers,
+    ) -> None:
+        self._run = run
+        self._checkpoints = checkpoints
+        self._rounds = rounds
+        self._take_overs = take_overs
+        self._examining = False
+
+    @property
+    def examining(self) -> bool:
+        """Whether the retained checkpoints are being read: no worker is ordered (`FallingBack`)."""
+        return self._examining
+
+    def hold_orders(self, *, on: bool) -> None:
+        """Order no worker until the retained checkpoints are read."""
+        self._examining = on
+
+    def launch_due(self, now: float) -> None:
+        """Launch every worker whose launch time is reached.
+
+        This needs no incarnation, because a launched worker only joins.
+        """
+        run = self._run
+        for worker in run.roster.ever():
+            if worker.launch_at is not None and worker.launch_at <= now:
+                attempt = run.roster.launch(worker, self._rounds.number, now)
+                beside, host = run.roster.is_successor(worker), self._take_overs.host_of(worker)
+                run.emit(
+                    LaunchWorker(worker.index, attempt, beside)
+                    if host is None or host.link is None
+                    else LaunchWorker(worker.index, attempt, beside, host.index, host.link)
+                )
+
+    def on_join(self, link: int, join: Join, now: float) -> Refusal | None:
+        """Take the first message of a link. Only the current attempt of a worker is accepted."""
+        run = self._run
+        if run.over:
+            return self._refuse_join(link, "stopped", run.reason)
+        worker = run.roster.find(join.worker, join.attempt)
+        if worker is None or not run.roster.has(worker) or worker.state is not WorkerState.LAUNCHED:
+            newest = [one for one in (*run.roster, *run.roster.coming) if one.index == join.worker]
+            if not newest:
+                return self._refuse_join(link, "refused", f"there is no worker {join.worker}")
+            current = ", ".join(f"attempt {one.attempt} is {one.state.name}" for one in newest)
+            text = f"attempt {join.attempt} of worker {join.worker}; {current}"
+            return self._refuse_join(link, "superseded", text)
+        others = (one for one in run.roster if one.index != worker.index and one.link is not None)
+        blocked = self._rounds.placement.rejects(join.host, others, now)
+        if blocked is not None:
+            text = f"a worker on {join.host} cannot reach worker {blocked.index} on {host_of(blocked)}"
+            run.roster.lose(worker, text, ended=False)
+            # Not canceled: the launcher may keep its place occupied until the next attempt has another one.
+            worker.launch_at = now + limits.launch_backoff_s
+            return self._refuse_join(link, "superseded", text)
+        if text := self._unfit_version(join):
+            run.roster.lose(worker, text, ended=False)
+            return self._refuse_join(link, "refused", text)
+        run.roster.joined(worker, link, join, now)
+        self._rounds.history.note_launch(now - worker.launched_at)
+        run.report(WorkerJoined(worker.index, worker.attempt, join.host, join.pid))
+        if run.spec.hand_over and not run.incarnation and run.roster.all_in(WorkerState.JOINED):
+            self._rounds.open_manifest()
+        self.order_if_gathered(now)
+        return None
+
+    def _unfit_version(self, join: Join) -> str:
+        """Return why a worker cannot exchange rows with one that has joined, empty if it can with all."""
+        if self._run.spec.recovery == "local" and join.speaks[1] < LOCAL_RECOVERY:
+            return (
+                f"worker {join.worker} on {join.host} speaks {versions_text(join.speaks)} of the messages"
+                f" between workers, and local recovery needs version {LOCAL_RECOVERY}: install a newer"
+                ' version there, or run the region with recovery="global"'
+            )
+        for one in self._run.roster:
+            other = one.join
+            if one.link is None or other is None or one.index == join.worker:
+                continue
+            if not overlap(join.speaks, other.speaks):
+                return (
+                    f"worker {join.worker} on {join.host} speaks {versions_text(join.speaks)} of the messages"
+                    f" between workers, and worker {one.index} on {other.host} {versions_text(other.speaks)}:"
+                    " install a version on one of these hosts that fits the other"
+                )
+        return ""
+
+    def _refuse_join(self, link: int, kind: StopKind, text: str) -> Refusal:
+        self._run.send(link, self._run.stop_message(kind, text))
+        self._run.emit(CloseLink(link))
+        return Refusal("STALE_ATTEMPT" if kind == "superseded" else "UNKNOWN_WORKER", text)
+
+    def order_if_gathered(self, now: float) -> None:
+        """Order every worker to the last checkpoint, if the manifest is held and all workers have joined."""
+        run = self._run
+        if run.phase is not CoordinatorPhase.GATHERING or not run.roster.all_in(WorkerState.JOINED):
+            return
+        if self._examining or self._checkpoints.restoring:
+            return
+        if (alone := worker_on_loopback(run.roster)) is not None:
+            self._fail_for_address(alone, now)
+            return
+        run.move(PhaseEvent.GATHERED)
+        self._rounds.ordered(now)
+        run.timers.clear("gather")
+        run.timers.set("restore", now + run.spec.reset_timeout_s)
+        if run.layout_changes:
+            self._checkpoints.expect_first_votes(now)
+        for worker, link in run.roster.linked():
+            worker.move(WorkerEvent.ORDER)
+            run.send_restore(worker, link)
+
+    def _fail_for_address(self, worker: Worker, now: float) -> None:
+        assert worker.join is not None
+        text = (
+            f"worker {worker.index} on {worker.join.host} gave {worker.join.exchange_host} as its address,"
+            " which workers on other machines cannot reach"
+        )
+        remedy = (
+            "pass coordinator_address, or set spark.driver.host, to an address of the driver that is not"
+            f" loopback; or set DOS_ADVERTISE_HOST on {worker.join.host} to its address"
+        )
+        error = RegionFailedError(text, remedy=remedy)
+        self._run.fail(error, now, text)
+
+    def on_restored(self, worker: Worker, message: Restored, now: float) -> Refusal | None:
+        """Note that a worker has restored the checkpoint. With the last one, start all workers, unless their
+        layout is not committed yet.
+        """
+        if worker.state is not WorkerState.ORDERED:
+            return Refusal("UNEXPECTED", f"worker {worker.index} reported Restored without an order")
+        worker.move(WorkerEvent.RESTORED)
+        worker.last_step = message.last_step
+        worker.replayed_bytes, worker.restore_seconds = message.replayed_bytes, message.seconds
+        worker.restore_phases_s = message.phases_s
+        if self._take_overs.is_of(worker):
+            self._take_overs.restored(worker, message, now)
+        elif self._run.roster.all_in(WorkerState.RESTORED) and not self._run.layout_changes:
+            self.start_all(now)
+        return None
+
+    def start_all(self, now: float) -> None:
+        """Start all workers.
+
+        Steps that all workers have on record are replayed exactly. The first step that one of them lacks gets
+        new input ranges.
+        """
+        run = self._run
+        run.move(PhaseEvent.RESTORED)
+        self._rounds.running(now)
+        step = run.last_step
+        replay_until = max(step, min(worker.last_step for worker in run.roster))
+        for worker in run.roster:
+            worker.move(WorkerEvent.START)
+            worker.step, worker.wants_checkpoint = step, 0
+        run.timers.clear("restore")
+        self._checkpoints.set_checkpoint_time(now)
+        run.send_all(Start(**run.address, replay_until_step=replay_until))
+        if self._checkpoints.pause:
+            self._checkpoints.send_pause()
+        self._rounds.end_round(now)
+
+    def timed_out(self, now: float) -> None:
+        """Fail the region if workers are missing; wait on if only the manifest is."""
+        run = self._run
+        missing = run.roster.indices_not_in(WorkerState.JOINED)
+        waits = run.phase is CoordinatorPhase.OPENING or self._examining or self._checkpoints.restoring
+        if waits and not missing:
+            run.timers.set("gather", now + run.spec.start_timeout_s)
+            return
+        if run.changing:
+            self._rounds.reset("a worker of the new layout did not join", now)
+            return
+        errors = "; ".join(f"worker {i}: {run.roster[i].error}" for i in missing if run.roster[i].error)
+        listed = ", ".join(map(str, missing))
+        text = f"worker {listed} did not join within {run.spec.start_timeout_s:g} s"
+        error = RegionFailedError(
+            f"{text} ({errors})" if errors else text,
+            remedy="provide one task slot for each worker; a worker occupies its slot as long as it runs",
+        )
+        run.fail(error, now, text)

@@ -1,160 +1,171 @@
-"""The state that the parts of the coordinator share, and its outbox. Pure: no I/O, no decisions.
+"""What the parts of one coordinator stand on: its phase, what is committed, its workers, its outbox, its end.
+Pure.
 
-`coordinator.py` lists the parts. A field that only one part needs belongs to that part, not here.
+Every field has one owner, which alone writes it. The fields of `RegionRun` are written by its methods:
+
+| field | written by |
+|---|---|
+| phase | `move`, by the table PHASES |
+| incarnation, last_checkpoint, kept | `opened` (the manifest is held), `committed` (acknowledged) |
+| terms | `raise_term` (a worker is taken over), `forget_terms` (all are reset) |
+| layout, declared | `set_layout`, when an incarnation begins |
+| outcome | `decide`, once |
+
+The other parts have their own: `Checkpoints` the checkpoint under way, savepoints and the pause, `Recovery`
+the resets, `Changes` the change of the workers.
 """
 
-from collections import deque
-from dataclasses import dataclass, field
-from math import inf
-from typing import Final
+from collections.abc import Iterable, Mapping
+from enum import Enum, auto
+from typing import Any, Final
 
-from checkpoint.core.coordination.recovery_estimate import RecoveryHistory
-from checkpoint.core.coordination.vocabulary import Effect, End, NotifyObservers, SendControl
-from checkpoint.core.coordination.workers import Roster, Worker
-from checkpoint.core.dropped import dropped_rows
-from checkpoint.core.links.messages import CopiedAhead, Restore, ToWorker
-from checkpoint.core.placement import Placement
-from checkpoint.core.records.even_layout import Layout, even_layout
-from checkpoint.core.records.manifest import Checkpoint, SavepointNote
-from checkpoint.core.region import AutoScaleStatus, RegionSpec, ResetReport
-from checkpoint.core.region_events import RegionEvent
-from checkpoint.core.region_states import PHASES, STARTED, CoordinatorPhase, PhaseEvent, follow
-from checkpoint.core.retention import floors_of, gaps_of, steps_kept_after
-from checkpoint.core.timers import Timers
-from checkpoint.core.voting import PendingCheckpoint
+from checkpoint import limits
+from checkpoint.core.coordination.vocabulary import (
+    CancelWorker,
+    CloseLink,
+    Effect,
+    End,
+    NotifyObservers,
+    SendControl,
+)
+from checkpoint.core.coordination.workers import STARTED, Roster, Worker, WorkerState, follow
+from checkpoint.core.links.messages import Restore, Stop, StopKind, ToWorker
+from checkpoint.core.progress import dropped_rows
+from checkpoint.core.records.layout import Layout, even_layout
+from checkpoint.core.records.manifest import Checkpoint, floors_of, gaps_of, keep, steps_kept_after
+from checkpoint.core.region import RegionEvent, RegionSpec, RegionState
+from dos_protocol.errors import DosError
 
-RESETS_KEPT_MAX: Final = 100
 
+class CoordinatorPhase(Enum):
+    """The phases of the coordinator. Workers receive orders in RESTORING and later phases, never before."""
 
-@dataclass(slots=True)
-class Round:
-    """The way from one RUNNING phase to the next: what began it, and when each part of it was reached.
-
-    Times are monotonic seconds.
+    NEW = auto()
+    OPENING = auto()
+    """The manifest is taken over. Nothing is ordered or published before its start is acknowledged (R8, R11).
     """
-
-    number: int = 0
-    """Also rises when a worker is lost that this round launched: its next attempt counts separately."""
-    open: bool = True
-    """False while the region runs."""
-    began: float = 0.0
-    reason: str = ""
-    """Empty for the first round: a start is not reported as a reset."""
-    worker: int = -1
-    """The worker whose loss began the round, -1 for none."""
-    by_peer: bool = False
-    """A worker's report about a peer began the round. If a worker is then lost in it, that loss is the better
-    reason."""
-    opened_at: float = 0.0
-    """When the manifest was held."""
-    ordered_at: float = 0.0
-    """When all workers were ordered to restore."""
+    GATHERING = auto()
+    """The manifest is held, no order was sent in this incarnation; waiting until all workers have joined."""
+    RESTORING = auto()
+    """Every worker is ordered to the last checkpoint; waiting until all have restored it."""
+    RUNNING = auto()
+    STOPPING = auto()
+    """A last checkpoint is under way."""
+    ENDING = auto()
+    """The outcome is fixed; the workers are ending."""
+    ENDED = auto()
 
 
-@dataclass(slots=True)
-class Scaling:
-    """A change of the workers while the region runs: of their number, or of one process (`rescaling.py`)."""
+class PhaseEvent(Enum):
+    """The events that change a Phase."""
 
-    workers: int
-    """The number of workers to come."""
-    began: float
-    incarnation: int
-    """The incarnation in which it was requested. In another one it is given up, unless it switches."""
-    user_paused: bool
-    """The region was paused by a user, and stays so."""
-    replaces: int | None = None
-    """The worker that gets another process; None if the number of workers changes."""
-    copied: dict[int, CopiedAhead] = field(default_factory=dict)
-    """Worker -> its last report. Complete once all of them are done."""
-    holds: bool = False
-    """The region is ordered to pause for the switch."""
-    switches: bool = False
-    """The incarnation with the new layout is under way, or begun."""
-    opened: bool = False
-    """That incarnation has begun."""
-    checkpoint: int = 0
-    """The checkpoint from which it begins."""
+    BEGUN = auto()
+    OPENED = auto()
+    """The start of the manifest's segment is acknowledged on the quorum."""
+    SUPERSEDED = auto()
+    """Another coordinator claimed the manifest before that; another attempt follows after a delay."""
+    GATHERED = auto()
+    RESTORED = auto()
+    RESET = auto()
+    STOP = auto()
+    DECIDED = auto()
+    """The outcome is known: finished, stopped, failed or fenced."""
+    GONE = auto()
+    """All workers ended, or their time to do so is over."""
 
 
-class CoordinatorState:
-    """The fields and the outbox of one coordinator.
+PHASES: Final[dict[CoordinatorPhase, dict[PhaseEvent, CoordinatorPhase]]] = {
+    CoordinatorPhase.NEW: {
+        PhaseEvent.BEGUN: CoordinatorPhase.OPENING,
+        PhaseEvent.DECIDED: CoordinatorPhase.ENDING,
+    },
+    CoordinatorPhase.OPENING: {
+        PhaseEvent.OPENED: CoordinatorPhase.GATHERING,
+        PhaseEvent.SUPERSEDED: CoordinatorPhase.OPENING,
+        PhaseEvent.DECIDED: CoordinatorPhase.ENDING,
+    },
+    CoordinatorPhase.GATHERING: {
+        PhaseEvent.GATHERED: CoordinatorPhase.RESTORING,
+        PhaseEvent.RESET: CoordinatorPhase.OPENING,
+        PhaseEvent.DECIDED: CoordinatorPhase.ENDING,
+    },
+    CoordinatorPhase.RESTORING: {
+        PhaseEvent.RESTORED: CoordinatorPhase.RUNNING,
+        PhaseEvent.RESET: CoordinatorPhase.OPENING,
+        PhaseEvent.DECIDED: CoordinatorPhase.ENDING,
+    },
+    CoordinatorPhase.RUNNING: {
+        PhaseEvent.RESET: CoordinatorPhase.OPENING,
+        PhaseEvent.STOP: CoordinatorPhase.STOPPING,
+        PhaseEvent.DECIDED: CoordinatorPhase.ENDING,
+    },
+    CoordinatorPhase.STOPPING: {PhaseEvent.DECIDED: CoordinatorPhase.ENDING},
+    CoordinatorPhase.ENDING: {PhaseEvent.GONE: CoordinatorPhase.ENDED},
+    CoordinatorPhase.ENDED: {},
+}
+"""An event that a row does not have is a bug. protocol.md has the diagram; a test compares."""
 
-    Invariants:
 
-    - `incarnation` only rises, and only ManifestOpened sets it.
-    - `pending` belongs to the current incarnation.
-    - `last_checkpoint` is acknowledged on the quorum, and `kept` are the checkpoints that it retains.
+class Timers:
+    """Due times by name. Setting a timer replaces its due time."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+
+    def set(self, name: str, due: float) -> None:
+        self._due[name] = due
+
+    def clear(self, *names: str) -> None:
+        """Remove these timers; all timers if none is named."""
+        for name in names or tuple(self._due):
+            self._due.pop(name, None)
+
+    def running(self, name: str) -> bool:
+        return name in self._due
+
+    def next(self) -> float | None:
+        """Return the earliest due time, None if no timer runs."""
+        return min(self._due.values(), default=None)
+
+    def expired(self, now: float) -> list[str]:
+        """Remove the timers that are due and return their names, earliest first."""
+        names = sorted((due, name) for name, due in self._due.items() if due <= now)
+        for _, name in names:
+            del self._due[name]
+        return [name for _, name in names]
+
+    def shift(self, seconds: float, names: Iterable[str]) -> None:
+        """Delay these timers, if they run, by time that does not count."""
+        for name in names:
+            if name in self._due:
+                self._due[name] += seconds
+
+
+class RegionRun:
+    """One run of a region.
+
+    Invariants: `incarnation` only rises, and only ManifestOpened sets it; `last_checkpoint` is acknowledged
+    on the quorum, and `kept` are the checkpoints that it retains, oldest first; after `decide` nothing is
+    ordered or committed.
     """
 
     def __init__(self, spec: RegionSpec) -> None:
         self.spec = spec
-        self.phase = CoordinatorPhase.NEW
         self.roster = Roster(spec.first_workers)
         self.timers = Timers()
-        self.layout: Layout = even_layout(len(self.roster))
-        """The layout of the incarnation. If `last_checkpoint` has another one, the layout changes: the next
-        checkpoint is voted before any worker starts."""
-
-        self.incarnation = 0
-        self.terms: dict[int, int] = {}
-        """Worker -> its term, if it was taken over in this incarnation (`take_overs.py`)."""
-        self.epoch_floor = 0
-        """The next incarnation must be higher: a worker's directory was found claimed with this epoch."""
-        self.store_waiting = ""
-        """What the manifest waits for at the store, empty if it does not wait."""
-
-        self.last_checkpoint: Checkpoint | None = None
-        self.kept: tuple[Checkpoint, ...] = ()
-        """The checkpoints that `last_checkpoint` retains, oldest first."""
-        self.pending: PendingCheckpoint | None = None
-        """The checkpoint that is requested and not committed."""
-        self.appending: Checkpoint | None = None
-        """The checkpoint on its way to the manifest: it releases the checkpoints that it does not retain."""
-        self.in_doubt: PendingCheckpoint | None = None
-        """A checkpoint that was appended in an earlier incarnation and not acknowledged there."""
-        self.checkpoint_overdue = False
-        """The timer of the periodic checkpoint has expired, and no checkpoint could be requested yet."""
-        self.number_wanted = 0
-        """A checkpoint of at least this number was requested from outside, 0 for none. A reset keeps it."""
-        self.declared = len(self.roster)
-        """The number of workers that a program asked for last (`Checkpoint.declared`)."""
-        self.checkpoints_committed = 0
-        self.final_committed = False
-
-        self.savepoint_changes: dict[str, int] = {}
-        """Savepoint changes that no checkpoint has carried yet: name -> checkpoint, 0 to drop it."""
-        self.savepoint_notes: dict[str, SavepointNote] = {}
-        """Savepoint -> the note of its request."""
-        self.restoring: Checkpoint | None = None
-        """The checkpoint whose restore is to be recorded: no other is requested (`rewinding.py`)."""
-        self.suspected = ""
-        """The report of a worker that the last checkpoint seems damaged, empty if there is none."""
-        self.disproved = False
-        """Such a report was wrong before, so further ones spend reset attempts."""
-        self.examining = False
-        """The retained checkpoints are being read, before any worker is ordered (`falling_back.py`)."""
-        self.fell_back = ""  # `RegionStatus.fell_back`
-        self.pause = 0
-        """The number of the pause order in force, 0 for none."""
-        self.is_paused = False
-        """No worker takes input, and everything that was taken is committed."""
-
-        self.scaling: Scaling | None = None
-        """The change of the number of workers that is under way."""
-        self.autoscale: AutoScaleStatus | None = None
-        """What the policy does, None without one."""
-
-        self.placement = Placement()
-        self.round = Round()
-        self.running_since = inf
-        """When all workers began to run in the current round."""
-        self.attempts = 0
-        """Reset attempts spent since the last committed checkpoint."""
-        self.resets: deque[ResetReport] = deque(maxlen=RESETS_KEPT_MAX)
-        self.history = RecoveryHistory()
-
-        self.outcome: End | None = None
         self.reason = ""
+        """Why the region is in its state, in words, for the status; each part that has a reason sets it."""
+        self.changing = False
+        """Whether a change of the workers is under way; `Changes` sets it. Then none is taken over."""
+        self._phase = CoordinatorPhase.NEW
+        self._layout = even_layout(len(self.roster))
+        self._declared = len(self.roster)
+        self._incarnation = 0
+        self._terms: dict[int, int] = {}
+        self._last: Checkpoint | None = None
+        self._kept: tuple[Checkpoint, ...] = ()
+        self._outcome: End | None = None
+        self._cancelled = False
         self._out: list[Effect] = []
 
     # --- outbox ---------------------------------------------------------------------------------------
@@ -177,19 +188,19 @@ class CoordinatorState:
 
     def send_restore(self, worker: Worker, link: int, *, takes_over: bool = False) -> None:
         """Order a worker to the last checkpoint."""
-        terms = [self.terms.get(one.index, self.incarnation) for one in self.roster]
+        terms = [self.term_of(one.index) for one in self.roster]
         order = Restore(
             job=self.spec.name,
-            incarnation=self.incarnation,
+            incarnation=self._incarnation,
             epoch=terms[worker.index],
             checkpoint=self.last_number,
             worker=worker.index,
-            restore=self.last_checkpoint,
+            restore=self._last,
             peers=self.roster.peers(),
-            layout=self.layout,
-            floors=floors_of(self.kept, worker.index),
-            gaps=gaps_of(self.kept, worker.index),
-            steps_kept_after=steps_kept_after(self.kept),
+            layout=self._layout,
+            floors=floors_of(self._kept, worker.index),
+            gaps=gaps_of(self._kept, worker.index),
+            steps_kept_after=steps_kept_after(self._kept),
             terms=tuple(terms) if self.spec.recovery == "local" else (),
             takes_over=takes_over,
         )
@@ -200,58 +211,90 @@ class CoordinatorState:
         effects, self._out = self._out, []
         return effects
 
+    # --- phase and incarnation ------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> CoordinatorPhase:
+        return self._phase
+
     def move(self, event: PhaseEvent) -> None:
-        self.phase = follow(PHASES, self.phase, event)
-
-    # --- derived --------------------------------------------------------------------------------------
+        self._phase = follow(PHASES, self._phase, event)
 
     @property
-    def over(self) -> bool:
-        """Whether the outcome is fixed."""
-        return self.outcome is not None
+    def incarnation(self) -> int:
+        return self._incarnation
+
+    def opened(self, incarnation: int, last: Checkpoint | None, kept: tuple[Checkpoint, ...]) -> None:
+        """Begin an incarnation: the manifest is held in it, and `last` is what it has to restore."""
+        assert incarnation > self._incarnation, "epochs only rise"
+        self._incarnation, self._last, self._kept = incarnation, last, kept
 
     @property
-    def next_number(self) -> int:
-        """The lowest number of a checkpoint that is requested from now on: one that is under way may lack
-        input that was read before now.
-        """
-        under_way = self.pending is not None or self.appending is not None
-        return self.last_number + (2 if under_way else 1)
+    def address(self) -> dict[str, Any]:
+        """The address of a message to a worker in this incarnation."""
+        return {"job": self.spec.name, "incarnation": self._incarnation, "epoch": self._incarnation}
+
+    @property
+    def terms(self) -> Mapping[int, int]:
+        """Worker -> its term, if it was taken over in this incarnation."""
+        return self._terms
+
+    def term_of(self, worker: int) -> int:
+        """Return the epoch of a worker's claim: the incarnation, unless it was taken over."""
+        return self._terms.get(worker, self._incarnation)
+
+    def raise_term(self, worker: int, term: int) -> None:
+        """Let nothing count that a worker's process of an earlier term votes, claims or sends."""
+        self._terms[worker] = term
+
+    def forget_terms(self) -> None:
+        """All workers are reset: the next incarnation is above all terms."""
+        self._terms.clear()
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the incarnation."""
+        return self._layout
+
+    @property
+    def declared(self) -> int:
+        """The number of workers that a program asked for last (`Checkpoint.declared`)."""
+        return self._declared
+
+    def set_layout(self, layout: Layout, declared: int) -> None:
+        self._layout, self._declared = layout, declared
+
+    # --- what is committed ----------------------------------------------------------------------------
+
+    @property
+    def last_checkpoint(self) -> Checkpoint | None:
+        return self._last
+
+    @property
+    def kept(self) -> tuple[Checkpoint, ...]:
+        """The checkpoints that `last_checkpoint` retains, oldest first."""
+        return self._kept
+
+    def committed(self, checkpoint: Checkpoint) -> None:
+        """Take an acknowledged record: it is the last checkpoint, and releases what it does not retain."""
+        self._last, self._kept = checkpoint, keep(self._kept, checkpoint)
 
     @property
     def last_number(self) -> int:
         """The number of the last committed checkpoint, 0 for none."""
-        return self.last_checkpoint.number if self.last_checkpoint else 0
+        return self._last.number if self._last else 0
 
     @property
     def last_step(self) -> int:
         """The step of the last committed checkpoint, 0 for none."""
-        return self.last_checkpoint.step if self.last_checkpoint else 0
+        return self._last.step if self._last else 0
 
     @property
     def layout_changes(self) -> bool:
         """Whether the next checkpoint is the one that makes `layout` the layout of the region, or the first
-        one of a line of history or of a fork.
+        one of a line of history or of a fork: it is voted before any worker starts.
         """
-        return self.last_checkpoint is not None and self.last_checkpoint.begins(self.layout)
-
-    @property
-    def held_savepoints(self) -> dict[str, int]:
-        """The savepoints that the last committed checkpoint holds: name -> checkpoint."""
-        return dict(self.last_checkpoint.savepoints) if self.last_checkpoint else {}
-
-    @property
-    def savepoints(self) -> dict[str, int]:
-        """The savepoints in force: those of the last checkpoint, as changed by the next one."""
-        changed = {**self.held_savepoints, **self.savepoint_changes}
-        return {name: checkpoint for name, checkpoint in changed.items() if checkpoint}
-
-    @property
-    def notes(self) -> dict[str, SavepointNote]:
-        """The notes of the savepoints in force."""
-        held = self.last_checkpoint.notes if self.last_checkpoint else {}
-        known, names = {**held, **self.savepoint_notes}, self.savepoints
-        return {name: note for name, note in known.items() if name in names}
+        return self._last is not None and self._last.begins(self._layout)
 
     @property
     def has_new_steps(self) -> bool:
@@ -259,11 +302,88 @@ class CoordinatorState:
         return any(worker.step > self.last_step for worker in self.roster)
 
     @property
-    def all_paused(self) -> bool:
-        """Whether all workers have carried out the pause order: none takes input."""
-        return self.pause > 0 and all(worker.paused == self.pause for worker in self.roster)
-
-    @property
     def dropped(self) -> dict[str, dict[str, int]]:
         """Rule -> operator -> rows dropped since the region began, by the newest counters of the workers."""
         return dropped_rows(worker.counters.operators for worker in self.roster)
+
+    # --- the end --------------------------------------------------------------------------------------
+
+    @property
+    def outcome(self) -> End | None:
+        return self._outcome
+
+    @property
+    def ended(self) -> bool:
+        return self._phase is CoordinatorPhase.ENDED
+
+    @property
+    def over(self) -> bool:
+        """Whether the outcome is fixed."""
+        return self._outcome is not None
+
+    def decide(
+        self, state: RegionState, reason: str, now: float, *, kind: StopKind, error: DosError | None = None
+    ) -> None:
+        """Fix the outcome and order the workers to end. A second outcome is ignored."""
+        if self.over:
+            return
+        self.move(PhaseEvent.DECIDED)
+        self._outcome = End(state, reason, error)
+        self.reason = reason
+        self.timers.clear()
+        self.timers.set("grace", now + limits.stop_grace_s)
+        self.timers.set("beat", now + limits.heartbeat_s)
+        for _, link in self.roster.linked(coming=True):
+            self.send(link, self.stop_message(kind, reason))
+        for worker in self.roster.ever():
+            worker.launch_at = None
+            # No Stop reaches a worker that has no link: cancel its attempt.
+            if worker.state in (WorkerState.LAUNCHED, WorkerState.LOST) and not worker.ended:
+                self.emit(CancelWorker(worker.index, worker.attempt))
+        self.end_if_all_ended()
+
+    def fail(self, error: DosError, now: float, text: str = "") -> None:
+        """End FAILED, with this error; text: the reason, if it is not the whole error."""
+        self.decide(RegionState.FAILED, text or str(error), now, kind="failed", error=error)
+
+    def stop_message(self, kind: StopKind, reason: str) -> Stop:
+        return Stop(job=self.spec.name, incarnation=self._incarnation, kind=kind, reason=reason)
+
+    def end_if_all_ended(self, *, force: bool = False) -> None:
+        """Close the links if every worker's process is over or `force` is set: the region has ENDED."""
+        if self._phase is not CoordinatorPhase.ENDING:
+            return
+        if force or all(worker.ended for worker in self.roster.ever()):
+            self.move(PhaseEvent.GONE)
+            self.timers.clear()
+            for _, link in list(self.roster.linked(coming=True)):
+                self.emit(CloseLink(link))
+
+    def grace_expired(self, now: float) -> None:
+        """Cancel the workers that did not end on their own; at the second call, end without them."""
+        if self._cancelled:
+            self.end_if_all_ended(force=True)
+            return
+        self._cancelled = True
+        self.timers.set("grace", now + limits.stop_grace_s)
+        for worker in self.roster.ever():
+            if not worker.ended:
+                self.emit(CancelWorker(worker.index, worker.attempt))
+
+    def retire(self, leaving: list[Worker], text: str, now: float) -> None:
+        """End processes that the region does not have any more."""
+        for worker in leaving:
+            link = self.roster.retire(worker)
+            if link is not None:
+                self.send(link, self.stop_message("stopped", text))
+                self.emit(CloseLink(link))
+                self.timers.set("leave", now + limits.stop_grace_s)
+            elif not worker.ended:
+                self.emit(CancelWorker(worker.index, worker.attempt))
+
+    def leave_expired(self, now: float) -> None:
+        """Cancel the workers that left and did not end on their own."""
+        del now
+        for worker in self.roster.ever():
+            if not self.roster.has(worker) and not worker.ended:
+                self.emit(CancelWorker(worker.index, worker.attempt))

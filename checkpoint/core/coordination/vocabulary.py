@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from checkpoint.core.damaged import Examination
 from checkpoint.core.links.messages import Refusal, ToCoordinator, ToWorker
-from checkpoint.core.records.manifest import NO_NOTE, Checkpoint, SavepointNote
-from checkpoint.core.region import RegionState
-from checkpoint.core.region_events import RegionEvent
+from checkpoint.core.records.manifest import NO_NOTE, Checkpoint, Examination, SavepointNote
+from checkpoint.core.region import RegionEvent, RegionState
 from dos_protocol.errors import DosError
 
 # --- events -------------------------------------------------------------------------------------------

@@ -1,12 +1,22 @@
-"""The coordinator's workers: attempts, links, heartbeats, and when the next attempt may be launched. Pure.
+"""The coordinator's workers: their states, attempts, links and heartbeats, and the hosts that they run on.
+Pure.
 
-This module keeps the state of each worker by the table WORKERS. The parts of the coordinator decide when to
-reset and what to order.
+The state of each worker follows the table WORKERS. The parts of the coordinator decide when to reset and
+what to order.
+
+*Placement.* Workers report peers that they cannot connect to. A worker that joins from a host that a peer
+could not reach is rejected and launched again, until the launcher has placed it on another one. The launcher
+chooses hosts freely, so a rejected worker may return on the same host (on Spark its slot is still occupied
+then, see docs/decisions/0229). After `placement_tries_max` rejections no other host seems to be available.
+Then the placement is accepted and kept for `placement_pause_s`: the hosts may reach each other again before
+another host is free.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from math import inf
+from typing import Final, TypeVar
 
 from msgspec import structs
 
@@ -14,7 +24,82 @@ from checkpoint import limits
 from checkpoint.core.coordination.recovery_estimate import StepMeter
 from checkpoint.core.links.messages import CompanionReport, Counters, Join, Peer
 from checkpoint.core.region import WorkerStatus
-from checkpoint.core.region_states import LINKED, WORKERS, WorkerEvent, WorkerState, follow
+from dos_protocol.arguments import is_loopback
+
+S = TypeVar("S")
+E = TypeVar("E")
+
+
+def follow(table: dict[S, dict[E, S]], state: S, event: E) -> S:
+    """Return the next state. Raises AssertionError for an event that the row does not have: a bug."""
+    row = table[state]
+    if event not in row:
+        raise AssertionError(f"event {event} is not valid in state {state}")
+    return row[event]
+
+
+class WorkerState(Enum):
+    """The states of one worker, as the coordinator knows it."""
+
+    ABSENT = auto()
+    LAUNCHED = auto()
+    """The launcher was ordered to start an attempt, which has no link yet."""
+    JOINED = auto()
+    """It has a link and belongs to no incarnation."""
+    ORDERED = auto()
+    """Ordered to restore, in this incarnation."""
+    RESTORED = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+    """It published the final checkpoint and waits for the others."""
+    DONE = auto()
+    """It finished and its link is gone: nothing of it is missing."""
+    LOST = auto()
+    """Its attempt is over, or counts as over; the next one is not launched yet."""
+
+
+class WorkerEvent(Enum):
+    """The events that change a WorkerState."""
+
+    LAUNCH = auto()
+    JOIN = auto()
+    ORDER = auto()
+    RESTORED = auto()
+    START = auto()
+    FINISH = auto()
+    LEAVE = auto()
+    RELEASE = auto()
+    """A reset: the orders of the incarnation before no longer count."""
+    LOSE = auto()
+
+
+_LOSABLE: Final = {WorkerEvent.LOSE: WorkerState.LOST}
+_RELEASABLE: Final = {WorkerEvent.RELEASE: WorkerState.JOINED, **_LOSABLE}
+WORKERS: Final[dict[WorkerState, dict[WorkerEvent, WorkerState]]] = {
+    WorkerState.ABSENT: {WorkerEvent.LAUNCH: WorkerState.LAUNCHED},
+    WorkerState.LAUNCHED: {WorkerEvent.JOIN: WorkerState.JOINED, **_LOSABLE},
+    WorkerState.JOINED: {WorkerEvent.ORDER: WorkerState.ORDERED, **_RELEASABLE},
+    WorkerState.ORDERED: {WorkerEvent.RESTORED: WorkerState.RESTORED, **_RELEASABLE},
+    WorkerState.RESTORED: {WorkerEvent.START: WorkerState.RUNNING, **_RELEASABLE},
+    WorkerState.RUNNING: {WorkerEvent.FINISH: WorkerState.FINISHED, **_RELEASABLE},
+    WorkerState.FINISHED: {WorkerEvent.LEAVE: WorkerState.DONE, **_RELEASABLE},
+    WorkerState.DONE: {WorkerEvent.LAUNCH: WorkerState.LAUNCHED},
+    WorkerState.LOST: {WorkerEvent.LAUNCH: WorkerState.LAUNCHED},
+}
+
+LINKED: Final = frozenset(
+    {
+        WorkerState.JOINED,
+        WorkerState.ORDERED,
+        WorkerState.RESTORED,
+        WorkerState.RUNNING,
+        WorkerState.FINISHED,
+    }
+)
+"""The states in which a worker has a control link and must send heartbeats."""
+
+STARTED: Final = frozenset({WorkerState.RUNNING, WorkerState.FINISHED})
+"""The states in which a worker takes orders about checkpoints and pauses."""
 
 
 @dataclass(slots=True, eq=False)
@@ -294,3 +379,71 @@ def launch_delay_s(failures: int) -> float:
     if failures <= 1:
         return 0.0
     return min(limits.launch_backoff_s * 2.0 ** (failures - 2), limits.launch_backoff_max_s)
+
+
+class Placement:
+    """The pairs of hosts of one region that cannot reach each other, as far as its workers reported it."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[frozenset[str], float] = {}
+        """Pair of hosts -> until when it counts."""
+        self._rejections = 0
+        self._kept_until = -inf
+        self._since = inf
+
+    def report(self, worker: Worker, peer: Worker, now: float) -> float:
+        """Note that a worker could not connect to a peer.
+
+        Return for how many seconds some pair could not, without a committed checkpoint.
+        """
+        self._since = min(self._since, now)
+        hosts = frozenset((host_of(worker), host_of(peer)))
+        if len(hosts) == 2 and "" not in hosts:
+            self._pairs[hosts] = now + limits.unreachable_counts_s
+        return now - self._since
+
+    def worker_to_move(self, worker: Worker, peer: Worker, now: float) -> Worker | None:
+        """Return which of a pair that cannot connect should run on another host, None if neither.
+
+        It is the one whose host fails to reach more hosts; if both fail equally often, the peer.
+        """
+        if now < self._kept_until or not self._separated(host_of(worker), host_of(peer), now):
+            return None
+        return max((peer, worker), key=lambda one: self._failing(host_of(one), now))
+
+    def rejects(self, host: str, others: Iterable[Worker], now: float) -> Worker | None:
+        """Return the worker that a new worker on `host` could not connect to; None: it may run there."""
+        if now < self._kept_until:
+            return None
+        blocked = next((one for one in others if self._separated(host, host_of(one), now)), None)
+        if blocked is None:
+            self._rejections = 0
+            return None
+        self._rejections += 1
+        if self._rejections > limits.placement_tries_max:
+            self._rejections, self._kept_until = 0, now + limits.placement_pause_s
+            return None
+        return blocked
+
+    def forgive(self) -> None:
+        """Note that a checkpoint was committed: all workers reached each other."""
+        self._since, self._rejections = inf, 0
+
+    def _separated(self, one: str, other: str, now: float) -> bool:
+        return self._pairs.get(frozenset((one, other)), -inf) > now
+
+    def _failing(self, host: str, now: float) -> int:
+        return sum(1 for pair, until in self._pairs.items() if host in pair and until > now)
+
+
+def worker_on_loopback(workers: Iterable[Worker]) -> Worker | None:
+    """Return a worker whose address for its peers only its own machine reaches, if a peer is on another."""
+    joined = [worker for worker in workers if worker.join is not None]
+    if len({host_of(worker) for worker in joined}) < 2:
+        return None
+    return next((one for one in joined if one.join is not None and is_loopback(one.join.exchange_host)), None)
+
+
+def host_of(worker: Worker) -> str:
+    """Return the host of a worker's newest attempt that joined, "" before the first one."""
+    return worker.join.host if worker.join is not None else ""

@@ -29,18 +29,24 @@ A frame is valid if and only if
 5. the digest matches.
 
 Rules 1 to 4 are checked on the header alone, before any of the payload is kept.
+
+A control message (`messages.py`) is one CONTROL frame of JSON. The header repeats its address, so that a
+stray frame is detected without decoding.
 """
 
 import struct
 from collections.abc import Iterator
 from enum import IntEnum, IntFlag, unique
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import xxhash
 
 from checkpoint import limits
-from checkpoint.errors import ChannelFrameError
-from dos_protocol.errors import ErrorCode
+from checkpoint.core.links.messages import FromWorker, ToCoordinator, ToWorker
+from checkpoint.errors import ChannelFrameError, ControlMessageError, RecordTooLargeError
+from dos_protocol.digests import digest64
+from dos_protocol.errors import MALFORMED_JSON, ErrorCode
 
 Buffer = bytes | bytearray | memoryview
 
@@ -277,3 +283,73 @@ class ChannelFrameDecoder:
         self._start, self._header = end, None
         flags, sender, job, epoch, step, checkpoint, seq, channel = header.fields
         return ChannelFrame(header.kind, sender, job, epoch, step, checkpoint, seq, channel, flags, payload)
+
+
+_to_coordinator: Final[msgspec.json.Decoder[ToCoordinator]] = msgspec.json.Decoder(ToCoordinator)
+_to_worker: Final[msgspec.json.Decoder[ToWorker]] = msgspec.json.Decoder(ToWorker)
+_encoder: Final = msgspec.json.Encoder()
+
+
+def job_digest(job: str) -> int:
+    """Return the `job` field of a frame header: xxh3-64 of the region's name in UTF-8."""
+    return digest64(job.encode())
+
+
+def control_frame(message: ToCoordinator | ToWorker) -> ChannelFrame:
+    """Return the CONTROL frame of a message.
+
+    Its header repeats the address, so that a stray frame is detected without decoding JSON.
+    """
+    payload = _encoder.encode(message)
+    if len(payload) > limits.control_bytes_max:
+        raise RecordTooLargeError(
+            f"{type(message).__name__} of {len(payload)} bytes exceeds the limit {limits.control_bytes_max}",
+            remedy="read fewer files or splits in one region",
+        )
+    sender = message.worker if isinstance(message, FromWorker) else COORDINATOR
+    return ChannelFrame(
+        FrameType.CONTROL,
+        sender=sender,
+        job=job_digest(message.job),
+        sender_epoch=message.incarnation,
+        checkpoint=message.checkpoint,
+        payload=payload,
+    )
+
+
+def decode_from_worker(frame: ChannelFrame) -> ToCoordinator:
+    """Return the message in a worker's CONTROL frame.
+
+    Raises ControlMessageError; the link must then be closed.
+    """
+    message: ToCoordinator = _decode(_to_coordinator, frame)
+    if frame.sender != message.worker:
+        raise ControlMessageError(
+            f"frame of worker {frame.sender} carries a message of worker {message.worker}"
+        )
+    return message
+
+
+def decode_from_coordinator(frame: ChannelFrame) -> ToWorker:
+    """Return the message in the coordinator's CONTROL frame. Raises ControlMessageError."""
+    message: ToWorker = _decode(_to_worker, frame)
+    if frame.sender != COORDINATOR:
+        raise ControlMessageError(
+            f"frame of sender {frame.sender} carries a {type(message).__name__} of the coordinator"
+        )
+    return message
+
+
+def _decode(decoder: "msgspec.json.Decoder[Any]", frame: ChannelFrame) -> Any:
+    if frame.type is not FrameType.CONTROL:
+        raise ControlMessageError(f"received a {frame.type.name} frame on a control link")
+    try:
+        message = decoder.decode(frame.payload)
+    except MALFORMED_JSON as error:
+        raise ControlMessageError(f"control message does not decode: {error}") from error
+    stated = (frame.job, frame.sender_epoch, frame.checkpoint)
+    if stated != (job_digest(message.job), message.incarnation, message.checkpoint):
+        raise ControlMessageError(
+            f"header and JSON of a {type(message).__name__} differ in job, incarnation or checkpoint"
+        )
+    return message

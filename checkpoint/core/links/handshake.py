@@ -14,7 +14,7 @@ The key itself is in no message, no error text and no repr.
     proof_c    = mac("dialler", transcript)
 
 The two labels differ, so a proof cannot be mirrored. Both nonces are fresh, so a proof cannot be replayed.
-Hello and Challenge state the versions of messages that each end speaks (`versions.py`). An end that
+Hello and Challenge state the versions of messages that each end speaks (`messages.py`). An end that
 speaks none of the other's refuses the link.
 
 The dialler sends its proof only after it has verified the acceptor's. After the handshake, frames carry
@@ -29,9 +29,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from checkpoint.core.control_frames import job_digest
-from checkpoint.core.links.frames import ChannelFrame, FrameType
-from checkpoint.core.versions import VERSIONS, Versions, overlap, versions_text
+from checkpoint.core.links.frames import ChannelFrame, FrameType, job_digest
+from checkpoint.core.links.messages import VERSIONS, Versions, overlap, versions_text
 from checkpoint.errors import HandshakeError
 from dos_protocol.errors import MALFORMED_JSON
 

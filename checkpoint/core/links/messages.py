@@ -1,7 +1,7 @@
 """The control messages between a region's coordinator and its workers. Each is one CONTROL frame of JSON.
 
-Pure: structs, encoding, decoding and the address check. `core/coordination/coordinator.py` and `core/links/participation.py`
-decide which message may be sent when.
+Pure: structs, encoding, decoding and the address check. `core/coordination/coordinator.py` and
+`core/links/participation.py` decide which message may be sent when.
 
 Every message carries its address:
 
@@ -12,18 +12,46 @@ Every message carries its address:
 | `epoch` | the sender's directory epoch: a worker's claim (0 before it has one), or the manifest's |
 | `checkpoint` | the number of a checkpoint, 0 where none is meant |
 
-A message of another job or another incarnation is refused by name. Otherwise a vote of an earlier incarnation
-could complete a checkpoint of the current one (V11).
+A message of another job or another incarnation is refused by name. Otherwise a vote of an earlier
+incarnation could complete a checkpoint of the current one (V11).
+
+*Versions.* The processes may run different versions of this package, for a rolling upgrade. Messages,
+frames, blocks and routing have a version of their own, `VERSIONS`:
+
+- A field that a reader may ignore is added with a default, and changes no version: readers skip what they do
+  not know.
+- Any other change raises the newest version. The older ones stay as long as this package can send them to a
+  process that speaks nothing newer.
+
+Two ends whose versions do not overlap refuse the link by name (`handshake.py`).
 """
 
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from checkpoint.core.records.even_layout import Layout
+from checkpoint.core.records.layout import Layout
 from checkpoint.core.records.manifest import Checkpoint, WorkerCheckpoint
-from checkpoint.core.versions import Versions
 from journal import Floor, Gap
+
+Versions: TypeAlias = tuple[int, int]
+"""The oldest and the newest version that a process speaks."""
+
+VERSIONS: Final[Versions] = (1, 2)
+LOCAL_RECOVERY: Final = 2
+"""The first version with local recovery. Regions with global recovery use nothing above version 1."""
+
+
+def versions_text(speaks: Versions) -> str:
+    """Return the versions in words."""
+    oldest, newest = speaks
+    return f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+
+
+def overlap(one: Versions, other: Versions) -> bool:
+    """Return whether there is a version that both speak."""
+    return max(one[0], other[0]) <= min(one[1], other[1])
+
 
 FailureKind: TypeAlias = Literal[
     "operator", "reset", "peer", "unreachable", "fenced", "store", "manifest", "internal"
@@ -170,7 +198,7 @@ class Failed(FromWorker, frozen=True, kw_only=True):
     epoch_held: int = 0
     """For kind fenced: the epoch that the next incarnation must exceed."""
     damaged: bool = False
-    """For kind store: stored bytes seem to be damaged or lost. The driver finds out (`falling_back.py`)."""
+    """For kind store: stored bytes seem to be damaged or lost. The driver finds out (`FallingBack`)."""
 
 
 class WantsCheckpoint(FromWorker, frozen=True, kw_only=True):

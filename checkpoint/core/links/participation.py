@@ -21,6 +21,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from checkpoint import limits
+from checkpoint.core.coordination.run import Timers
+from checkpoint.core.coordination.workers import follow
 from checkpoint.core.links.messages import (
     Committed,
     CopyAhead,
@@ -46,8 +48,6 @@ from checkpoint.core.links.messages import (
     Vote,
     WantsCheckpoint,
 )
-from checkpoint.core.region_states import follow
-from checkpoint.core.timers import Timers
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from dos_protocol.errors import DosError, LocalProtocolError
 

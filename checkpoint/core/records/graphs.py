@@ -1,4 +1,4 @@
-"""The fingerprint of a graph, which prevents that one graph silently restores the state of another. Pure.
+"""Whether a graph can continue from the state of another one: fingerprints, and what a fork may change. Pure.
 
 `operators` maps each operator's name to its canonical description: kind, input names, key columns, schema,
 and everything else that changes the meaning of its state. The manifest stores the fingerprint and the
@@ -11,12 +11,13 @@ State that the user declared is described as `state (COLUMNS)`, from its second 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from checkpoint.errors import FingerprintMismatchError
+from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.errors import FingerprintMismatchError, ManifestError
 from dos_protocol.digests import digest64
 
 _DECLARED: Final = re.compile(r"(.*) state (?:v(\d+) )?\((.*?)\)((?: ttl)?(?: gives \(.*\))?)")
@@ -103,3 +104,65 @@ def check_fingerprint(
         f"checkpoint {checkpoint} of region {region!r} was made by another graph: {lines}",
         operators=tuple(name for name, _ in reasons),
     )
+
+
+def check_graph(
+    checkpoint: Checkpoint,
+    present: Mapping[str, str],
+    *,
+    region: str,
+    older: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Raise FingerprintMismatchError unless a graph with these operators can continue from a checkpoint.
+    The first graph of a fork may also lack operators of the original, or have others: those that were named.
+    Its sinks begin anew, so their place and settings may differ.
+    """
+    stored = checkpoint.operators
+    if checkpoint.in_origin and checkpoint.origin is not None:
+        stored = _in_fork(stored, checkpoint.origin.dropped)
+        present = _in_fork(present, checkpoint.origin.added)
+    check_fingerprint(stored, present, region=region, checkpoint=checkpoint.number, older=older)
+
+
+def _in_fork(operators: Mapping[str, str], named: Collection[str]) -> dict[str, str]:
+    """Return what counts of the descriptions of operators: of a sink, only what it reads."""
+    return {
+        name: text.partition(")")[0] if text.startswith("sink ") else text
+        for name, text in operators.items()
+        if name not in named
+    }
+
+
+def check_places(checkpoint: Checkpoint, unchecked: Mapping[str, str]) -> None:
+    """Raise ManifestError if a sink of a fork that begins may write where the original writes.
+
+    unchecked: sink -> why that is not noticed. All other sinks refuse the place of another region.
+    """
+    if not checkpoint.in_origin or checkpoint.origin is None:
+        return
+    if doubtful := {sink: why for sink, why in unchecked.items() if sink not in checkpoint.origin.same_place}:
+        listed = "; ".join(f"{sink!r}: {why}" for sink, why in doubtful.items())
+        raise ManifestError(
+            f"the region is a fork of {checkpoint.origin.region!r}, and these sinks may write to the same"
+            f" place"
+            f" unnoticed: {listed}",
+            checkpoint=checkpoint.number,
+            remedy="delete the fork, and fork again with --same-place SINK for each, if that is right",
+        )
+
+
+def check_log(checkpoint: Checkpoint | None, source: str, reads: str) -> None:
+    """Raise ManifestError if a source of a fork reads the output of another region than in the original:
+    its positions are in the logs of that one. reads: the region whose output it reads.
+    """
+    if checkpoint is None or checkpoint.origin is None:
+        return
+    expected = checkpoint.origin.logs.get(source, reads)
+    if expected != reads:
+        raise ManifestError(
+            f"the region is a fork of {checkpoint.origin.region!r}, whose source {source!r} reads the"
+            f" output of"
+            f" region {expected!r}; here it reads that of {reads!r}, in which its position means nothing",
+            checkpoint=checkpoint.number,
+            remedy=f"read LogSource(..., region={expected!r}), in an application of its own",
+        )

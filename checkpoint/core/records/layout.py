@@ -1,7 +1,32 @@
-"""Layouts for other workers, which move the least state. Pure: ranges of numbers.
+"""From a key to its worker: the hash of a key, the layout of a checkpoint, and layouts for other workers.
+Pure.
 
-After "Scale in and out" of Feldera's distributed DBSP design. Its two rules are one here, in units of
-different size:
+*Keys.* `_hash` is the xxh3-64 of a key's canonical bytes. The functions here are the reference, one key at a
+time; `key_hash.py` has the vectorized form over Arrow arrays, and tests compare both with each other and
+with golden vectors. The bytes decide which worker owns a key, so a released definition never changes.
+
+| kind | canonical bytes |
+|---|---|
+| string | its UTF-8 bytes, unchanged (no normalization) |
+| binary | its bytes |
+| bool | one byte, 0 or 1 |
+| int | 8 bytes, big-endian two's complement; equal for all widths, so widening keeps the hashes |
+| uint | 8 bytes, big-endian |
+| float | 8 bytes, big-endian IEEE 754 double; -0.0 as 0.0, every NaN as 7ff8000000000000 |
+| decimal | 16 bytes, big-endian two's complement of the unscaled value; the scale belongs to the schema |
+| date | days since 1970-01-01, as int |
+| timestamp | ticks since 1970-01-01 in the column's unit, as int; the unit belongs to the schema |
+| null | no bytes |
+| several columns | of each: 4 bytes big-endian length, its bytes; ffffffff alone for null |
+
+Keys are compared by value, not by hash: null and '' share a hash and are different keys.
+
+*Layouts.* A shard is a range of the top bits of `_hash`. Ranges are half-open and count units of `2**(64 -
+shard_bits)`. Senders address instances (operator, shard range, replica); the layout maps them to workers.
+Moving shards means a new layout in a later checkpoint, with the same fields.
+
+*Other workers* (`rebalanced`), after "Scale in and out" of Feldera's distributed DBSP design. Its two rules
+are one here, in units of different size:
 
 - *Fixed sharding* (`tolerance` 0): shares differ by at most one of the 65,536 units.
 - *Dynamic sharding* (`tolerance` k): shares are whole shards. There are S of them, a power of two and at
@@ -9,18 +34,178 @@ different size:
   never halved below the borders that exist, because that would move up to 4 times as much.
 
 Both move exactly what new workers need, and what leaving workers and too large shares have (`least_moved`).
-The exception is a worker that would have more than `layout_ranges_max` ranges after hundreds of changes: then
-borders are moved onto a coarser grid first.
+The exception is a worker that would have more than `layout_ranges_max` ranges after hundreds of changes:
+then borders are moved onto a coarser grid first.
 """
 
 import heapq
 import math
+import struct
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
 
 from checkpoint import limits
-from checkpoint.core.records.even_layout import SHARD_BITS, Layout, ShardRange
+from checkpoint.errors import ManifestError, UnsupportedKeyTypeError
+from dos_protocol.digests import digest64
+
+SHARD_BITS: Final = 16
+"""65,536 units: fine enough to move a hundredth of a percent of the keys, coarse enough to list."""
+
+
+class ShardRange(msgspec.Struct, frozen=True):
+    """Units `begin` (included) to `end` (excluded) of one operator's key hashes, owned by one worker."""
+
+    begin: int
+    end: int
+    worker: int
+    operator: str = ""
+    """Empty: every keyed operator without ranges of its own."""
+    replica: int = 0
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """All ranges of a region.
+
+    `splits`: source -> split -> worker, for splits that are assigned by hand or permanently.
+    """
+
+    ranges: tuple[ShardRange, ...]
+    shard_bits: int = SHARD_BITS
+    splits: dict[str, dict[str, int]] = {}
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The numbers of all workers, sorted."""
+        return tuple(sorted({one.worker for one in self.ranges}))
+
+    def of_operator(self, operator: str = "", replica: int = 0) -> tuple[ShardRange, ...]:
+        """Return the ranges of one operator, sorted by hash: its own, or those of every operator."""
+        own = [r for r in self.ranges if r.operator == operator and r.replica == replica]
+        if not own and operator:
+            return self.of_operator("", replica)
+        return tuple(sorted(own, key=lambda r: r.begin))
+
+    def upper_bounds(self, operator: str = "", replica: int = 0) -> tuple[list[int], list[int]]:
+        """Return (last hash of each range, its worker), for vectorized lookups.
+
+        The range of hash h is the first one whose last hash is >= h.
+        """
+        ranges = self.of_operator(operator, replica)
+        shift = 64 - self.shard_bits
+        return [(r.end << shift) - 1 for r in ranges], [r.worker for r in ranges]
+
+    def worker_of(self, key_hash: int, operator: str = "", replica: int = 0) -> int:
+        """Return the worker that owns the shard of this 64-bit hash."""
+        ranges = self.of_operator(operator, replica)
+        unit = key_hash >> (64 - self.shard_bits)
+        return ranges[bisect_right([r.begin for r in ranges], unit) - 1].worker
+
+    def shards_of(self, worker: int, operator: str = "", replica: int = 0) -> tuple[ShardRange, ...]:
+        """Return the ranges that one worker owns."""
+        return tuple(r for r in self.of_operator(operator, replica) if r.worker == worker)
+
+
+def even_layout(workers: int) -> Layout:
+    """Return the hash space in `workers` ranges whose sizes differ by at most one unit."""
+    if not 0 < workers <= limits.workers_max:
+        raise ValueError(f"a layout has 1 to {limits.workers_max} workers, got {workers}")
+    units = 1 << SHARD_BITS
+    bounds = [units * index // workers for index in range(workers + 1)]
+    return Layout(tuple(ShardRange(bounds[i], bounds[i + 1], i) for i in range(workers)))
+
+
+def check_layout(layout: Layout, workers: int, *, checkpoint: int = 0) -> None:
+    """Raise ManifestError unless each operator's ranges cover the hash space once, on existing workers."""
+    if not 0 < layout.shard_bits <= 32:
+        raise ManifestError(
+            f"its layout has {layout.shard_bits} shard bits, allowed are 1 to 32", checkpoint=checkpoint
+        )
+    for operator, replica in sorted({(r.operator, r.replica) for r in layout.ranges}) or [("", 0)]:
+        _check_cover(layout, operator, replica, workers, checkpoint)
+    for source, splits in layout.splits.items():
+        for split, worker in splits.items():
+            if not 0 <= worker < workers:
+                raise ManifestError(
+                    f"split {split!r} of {source!r} belongs to worker {worker}, but there are {workers}",
+                    checkpoint=checkpoint,
+                )
+
+
+def _check_cover(layout: Layout, operator: str, replica: int, workers: int, checkpoint: int) -> None:
+    name = operator or "every operator"
+    expected = 0
+    for shard in layout.of_operator(operator, replica):
+        if shard.begin != expected or shard.end <= shard.begin:
+            raise ManifestError(
+                f"shards of {name}: expected a range from {expected}, got {shard.begin}..{shard.end}",
+                checkpoint=checkpoint,
+            )
+        if not 0 <= shard.worker < workers:
+            raise ManifestError(
+                f"shards of {name} belong to worker {shard.worker}, but there are {workers}",
+                checkpoint=checkpoint,
+            )
+        expected = shard.end
+    if expected != 1 << layout.shard_bits:
+        raise ManifestError(
+            f"shards of {name} end at {expected}, the hash space ends at {1 << layout.shard_bits}",
+            checkpoint=checkpoint,
+        )
+
+
+def workers_text(workers: int) -> str:
+    """Return the number of workers in words."""
+    return "1 worker" if workers == 1 else f"{workers} workers"
+
+
+Kind: TypeAlias = Literal["string", "binary", "bool", "int", "uint", "float", "decimal", "date", "timestamp"]
+Value: TypeAlias = str | bytes | bool | int | float | None
+
+NULL_LENGTH: Final = 0xFFFFFFFF
+NAN_BYTES: Final = bytes.fromhex("7ff8000000000000")
+
+
+def canonical_bytes(kind: Kind, value: Value) -> bytes:
+    """Return the canonical bytes of one value.
+
+    For decimal, date and timestamp, `value` is the integer named in the table. Raises UnsupportedKeyTypeError
+    for a value that is not of its kind, OverflowError for one outside the kind's range.
+    """
+    if value is None:
+        return b""
+    if kind == "string" and isinstance(value, str):
+        return value.encode()
+    if kind == "binary" and isinstance(value, bytes):
+        return value
+    if kind == "bool" and isinstance(value, bool):
+        return bytes([value])
+    if kind == "float" and isinstance(value, float):
+        return NAN_BYTES if math.isnan(value) else struct.pack(">d", value + 0.0)
+    if isinstance(value, int) and kind in ("int", "uint", "date", "timestamp", "decimal"):
+        return value.to_bytes(16 if kind == "decimal" else 8, "big", signed=kind != "uint")
+    raise UnsupportedKeyTypeError(f"no canonical bytes for a {type(value).__name__} as {kind}")
+
+
+def canonical_key(kinds: Sequence[Kind], values: Sequence[Value]) -> bytes:
+    """Return the canonical bytes of a key of one or several columns."""
+    if len(kinds) == 1:
+        return canonical_bytes(kinds[0], values[0])
+    parts: list[bytes] = []
+    for kind, value in zip(kinds, values, strict=True):
+        data = canonical_bytes(kind, value)
+        length = NULL_LENGTH if value is None else len(data)
+        parts.append(length.to_bytes(4, "big") + data)
+    return b"".join(parts)
+
+
+def key_hash(kinds: Sequence[Kind], values: Sequence[Value]) -> int:
+    """Return `_hash` of a key."""
+    return digest64(canonical_key(kinds, values))
+
 
 _UNITS: Final = 1 << SHARD_BITS
 _FREE: Final = -1

@@ -1,24 +1,61 @@
-"""Lines of history: how a region goes back to an older checkpoint, and what that takes back. Pure.
+"""Records of checkpoints that repeat another one: a restore, an edit, a savepoint, a fork; and lines of
+history. Pure.
 
-A restore appends one record to the manifest: the positions of the older checkpoint under the next number
+*A restore* appends one record to the manifest: the positions of the older checkpoint under the next number
 (`restored`). Its acknowledgement is the commit; no order is sent before. It begins a new *line*: chains
 continue at the positions of the record, beside what they hold of the earlier line, which nothing reads any
 more and retention deletes. No chain is truncated. But files are, so a checkpoint of the earlier line whose
 output was taken back cannot be restored any more.
 
 A line has the steps of the line of the restored checkpoint (`Rewind.of`) up to `Rewind.step`, and its own
-steps after that. So two lines have in common what they had where they parted (`parting`), and output that was
-read on one of them after that was taken back on the other (`taken_back`).
+steps after that. So two lines have in common what they had where they parted (`parting`), and output that
+was read on one of them after that was taken back on the other (`taken_back`).
+
+*An edit* is a restore whose state has other rows: the record E has the positions of checkpoint X, except for
+the state chains of the workers that got rows. These chains continue at their positions in X, and their rows
+in E are blocks with the number of E. **The acknowledgement of E is the commit.** Before it, no record names
+the blocks, so they are what a worker left that died before its vote.
+
+A region whose first state is given (`first_record`) has E as its checkpoint 1, at step 0.
+
+*A fork* takes two records, and copies nothing:
+
+1. A savepoint of the original, named `fork-` and random digits, holds the checkpoint. Its note names the new
+   region.
+2. The first record in the manifest of the new region has the positions of that checkpoint, which are in the
+   chains of the original (`Checkpoint.in_origin`). **Its acknowledgement is the commit.**
+
+The first incarnation of the new region restores from the chains of the original, and opens its own at their
+beginning. Before any step runs, all workers vote for the next checkpoint, which contains the state
+completely. From then on the new region depends on the original only as long as it retains its first record
+(`needs_original`). After that the driver of the original drops the savepoint: what is released stays
+released (R14), so this can be known too late, but never too early.
+
+The output of the new region is its own: its logs and sinks begin anew, and steps are numbered on. It reads
+the inputs of the original, from the positions of the checkpoint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.records.manifest import Checkpoint, RetiredWorker, Rewind, in_its_version
+from checkpoint.core.records.layout import Layout
+from checkpoint.core.records.manifest import (
+    Checkpoint,
+    Edit,
+    ForkOrigin,
+    RetiredWorker,
+    Rewind,
+    SavepointNote,
+    WorkerCheckpoint,
+    in_its_version,
+    savepoint_name_problem,
+    savepoint_why_problem,
+)
 from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
-from checkpoint.errors import RestoreRefusedError
+from checkpoint.errors import EditRefusedError, ForkRefusedError, RestoreRefusedError, SavepointRefusedError
 from journal import ORIGIN
 
 
@@ -205,3 +242,216 @@ def _smaller(one: dict[int, dict[str, int]], other: dict[int, dict[str, int]]) -
         for worker, logs in one.items()
         if worker in other
     }
+
+
+def savepoint_problem(
+    name: str, checkpoint: int | None, savepoints: Mapping[str, int], retained: Collection[int]
+) -> str:
+    """Return why the savepoint cannot be made, empty if it can. `checkpoint` None: why it cannot be dropped.
+
+    `savepoints` are the savepoints in force, `retained` the checkpoints that can still be kept.
+    """
+    if checkpoint is None:
+        return (
+            ""
+            if name in savepoints
+            else f"savepoint {name!r} does not exist; existing: {_listed(savepoints)}"
+        )
+    # Reserved names are refused where a person names a savepoint: the project's own come here, too.
+    if (problem := savepoint_name_problem(name, reserved=True)) != "":
+        return problem
+    if savepoints.get(name, checkpoint) != checkpoint:
+        return f"savepoint {name!r} holds checkpoint {savepoints[name]}: drop it first, or use another name"
+    if name not in savepoints and len(savepoints) >= limits.savepoints_max:
+        return f"there are already {limits.savepoints_max} savepoints: drop one first"
+    if checkpoint not in retained:
+        kept = ", ".join(map(str, retained)) or "none"
+        return f"checkpoint {checkpoint} is not retained; retained: {kept}"
+    return ""
+
+
+def recorded_again(
+    kept: tuple[Checkpoint, ...],
+    incarnation: int,
+    savepoints: dict[str, int],
+    notes: Mapping[str, SavepointNote] = MappingProxyType({}),
+) -> Checkpoint:
+    """Return the last of these checkpoints again, under the next number and with other savepoints.
+
+    Restoring it restores the positions of the last one. Everything that is retained stays retained.
+    """
+    last = kept[-1]
+    again = msgspec.structs.replace(
+        last,
+        number=last.number + 1,
+        parent=last.number,
+        incarnation=incarnation,
+        rolled_back_to=last.voted_as,
+        retained=(*(checkpoint.number for checkpoint in kept), last.number + 1),
+        savepoints=savepoints,
+        notes={name: note for name, note in {**last.notes, **notes}.items() if name in savepoints},
+        phases_s={},
+        edit=None,
+    )
+    return in_its_version(again)
+
+
+def _listed(savepoints: Mapping[str, int]) -> str:
+    return (
+        ", ".join(f"{name!r} (checkpoint {checkpoint})" for name, checkpoint in sorted(savepoints.items()))
+        or "none"
+    )
+
+
+def forked(source: Checkpoint, origin: ForkOrigin, incarnation: int) -> Checkpoint:
+    """Return the first record of the region that begins with this checkpoint of the original.
+
+    Raises ForkRefusedError if the chains of the original do not have the checkpoint.
+    """
+    if source.in_origin:
+        assert source.origin is not None
+        raise ForkRefusedError(
+            f"checkpoint {source.number} of region {origin.region!r} is still in the chains of region"
+            f" {source.origin.region!r}, of which it is a fork",
+            remedy=f"run {origin.region!r} until its next checkpoint, or fork {source.origin.region!r}",
+        )
+    unknown = sorted(set(origin.dropped) - source.operators.keys())
+    known = sorted(set(origin.added) & source.operators.keys())
+    if unknown or known:
+        name = (unknown or known)[0]
+        raise ForkRefusedError(
+            f"operator {name!r} cannot be {'dropped' if unknown else 'new'}: region {origin.region!r}"
+            f" {'has no such operator' if unknown else 'has it'}; its operators are"
+            f" {', '.join(sorted(source.operators))}"
+        )
+    workers = {
+        worker: msgspec.structs.replace(part, sinks={}, floors={}) for worker, part in source.workers.items()
+    }
+    first = Checkpoint(
+        number=1,
+        step=source.step,
+        incarnation=incarnation,
+        final=source.final,
+        wall_time_ms=source.wall_time_ms,
+        workers=workers,
+        layout=source.layout,
+        fingerprint=source.fingerprint,
+        operators=source.operators,
+        retained=(1,),
+        origin=origin,
+        in_origin=True,
+    )
+    return in_its_version(first)
+
+
+def made_for_forks(checkpoint: Checkpoint | None) -> dict[str, SavepointNote]:
+    """Return the savepoints in the last checkpoint of a region that were made for forks, with their notes."""
+    notes = {} if checkpoint is None else checkpoint.notes
+    return {
+        name: note
+        for name, note in notes.items()
+        if note.fork and checkpoint and name in checkpoint.savepoints
+    }
+
+
+def needs_original(kept: Collection[Checkpoint], original: str, savepoint: str) -> bool | None:
+    """Return whether a region still needs the savepoint of the region of which it is a fork. None: it is no
+    such fork, or has no checkpoint. kept: its retained checkpoints.
+    """
+    origins = [
+        (checkpoint.origin.region, checkpoint.origin.savepoint)
+        for checkpoint in kept
+        if checkpoint.origin is not None
+    ]
+    if (original, savepoint) not in origins:
+        return None
+    return any(checkpoint.in_origin for checkpoint in kept)
+
+
+def edit_target(kept: Sequence[Checkpoint], to: str, *, region: str) -> Checkpoint:
+    """Return the retained checkpoint whose state is edited: as `find_target` names it, "" for the last one.
+
+    Raises RestoreRefusedError, and EditRefusedError for a fork that has no state of its own yet.
+    """
+    target = kept[-1] if kept and not to else find_target(kept, to, region=region)
+    if target.in_origin and target.origin is not None:
+        raise EditRefusedError(
+            f"the state of checkpoint {target.number} is still in the chains of region"
+            f" {target.origin.region!r}, of which {region!r} is a fork",
+            remedy=f"run {region!r} until its first checkpoint of its own, stop it, and edit it then",
+        )
+    return target
+
+
+def edited(
+    kept: Sequence[Checkpoint],
+    target: Checkpoint,
+    incarnation: int,
+    parts: Mapping[int, WorkerCheckpoint],
+    edit: Edit,
+    *,
+    savepoint: str = "",
+) -> Checkpoint:
+    """Return the record of an edit of `target`, one of the retained checkpoints `kept`, oldest first.
+
+    parts: the parts of the workers that got rows. savepoint: the name of a savepoint of `target` that the
+    record creates, "" for none. A program that requested a restore before does not repeat it (`Rewind.by`):
+    that would undo the edit. Raises SavepointRefusedError.
+    """
+    last = kept[-1]
+    by = last.rewinds[-1].by if last.rewinds else ""
+    record = restored(kept, target, incarnation, by=by)
+    rewind = msgspec.structs.replace(record.rewinds[-1], edited=edit.by)
+    record = msgspec.structs.replace(
+        record,
+        workers={**record.workers, **parts},
+        rewinds=(*record.rewinds[:-1], rewind),
+        edit=edit,
+    )
+    if savepoint:
+        record = _with_savepoint(record, savepoint, target, [checkpoint.number for checkpoint in kept], edit)
+    return in_its_version(record)
+
+
+def _with_savepoint(
+    record: Checkpoint, name: str, target: Checkpoint, retained: Sequence[int], edit: Edit
+) -> Checkpoint:
+    problem = savepoint_why_problem(edit.why) or savepoint_problem(
+        name, target.number, record.savepoints, retained
+    )
+    if problem:
+        raise SavepointRefusedError(problem)
+    note = SavepointNote(by=edit.by, wall_time_ms=edit.wall_time_ms, why=edit.why or "before an edit")
+    return msgspec.structs.replace(
+        record,
+        savepoints={**record.savepoints, name: target.number},
+        notes={name: note, **record.notes},
+    )
+
+
+def first_record(
+    parts: Mapping[int, WorkerCheckpoint],
+    incarnation: int,
+    *,
+    layout: Layout,
+    operators: dict[str, str],
+    fingerprint: str,
+    irrevocable: Mapping[str, str],
+    edit: Edit,
+) -> Checkpoint:
+    """Return checkpoint 1 of a region that begins with a given state, at step 0."""
+    checkpoint = Checkpoint(
+        number=1,
+        step=0,
+        incarnation=incarnation,
+        final=False,
+        wall_time_ms=0,
+        workers=dict(parts),
+        layout=layout,
+        fingerprint=fingerprint,
+        operators=operators,
+        retained=(1,),
+        irrevocable=dict(irrevocable),
+        edit=edit,
+    )
+    return in_its_version(checkpoint)

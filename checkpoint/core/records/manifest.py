@@ -1,6 +1,6 @@
 """Checkpoints and their records in the manifest chain: structs, encoding, decoding and checks. Pure: no I/O.
 
-`checkpoint/chains/manifest_log.py` keeps the chain.
+`checkpoint/coordinator/manifest_log.py` keeps the chain.
 
 A checkpoint is a consistent cut, stored as a vector of positions: for each worker the position of its state
 chain and of its steps chain, the position of every input split, and what each sink needs to truncate its
@@ -19,21 +19,48 @@ output. Its append to the manifest, synced on the quorum, *is* the commit. One r
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntFlag
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.manifest_notes import NO_NOTE as NO_NOTE
-from checkpoint.core.manifest_notes import Edit as Edit
-from checkpoint.core.manifest_notes import SavepointNote as SavepointNote
-from checkpoint.core.records.even_layout import Layout
+from checkpoint.core.records.layout import Layout, check_layout
+from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.errors import ManifestError
 from dos_protocol.digests import ResumePoint
 from dos_protocol.errors import MALFORMED_JSON
-from journal import Floor, Position
+from dos_protocol.limits import digest_block_bytes
+from journal import ORIGIN, Floor, Gap, Position, below_or_within, gaps_between, lowest
+
+
+class Edit(msgspec.Struct, frozen=True, kw_only=True):
+    """A person wrote rows into the state (`lines.py`)."""
+
+    by: str = ""
+    """user@host"""
+    wall_time_ms: int = 0
+    why: str = ""
+    tables: dict[str, dict[str, int]] = {}
+    """Operator -> how many keys were added, changed and deleted."""
+
+
+class SavepointNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who made a savepoint, when and why. For people; a program that does not know it drops it."""
+
+    by: str = ""
+    """user@host, or host:pid of the driver whose program made it."""
+    wall_time_ms: int = 0
+    why: str = ""
+    fork: str = ""
+    """The region that began as a fork of this checkpoint. The savepoint is dropped when it needs it no more.
+    """
+
+
+NO_NOTE: Final = SavepointNote()
+
 
 CHECKPOINT_VERSION: Final = 2
 SAVEPOINTS_VERSION: Final = 3
@@ -155,7 +182,7 @@ class Rewind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForkOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """The region began as a fork of another one (`forking.py`)."""
+    """The region began as a fork of another one (`lines.py`)."""
 
     region: str
     checkpoint: int
@@ -278,6 +305,15 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     def workers_declared(self) -> int:
         """The number of workers that a program asked for last."""
         return self.declared or len(self.workers)
+
+
+def slowest(phases_s: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
+    """Return phase -> seconds of the worker that took longest, {} if there is none.
+
+    A worker's phases follow each other. The longest of each phase, of different workers, would add up to more
+    than the checkpoint took.
+    """
+    return max(phases_s, key=lambda one: sum(one.values()), default={})
 
 
 def in_its_version(checkpoint: Checkpoint) -> Checkpoint:
@@ -405,3 +441,370 @@ def _refuse_duplicates(text: bytes, checkpoint: int) -> None:
         json.loads(text, object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"its record is not JSON: {error}", checkpoint=checkpoint) from error
+
+
+def check_checkpoint(checkpoint: Checkpoint, *, before: Checkpoint | None = None, gap: bool = False) -> None:
+    """Raise ManifestError with the reason if a region cannot be restored to `checkpoint`.
+
+    - `before`: the checkpoint before it in the chain, which it is compared with.
+    - `gap`: released checkpoints may have been between the two, as in a snapshot of the manifest with a
+      savepoint.
+    """
+    if checkpoint.number < 1 or checkpoint.step < 0 or checkpoint.incarnation < 1:
+        raise ManifestError(
+            f"it has step {checkpoint.step} and incarnation {checkpoint.incarnation}: numbers begin at 1,"
+            f" steps at 0",
+            checkpoint=checkpoint.number,
+        )
+    workers = max(checkpoint.workers, default=0) + 1
+    missing = sorted(set(range(workers)) - checkpoint.workers.keys())
+    if missing:
+        raise ManifestError(
+            f"it has no part of worker {missing[0]} of {workers}", checkpoint=checkpoint.number
+        )
+    for worker, part in checkpoint.workers.items():
+        # With local recovery, a worker that was taken over has a term above the incarnation.
+        terms = limits.terms_per_incarnation if checkpoint.version >= TERMS_VERSION else 1
+        # The epochs of another region's chains have nothing to do with this region's incarnations.
+        highest = None if checkpoint.in_origin else checkpoint.incarnation + terms - 1
+        _check_worker(checkpoint.number, worker, part, checkpoint.incarnation, highest)
+    if checkpoint.version < DIRECTORIES_VERSION and any(
+        part.directories for part in checkpoint.workers.values()
+    ):
+        raise ManifestError(
+            f"it has directories, which version {checkpoint.version} does not allow",
+            checkpoint=checkpoint.number,
+        )
+    _check_retired(checkpoint)
+    _check_line(checkpoint)
+    _check_origin(checkpoint, before)
+    check_layout(checkpoint.layout, workers, checkpoint=checkpoint.number)
+    if idle := sorted(checkpoint.workers.keys() - set(checkpoint.layout.workers)):
+        raise ManifestError(f"worker {idle[0]} owns no shards", checkpoint=checkpoint.number)
+    _check_retained(checkpoint, before)
+    _check_savepoints(checkpoint)
+    if before is not None:
+        _check_order(checkpoint, before, gap=gap)
+
+
+def _check_retired(checkpoint: Checkpoint) -> None:
+    if checkpoint.version < LAYOUTS_VERSION and (checkpoint.retired or checkpoint.declared):
+        raise ManifestError(
+            f"it states former workers, which version {checkpoint.version} does not allow",
+            checkpoint=checkpoint.number,
+        )
+    if both := sorted(checkpoint.retired.keys() & checkpoint.workers.keys()):
+        raise ManifestError(
+            f"worker {both[0]} has a part and is a former worker", checkpoint=checkpoint.number
+        )
+    if min(checkpoint.retired, default=0) < 0 or not 0 <= checkpoint.declared <= limits.workers_max:
+        raise ManifestError(
+            f"invalid former workers {sorted(checkpoint.retired)}, or number of workers"
+            f" {checkpoint.declared}",
+            checkpoint=checkpoint.number,
+        )
+
+
+def _check_line(checkpoint: Checkpoint) -> None:
+    if checkpoint.version < LINES_VERSION and (
+        checkpoint.line or checkpoint.rewinds or checkpoint.rewound or checkpoint.orphans
+    ):
+        raise ManifestError(
+            f"it has line {checkpoint.line}, which version {checkpoint.version} does not allow",
+            checkpoint=checkpoint.number,
+        )
+    lines = [rewind.line for rewind in checkpoint.rewinds]
+    kept = limits.rewinds_kept_max
+    if lines != list(range(max(1, checkpoint.line - kept + 1), checkpoint.line + 1)):
+        raise ManifestError(
+            f"it is of line {checkpoint.line}, but states the lines {lines}", checkpoint=checkpoint.number
+        )
+    if any(
+        rewind.step < 0 or not 0 < rewind.to < checkpoint.number or not 0 <= rewind.of < rewind.line
+        for rewind in checkpoint.rewinds
+    ):
+        raise ManifestError(
+            "a line of it begins with an invalid checkpoint or step", checkpoint=checkpoint.number
+        )
+    if (checkpoint.rewound or checkpoint.orphans) and not (
+        checkpoint.rewound and checkpoint.rolled_back_to and checkpoint.line
+    ):
+        raise ManifestError(
+            "it states a restore, and no checkpoint that was restored", checkpoint=checkpoint.number
+        )
+    if both := sorted(set(checkpoint.orphans) & checkpoint.workers.keys()):
+        raise ManifestError(
+            f"worker {both[0]} has a part, and its output is taken back", checkpoint=checkpoint.number
+        )
+
+
+def _check_origin(checkpoint: Checkpoint, before: Checkpoint | None) -> None:
+    if checkpoint.version < ORIGINS_VERSION and (
+        checkpoint.origin or checkpoint.in_origin or checkpoint.identity
+    ):
+        raise ManifestError(
+            f"it states where the region comes from, which version {checkpoint.version} does not allow",
+            checkpoint=checkpoint.number,
+        )
+    if checkpoint.in_origin and checkpoint.origin is None:
+        raise ManifestError(
+            "its positions are in another region, which it does not name", checkpoint=checkpoint.number
+        )
+    if checkpoint.in_origin and before is not None and not checkpoint.rolled_back_to:
+        raise ManifestError(
+            "only the first checkpoint of a fork is in another region", checkpoint=checkpoint.number
+        )
+    if before is not None and checkpoint.origin != before.origin:
+        raise ManifestError(
+            f"it states another origin of the region than checkpoint {before.number}",
+            checkpoint=checkpoint.number,
+        )
+
+
+def _check_worker(
+    checkpoint: int, worker: int, part: WorkerCheckpoint, incarnation: int, highest: int | None
+) -> None:
+    for chain, position in part.chains().items():
+        if position.size < 0 or position.epoch < 1 or not 0 <= position.digest < 1 << 64:
+            raise ManifestError(
+                f"worker {worker}: invalid {chain} position {position}", checkpoint=checkpoint
+            )
+        if highest is not None and position.epoch > highest:
+            raise ManifestError(
+                f"worker {worker}: its {chain} position has epoch {position.epoch}, "
+                f"which is above incarnation {incarnation}",
+                checkpoint=checkpoint,
+            )
+    for chain, (epoch, base) in part.floors.items():
+        if epoch < 1 or (highest is not None and epoch > highest) or base < 0:
+            raise ManifestError(
+                f"worker {worker}: invalid floor of chain {chain!r}: epoch {epoch}, base {base}",
+                checkpoint=checkpoint,
+            )
+    for source, splits in part.sources.items():
+        for split, at in splits.items():
+            if at.position < 0 or not 0 <= at.digest < 1 << 64:
+                raise ManifestError(
+                    f"worker {worker}: invalid position {at.position} of split {split!r} of {source!r}",
+                    checkpoint=checkpoint,
+                )
+            if at.resume and not _can_resume(at.resume, at.position):
+                raise ManifestError(
+                    f"worker {worker}: the digest of split {split!r} of {source!r} at {at.position} cannot"
+                    f" be resumed at {at.resume.size}",
+                    checkpoint=checkpoint,
+                )
+
+
+def _can_resume(point: ResumePoint, position: int) -> bool:
+    aligned = point.size % digest_block_bytes == 0
+    return aligned and 0 <= point.size <= position and 0 <= point.digest < 1 << 64
+
+
+def _check_savepoints(checkpoint: Checkpoint) -> None:
+    if len(checkpoint.savepoints) > limits.savepoints_max:
+        raise ManifestError(
+            f"it has {len(checkpoint.savepoints)} savepoints, the limit is {limits.savepoints_max}",
+            checkpoint=checkpoint.number,
+        )
+    if checkpoint.savepoints and checkpoint.version < SAVEPOINTS_VERSION:
+        raise ManifestError(
+            f"it has savepoints, which version {checkpoint.version} does not allow",
+            checkpoint=checkpoint.number,
+        )
+    for name, held in checkpoint.savepoints.items():
+        if (problem := savepoint_name_problem(name, reserved=True)) != "":
+            raise ManifestError(problem, checkpoint=checkpoint.number)
+        if held not in checkpoint.retained:
+            raise ManifestError(
+                f"savepoint {name!r} holds checkpoint {held}, which it does not retain",
+                checkpoint=checkpoint.number,
+            )
+
+
+def _check_retained(checkpoint: Checkpoint, before: Checkpoint | None) -> None:
+    kept = checkpoint.retained
+    if not kept:
+        return
+    if kept[-1] != checkpoint.number or kept[0] < 1 or list(kept) != sorted(set(kept)):
+        raise ManifestError(
+            f"it retains {list(kept)}: expected rising numbers that end with its own",
+            checkpoint=checkpoint.number,
+        )
+    if before is not None and before.retained:
+        again = sorted({number for number in kept if number <= before.number} - set(before.retained))
+        if again:
+            raise ManifestError(
+                f"it retains {again}, which checkpoint {before.number} released", checkpoint=checkpoint.number
+            )
+
+
+def _check_order(checkpoint: Checkpoint, before: Checkpoint, *, gap: bool) -> None:
+    if checkpoint.number <= before.number:
+        raise ManifestError(
+            f"it follows checkpoint {before.number}; numbers rise and are never used twice",
+            checkpoint=checkpoint.number,
+        )
+    if checkpoint.incarnation < before.incarnation:
+        raise ManifestError(
+            f"its incarnation {checkpoint.incarnation} is below {before.incarnation} of checkpoint"
+            f" {before.number}",
+            checkpoint=checkpoint.number,
+        )
+    if checkpoint.parent != before.number and not (gap and checkpoint.parent > before.number):
+        raise ManifestError(
+            f"its parent is checkpoint {checkpoint.parent}, the one before it is {before.number}",
+            checkpoint=checkpoint.number,
+        )
+    expected = (before.line, before.line + 1) if checkpoint.rewound else (before.line,)
+    if checkpoint.line not in expected and not (gap and checkpoint.line > before.line):
+        raise ManifestError(
+            f"it is of line {checkpoint.line}, and checkpoint {before.number} of line {before.line}",
+            checkpoint=checkpoint.number,
+        )
+    if not checkpoint.rolled_back_to and checkpoint.line == before.line and checkpoint.step < before.step:
+        raise ManifestError(
+            f"its step {checkpoint.step} is below step {before.step} of checkpoint {before.number}",
+            checkpoint=checkpoint.number,
+        )
+
+
+OnDamaged: TypeAlias = Literal["fail", "previous"]
+"""What follows if the last checkpoint is damaged: the region fails, or goes back to the newest older one that
+is whole. As for the files of a journal.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainDamage:
+    """A chain of a worker that does not read whole up to a position."""
+
+    worker: int
+    chain: str
+    position: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"chain {self.chain} of worker {self.worker} up to position {self.position}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDamage:
+    """A checkpoint that cannot be restored. chains: those that are damaged."""
+
+    checkpoint: int
+    chains: tuple[ChainDamage, ...]
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.checkpoint} is damaged: {'; '.join(map(str, self.chains))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """The retained checkpoints, as far as they were read, newest first.
+
+    damaged: those that do not read whole; empty if the last one does. whole: the newest one that reads whole,
+    0 if none does. If the last one is in `damaged` and is also `whole`, only the steps that were recorded
+    after it are damaged.
+    """
+
+    damaged: tuple[CheckpointDamage, ...]
+    whole: int
+
+    @property
+    def text(self) -> str:
+        """Return every damaged checkpoint with its chains, in words."""
+        return "; ".join(map(str, self.damaged))
+
+
+@dataclass(frozen=True, slots=True)
+class Rolling:
+    """When a chain continues in a new segment that begins with a snapshot.
+
+    After that only older checkpoints need the segments below, which are deleted with them.
+    """
+
+    snapshot_bytes_min: int = field(default_factory=lambda: limits.snapshot_bytes_min)
+    segments_max: int = field(default_factory=lambda: limits.chain_segments_max)
+    manifest_segment_bytes_max: int = field(default_factory=lambda: limits.manifest_segment_bytes_max)
+    manifest_replay_bytes_max: int = field(default_factory=lambda: limits.manifest_replay_bytes_max)
+
+
+def retained_with(
+    kept: Sequence[Checkpoint], number: int, retain: int, pinned: Collection[int] = ()
+) -> tuple[int, ...]:
+    """Return the checkpoints that are retained when `number` is committed after `kept`.
+
+    These are the last `retain` numbers, including `number`, and those that savepoints hold (`pinned`).
+    """
+    numbers = (*(checkpoint.number for checkpoint in kept), number)
+    return tuple(one for one in numbers if one > number - retain or one in pinned)
+
+
+def keep(kept: Sequence[Checkpoint], checkpoint: Checkpoint) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints that are retained once `checkpoint` is acknowledged after `kept`.
+
+    A record of version 1 does not state them. Then the newest `checkpoints_retained_min` are retained; such
+    a record releases nothing of its chains, because it has no floors.
+    """
+    if not checkpoint.retained:
+        return (*kept, checkpoint)[-limits.checkpoints_retained_min :]
+    return (*(one for one in kept if one.number in checkpoint.retained), checkpoint)
+
+
+def floors_of(kept: Sequence[Checkpoint], worker: int) -> dict[str, Floor]:
+    """Return chain -> the lowest segment of this worker that a retained checkpoint needs.
+
+    Of a worker in none of them that is a segment which cannot exist yet: if it was there before, nothing of
+    its state and its files is needed. (Its steps chain and its output continue at their heads if it comes
+    back.)
+    """
+    parts = [
+        checkpoint.workers[worker]
+        for checkpoint in kept
+        if worker in checkpoint.workers and not checkpoint.in_origin
+    ]
+    if kept and not parts:
+        chains = {"state"}.union(*(part.floors for part in kept[-1].workers.values()))
+        begin_anew = [one for one in chains if one != "steps" and not one.startswith(OUTPUT_CHAIN_PREFIX)]
+        return dict.fromkeys(sorted(begin_anew), (kept[-1].incarnation + 1, 0))
+    return lowest(part.floors for part in parts)
+
+
+def gaps_of(kept: Sequence[Checkpoint], worker: int) -> dict[str, tuple[Gap, ...]]:
+    """Return chain -> the gaps above its floor, which no retained checkpoint needs (decision 0245).
+
+    A checkpoint needs a chain from its floor up to its position, and only the last one needs what follows. So
+    a savepoint does not hold what was written after it. Output logs have no gaps: they have other readers.
+    """
+    parts = [
+        checkpoint.workers[worker]
+        for checkpoint in kept
+        if worker in checkpoint.workers and not checkpoint.in_origin
+    ]
+    found = {}
+    for chain in floors_of(kept, worker) if parts else ():
+        positions = [(part.floors[chain], part.chains().get(chain, ORIGIN)) for part in parts]
+        needed = [(floor, (at.epoch, at.size)) for floor, at in positions[:-1] if at != ORIGIN]
+        if not chain.startswith(OUTPUT_CHAIN_PREFIX):
+            found[chain] = tuple(gaps_between(needed, positions[-1][0]))
+    return {chain: gaps for chain, gaps in found.items() if gaps}
+
+
+def unneeded_of(kept: Sequence[Checkpoint], worker: int) -> Callable[[str], bool]:
+    """Return a test of object names: whether it is a segment of this worker's chains, without output logs,
+    that no retained checkpoint needs.
+    """
+    floors = {
+        chain: floor
+        for chain, floor in floors_of(kept, worker).items()
+        if not chain.startswith(OUTPUT_CHAIN_PREFIX)
+    }
+    return below_or_within(floors, gaps_of(kept, worker))
+
+
+def steps_kept_after(kept: Sequence[Checkpoint]) -> int:
+    """Return the step up to which no input division is needed again. A restore to an older checkpoint than
+    the last one voids the steps that were recorded after it.
+    """
+    return kept[-1].step if kept else 0

@@ -19,8 +19,7 @@ from checkpoint.core.coordination.vocabulary import (
     OpenManifest,
     SendControl,
 )
-from checkpoint.core.region import RegionSpec
-from checkpoint.core.region_events import RegionEvent
+from checkpoint.core.region import RegionEvent, RegionSpec
 from tests.shells.region.process import RegionProcess
 from tests.sim.regions.events import record_event
 from tests.sim.regions.launcher import Launcher

@@ -9,18 +9,17 @@ from checkpoint.chains import chain_store, manifest_log
 from checkpoint.chains.manifest_log import ManifestLog, checkpoint_record
 from checkpoint.chains.state_store import STATE_CHAIN, StateStore, _records
 from checkpoint.chains.steps_log import StepsLog
-from checkpoint.core import continuing
-from checkpoint.core.coordination import checkpoints as checkpointing
-from checkpoint.core.coordination import run as coordinator_state
-from checkpoint.core.coordination.checkpoints import Checkpointing
+from checkpoint.core import region as region_values
+from checkpoint.core.coordination import checkpoints
+from checkpoint.core.coordination import run as region_run
+from checkpoint.core.coordination.checkpoints import Checkpoints, PendingCheckpoint
+from checkpoint.core.coordination.coordinator import ManifestClaim
+from checkpoint.core.coordination.rounds import Recovery
 from checkpoint.core.coordination.vocabulary import CheckpointAppended, ManifestLost, ManifestOpened
 from checkpoint.core.links import barrier
 from checkpoint.core.links.barrier import Alignment
 from checkpoint.core.links.messages import Vote
-from checkpoint.core.manifest_claim import ManifestClaim
-from checkpoint.core.recovery import Recovery
-from checkpoint.core.retention import floors_of, keep
-from checkpoint.core.voting import PendingCheckpoint
+from checkpoint.core.records.manifest import floors_of, keep
 from dataflow.core.peer_links import Admission, PeerLinks
 from dataflow.core.schedule import Schedule
 from dataflow.sinks.files import FileWriter
@@ -82,8 +81,8 @@ def partial_manifest() -> list[Patch]:
     return [
         (PendingCheckpoint, "missing", _one_may_be_missing),
         (PendingCheckpoint, "build", build),
-        (checkpointing, "check_checkpoint", check),
-        (continuing, "check_checkpoint", check),
+        (checkpoints, "check_checkpoint", check),
+        (region_values, "check_checkpoint", check),
         (manifest_log, "check_checkpoint", check),
     ]
 
@@ -166,22 +165,22 @@ def votes_of_any_incarnation() -> list[Patch]:
     """A checkpoint is requested again with the number that the reset left free, and the earlier votes
     count."""
     votes: dict[tuple[int, int], dict[int, Vote]] = {}
-    original, reset = Checkpointing.request_checkpoint, Recovery.reset
+    original, reset = Checkpoints.request_checkpoint, Recovery.reset
 
     def remember(self: Recovery, *args: Any, **others: Any) -> None:
-        pending = self._state.pending
+        pending = self._checkpoints.pending
         if pending is not None:
-            votes[id(self._state), pending.number] = dict(pending.votes)
+            votes[id(self._checkpoints), pending.number] = dict(pending.votes)
         reset(self, *args, **others)
 
-    def request(self: Checkpointing, now: float, *, final: bool = False) -> None:
-        before = self._state.pending
+    def request(self: Checkpoints, now: float, *, final: bool = False) -> None:
+        before = self.pending
         original(self, now, final=final)
-        pending = self._state.pending
+        pending = self.pending
         if pending is not None and pending is not before:
-            pending.votes.update(votes.get((id(self._state), pending.number), {}))
+            pending.votes.update(votes.get((id(self), pending.number), {}))
 
-    return [(Recovery, "reset", remember), (Checkpointing, "request_checkpoint", request)]
+    return [(Recovery, "reset", remember), (Checkpoints, "request_checkpoint", request)]
 
 
 @of_regions("row 35: a marker of an earlier checkpoint starts a checkpoint again")
@@ -296,7 +295,7 @@ def own_memory_beats_the_manifest() -> list[Patch]:
     original = ManifestClaim.on_manifest_opened
 
     def opened(self: ManifestClaim, event: ManifestOpened, now: float) -> None:
-        known = event.last_checkpoint if self._state.last_checkpoint is None else self._state.last_checkpoint
+        known = event.last_checkpoint if self._run.last_checkpoint is None else self._run.last_checkpoint
         original(self, ManifestOpened(event.incarnation, known, event.kept), now)
 
     return [(ManifestClaim, "on_manifest_opened", opened)]
@@ -360,7 +359,7 @@ def only_the_last_checkpoint_has_floors() -> list[Patch]:
     def floors(kept: Any, worker: int) -> Any:
         return floors_of(kept[-1:], worker)
 
-    return [(checkpointing, "floors_of", floors), (coordinator_state, "floors_of", floors)]
+    return [(checkpoints, "floors_of", floors), (region_run, "floors_of", floors)]
 
 
 @of_regions("R14: what is not there is empty")

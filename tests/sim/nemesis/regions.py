@@ -172,22 +172,22 @@ def pause_region(cluster: "Cluster", fault: Fault, rng: Random) -> None:
 
 
 def _check_paused(cluster: "Cluster", driver: Driver) -> None:
-    state = driver.core.state
+    run, checkpoints = driver.core.run, driver.core.checkpoints
     if (
         cluster.region is None
-        or not state.is_paused
-        or state.pending is not None
-        or state.last_checkpoint is None
+        or not checkpoints.is_paused
+        or checkpoints.pending is not None
+        or run.last_checkpoint is None
     ):
         return
     cluster.history.sometimes["region: paused"] += 1
     for worker in cluster.region.living_workers():
         shared = worker.shared
-        if shared.incarnation == state.incarnation and shared.step > state.last_checkpoint.step:
+        if shared.incarnation == run.incarnation and shared.step > run.last_checkpoint.step:
             raise ViolationError(
                 "O7",
-                f"region paused at checkpoint {state.last_checkpoint.number} of step"
-                f" {state.last_checkpoint.step}, and worker {worker.index} has ended step {shared.step}",
+                f"region paused at checkpoint {run.last_checkpoint.number} of step"
+                f" {run.last_checkpoint.step}, and worker {worker.index} has ended step {shared.step}",
             )
 
 

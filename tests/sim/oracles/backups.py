@@ -9,8 +9,7 @@ from contextlib import aclosing
 
 from checkpoint.chains.manifest_log import read_manifest
 from checkpoint.chains.state_store import STATE_CHAIN
-from checkpoint.core.backup_record import PIECE_PREFIX, BackupRecord
-from checkpoint.core.records.backups import needed_chains
+from checkpoint.core.records.backups import PIECE_PREFIX, BackupRecord, needed_chains
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import worker_directory
 from checkpoint.errors import BackupDamagedError, BackupRefusedError

@@ -13,7 +13,7 @@ import trio
 
 from checkpoint.core.coordination.vocabulary import SavepointWanted
 from checkpoint.core.records.manifest import SavepointNote
-from checkpoint.core.region_events import SavepointSettled
+from checkpoint.core.region import SavepointSettled
 from checkpoint.errors import NoAnswerError, SavepointRefusedError
 from checkpoint.maintenance.backup import back_up
 from checkpoint.runtime import RealRegionRuntime, replace_runtime

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from checkpoint.chains import whole_checkpoints
 from checkpoint.chains.manifest_log import ManifestLog
-from checkpoint.core.control_frames import control_frame, decode_from_worker
 from checkpoint.core.coordination.coordinator import Coordinator
-from checkpoint.core.coordination.run import CoordinatorState
+from checkpoint.core.coordination.run import PhaseEvent, RegionRun
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
     Begin,
@@ -34,8 +33,8 @@ from checkpoint.core.coordination.vocabulary import (
     SendControl,
     WorkerHosted,
 )
-from checkpoint.core.region_events import FellBack, SavepointSettled
-from checkpoint.core.region_states import PhaseEvent
+from checkpoint.core.links.frames import control_frame, decode_from_worker
+from checkpoint.core.region import FellBack, SavepointSettled
 from dos_protocol.errors import DosError
 from tests.sim.engine.environment import Process, Task
 from tests.sim.engine.network import Wire
@@ -51,8 +50,8 @@ if TYPE_CHECKING:
     from tests.sim.regions.region import Region
 
 
-class WatchedState(CoordinatorState):
-    """The state of the core, with counted transitions."""
+class WatchedRun(RegionRun):
+    """What the core stands on, with counted transitions."""
 
     def __init__(self, region: "Region") -> None:
         super().__init__(region.spec)
@@ -73,7 +72,7 @@ class Driver(Process):
         self.region = region
         self.address = f"{name}:7077"
         self.end: End | None = None
-        self.core = Coordinator(region.spec, WatchedState(region))
+        self.core = Coordinator(region.spec, WatchedRun(region))
         self.launcher = Launcher(self)
         self.rng = region.rng.stream(f"driver {name}")
         host = Host(self, region.network, region.store, region.history, self.rng)
@@ -101,7 +100,7 @@ class Driver(Process):
         record = self.region.record
         if isinstance(event, ManifestOpened):
             record.started(event.incarnation, event.last_checkpoint)
-            if self.core.state.spec.hand_over:
+            if self.core.run.spec.hand_over:
                 self.region.saw("a region was handed over")
         elif isinstance(event, CheckpointAppended):
             record.acknowledged(event.checkpoint)
@@ -194,7 +193,7 @@ class Driver(Process):
             self._examining = self.start("examination", self._examine(order))
             return
         if isinstance(order, AppendCheckpoint):
-            self.region.record.appended(order.checkpoint, len(self.core.state.roster))
+            self.region.record.appended(order.checkpoint, len(self.core.run.roster))
             self.region.saw("appends a checkpoint")
         else:
             self.region.saw("manifest opens")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from checkpoint.core.region_events import (
+from checkpoint.core.region import (
     CheckpointCommitted,
     FellBack,
     ReplaceSettled,

@@ -7,9 +7,9 @@ savepoint stays. The driver of the original drops the savepoint of the fork when
 from typing import TYPE_CHECKING, Final
 
 from checkpoint.core.coordination.vocabulary import SavepointWanted
-from checkpoint.core.forking import forked, made_for_forks
+from checkpoint.core.records.lines import forked, made_for_forks
 from checkpoint.core.records.manifest import Checkpoint, ForkOrigin, SavepointNote
-from checkpoint.core.region_events import SavepointSettled
+from checkpoint.core.region import SavepointSettled
 from checkpoint.maintenance.forking import fork_needs
 from checkpoint.maintenance.stopped_region import append_record, hold_manifest
 from dos_protocol.errors import DosError
@@ -84,7 +84,7 @@ async def watch_forks(driver: "Driver") -> None:
     store = SimStore(driver, region.network, region.store)
     while True:
         await driver.sleep(0.1 + 0.4 * driver.rng.random())
-        for name, note in made_for_forks(driver.core.state.last_checkpoint).items():
+        for name, note in made_for_forks(driver.core.run.last_checkpoint).items():
             try:
                 needs = await fork_needs(store, region.spec.name, name, note)
             except DosError as error:  # what it needs is unknown now

@@ -16,9 +16,8 @@ from checkpoint.core.coordination.vocabulary import (
     RestoreWanted,
     ScaleWanted,
 )
-from checkpoint.core.records.manifest import Checkpoint
+from checkpoint.core.records.manifest import Checkpoint, Rolling
 from checkpoint.core.region import RegionState
-from checkpoint.core.retention import Rolling
 from dataflow import Graph
 from dataflow.graph.plan import GraphPlan
 from dataflow.limits import WorkerLimits

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from checkpoint.core.coordination.vocabulary import SavepointWanted
 from checkpoint.core.records.manifest import Checkpoint
-from checkpoint.core.region_events import SavepointSettled
+from checkpoint.core.region import SavepointSettled
 from tests.sim.history import ViolationError
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ spoiled copy ends where the damage begins, as on a server, and a view without da
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from checkpoint.core.coordination.run import CoordinatorPhase
 from checkpoint.core.records.lines import taken_back
 from checkpoint.core.records.manifest import Checkpoint
 from checkpoint.core.region import worker_directory
-from checkpoint.core.region_states import CoordinatorPhase
 from journal.core.chain import SegmentName, parse_segment_name
 from tests.sim.history import ViolationError
 
@@ -34,8 +34,8 @@ class Spoiling:
         """Damage the last checkpoint now and then, and perhaps the one before, so that an older one is whole;
         on all members or on some. Return whether it did.
         """
-        core = driver.core.state
-        if core.phase is not CoordinatorPhase.RUNNING or core.restoring or self._rng.random() > 0.7:
+        core, restoring = driver.core.run, driver.core.checkpoints.restoring
+        if core.phase is not CoordinatorPhase.RUNNING or restoring or self._rng.random() > 0.7:
             return False
         if len(core.kept) < 3 or core.kept[-1].rewound:
             return False

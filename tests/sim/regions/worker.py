@@ -6,9 +6,10 @@ the order in which they arrive, and ends one incarnation before it begins the ne
 
 from typing import TYPE_CHECKING, Any
 
-from checkpoint.core.control_frames import control_frame, decode_from_coordinator
+from checkpoint.core.links.frames import control_frame, decode_from_coordinator
 from checkpoint.core.links.handshake import LinkHello
 from checkpoint.core.links.messages import (
+    VERSIONS,
     Committed,
     CopiedAhead,
     CopyAhead,
@@ -35,7 +36,6 @@ from checkpoint.core.links.participation import (
     SendReport,
 )
 from checkpoint.core.region import worker_directory
-from checkpoint.core.versions import VERSIONS
 from checkpoint.errors import StaleIncarnationError
 from dataflow import limits
 from dataflow.worker.circuit_thread import CircuitLoop

@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Final, cast
 
 from checkpoint.core.coordination.vocabulary import Effect, End, NotifyObservers
 from checkpoint.core.progress import status_json
+from checkpoint.core.records.manifest import Rolling
 from checkpoint.core.region import RegionState, answers_directory, requests_directory
-from checkpoint.core.request_records import Answer, Request, encode_record
 from checkpoint.core.requests import (
+    Answer,
     CommandRegion,
     QueueRead,
     RegionNotified,
+    Request,
     RequestArrived,
     RequestEvent,
     RequestHandler,
     WriteAnswer,
+    encode_record,
 )
-from checkpoint.core.retention import Rolling
 from checkpoint.requests.queue import QueueReader, write_records
 from dataflow import Graph, InputSource, LogSink
 from dataflow.graph.plan import GraphPlan

@@ -21,7 +21,7 @@ from unittest import mock
 
 from checkpoint import limits as checkpoint_limits
 from checkpoint.chains.consumer_register import change_register
-from checkpoint.core.coordination import run as coordinator_state
+from checkpoint.core.coordination import rounds
 from checkpoint.core.records.consumers import input_register, with_consumer
 from dos_protocol.store_record import Member, StoreRecord
 from dos_server.core.requests import stamps
@@ -42,7 +42,7 @@ SHORT_LIMITS: Final = (
     (checkpoint_limits, "input_segment_bytes_max", 2_000),
     (checkpoint_limits, "output_segment_bytes_max", 2_000),
     (checkpoint_limits, "request_ids_kept_max", 4),
-    (coordinator_state, "RESETS_KEPT_MAX", 2),
+    (rounds, "RESETS_KEPT_MAX", 2),
     (stamps, "stamps_kept_max", 4),
 )
 """So that segments are begun and deleted all the time, and everything reaches its limit soon."""

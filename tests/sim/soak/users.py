@@ -12,7 +12,7 @@ from checkpoint.chains.output_reading import PublishedOutput, split_of
 from checkpoint.core.records.consumers import input_register, with_consumer, without_consumer
 from checkpoint.core.records.manifest import Checkpoint, SplitPosition, decode_checkpoint
 from checkpoint.core.region import answers_directory, requests_directory
-from checkpoint.core.request_records import Answer, Request, encode_record
+from checkpoint.core.requests import Answer, Request, encode_record
 from checkpoint.requests.queue import QueueReader, write_records
 from dataflow.schema import parse_schema
 from dos_protocol.errors import DosError

@@ -5,8 +5,7 @@ The circuits are a model: a step that arrives is used at once. Each step has one
 
 from collections.abc import Callable
 
-from checkpoint.core.control_frames import job_digest
-from checkpoint.core.links.frames import ChannelFrame, FrameType
+from checkpoint.core.links.frames import ChannelFrame, FrameType, job_digest
 from checkpoint.core.links.handshake import LinkHello
 from checkpoint.core.links.messages import Committed, Restore, Suspects, View
 from dataflow.core.peer_links import Admission, Held, PeerLinks, Sent

@@ -4,8 +4,7 @@ One function for each form, named as its effect, with the blanks as arguments.
 """
 
 from checkpoint.core.coordination.vocabulary import CheckpointWanted, RestoreWanted, SavepointWanted
-from checkpoint.core.forking import forked, needs_original
-from checkpoint.core.records.lines import taken_back
+from checkpoint.core.records.lines import forked, needs_original, taken_back
 from checkpoint.core.records.manifest import ForkOrigin
 from tests.stories.region.play import Play
 from tests.stories.words import Vocabulary, WrongStepError

@@ -28,8 +28,7 @@ from checkpoint.core.links.messages import (
     Vote,
 )
 from checkpoint.core.records.manifest import Checkpoint
-from checkpoint.core.region import ResetReport
-from checkpoint.core.region_events import RegionEvent, RestoreSettled, SavepointSettled, WorkerLost
+from checkpoint.core.region import RegionEvent, ResetReport, RestoreSettled, SavepointSettled, WorkerLost
 from tests.stories.store.copies import in_words
 
 
