@@ -20,7 +20,11 @@ from tests.sim.store.machine import Machine
 
 @bug("R2, row 18")
 def claim_is_not_stored() -> list[Patch]:
-    return [(Storage, "store_claim", lambda self, directory, claim: v.DiskFailure.NONE)]
+    def store(self: Storage, effect: v.WriteClaim | v.FileClaim) -> v.ClaimStored | v.ClaimFiled:
+        done = v.ClaimStored if isinstance(effect, v.WriteClaim) else v.ClaimFiled
+        return done(*effect, v.DiskFailure.NONE)
+
+    return [(Storage, "store_claim", store)]
 
 
 @bug("R2")
