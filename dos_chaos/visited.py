@@ -132,9 +132,6 @@ class VisitedStore:
     async def reopen(self) -> None:
         """The user's servers are not restarted."""
 
-    async def end(self) -> None:
-        """The user's servers continue."""
-
     async def delete(self) -> None:
         """Delete the objects of this run. Raises DosError, NotConvergedError if some may be left."""
         if self._marked:
