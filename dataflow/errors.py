@@ -70,12 +70,6 @@ class UserFault(Exception):  # noqa: N818 - not a failure of the engine: it carr
         self.remedy = remedy
 
 
-class BehindMarkError(UserFault):
-    """A row came to a sink with a time that the sink has promised not to give any more. It was not written,
-    and the region stops.
-    """
-
-
 class DirectoryError(DosError):
     """An operator used its directory where or when it may not. Nothing was changed; correct the operator."""
 
@@ -172,12 +166,8 @@ class InputEncodingError(DosError):
         self.position = position
 
 
-class LineTooLongError(DosError):
-    """A line is longer than `line_bytes_max`: it would have to fit into memory as a whole."""
-
-
 class InputReadError(DosError):
-    """The operating system failed to read an input; `__cause__` has its error."""
+    """An input cannot be read. If the operating system refused it, `__cause__` has its error."""
 
     remedy = "every worker must be able to read every input file under this path"
 
@@ -249,10 +239,6 @@ class TokenMismatchError(DosError):
     )
 
 
-class SpecError(DosError):
-    """A worker got a specification that it cannot run."""
-
-
 class PeerLostError(DosError):
     """The link to another worker broke. The region resets.
 
@@ -278,7 +264,6 @@ class CircuitStoppedError(DosError):
 
 
 __all__ = [
-    "BehindMarkError",
     "CircuitStoppedError",
     "DeliveryError",
     "DirectoryError",
@@ -289,7 +274,6 @@ __all__ = [
     "InputListChangedError",
     "InputReadError",
     "InputUnavailableError",
-    "LineTooLongError",
     "NoMarksError",
     "NoOutputError",
     "OperatorError",
@@ -301,7 +285,6 @@ __all__ = [
     "SinkFencedError",
     "SinkOwnedError",
     "SinkWriteError",
-    "SpecError",
     "StepDiffersError",
     "StepsMissingError",
     "TokenMismatchError",

@@ -290,6 +290,9 @@ def same_table(one: pa.RecordBatch, other: pa.RecordBatch, ignored: frozenset[st
     return bool(same_rows(left.select(names), right.select(names)).all())
 
 
+Editable: TypeAlias = CountSpec | AggregateSpec | DedupSpec | MapStateSpec | BroadcastStateSpec
+
+
 class EditRules(ABC):
     """The rules of one operator. `schema`: of the blocks of its table. `columns`: of its input."""
 
@@ -298,7 +301,7 @@ class EditRules(ABC):
     ignored: frozenset[str] = frozenset()
     """Columns that the operator may store in another form that means the same."""
 
-    def __init__(self, name: str, spec: OperatorSpec, context: OperatorContext) -> None:
+    def __init__(self, name: str, spec: Editable, context: OperatorContext) -> None:
         self.name = name
         self._spec = spec
         self._context = context
@@ -313,9 +316,9 @@ class EditRules(ABC):
         return self._spec.open(self._context)
 
     @property
-    @abstractmethod
     def hashed(self) -> Sequence[str]:
         """The key columns whose hash decides the worker."""
+        return self._spec.keys
 
     @abstractmethod
     def complete(self, rows: GivenRows, watermark: Watermark) -> None:
@@ -361,10 +364,6 @@ class CountRules(EditRules):
 
     _spec: CountSpec
 
-    @property
-    def hashed(self) -> Sequence[str]:
-        return self._spec.keys
-
     def complete(self, rows: GivenRows, watermark: Watermark) -> None:
         del watermark
         name = self.schema.names[len(self._spec.keys) + 1]
@@ -381,10 +380,6 @@ class DedupRules(EditRules):
 
     _spec: DedupSpec
 
-    @property
-    def hashed(self) -> Sequence[str]:
-        return self._spec.keys
-
     def complete(self, rows: GivenRows, watermark: Watermark) -> None:
         del watermark
         rows.values = {}
@@ -395,10 +390,6 @@ class BroadcastRules(EditRules):
 
     everywhere = True
     _spec: BroadcastStateSpec
-
-    @property
-    def hashed(self) -> Sequence[str]:
-        return self._spec.keys
 
     def complete(self, rows: GivenRows, watermark: Watermark) -> None:
         del watermark
@@ -449,10 +440,6 @@ class AggregateRules(EditRules):
             if isinstance(accumulator := self._open(result, aggregate), SumAccumulator | DistinctAccumulator)
             for one in [accumulator.fields()[0].name]
         )
-
-    @property
-    def hashed(self) -> Sequence[str]:
-        return self._spec.keys
 
     def _type_of(self, aggregate: Aggregate) -> pa.DataType | None:
         columns = self._context.inputs[0]
@@ -531,10 +518,6 @@ class MapStateRules(EditRules):
 
     def open(self) -> Operator:
         return replace(self._spec, state_on="memory").open(self._context)
-
-    @property
-    def hashed(self) -> Sequence[str]:
-        return self._spec.keys
 
     def complete(self, rows: GivenRows, watermark: Watermark) -> None:
         values = self._values(rows)

@@ -39,7 +39,7 @@ from dataflow.errors import (
     SinkOwnedError,
     SinkWriteError,
 )
-from dataflow.operators.base import OperatorContext
+from dataflow.operators.base import OperatorContext, set_fields
 from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, other_owner, owner_of
 from dos_protocol.digests import ResumePoint
 from dos_protocol.errors import CorruptDataError
@@ -456,11 +456,14 @@ class FileSink(SinkSpec):
         refuse_url("FileSink", directory)
         check_verify(verify)
         check_accepted(accept_lost_output)
-        object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - created on workers
-        object.__setattr__(self, "local", local)
-        object.__setattr__(self, "truncate_on_reset", truncate_on_reset)
-        object.__setattr__(self, "verify", verify)
-        object.__setattr__(self, "accept_lost_output", accept_lost_output)
+        set_fields(
+            self,
+            directory=os.path.abspath(directory),  # noqa: PTH100 - created on workers
+            local=local,
+            truncate_on_reset=truncate_on_reset,
+            verify=verify,
+            accept_lost_output=accept_lost_output,
+        )
 
     def host_path(self) -> str:
         return "" if self.local else self.directory

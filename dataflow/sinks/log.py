@@ -18,7 +18,7 @@ from checkpoint.errors import RecordTooLargeError, UnsupportedKeyTypeError
 from checkpoint.key_hash import hash_keys, kind_of
 from dataflow.core.delivery import Delivery
 from dataflow.core.event_time import IDLE, Watermark, further, is_time
-from dataflow.errors import BehindMarkError, DeliveryError, SchemaError
+from dataflow.errors import DeliveryError, SchemaError, UserFault
 from dataflow.operators.base import OperatorContext
 from dataflow.operators.event_time import latest_times
 from dataflow.sinks.base import SinkSpec, SinkWriter
@@ -45,7 +45,7 @@ class LogSink(SinkSpec):
 
     time: the column with the event time of the rows; of several columns, the later one counts. Readers then
     learn how far the output is (its *mark*), and several replicas of the region can be merged. A row must be
-    later than every mark that was given before it; otherwise the region stops with BehindMarkError.
+    later than every mark that was given before it; otherwise the region stops.
 
     Raises SchemaError.
     """
@@ -155,13 +155,13 @@ class LogWriter(SinkWriter):
         return ()
 
     def _after(self, batch: pa.RecordBatch, time: OutputTime) -> OutputTime:
-        """Return how far event time is after rows. Raises BehindMarkError for one that is not later than the
+        """Return how far event time is after rows. Raises UserFault for one that is not later than the
         last mark.
         """
         times = latest_times(batch, self._spec.time)
         if (first := int(times.min())) <= time.mark:
             named = " and ".join(map(repr, self._spec.time))
-            raise BehindMarkError(
+            raise UserFault(
                 f"the time of a row, in column {named}, is {np.datetime64(first, 'us')}, and the sink has"
                 f" promised that all rows after {np.datetime64(time.mark, 'us')} are later",
                 row=int(times.argmin()),

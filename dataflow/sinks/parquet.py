@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from dataflow import limits
 from dataflow.core.transactions import parse_name, writer_name
 from dataflow.errors import OutputLostError, SchemaError, SinkWriteError
-from dataflow.operators.base import OperatorContext
+from dataflow.operators.base import OperatorContext, set_fields
 from dataflow.sinks.base import OutputOwner, owner_of
 from dataflow.sinks.files import (
     AcceptedLoss,
@@ -79,11 +79,14 @@ class ParquetSink(TwoPhaseSink):
         check_accepted(accept_lost_output)
         check_compression(compression)
         refuse_url("ParquetSink", directory)
-        object.__setattr__(self, "directory", os.path.abspath(directory))  # noqa: PTH100 - created on workers
-        object.__setattr__(self, "compression", compression)
-        object.__setattr__(self, "shared", shared)
-        object.__setattr__(self, "local", local)
-        object.__setattr__(self, "accept_lost_output", accept_lost_output)
+        set_fields(
+            self,
+            directory=os.path.abspath(directory),  # noqa: PTH100 - created on workers
+            compression=compression,
+            shared=shared,
+            local=local,
+            accept_lost_output=accept_lost_output,
+        )
 
     def host_path(self) -> str:
         return "" if self.local else self.directory

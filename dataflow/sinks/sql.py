@@ -34,7 +34,7 @@ from dataflow.errors import (
     SinkWriteError,
     UserFault,
 )
-from dataflow.operators.base import OperatorContext
+from dataflow.operators.base import OperatorContext, set_fields
 from dataflow.sinks.base import OutputOwner, SinkSpec, SinkWriter, exactly_once_remedy, other_owner, owner_of
 from dataflow.sinks.two_phase import TwoPhaseOutput, TwoPhaseWriter
 
@@ -237,12 +237,7 @@ class SqlSink(SinkSpec):
         if keys and dialect not in UPSERTS:
             known = ", ".join(sorted(UPSERTS))
             raise SchemaError(f"key= is supported for {known}, not for {dialect}; omit it")
-        object.__setattr__(self, "url", url)
-        object.__setattr__(self, "table", table)
-        object.__setattr__(self, "key", keys)
-        object.__setattr__(self, "create", create)
-        object.__setattr__(self, "shared", shared)
-        object.__setattr__(self, "local", local)
+        set_fields(self, url=url, table=table, key=keys, create=create, shared=shared, local=local)
 
     def host_path(self) -> str:
         url = sa.make_url(self.url)

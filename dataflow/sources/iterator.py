@@ -21,7 +21,7 @@ import pyarrow as pa
 from checkpoint import SplitPosition
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, InputListChangedError, OperatorError, SchemaError, UserFault
-from dataflow.operators.base import OperatorContext
+from dataflow.operators.base import OperatorContext, set_fields
 from dataflow.schema import parse_schema
 from dataflow.sources import base
 from dataflow.sources.base import RoundRobin, begin_bytes
@@ -71,10 +71,7 @@ class IteratorSource(base.SourceSpec):
             raise SchemaError(f"the name of a split must be text that UTF-8 can encode, not {bad[0]!r}")
         if not poll_s > 0:
             raise SchemaError(f"poll_s must be a number of seconds above 0, not {poll_s!r}")
-        object.__setattr__(self, "rows", rows)
-        object.__setattr__(self, "schema", parse_schema(schema))
-        object.__setattr__(self, "splits", tuple(splits))
-        object.__setattr__(self, "poll_s", poll_s)
+        set_fields(self, rows=rows, schema=parse_schema(schema), splits=tuple(splits), poll_s=poll_s)
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         del inputs

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dataflow import limits
-from dataflow.errors import InputEncodingError, LineTooLongError, SchemaError
+from dataflow.errors import InputEncodingError, InputReadError, SchemaError
 from dataflow.sources.base import BatchPiece, SourceBatch, SourceDivision, SplitDivision
 from dataflow.sources.input_files import FileBytes
 
@@ -118,7 +118,7 @@ def whole_lines(file: FileBytes, path: str, at: int, want: int) -> tuple[bytes, 
     """Read whole lines from `at` on: about `want` bytes, at least one line.
 
     Returns the lines, the rest after the last newline if the end of the file was reached, and whether it was
-    reached. Raises LineTooLongError, and what `read` raises.
+    reached. Raises InputReadError, and what `read` raises.
     """
     while True:
         block = file.read(at, want)
@@ -128,7 +128,7 @@ def whole_lines(file: FileBytes, path: str, at: int, want: int) -> tuple[bytes, 
         if end:
             return block[:end], b"", False
         if want >= limits.line_bytes_max:
-            raise LineTooLongError(
+            raise InputReadError(
                 f"input {path!r} has a line of more than {limits.line_bytes_max} bytes at byte {at}",
                 remedy="split such lines before, or read the file with another source",
             )

@@ -19,7 +19,7 @@ import pyarrow as pa
 from checkpoint import SplitPosition
 from dataflow.core.event_time import SourceTime
 from dataflow.errors import InputChangedError, SchemaError
-from dataflow.operators.base import OperatorContext
+from dataflow.operators.base import OperatorContext, set_fields
 from dataflow.sources import base
 
 _NO_LANE: Final = "/"
@@ -52,8 +52,7 @@ class RateSource(base.SourceSpec):
             raise SchemaError(f"rows_per_second must be a number above 0, not {rows_per_second!r}")
         if rows is not None and rows < 0:
             raise SchemaError(f"rows must be a number of 0 or more, or None for no limit, not {rows!r}")
-        object.__setattr__(self, "rows_per_second", float(rows_per_second))
-        object.__setattr__(self, "rows", rows)
+        set_fields(self, rows_per_second=float(rows_per_second), rows=rows)
 
     def output_schema(self, inputs: Sequence[pa.Schema]) -> pa.Schema:
         del inputs

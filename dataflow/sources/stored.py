@@ -19,7 +19,7 @@ from dataflow.errors import SchemaError
 from dataflow.merging.order import MergeOrder, ReplicaPlace, merge_order
 from dataflow.merging.recording import MergeRecorder
 from dataflow.merging.replica_stream import consumer_name
-from dataflow.operators.base import OperatorContext
+from dataflow.operators.base import OperatorContext, set_fields
 from dataflow.operators.event_time import check_time_column
 from dataflow.schema import parse_schema
 from dataflow.sources.base import owner_by_name
@@ -72,13 +72,16 @@ class InputSource(PrefetchedSource):
         late: bool = False,
         application: str = "",
     ) -> None:
-        object.__setattr__(self, "begin", check_begin(begin))
-        object.__setattr__(self, "name", check_input_name("an input handle", name))
-        object.__setattr__(self, "schema", parse_schema(schema))
-        object.__setattr__(self, "store_url", entry)
-        object.__setattr__(self, "time", time if entry and not late else None)
-        object.__setattr__(self, "late", late)
-        object.__setattr__(self, "application", application)
+        set_fields(
+            self,
+            begin=check_begin(begin),
+            name=check_input_name("an input handle", name),
+            schema=parse_schema(schema),
+            store_url=entry,
+            time=time if entry and not late else None,
+            late=late,
+            application=application,
+        )
         if late and not entry:
             raise SchemaError("only entry points find rows late: pass entry='dos://...' too")
         if entry:
@@ -154,14 +157,11 @@ class LogSource(PrefetchedSource):
     ) -> None:
         if on_rewind not in ("fail", "follow"):
             raise SchemaError(f"on_rewind must be 'fail' or 'follow', not {on_rewind!r}")
-        object.__setattr__(self, "on_rewind", on_rewind)
-        object.__setattr__(self, "begin", check_begin(begin))
+        set_fields(self, on_rewind=on_rewind, begin=check_begin(begin))
         check_name(output_chain(sink))
         if region is not None:
             check_name(region)
-        object.__setattr__(self, "sink", sink)
-        object.__setattr__(self, "schema", parse_schema(schema))
-        object.__setattr__(self, "region", region)
+        set_fields(self, sink=sink, schema=parse_schema(schema), region=region)
 
     def of_region(self, region: str) -> "LogSource":
         """Return a copy that reads the sink of this region."""
@@ -246,10 +246,7 @@ class MergedLogSource(PrefetchedSource):
             on_missing=on_missing,
             on_difference=on_difference,
         )
-        object.__setattr__(self, "sink", sink)
-        object.__setattr__(self, "schema", order.schema)
-        object.__setattr__(self, "region", region)
-        object.__setattr__(self, "order", order)
+        set_fields(self, sink=sink, schema=order.schema, region=region, order=order)
 
     @property
     def time(self) -> str | None:

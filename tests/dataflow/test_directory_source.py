@@ -16,7 +16,6 @@ from dataflow.errors import (
     InputEncodingError,
     InputGoneError,
     InputReadError,
-    LineTooLongError,
 )
 from dataflow.sources.base import Positions, SourceDivision
 from dataflow.sources.file_source import reader_of
@@ -219,7 +218,7 @@ def test_bad_lines_are_told_with_file_and_byte(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(limits, "line_bytes_max", 8)
     reading = Reading(FileSource(tmp_path, watch=True))
     assert reading.lines(4) == ["fine"]
-    with pytest.raises(LineTooLongError, match="of more than 8 bytes at byte 5"):
+    with pytest.raises(InputReadError, match="of more than 8 bytes at byte 5"):
         reading.lines(4)
 
 

@@ -18,7 +18,6 @@ from dataflow.errors import (
     InputEncodingError,
     InputListChangedError,
     InputReadError,
-    LineTooLongError,
 )
 from dataflow.sources.base import DONE_SPLITS, SourceBatch
 from dataflow.sources.file_source import FileReader, reader_of
@@ -240,7 +239,7 @@ def test_a_line_longer_than_a_batch_comes_whole_and_one_beyond_the_limit_is_refu
     reader = reader_of(FileSource(paths), 0, 1)
     assert lines_of(read_all(reader, 16)) == ["x" * 5000, "short"]
     monkeypatch.setattr(limits, "line_bytes_max", 1000)
-    with pytest.raises(LineTooLongError, match="more than 1000 bytes at byte 0"):
+    with pytest.raises(InputReadError, match="more than 1000 bytes at byte 0"):
         reader_of(FileSource(paths), 0, 1).read(16)
 
 
