@@ -1,7 +1,7 @@
 """`dos region savepoint`, `savepoints`, `restore` and `fork`: checkpoints with names, and what begins again
 at one.
 
-The rules are in `core/savepoints.py`, `core/records/lines.py` and `core/records/lines.py`.
+The rules are in `core/records/lines.py`.
 """
 
 from typing import Annotated, Any, Final

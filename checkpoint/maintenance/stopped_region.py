@@ -2,7 +2,7 @@
 older checkpoint, to create a savepoint. `maker_of` makes savepoints of any region: it asks the driver of one
 that runs.
 
-`core/savepoints.py`, `core/records/lines.py` and `garbage.py` decide what is done. The manifest is taken
+`core/records/lines.py` and `garbage.py` decide what is done. The manifest is taken
 over as by a driver: this fences a driver that is running after all, which then ends, and proves the last
 checkpoint. A driver that starts meanwhile claims with a higher epoch, and this one ends. If it is stopped at
 any point, nothing is lost: a record that is not acknowledged is found by the next opening, or never counts.

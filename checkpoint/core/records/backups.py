@@ -37,14 +37,13 @@ import msgspec
 from checkpoint import limits
 from checkpoint.core.records.consumers import INPUT_REGISTERS, OUTPUT_REGISTERS, Register
 from checkpoint.core.records.inputs import input_directory
-from checkpoint.core.records.lines import log_sizes
+from checkpoint.core.records.lines import log_sizes, repeated
 from checkpoint.core.records.manifest import (
     Checkpoint,
     OutputIdentity,
     Rewind,
     decode_checkpoint,
     encode_checkpoint,
-    in_its_version,
 )
 from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX, output_chain
 from checkpoint.core.region import worker_directory
@@ -429,25 +428,21 @@ def restored_from(record: BackupRecord, incarnation: int, *, old_is_gone: bool) 
         of=checkpoint.line,
         outputs=log_sizes(checkpoint),
     )
-    restored = msgspec.structs.replace(
+    restored = repeated(
         checkpoint,
-        number=checkpoint.number + 1,
-        parent=checkpoint.number,
-        incarnation=incarnation,
-        rolled_back_to=checkpoint.voted_as,
+        checkpoint,
+        incarnation,
         retained=(checkpoint.number + 1,),
         savepoints={},
         notes={},
-        phases_s={},
         line=rewind.line,
         rewinds=(*checkpoint.rewinds, rewind)[-limits.rewinds_kept_max :],
         rewound=True,
-        edit=None,
         identity=(checkpoint.identity or OutputIdentity(region=record.region, store=record.store))
         if old_is_gone
         else None,
     )
-    return in_its_version(restored if old_is_gone else without_outside_output(restored))
+    return restored if old_is_gone else without_outside_output(restored)
 
 
 def outside_sinks(checkpoint: Checkpoint) -> list[str]:

@@ -1,6 +1,25 @@
 """Records of checkpoints that repeat another one: a restore, an edit, a savepoint, a fork; and lines of
 history. Pure.
 
+| field | vote | savepoint, stopped | restore, edit, fall back | fork | backup |
+|---|---|---|---|---|---|
+| number, parent | after the last | after the last | after the last | 1, 0 | after its own |
+| workers, step, layout | voted | of the last | of the target; rows of an edit | without output | its own |
+| rolled_back_to | 0 | `voted_as` | `voted_as` of the target | 0 | `voted_as` |
+| retained | by the rule | all | all | itself | itself |
+| savepoints, notes | in force | changed | of the last | none | none |
+| retired | of the last, and who leaves | of the last | of the target, and orphans | none | its own |
+| declared | asked for last | of the last | of the last | 0 | its own |
+| irrevocable | of the program | of the last | of the target | not stated | its own |
+| line, rewinds | of the last | of the last | one more | 0 | one more |
+| rewound, orphans | no | of the last | yes | no | yes |
+| origin, in_origin | of the last, no | of the last | of the target | the original, yes | its own |
+| identity | of the last | of the last | of the target | none | the owner's, or none |
+| edit, phases_s | none, voted | none | none, or the edit | none | none |
+
+A vote is built by `PendingCheckpoint.build`, also the one with which a layout changes. `repeated` writes all
+records that are no vote, but for the first one of a fork.
+
 *A restore* appends one record to the manifest: the positions of the older checkpoint under the next number
 (`restored`). Its acknowledgement is the commit; no order is sent before. It begins a new *line*: chains
 continue at the positions of the record, beside what they hold of the earlier line, which nothing reads any
@@ -37,6 +56,7 @@ the inputs of the original, from the positions of the checkpoint.
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -57,6 +77,25 @@ from checkpoint.core.records.manifest import (
 from checkpoint.core.records.outputs import OUTPUT_CHAIN_PREFIX
 from checkpoint.errors import EditRefusedError, ForkRefusedError, RestoreRefusedError, SavepointRefusedError
 from journal import ORIGIN
+
+
+def repeated(source: Checkpoint, after: Checkpoint, incarnation: int, **changes: Any) -> Checkpoint:
+    """Return the record that follows `after` and repeats the positions of `source`, with these changes.
+
+    It is no vote: it has no phases, and states which voted checkpoint its positions are of. The table of this
+    module says which fields change for which use.
+    """
+    record = msgspec.structs.replace(
+        source,
+        number=after.number + 1,
+        parent=after.number,
+        incarnation=incarnation,
+        rolled_back_to=source.voted_as,
+        phases_s={},
+        edit=None,
+        **changes,
+    )
+    return in_its_version(record)
 
 
 def find_target(
@@ -151,7 +190,7 @@ def restored(kept: Sequence[Checkpoint], target: Checkpoint, incarnation: int, *
     by: as `Rewind.by`. Everything that is retained stays retained, savepoints too. Workers that only later
     checkpoints have become former workers without output.
     """
-    last, number = kept[-1], kept[-1].number + 1
+    last = kept[-1]
     known = target.outputs().keys()
     orphans = sorted({worker for checkpoint in kept for worker in checkpoint.outputs()} - known)
     rewind = Rewind(
@@ -162,25 +201,20 @@ def restored(kept: Sequence[Checkpoint], target: Checkpoint, incarnation: int, *
         by=by,
         outputs=log_sizes(target),
     )
-    checkpoint = msgspec.structs.replace(
+    return repeated(
         target,
-        number=number,
-        parent=last.number,
-        incarnation=incarnation,
-        rolled_back_to=target.voted_as,
-        retained=(*(one.number for one in kept), number),
+        last,
+        incarnation,
+        retained=(*(one.number for one in kept), last.number + 1),
         savepoints=last.savepoints,
         notes=last.notes,
         declared=last.workers_declared if last.workers_declared != len(target.workers) else 0,
-        phases_s={},
         line=rewind.line,
         rewinds=(*last.rewinds, rewind)[-limits.rewinds_kept_max :],
         rewound=True,
         orphans=tuple(orphans),
-        edit=None,
         retired={**target.retired, **{worker: _without_output(kept, worker) for worker in orphans}},
     )
-    return in_its_version(checkpoint)
 
 
 def log_sizes(checkpoint: Checkpoint) -> dict[int, dict[str, int]]:
@@ -281,19 +315,14 @@ def recorded_again(
     Restoring it restores the positions of the last one. Everything that is retained stays retained.
     """
     last = kept[-1]
-    again = msgspec.structs.replace(
+    return repeated(
         last,
-        number=last.number + 1,
-        parent=last.number,
-        incarnation=incarnation,
-        rolled_back_to=last.voted_as,
+        last,
+        incarnation,
         retained=(*(checkpoint.number for checkpoint in kept), last.number + 1),
         savepoints=savepoints,
         notes={name: note for name, note in {**last.notes, **notes}.items() if name in savepoints},
-        phases_s={},
-        edit=None,
     )
-    return in_its_version(again)
 
 
 def _listed(savepoints: Mapping[str, int]) -> str:
