@@ -11,7 +11,7 @@ a server nor a coordinator.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from checkpoint.coordinator.listeners import RegionListener
+    from checkpoint.coordinator.control import RegionListener
     from dataflow.handle import RegionHandle
     from spark_integration.data_source import register
     from spark_integration.frames import through
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
 
         return RegionHandle
     if name == "RegionListener":
-        from checkpoint.coordinator.listeners import RegionListener
+        from checkpoint.coordinator.control import RegionListener
 
         return RegionListener
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -230,6 +230,20 @@ def test_the_rooms_of_the_server_core_import_in_one_direction_only() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_rooms_of_the_core_of_checkpoints_import_in_one_direction_only() -> None:
+    """What is stored knows of nothing; what is sent knows what is stored; the coordinator knows both."""
+    allowed = {"records": {"records"}, "links": {"records", "links"}}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for room, rooms in allowed.items()
+        for path in sorted((ROOT / "checkpoint/core" / room).glob("*.py"))
+        for line, module in imports_of(path)
+        if module.startswith("checkpoint.core.")
+        and module.split(".")[2] in {"records", "links", "coordination"} - rooms
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def typing_only(path: Path) -> set[int]:
     """Lines that only a type checker runs."""
     return {

@@ -1,20 +1,25 @@
-"""Runs a region: `RegionControl`, a thread-safe facade, runs the coordinator (`coordinator/shell.py`).
+"""Runs a region: `RegionControl`, a thread-safe facade, runs the coordinator (`shell.py`) on its own thread.
 
 It starts in two steps, `listen` and `start`, because the launcher must know the address before it starts.
+
+`Outcomes` has the requests that a region settles later, for the threads that wait. `RegionListener` is user
+code that is notified of events, like Spark's `StreamingQueryListener`. It runs on a separate thread, never
+on the coordinator's, one call at a time and in order. Its exceptions are logged and have no other effect. A
+slow listener delays only the other listeners of the same region; meanwhile at most `REPORTS_QUEUED_MAX`
+progress reports are queued.
 """
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import trio
 
-from checkpoint.coordinator.listeners import Listeners, RegionListener
-from checkpoint.coordinator.outcomes import Outcomes, Settled
 from checkpoint.coordinator.shell import Observer, RegionShell, listening, run_region
 from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.vocabulary import (
@@ -23,12 +28,15 @@ from checkpoint.core.coordination.vocabulary import (
     PauseWanted,
     ReplaceWanted,
     ResetWanted,
+    RestoreWanted,
     SavepointWanted,
+    ScaleWanted,
     StopWanted,
     WorkerEnded,
 )
-from checkpoint.core.progress import reset_line
-from checkpoint.core.records.manifest import OutputIdentity, SavepointNote
+from checkpoint.core.progress import reset_json, reset_line
+from checkpoint.core.records.layout import workers_text
+from checkpoint.core.records.manifest import OutputIdentity, SavepointNote, savepoint_name_problem
 from checkpoint.core.region import (
     CheckpointCommitted,
     Launcher,
@@ -39,16 +47,286 @@ from checkpoint.core.region import (
     ReplaceSettled,
     ResetReport,
     RestoreSettled,
+    SavepointSettled,
     ScaleSettled,
+    StateChanged,
+    replaced_text,
 )
 from checkpoint.core.requests import NO_CHECKPOINTS
-from checkpoint.errors import RegionFailedError
+from checkpoint.errors import NotReplacedError, NotScaledError, RegionFailedError, RestoreRefusedError
 from checkpoint.limits import listeners_end_s
 from checkpoint.link import StandbyLinks
-from checkpoint.runtime import checkpoint_named, this_driver, wall_time_ms
-from dos_client import MemberStatus, Store
+from checkpoint.runtime import checkpoint_named, this_driver, timestamp, wall_time_ms
+from dos_client import MemberStatus, Store, randomness
 from dos_monitoring import log_fields, silence_of
 from dos_protocol.errors import LocalProtocolError, errors_in
+
+Wanted: TypeAlias = SavepointWanted | RestoreWanted | ScaleWanted | ReplaceWanted
+Settled: TypeAlias = SavepointSettled | RestoreSettled | ScaleSettled | ReplaceSettled
+_Key: TypeAlias = tuple[str, str | int | None]
+
+
+class Outcomes:
+    """The requests of one region that wait for their outcome.
+
+    changed: notified of each outcome, and when the region is over; hold it for `note`. post: passes a request
+    to the coordinator. end_text: how the region ended, '' while it has not; called with `changed` held.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        changed: threading.Condition,
+        post: Callable[[Wanted], None],
+        end_text: Callable[[], str],
+    ) -> None:
+        self._region = region
+        self._changed = changed
+        self._post = post
+        self._end_text = end_text
+        self._settled: dict[_Key, Settled] = {}
+
+    def note(self, event: Settled) -> None:
+        """Note an outcome."""
+        for key in _keys_of(event):
+            self._settled[key] = event
+        self._changed.notify_all()
+
+    def savepoint(self, wanted: SavepointWanted, timeout: float | None) -> int:
+        """Make or drop a person's savepoint; return its checkpoint. Raises LocalProtocolError, also for a
+        reserved name, and RegionFailedError.
+        """
+        if wanted.on and (problem := savepoint_name_problem(wanted.name)) != "":
+            raise LocalProtocolError(f"region {self._region}: {problem}")
+        self._check_numbers("a checkpoint", wanted.checkpoint)
+        outcome = self._wait(wanted, ("savepoint", wanted.name), timeout)
+        if not isinstance(outcome, SavepointSettled):
+            raise RegionFailedError(
+                f"region {self._region} committed no checkpoint that records savepoint {wanted.name!r}"
+            )
+        if outcome.error:
+            raise LocalProtocolError(f"region {self._region}: {outcome.error}")
+        return outcome.checkpoint
+
+    def restore(self, to: str, timeout: float | None, *, allow_republish: bool) -> RestoreSettled:
+        """Restore an older checkpoint. Raises RestoreRefusedError, RegionFailedError."""
+        outcome = self._wait(RestoreWanted(to, allow_republish), ("restore", to), timeout)
+        if not isinstance(outcome, RestoreSettled):
+            with self._changed:
+                why = self._end_text() or "it is not known yet"
+            raise RegionFailedError(f"region {self._region} may be restored to {to} or not: {why}")
+        if outcome.error:
+            raise RestoreRefusedError(f"region {self._region}: {outcome.error}")
+        return outcome
+
+    def scale(self, workers: int | None, timeout: float | None) -> ScaleSettled:
+        """Change the number of workers, or give a change up. Raises NotScaledError, RegionFailedError."""
+        if workers is not None:
+            self._check_numbers("a number of workers", workers)
+        outcome = self._wait(ScaleWanted(workers), ("scale", workers), timeout)
+        if not isinstance(outcome, ScaleSettled):
+            with self._changed:
+                why = self._end_text() or "the change is still under way"
+            raise RegionFailedError(f"region {self._region} has the workers that it had: {why}")
+        if outcome.error and not (workers is None and outcome.given_up):
+            raise NotScaledError(
+                f"region {self._region} keeps {workers_text(outcome.workers)}: {outcome.error}"
+            )
+        return outcome
+
+    def replace(self, workers: tuple[int, ...], timeout: float | None) -> ReplaceSettled:
+        """Replace workers by other processes. Raises NotReplacedError, RegionFailedError."""
+        self._check_numbers("a worker", *workers)
+        by = randomness.fresh_id().hex()
+        outcome = self._wait(ReplaceWanted(workers, by), ("replace", by), timeout)
+        if not isinstance(outcome, ReplaceSettled):
+            with self._changed:
+                why = self._end_text() or "workers are still being replaced"
+            raise RegionFailedError(f"region {self._region}: not all workers are replaced: {why}")
+        if outcome.error:
+            raise NotReplacedError(f"region {self._region}: {replaced_text(outcome)}")
+        return outcome
+
+    def _check_numbers(self, what: str, *values: object) -> None:
+        """Raise LocalProtocolError here, and not an error of the driver's own thread, which would end it."""
+        if wrong := [value for value in values if type(value) is not int]:
+            raise LocalProtocolError(f"region {self._region}: {what} is an int, got {wrong[0]!r}")
+
+    def _wait(self, wanted: Wanted, key: _Key, timeout: float | None) -> Settled | None:
+        with self._changed:
+            self._settled.pop(key, None)
+        self._post(wanted)
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._settled or self._end_text(), timeout)
+            return self._settled.pop(key, None)
+
+
+def _keys_of(event: Settled) -> list[_Key]:
+    if isinstance(event, SavepointSettled):
+        return [("savepoint", event.name)]
+    if isinstance(event, RestoreSettled):
+        return [("restore", event.to)]
+    if isinstance(event, ReplaceSettled):
+        return [("replace", event.by)]
+    return [("scale", event.wanted), *([("scale", None)] if event.given_up else [])]
+
+
+REPORTS_QUEUED_MAX: Final = 1_000
+"""The maximum number of progress reports queued for slow listeners. Further ones are dropped and logged."""
+
+
+class RegionListener:
+    """Base class of listeners: override the methods you need. Arguments are plain JSON values, listed in
+    docs/operating-regions.md.
+
+    `onStart` is called before anything else, also for a listener that is added later; `onTerminated` is
+    called last. A region that ends before it ever ran has no `onStart`.
+    """
+
+    def onStart(self, start: dict[str, Any]) -> None:  # noqa: N802  # as Spark spells such names
+        """Called when the region runs for the first time under this driver: all workers are at the last
+        checkpoint.
+        """
+
+    def onProgress(self, progress: dict[str, Any]) -> None:  # noqa: N802
+        """Called after a commit of a checkpoint; the report equals `lastProgress`."""
+
+    def onReset(self, reset: dict[str, Any]) -> None:  # noqa: N802
+        """Called after a reset: the region runs again, from its last checkpoint."""
+
+    def onTerminated(self, end: dict[str, Any]) -> None:  # noqa: N802
+        """Called when the region has ended: FINISHED, STOPPED, FAILED or FENCED."""
+
+
+class Listeners:
+    """The listeners of one region. `notify` may be called from any thread and never blocks."""
+
+    def __init__(self, region: str) -> None:
+        self._region = region
+        self._lock = threading.Lock()
+        self._listeners: list[RegionListener] = []
+        self._start: dict[str, Any] | None = None
+        self._end: dict[str, Any] | None = None
+        self._queue: queue.SimpleQueue[tuple[list[RegionListener], str, dict[str, Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread: threading.Thread | None = None
+        self._dropped = 0
+
+    def add(self, listener: RegionListener) -> None:
+        """Add a listener. It receives all later events, and immediately the start and end if they have
+        already happened.
+        """
+        with self._lock:
+            if self._end is not None:
+                self._notify_late(listener, self._end)
+                return
+            self._listeners.append(listener)
+            if self._thread is None:
+                self._thread = self._begin(self._run)
+            if self._start is not None:
+                self._queue.put(([listener], "onStart", self._start))
+
+    def _notify_late(self, listener: RegionListener, end: dict[str, Any]) -> None:
+        """Notify a listener that was added after the region's end, on a thread for this listener alone."""
+        start = self._start
+
+        def report() -> None:
+            if start is not None:
+                self._call(listener, "onStart", start)
+            self._call(listener, "onTerminated", end)
+
+        self._begin(report)
+
+    def _begin(self, run: Callable[[], object]) -> threading.Thread:
+        thread = threading.Thread(target=run, name=f"dos-{self._region}-listeners", daemon=True)
+        thread.start()
+        return thread
+
+    def remove(self, listener: RegionListener) -> None:
+        """Stop notifying a listener of new events. No effect if it was not added."""
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+    def observe(self, event: RegionEvent, status: RegionStatus, progress: dict[str, Any] | None) -> None:
+        """Queue the report of an event, if it has one. progress: the report of the last checkpoint."""
+        if isinstance(event, StateChanged) and event.state is RegionState.RUNNING:
+            last_checkpoint = {"checkpoint": status.last_checkpoint, "step": status.last_checkpoint_step}
+            self.started({**self.stamp(status), **last_checkpoint, "driver": this_driver()})
+        elif isinstance(event, CheckpointCommitted) and progress is not None:
+            self.notify("onProgress", progress)
+        elif isinstance(event, ResetReport):
+            self.notify("onReset", {**self.stamp(status), **reset_json(event)})
+
+    def stamp(self, status: RegionStatus) -> dict[str, Any]:
+        """Return what all reports have in common."""
+        return {"name": self._region, "timestamp": timestamp(), "incarnation": status.incarnation}
+
+    def started(self, start: dict[str, Any]) -> None:
+        """Queue the start of the region. Only the first call has an effect."""
+        with self._lock:
+            if self._start is None:
+                self._start = start
+                self._put("onStart", start)
+
+    def notify(self, method: str, what: dict[str, Any]) -> None:
+        """Queue a progress report or a reset."""
+        with self._lock:
+            if method == "onProgress" and self._queue.qsize() >= REPORTS_QUEUED_MAX:
+                self._dropped += 1
+                return
+            if self._dropped:
+                logger.warning(
+                    "region %s: its listeners are slow, %d progress reports were dropped",
+                    self._region,
+                    self._dropped,
+                )
+                self._dropped = 0
+            self._put(method, what)
+
+    def region_ended(self, status: RegionStatus, failure: Exception | None) -> None:
+        """Queue the report of the end, as `ended`."""
+        self.ended(
+            {
+                **self.stamp(status),
+                "state": status.state.value,
+                "reason": status.reason,
+                "lastCheckpoint": status.last_checkpoint,
+                "exception": None if failure is None else str(failure),
+            }
+        )
+
+    def ended(self, end: dict[str, Any]) -> None:
+        """Queue the end of the region. Only the first call has an effect; nothing follows."""
+        with self._lock:
+            if self._end is None:
+                self._end = end
+                self._put("onTerminated", end)
+                self._queue.put(None)
+
+    def wait_ended(self, timeout_s: float) -> None:
+        """Wait after `ended` until all listeners were notified. No effect on their own thread."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def _put(self, method: str, what: dict[str, Any]) -> None:
+        if self._listeners:
+            self._queue.put((list(self._listeners), method, what))
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            listeners, method, what = item
+            for listener in listeners:
+                self._call(listener, method, what)
+
+    def _call(self, listener: RegionListener, method: str, what: dict[str, Any]) -> None:
+        try:
+            getattr(listener, method)(what)
+        except Exception:  # an exception in user code must not end the notifications
+            logger.exception("region %s: %s of a listener failed", self._region, method)
+
 
 logger: Final = logging.getLogger("dos.checkpoint")
 

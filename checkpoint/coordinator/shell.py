@@ -4,11 +4,19 @@
 This file passes events in and performs effects, in order; it decides nothing. Events come from links, the
 manifest, the clock and other threads; one task passes them to the core, one at a time. An effect that takes
 time (the manifest) runs in a separate task and reports back by an event.
+
+*Before the claim* (`before_claim`): a program that does not fit disturbs no other driver. What is read then
+can be out of date when the claim is granted, so the coordinator decides again by the manifest that it holds
+(`ManifestClaim`).
+
+*Savepoints of forks* (`watch_forks`): the driver of the original drops them once their regions need them no
+more. It reads the manifests of the forks, and asks nobody. A fork that does not exist keeps its savepoint,
+because it may be about to be made (`maintenance/forking.py`).
 """
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,11 +25,8 @@ from typing import Any, Final
 import trio
 
 from checkpoint import limits
-from checkpoint.chains.manifest_log import ManifestLog, StoreHost
+from checkpoint.chains.manifest_log import ManifestLog, ManifestView, StoreHost, read_manifest, regions_of
 from checkpoint.chains.whole_checkpoints import examine
-from checkpoint.coordinator.before_claim import before_claim, check_places
-from checkpoint.coordinator.drop_log import DropLog
-from checkpoint.coordinator.fork_watch import watch_forks
 from checkpoint.core.coordination.coordinator import Coordinator
 from checkpoint.core.coordination.vocabulary import (
     AppendCheckpoint,
@@ -41,13 +46,15 @@ from checkpoint.core.coordination.vocabulary import (
     MessageRefused,
     NotifyObservers,
     OpenManifest,
+    SavepointWanted,
     SendControl,
     WorkerHosted,
 )
 from checkpoint.core.links.frames import control_frame, decode_from_worker
 from checkpoint.core.links.messages import CompanionReport, Host, ToWorker
-from checkpoint.core.progress import ProgressMeter
-from checkpoint.core.records.manifest import Checkpoint, Examination, OutputIdentity
+from checkpoint.core.progress import ProgressMeter, dropped_rows, dropped_text, late_by_text, merge_counters
+from checkpoint.core.records.lines import made_for_forks
+from checkpoint.core.records.manifest import Checkpoint, Examination, OutputIdentity, SavepointNote
 from checkpoint.core.region import (
     CheckpointCommitted,
     FellBack,
@@ -55,9 +62,14 @@ from checkpoint.core.region import (
     RegionEvent,
     RegionSpec,
     RegionStatus,
+    belongs_to,
+    check_begins,
+    check_continues,
 )
+from checkpoint.errors import NoRegionError
 from checkpoint.link import Link, StandbyLinks, serve_links
-from checkpoint.maintenance.stopped_region import restore_stopped
+from checkpoint.maintenance.forking import fork_needs
+from checkpoint.maintenance.stopped_region import find_restored, restore_stopped
 from checkpoint.requests.server import answering
 from checkpoint.runtime import checkpoint_named, this_driver, timestamp
 from dos_client import Store, open_store
@@ -365,3 +377,114 @@ async def listening(spec: RegionSpec, shell: RegionShell) -> AsyncGenerator[tupl
         address: tuple[str, int] = await nursery.start(serve)
         yield address
         nursery.cancel_scope.cancel()
+
+
+async def check_places(
+    spec: RegionSpec, store: Store, check: Callable[[bytes, OutputIdentity | None], None]
+) -> None:
+    """Check the places of a region. Its manifest is read only if they are refused to the region itself: they
+    may be of the region that it replaces.
+    """
+    try:
+        await trio.to_thread.run_sync(check, store.record.store_id, None)
+    except DosError:
+        try:
+            last = (await read_manifest(store, spec.name)).last
+        except DosError:
+            last = None
+        if last is None or last.identity is None:
+            raise
+        await trio.to_thread.run_sync(check, store.record.store_id, last.identity)
+
+
+async def before_claim(store: Store, spec: RegionSpec) -> Checkpoint | None:
+    """Read the manifest before it is claimed, and return its last checkpoint; None if there is none, or it
+    cannot be read now: then the claim decides.
+
+    Raises RestoreRefusedError, ManifestError or FingerprintMismatchError if the region cannot begin with the
+    checkpoint that `RegionSpec.restore` names, or would begin empty instead of another one. Nothing was
+    claimed, so a driver that runs the region continues. For a hand-over, also raises what reading raises.
+    """
+    try:
+        view = await read_manifest(store, spec.name)
+    except NoRegionError:
+        view = ManifestView(spec.name, 0)
+    except DosError as error:
+        if spec.hand_over:
+            raise
+        logger.info("the manifest of region %s cannot be read before it is claimed: %s", spec.name, error)
+        return None
+    if spec.restore and not view.unproved:
+        target = find_restored(
+            view.kept,
+            checkpoint_named(spec.restore),
+            region=spec.name,
+            allow_republish=spec.allow_republish,
+            by_program=True,
+        )
+        if target is not None:
+            check_continues(spec, target)
+    if view.last is None and not spec.without_checkpoints:
+        names = [name for name in await regions_of(store) if belongs_to(spec.application, name)]
+        others = {name: (await read_manifest(store, name)).last for name in names if name != spec.name}
+        check_begins(spec, {name: last for name, last in others.items() if last is not None})
+    return view.last
+
+
+async def watch_forks(
+    store: Store, region: str, last: Callable[[], Checkpoint | None], post: Callable[[SavepointWanted], None]
+) -> None:
+    """Post the end of each savepoint that its fork needs no more. Runs until it is cancelled.
+
+    last: returns the last checkpoint of the region.
+    """
+    while True:
+        await trio.sleep(limits.forks_poll_s)
+        for name, note in made_for_forks(last()).items():
+            if await _is_over(store, region, name, note):
+                post(SavepointWanted(name, on=False))
+
+
+async def _is_over(store: Store, region: str, savepoint: str, note: SavepointNote) -> bool:
+    """Return whether the fork needs the savepoint no more. What cannot be read now is asked again later."""
+    try:
+        return await fork_needs(store, region, savepoint, note) is False
+    except DosError as error:
+        logger.info("region %s keeps savepoint %s: %s", region, savepoint, error)
+        return False
+
+
+class DropLog:
+    """The warnings of one region."""
+
+    def __init__(self, region: str) -> None:
+        self._region = region
+        self._reported: dict[str, dict[str, int]] = {}
+        self._next_check = 0.0
+
+    def inspect(self, workers: Iterable[Mapping[str, Mapping[str, int]]], now: float) -> None:
+        """Log a warning about rows dropped since the last warning, if there are any and that warning is old
+        enough. `workers`: per worker, its operators' counters.
+        """
+        if now < self._next_check:
+            return
+        self._next_check = now + limits.heartbeat_s
+        operators: dict[str, dict[str, int]] = {}
+        for worker in workers:
+            for name, counters in worker.items():
+                merge_counters(operators.setdefault(name, {}), counters)
+        dropped = dropped_rows([operators])
+        for rule, by_operator in dropped.items():
+            for name, count in by_operator.items():
+                more = count - self._reported.get(rule, {}).get(name, 0)
+                if more > 0:
+                    self._next_check = now + limits.drop_warnings_s
+                    behind = late_by_text(operators[name]) if rule == "late" else ""
+                    logger.warning(
+                        "region %s: %s (%s since the region started%s)",
+                        self._region,
+                        dropped_text({rule: {name: more}}),
+                        f"{count:,}",
+                        behind,
+                    )
+        self._reported = dropped

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.coordinator.drop_log import DropLog
+from checkpoint.coordinator.shell import DropLog
 from checkpoint.core.progress import dropped_rows, end_text, merge_counters
 from dataflow import (
     CallSink,

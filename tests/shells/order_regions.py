@@ -13,8 +13,7 @@ import trio
 
 from checkpoint.chains.consumer_register import read_register
 from checkpoint.chains.output_log import OutputLog
-from checkpoint.coordinator.before_claim import before_claim
-from checkpoint.coordinator.shell import RegionShell, listening, run_region
+from checkpoint.coordinator.shell import RegionShell, before_claim, listening, run_region
 from checkpoint.core.coordination.vocabulary import CheckpointWanted, WorkerEnded
 from checkpoint.core.links.messages import Committed, Counters, RequestCheckpoint, Restore
 from checkpoint.core.records.consumers import output_register, query_need

@@ -79,7 +79,7 @@ class Forker(Process):
 
 
 async def watch_forks(driver: "Driver") -> None:
-    """Drop the savepoints whose fork needs them no more, as `checkpoint.coordinator.fork_watch` does."""
+    """Drop the savepoints whose fork needs them no more, as `checkpoint.coordinator.shell` does."""
     region = driver.region
     store = SimStore(driver, region.network, region.store)
     while True:
