@@ -15,7 +15,7 @@ The other parts have their own: `Checkpoints` the checkpoint under way, savepoin
 the resets, `Changes` the change of the workers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -28,12 +28,13 @@ from checkpoint.core.coordination.vocabulary import (
     NotifyObservers,
     SendControl,
 )
-from checkpoint.core.coordination.workers import STARTED, Roster, Worker, WorkerState, follow
+from checkpoint.core.coordination.workers import STARTED, Roster, Worker, WorkerState
 from checkpoint.core.links.messages import Restore, Stop, StopKind, ToWorker
 from checkpoint.core.progress import dropped_rows
 from checkpoint.core.records.layout import Layout, even_layout
 from checkpoint.core.records.manifest import Checkpoint, floors_of, gaps_of, keep, steps_kept_after
 from checkpoint.core.region import RegionEvent, RegionSpec, RegionState
+from checkpoint.core.state_machines import Timers, follow
 from dos_protocol.errors import DosError
 
 
@@ -104,41 +105,6 @@ PHASES: Final[dict[CoordinatorPhase, dict[PhaseEvent, CoordinatorPhase]]] = {
     CoordinatorPhase.ENDED: {},
 }
 """An event that a row does not have is a bug. protocol.md has the diagram; a test compares."""
-
-
-class Timers:
-    """Due times by name. Setting a timer replaces its due time."""
-
-    def __init__(self) -> None:
-        self._due: dict[str, float] = {}
-
-    def set(self, name: str, due: float) -> None:
-        self._due[name] = due
-
-    def clear(self, *names: str) -> None:
-        """Remove these timers; all timers if none is named."""
-        for name in names or tuple(self._due):
-            self._due.pop(name, None)
-
-    def running(self, name: str) -> bool:
-        return name in self._due
-
-    def next(self) -> float | None:
-        """Return the earliest due time, None if no timer runs."""
-        return min(self._due.values(), default=None)
-
-    def expired(self, now: float) -> list[str]:
-        """Remove the timers that are due and return their names, earliest first."""
-        names = sorted((due, name) for name, due in self._due.items() if due <= now)
-        for _, name in names:
-            del self._due[name]
-        return [name for _, name in names]
-
-    def shift(self, seconds: float, names: Iterable[str]) -> None:
-        """Delay these timers, if they run, by time that does not count."""
-        for name in names:
-            if name in self._due:
-                self._due[name] += seconds
 
 
 class RegionRun:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec import structs
 
@@ -24,18 +24,8 @@ from checkpoint import limits
 from checkpoint.core.coordination.recovery_estimate import StepMeter
 from checkpoint.core.links.messages import CompanionReport, Counters, Join, Peer
 from checkpoint.core.region import WorkerStatus
+from checkpoint.core.state_machines import follow
 from dos_protocol.arguments import is_loopback
-
-S = TypeVar("S")
-E = TypeVar("E")
-
-
-def follow(table: dict[S, dict[E, S]], state: S, event: E) -> S:
-    """Return the next state. Raises AssertionError for an event that the row does not have: a bug."""
-    row = table[state]
-    if event not in row:
-        raise AssertionError(f"event {event} is not valid in state {state}")
-    return row[event]
 
 
 class WorkerState(Enum):

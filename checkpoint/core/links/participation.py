@@ -21,8 +21,6 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from checkpoint import limits
-from checkpoint.core.coordination.run import Timers
-from checkpoint.core.coordination.workers import follow
 from checkpoint.core.links.messages import (
     Committed,
     CopyAhead,
@@ -48,6 +46,7 @@ from checkpoint.core.links.messages import (
     Vote,
     WantsCheckpoint,
 )
+from checkpoint.core.state_machines import Timers, follow
 from checkpoint.errors import OrphanedError, StaleIncarnationError, StoppedError
 from dos_protocol.errors import DosError, LocalProtocolError
 
