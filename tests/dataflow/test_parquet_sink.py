@@ -108,21 +108,6 @@ def test_a_reset_to_an_older_checkpoint_takes_later_files_back(tmp_path: Path) -
     none.close()
 
 
-def test_a_checkpoint_of_an_earlier_version_is_a_list_of_names(tmp_path: Path) -> None:
-    writer = opened(tmp_path)
-    writer.reset_to(None)
-    writer.process(rows(1))
-    earlier = [*writer.prepare(1)["pending"]]
-    writer.sync()
-    writer.close()
-    later = opened(tmp_path, 2)
-    later.reset_to(earlier)
-    later.publish(1)
-    assert ids_in(tmp_path) == [1]
-    assert later.prepare(2) == {"pending": {}, "newest": None}
-    later.close()
-
-
 def test_a_staged_file_that_was_removed_is_an_error(tmp_path: Path) -> None:
     writer = opened(tmp_path)
     writer.reset_to(None)
